@@ -1,0 +1,40 @@
+# Every target sets up .venv itself. `make run` trains a policy; `make test` proves that it would.
+.DEFAULT_GOAL := run
+.PHONY: run test test-all check bench ui serve setup plan
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.set-up
+
+run: setup
+	$(BIN)/nightshift run
+
+plan: setup
+	$(BIN)/nightshift plan
+
+ui: setup
+	$(BIN)/nightshift ui
+
+serve: setup
+	$(BIN)/nightshift serve
+
+test: setup
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: setup
+	$(BIN)/python -m pytest -q
+
+check: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+bench: setup
+	for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+
+setup: $(STAMP)
+
+# hf-libero and robosuite declare far more than their simulation uses, so they are installed without it.
+$(STAMP): pyproject.toml constraints.txt requirements-simulator.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check -q --no-deps -r requirements-simulator.txt
+	touch $(STAMP)

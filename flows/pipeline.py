@@ -1,0 +1,31 @@
+"""The whole pipeline: the order of stages, one line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from nightshift import environment
+from nightshift.run import Outcome, Session
+from tasks._summary import summarise
+from tasks.collect import collect
+from tasks.dataset import dataset
+from tasks.evaluate import evaluate
+from tasks.register import register
+from tasks.rloo import rloo
+from tasks.sft import sft
+
+
+@flow(name="pipeline", persist_result=False)
+def pipeline() -> list[Outcome]:
+    """Demos to a registered policy; what dvc.lock knows already is not done again."""
+    environment.apply(Path.cwd())
+    with Session(Path.cwd()) as session:
+        demos = collect(session)
+        data = dataset(session, demos)
+        cloned = sft(session, data)
+        trained = rloo(session, cloned)
+        report = evaluate(session, cloned, trained)
+        model = register(session, data, trained, report)
+        return summarise(session, [demos, data, cloned, trained, report, model])

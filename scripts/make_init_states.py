@@ -1,0 +1,50 @@
+"""Draws and freezes the init states of libero_mini: src/nightshift/envs/mini/init_states/<task>.npz.
+
+The same seed gives the same files, byte for byte. Run it after changing a BDDL file or an object.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.envs.mini import init_states_file
+from nightshift.envs.suites import MINI
+from nightshift.types import Task
+
+EVAL_STATES = 50
+TRAIN_STATES = 200
+
+
+def draw(task: Task, seed: int, count: int) -> NDArray[np.float64]:
+    """`count` different settled states [count, D] in which the task is not solved already."""
+    env = LiberoEnv(task)
+    states: list[NDArray[np.float64]] = []
+    attempt = 0
+    while len(states) < count:
+        state = env.sample_state(np.random.SeedSequence([seed, task.index, attempt]).generate_state(1)[0])
+        attempt += 1
+        is_new = not any(np.array_equal(state, other) for other in states)
+        if is_new and not env.is_solved_in(state):
+            states.append(state)
+    env.close()
+    return np.stack(states)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--task", action="append", help="only this task; may be given more than once")
+    chosen = parser.parse_args()
+    for task in suite_tasks(MINI):
+        if chosen.task and task.name not in chosen.task:
+            continue
+        states = draw(task, chosen.seed, EVAL_STATES + TRAIN_STATES)
+        np.savez_compressed(init_states_file(task.name), eval=states[:EVAL_STATES], train=states[EVAL_STATES:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Nightshift trains robot policies overnight."""

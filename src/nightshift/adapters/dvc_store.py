@@ -1,0 +1,224 @@
+"""DVC as the one cache: what is fresh, why something is stale, what was made. The only file that imports dvc."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nightshift import paths
+from nightshift.errors import CacheError
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
+    from dvc.stage import Stage
+
+NEVER_RUN = "never run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageStatus:
+    """Example: StageStatus(name="rloo", reasons=("params.yaml: rloo.std 0.1 → 0.12",), follows=("sft",))"""
+
+    name: str
+    reasons: tuple[str, ...]
+    """Why its recorded result no longer stands, in people's words."""
+    follows: tuple[str, ...]
+    """Stale stages that it gets its inputs from."""
+
+    @property
+    def fresh(self) -> bool:
+        return not self.reasons and not self.follows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A stage whose inputs were recorded before its work began: an edit made meanwhile is not part of the result."""
+
+    stage: Stage
+
+
+class DvcStore:
+    """One project's dvc.yaml, dvc.lock and cache."""
+
+    def __init__(self, root: Path) -> None:
+        from dvc.repo import Repo
+
+        logging.getLogger("dvc").setLevel(logging.ERROR)
+        with _sentences():
+            self._repo: Repo = Repo(str(root))
+        self._root = root.resolve()
+
+    def close(self) -> None:
+        self._repo.close()
+
+    def status(self) -> list[StageStatus]:
+        """Every stage in graph order."""
+        with self._locked() as repo:
+            statuses: dict[str, StageStatus] = {}
+            for stage in _in_order(repo):
+                above = [s.addressing for s in repo.index.graph.successors(stage)]
+                follows = tuple(name for name in above if not statuses[name].fresh)
+                statuses[stage.addressing] = StageStatus(
+                    name=stage.addressing, reasons=tuple(self._reasons(stage)), follows=follows
+                )
+            return list(statuses.values())
+
+    def reasons(self, name: str) -> tuple[str, ...]:
+        """Why this stage alone is not as dvc.lock records it; empty when it is fresh."""
+        with self._locked():
+            return tuple(self._reasons(self._stage(name)))
+
+    def begin(self, name: str) -> Begun:
+        """Record the stage's inputs as they are now and clear its outputs, as `dvc repro` does."""
+        with self._locked():
+            stage = self._stage(name)
+            stage.save_deps()
+            stage.remove_outs(ignore_remove=False, force=False)
+            return Begun(stage=stage)
+
+    def commit(self, begun: Begun) -> None:
+        """Record the stage's outputs as made from the inputs it began with, in dvc.lock and in the run-cache."""
+        with self._locked():
+            stage = begun.stage
+            stage.save_outs()
+            stage.md5 = stage.compute_md5()
+            self._keep(stage)
+
+    def restore(self, name: str) -> bool:
+        """Bring back the outputs if this stage ran before with the same inputs; False if it never did."""
+        from dvc.stage.cache import RunCacheNotFoundError
+
+        with self._locked():
+            stage = self._stage(name)
+            if not _restorable(stage):
+                return False
+            stage.remove_outs(ignore_remove=False, force=False)
+            try:
+                self._repo.stage_cache.restore(stage)
+            except RunCacheNotFoundError:
+                return False
+            stage.save()
+            self._keep(stage)
+            return True
+
+    def digests(self, name: str) -> dict[str, str]:
+        """The md5 that dvc.lock records for each output of a stage."""
+        with self._locked():
+            return {str(out): str(out.hash_info.value) for out in self._stage(name).outs}
+
+    def read_file(self, revision: str, path: Path) -> bytes:
+        """A file of a DVC output as it was at a git revision; "workspace" is the folder as it is."""
+        from dvc.api import DVCFileSystem
+
+        rev = None if revision == "workspace" else revision
+        with _sentences(), contextlib.closing(self._repo):
+            content: bytes = DVCFileSystem(str(self._root), rev=rev).read_bytes(path.as_posix())
+            return content
+
+    def _keep(self, stage: Stage) -> None:
+        if _restorable(stage):
+            self._repo.stage_cache.save(stage)
+        stage.commit()
+        stage.dump(update_pipeline=False)
+
+    def _stage(self, name: str) -> Stage:
+        (stage,) = self._repo.stage.collect(name)
+        return stage
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[Repo]:
+        from dvc.repo import lock_repo
+
+        with _sentences(), lock_repo(self._repo):
+            yield self._repo
+
+    def _reasons(self, stage: Stage) -> Iterator[str]:
+        if not any(dep.hash_info for dep in stage.deps):
+            yield NEVER_RUN
+            return
+        for entry in stage.status().get(stage.addressing, []):
+            if not isinstance(entry, dict):
+                yield f"{paths.DVC_YAML}: its command changed"
+                continue
+            made = {str(out) for other in self._repo.index.stages for out in other.outs}
+            for path, change in entry.get("changed deps", {}).items():
+                yield from _dependency_reasons(stage, path, change, made=path in made)
+            for path, change in entry.get("changed outs", {}).items():
+                yield f"output {path} {_OUTPUT_WORDS.get(change, change)}"
+
+
+_OUTPUT_WORDS = {"deleted": "is missing", "modified": "was changed by hand", "not in cache": "is not in the cache"}
+_INPUT_WORDS = {"deleted": "is missing", "modified": "changed", "new": "is new"}
+
+
+def _dependency_reasons(stage: Stage, path: str, change: Any, *, made: bool) -> Iterator[str]:
+    if isinstance(change, dict):
+        yield from (f"{path}: {words}" for section in change for words in _changed_keys(stage, section))
+        return
+    kind = "input" if made else "code"
+    yield f"{kind} {path} {_INPUT_WORDS.get(change, change)}"
+
+
+def _changed_keys(stage: Stage, section: str) -> Iterator[str]:
+    """Which keys of a section differ from dvc.lock, and how."""
+    from dvc.dependency.param import ParamsDependency
+
+    (dep,) = [d for d in stage.deps if isinstance(d, ParamsDependency)]
+    recorded = _flat(section, dict(dep.hash_info.value or {}).get(section))
+    actual = _flat(section, dep.read_params().get(section))
+    for key in sorted(recorded.keys() | actual.keys()):
+        if key not in recorded:
+            yield f"{key} is new"
+        elif key not in actual:
+            yield f"{key} is gone"
+        elif recorded[key] != actual[key]:
+            yield f"{key} {recorded[key]} → {actual[key]}"
+
+
+def _flat(prefix: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {} if value is None else {prefix: value}
+    return {key: leaf for name, part in value.items() for key, leaf in _flat(f"{prefix}.{name}", part).items()}
+
+
+def _restorable(stage: Stage) -> bool:
+    """A stage with an output outside the cache acts on the world (`register`): DVC never restores it either."""
+    return all(out.use_cache for out in stage.outs)
+
+
+def _in_order(repo: Repo) -> list[Stage]:
+    from networkx import lexicographical_topological_sort
+
+    position = {stage: index for index, stage in enumerate(repo.index.stages)}
+    return list(lexicographical_topological_sort(repo.index.graph.reverse(), key=position.__getitem__))
+
+
+@contextlib.contextmanager
+def _sentences() -> Iterator[None]:
+    """Turn DVC's errors into ours."""
+    from dvc.exceptions import DvcException, NotDvcRepoError
+    from dvc.lock import LockError
+    from dvc.rwlock import RWLockFileCorruptedError
+    from dvc.scm import SCMError
+
+    try:
+        yield
+    except LockError as error:
+        next_step = "wait for it; if nothing runs, rm -f .dvc/tmp/lock .dvc/tmp/rwlock"
+        raise CacheError("another DVC command is working in this project", next_step) from error
+    except NotDvcRepoError as error:
+        raise CacheError("the project has no .dvc folder", "git checkout -- .dvc") from error
+    except RWLockFileCorruptedError as error:
+        raise CacheError(f"DVC's lock file is damaged: {error}", "rm -f .dvc/tmp/rwlock") from error
+    except SCMError as error:
+        raise CacheError(f"git has no such revision: {error}", "nightshift dataset ls shows the versions") from error
+    except FileNotFoundError as error:
+        raise CacheError(
+            f"{error.filename or error} is not there or not in the cache", "dvc pull, or dvc checkout"
+        ) from error
+    except DvcException as error:
+        raise CacheError(f"DVC: {error}", "dvc doctor and dvc status -v tell more") from error

@@ -1,0 +1,93 @@
+"""`nightshift …`: parses and calls. What the commands do is in commands.py."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from nightshift import commands
+from nightshift.console import errors
+from nightshift.errors import NightshiftError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Trains robot policies overnight.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+)
+dataset_app = typer.Typer(help="The versions of the dataset.", no_args_is_help=True)
+app.add_typer(dataset_app, name="dataset")
+
+
+@app.command()
+def run() -> None:
+    """Run every stage that is stale, and say what came out."""
+    commands.run()
+
+
+@app.command()
+def plan() -> None:
+    """Show each stage, fresh or stale, and why."""
+    commands.plan()
+
+
+@app.command()
+def stage(name: Annotated[str, typer.Argument(help="a stage of dvc.yaml")]) -> None:
+    """Run one stage whether it is stale or not; `dvc repro` calls this."""
+    commands.stage(name)
+
+
+@dataset_app.command("ls")
+def dataset_ls() -> None:
+    """List the versions."""
+    commands.dataset_ls()
+
+
+@dataset_app.command("show")
+def dataset_show(revision: Annotated[str, typer.Argument(help="a version from `ls`, or any git revision")]) -> None:
+    """Tell what is in a version."""
+    commands.dataset_show(revision)
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Option(help="champion, challenger or a version number")] = "champion",
+    task: Annotated[str, typer.Option(help="one task; all tasks of params.yaml if not given")] = "",
+    episodes: Annotated[int, typer.Option(min=1, help="per task")] = 10,
+) -> None:
+    """Load a registered model and let it act in the simulator."""
+    commands.predict(model, task, episodes)
+
+
+@app.command()
+def ui(port: Annotated[int, typer.Option(help="on this machine")] = 5000) -> None:
+    """Show MLflow's pages: runs, curves, models."""
+    commands.ui(port)
+
+
+@app.command()
+def serve(port: Annotated[int, typer.Option(help="of Prefect's server on this machine")] = 4200) -> None:
+    """Run the pipeline every night, and on demand."""
+    commands.serve(port)
+
+
+def main() -> None:
+    """Run a command; every error meant for people is one sentence and an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)  # a shell's background job starts with it ignored
+    try:
+        app()
+    except NightshiftError as error:
+        errors.print(f"error: {error}", markup=False)
+        sys.exit(1)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            errors.print("stopped; run again to resume")
+        raise
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,138 @@
+"""The types of params.yaml: one frozen model per section. `load` is the only reader of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nightshift.errors import ConfigError
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Natural = Annotated[int, Field(ge=0, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Machine(Section):
+    """How to run, never what comes out."""
+
+    workers: Natural
+    """Simulator processes; 0 runs them in this process."""
+
+
+class Env(Section):
+    suite: Name
+    tasks: tuple[Name, ...]
+    """A subset of the suite; empty means all of it."""
+    horizon: Count
+    """Control steps until an episode counts as failed."""
+
+
+class Collect(Section):
+    demos_per_task: Count
+    attempts: Count
+    """At most this many expert episodes per demo wanted."""
+
+
+class Dataset(Section):
+    validation_share: Share
+    """Share of the init states whose episodes are held back from behaviour cloning."""
+
+
+class Policy(Section):
+    inputs: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """Names of the observations the policy sees, in order."""
+    hidden: Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+class Sft(Section):
+    steps: Count
+    batch_size: Count
+    learning_rate: Positive
+    checkpoint_every: Count
+
+
+class Rloo(Section):
+    iterations: Count
+    groups: Count
+    """Init states per iteration, taken in turn from every task."""
+    group_size: Annotated[int, Field(ge=2, strict=True)]
+    """Episodes per init state; a leave-one-out baseline needs at least two."""
+    std: Positive
+    learning_rate: Positive
+    epochs: Count
+    minibatch: Count
+    """Steps per gradient."""
+    clip_low: Annotated[float, Field(gt=0, lt=1, strict=True)]
+    clip_high: Positive
+    kl_limit: Positive
+    """An iteration's update ends when the policy has moved this far from the one that acted."""
+    gradient_norm: Positive
+
+
+class Evaluate(Section):
+    init_states: Count
+    """Held-out init states per task, each counted once."""
+    film_frames: Natural
+
+
+class Register(Section):
+    model: Name
+
+
+class Params(Section):
+    seed: Natural
+    machine: Machine
+    env: Env
+    collect: Collect
+    dataset: Dataset
+    policy: Policy
+    sft: Sft
+    rloo: Rloo
+    evaluate: Evaluate
+    register_: Register = Field(alias="register")
+
+    def section(self, name: str) -> Any:
+        """The section (or plain value) that params.yaml calls `name`."""
+        return getattr(self, "register_" if name == "register" else name)
+
+
+def load(path: Path) -> Params:
+    """Read params.yaml; one ConfigError lists everything that is wrong with it."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist", "run from the project's root") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}", "mend the line that it names") from None
+    try:
+        return Params.model_validate(raw if isinstance(raw, dict) else {})
+    except ValidationError as error:
+        problems = "\n".join(f"  - {_where(e['loc'])}: {_what(e)}" for e in error.errors())
+        count = error.error_count()
+        noun = "problem" if count == 1 else "problems"
+        raise ConfigError(f"{path.name} has {count} {noun}:\n{problems}", f"edit {path} and run again") from None
+
+
+def _where(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _what(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"unknown key (value {error['input']!r})"
+    if error["type"] == "missing":
+        return "missing"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    hint = ""
+    if isinstance(error["input"], str) and "number" in message and "e" in error["input"]:
+        hint = " (YAML reads 3e-4 as text: write 3.0e-4)"
+    return f"{message}, got {error['input']!r}{hint}"

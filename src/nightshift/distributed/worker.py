@@ -1,0 +1,52 @@
+"""What a simulator process does: holds simulators and a copy of the policy, and plays what it is asked to."""
+
+from __future__ import annotations
+
+import torch
+
+from nightshift import config, envs, policies
+from nightshift.distributed.base import PolicySnapshot
+from nightshift.distributed.rollout import play
+from nightshift.envs.base import Env
+from nightshift.errors import SimulatorError
+from nightshift.policies.base import Policy
+from nightshift.types import RolloutRequest, Task, Trajectory
+
+
+class Worker:
+    """Remembers nothing that could change a result: a fresh worker answers the same."""
+
+    def __init__(self, env: config.Env) -> None:
+        self._horizon = env.horizon
+        self._tasks: dict[str, Task] = {task.name: task for task in envs.tasks(env)}
+        self._envs: dict[str, Env] = {}
+
+    def run(self, request: RolloutRequest, policy: PolicySnapshot | None) -> list[Trajectory]:
+        return play(self._env(request.task), request, restore(policy) if policy else None, self._horizon)
+
+    def close(self) -> None:
+        for env in self._envs.values():
+            env.close()
+        self._envs.clear()
+
+    def _env(self, task: str) -> Env:
+        if task not in self._tasks:
+            raise SimulatorError(
+                f"no task {task!r} here; there are {', '.join(self._tasks)}", "edit env.tasks in params.yaml"
+            )
+        if task not in self._envs:
+            self._envs[task] = envs.make(self._tasks[task])
+        return self._envs[task]
+
+
+def restore(snapshot: PolicySnapshot) -> Policy:
+    policy = policies.build(snapshot.spec)
+    # Arrays from Ray's object store are read-only, so torch gets copies.
+    policy.load_state_dict({name: torch.tensor(values) for name, values in snapshot.weights.items()})
+    return policy
+
+
+def snapshot(policy: Policy) -> PolicySnapshot:
+    return PolicySnapshot(
+        spec=policy.spec, weights={name: tensor.detach().numpy().copy() for name, tensor in policy.state_dict().items()}
+    )

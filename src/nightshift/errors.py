@@ -1,0 +1,59 @@
+"""Every error a user can meet. Each says what is wrong, where, and what to do next.
+
+NightshiftError
+├── ConfigError            params.yaml does not fit its types
+├── ProjectError           the project folder cannot be worked in (no git, read-only, full disk)
+├── SimulatorError         a simulator, its assets or its init states are not usable
+├── DataError              an episode or dataset file is damaged or breaks its schema
+├── CheckpointError        a checkpoint is damaged
+├── CacheError             DVC refuses (locked, damaged cache)
+├── RegistryError          MLflow has no such model, version or alias
+└── RolloutError           a simulator worker failed
+"""
+
+from __future__ import annotations
+
+
+class NightshiftError(Exception):
+    """Base of all errors meant for people: `what` went wrong and the `next_step` to take."""
+
+    def __init__(self, what: str, next_step: str = "") -> None:
+        self.what = what
+        self.next_step = next_step
+        super().__init__(f"{what}\n  → {next_step}" if next_step else what)
+
+    def __reduce__(self) -> tuple[type[NightshiftError], tuple[str, str]]:
+        # Errors cross process borders (Ray workers), so they rebuild from their two sentences.
+        return type(self), (self.what, self.next_step)
+
+
+class ConfigError(NightshiftError):
+    """params.yaml does not fit its types."""
+
+
+class ProjectError(NightshiftError):
+    """The project folder cannot be worked in."""
+
+
+class SimulatorError(NightshiftError):
+    """A simulator, its assets or its init states are not usable."""
+
+
+class DataError(NightshiftError):
+    """An episode or dataset file is damaged or breaks its schema."""
+
+
+class CheckpointError(NightshiftError):
+    """A checkpoint is damaged."""
+
+
+class CacheError(NightshiftError):
+    """DVC refuses."""
+
+
+class RegistryError(NightshiftError):
+    """MLflow has no such model, version or alias."""
+
+
+class RolloutError(NightshiftError):
+    """A simulator worker failed."""

@@ -1,0 +1,154 @@
+"""Writing so that nothing is ever half-written: temporary name, fsync, rename; in a folder the manifest comes last."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nightshift.errors import DataError, ProjectError
+
+MANIFEST = "manifest.json"
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_tree(path: Path) -> str:
+    """Digest of a file, or of a folder's file names and contents; caches of the interpreter do not count."""
+    if not path.is_dir():
+        return sha256(path)
+    digest = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        digest.update(f"{file.relative_to(path)} {sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` in one step: a reader sees the old file or the new one, never a part."""
+    with _sentences(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary(path)
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its place, manifest last, when the block ends without an error."""
+    with _sentences(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary(path)
+        temporary.mkdir()
+        try:
+            yield temporary
+            write_json(temporary / MANIFEST, {"sha256": _sums(temporary)})
+            for file in temporary.rglob("*"):
+                _sync(file)
+            _replace_folder(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        _sync(path.parent)
+
+
+def verify_folder(path: Path, remedy: str) -> Mapping[str, str]:
+    """The sha256 sums a folder was written with, after checking each; `remedy` is the next step if one is off."""
+    try:
+        sums: Mapping[str, str] = json.loads((path / MANIFEST).read_text())["sha256"]
+    except FileNotFoundError:
+        raise DataError(f"{path / MANIFEST} is missing: the folder is not complete", remedy) from None
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{path / MANIFEST} is damaged", remedy) from None
+    for name, expected in sums.items():
+        if not (path / name).is_file():
+            raise DataError(f"{path / name} is missing", remedy)
+        if sha256(path / name) != expected:
+            raise DataError(f"{path / name} is damaged: its sha256 is not the one in {MANIFEST}", remedy)
+    return sums
+
+
+def append_json(journal: Path, value: Any) -> None:
+    """Add one line to a journal."""
+    with _sentences(journal):
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        with journal.open("a") as stream:
+            stream.write(json.dumps(value) + "\n")
+
+
+def read_journal(journal: Path) -> list[Any]:
+    """The values that were written whole; a last line that a kill cut short is removed."""
+    if not journal.exists():
+        return []
+    lines = [line for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    write_bytes(journal, b"".join(lines))
+    return [json.loads(line) for line in lines]
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for leftover in folder.glob(".*.partial-*"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.parent / f".{path.name}.partial-{uuid.uuid4().hex[:8]}"
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    return {str(file.relative_to(folder)): sha256(file) for file in files}
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    if not path.exists():
+        new.rename(path)
+        return
+    old = _temporary(path)
+    path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _sentences(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into sentences."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ProjectError(
+                f"no space left on the disk that holds {path}", "free some space and run again: it resumes"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise ProjectError(
+                f"{path} cannot be written: {error.strerror}", "make the folder writable and run again"
+            ) from error
+        raise

@@ -1,0 +1,29 @@
+"""Every path of the project, relative to its root. dvc.yaml names the artifacts too; a test compares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PARAMS = Path("params.yaml")
+DVC_YAML = Path("dvc.yaml")
+DVC_LOCK = Path("dvc.lock")
+
+STATE = Path(".state")
+"""Checkpoints in progress, local stores of Prefect, MLflow and Ray: everything git ignores."""
+
+DEMOS = Path("data/demos")
+DATASET = Path("data/dataset")
+SFT_POLICY = Path("models/sft")
+RLOO_POLICY = Path("models/rloo")
+EVALUATION = Path("reports/evaluation")
+RECEIPT = Path("reports/registration.json")
+
+MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"
+MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"
+PREFECT_HOME = STATE / "prefect"
+LIBERO_CONFIG = STATE / "libero"
+
+
+def stage_state(stage: str, fingerprint: str) -> Path:
+    """Where a stage keeps its checkpoints until it is done."""
+    return STATE / stage / fingerprint[:16]

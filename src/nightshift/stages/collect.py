@@ -1,0 +1,89 @@
+"""Collect demos: the scripted expert plays, its successes are kept, each with where it came from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from nightshift import config, envs, files, paths
+from nightshift.data import episode
+from nightshift.errors import SimulatorError
+from nightshift.job import Job
+from nightshift.telemetry import progress
+from nightshift.types import Provenance, RolloutRequest, Task, Trajectory
+
+
+def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> None:
+    tasks = {task.name: task for task in envs.tasks(env)}
+    candidates = {name: _candidates(task, seed, collect) for name, task in tasks.items()}
+    missing = dict.fromkeys(tasks, collect.demos_per_task)
+    drafts = job.state / "episodes"
+    with progress.bar("collect", total=sum(missing.values())) as advance:
+        while any(missing.values()):
+            for request, solved in _play(job, env, tasks, _next_round(candidates, missing, seed), drafts):
+                if solved:
+                    missing[request.task] -= 1
+                    advance(request.task)
+    with files.new_folder(paths.DEMOS) as demos:
+        for path in sorted(drafts.iterdir()):
+            shutil.copy2(path, demos)
+
+
+def _candidates(task: Task, seed: int, collect: config.Collect) -> Iterator[int]:
+    """Training states in a random order of this task's own, as many as may be tried."""
+    order = np.random.default_rng([seed, task.index]).permutation(envs.init_state_count(task, "train"))
+    return iter(order[: collect.demos_per_task * collect.attempts].tolist())
+
+
+def _next_round(candidates: Mapping[str, Iterator[int]], missing: Mapping[str, int], seed: int) -> list[RolloutRequest]:
+    """As many untried states of each task as it lacks demos."""
+    requests = []
+    for task, count in missing.items():
+        states = list(islice(candidates[task], count))
+        if len(states) < count:
+            raise SimulatorError(
+                f"the expert failed too often on {task}: {count} demos are missing and all attempts are used",
+                "raise collect.attempts in params.yaml or take another task",
+            )
+        requests += [
+            RolloutRequest(task=task, split="train", init_state=state, controller="expert", seed=seed)
+            for state in states
+        ]
+    return requests
+
+
+def _play(
+    job: Job, env: config.Env, tasks: Mapping[str, Task], requests: Sequence[RolloutRequest], drafts: Path
+) -> Iterator[tuple[RolloutRequest, bool]]:
+    """Each request and whether it was solved. A success is on disk before it counts, so a killed run keeps it."""
+    done = [request for request in requests if _draft(drafts, request).exists()]
+    yield from ((request, True) for request in done)
+    todo = [request for request in requests if request not in done]
+    for index, (trajectory,) in job.pool(env).run(todo) if todo else ():
+        if trajectory.success:
+            demo = episode.from_trajectory(trajectory, _provenance(job, tasks[trajectory.request.task], trajectory))
+            episode.save(demo, _draft(drafts, todo[index]))
+        yield todo[index], trajectory.success
+
+
+def _draft(drafts: Path, request: RolloutRequest) -> Path:
+    return drafts / f"{request.task}-{request.init_state:04d}{episode.SUFFIX}"
+
+
+def _provenance(job: Job, task: Task, trajectory: Trajectory) -> Provenance:
+    request = trajectory.request
+    return Provenance(
+        source=request.controller,
+        suite=task.suite,
+        task=task.name,
+        language=task.language,
+        split=request.split,
+        init_state=request.init_state,
+        seed=request.seed,
+        versions=envs.versions(task.suite),
+        commit=job.commit,
+    )

@@ -1,0 +1,128 @@
+"""Evaluate: play a fixed grid of held-out init states, each once, with the policy before and after RL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nightshift import config, envs, files, paths, policies
+from nightshift.distributed.worker import snapshot
+from nightshift.errors import SimulatorError
+from nightshift.job import Job
+from nightshift.policies.base import Policy
+from nightshift.reports import figures
+from nightshift.reports.intervals import Rate
+from nightshift.stages.rloo import HISTORY
+from nightshift.telemetry import progress
+from nightshift.types import RolloutRequest
+
+REPORT = "evaluation.json"
+OUTCOMES = "outcomes.json"
+FIGURE = "evaluation.png"
+_FRAME_EVERY = 4
+
+Outcome = dict[str, Any]
+"""One episode: task, init_state, success, length."""
+
+
+def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
+    requests = grid(env, evaluate.init_states)
+    folders = {"sft": paths.SFT_POLICY, "rloo": paths.RLOO_POLICY}
+    outcomes = {
+        name: _outcomes(job, env, requests, name, policies.load(folder), evaluate) for name, folder in folders.items()
+    }
+    report: dict[str, Any] = {
+        "grid": {"digest": _digest(env, requests), "suite": env.suite, "episodes": len(requests)},
+        "policies": {name: _summary(episodes) for name, episodes in outcomes.items()},
+        "versions": envs.versions(env.suite),
+    }
+    with files.new_folder(paths.EVALUATION) as folder:
+        files.write_json(folder / REPORT, report)
+        files.write_json(folder / OUTCOMES, outcomes)
+        figures.evaluation(folder / FIGURE, report, json.loads((paths.RLOO_POLICY / HISTORY).read_text()))
+        for film in _films(job).glob("*.*"):
+            (folder / film.name).write_bytes(film.read_bytes())
+    for name, result in report["policies"].items():
+        job.tracker.log({f"success/{name}": result["overall"]["rate"]}, step=0)
+    job.tracker.artifact(paths.EVALUATION)
+
+
+def grid(env: config.Env, init_states: int) -> list[RolloutRequest]:
+    """Every task on its first held-out states. Greedy acting in a deterministic simulator needs no seed."""
+    requests = []
+    for task in envs.tasks(env):
+        available = envs.init_state_count(task, "eval")
+        if init_states > available:
+            raise SimulatorError(
+                f"{task.name} has {available} evaluation init states, {init_states} are asked for",
+                "lower evaluate.init_states in params.yaml",
+            )
+        requests += [
+            RolloutRequest(task=task.name, split="eval", init_state=state, controller="greedy", seed=0)
+            for state in range(init_states)
+        ]
+    return requests
+
+
+def _outcomes(
+    job: Job, env: config.Env, requests: Sequence[RolloutRequest], name: str, policy: Policy, evaluate: config.Evaluate
+) -> list[Outcome]:
+    """One outcome per request, in grid order; those that a killed run had finished are not played again."""
+    journal = job.state / f"{name}.jsonl"
+    known = {(o["task"], o["init_state"]): o for o in files.read_journal(journal)}
+    todo = [r for r in requests if (r.task, r.init_state) not in known]
+    if name == "rloo" and evaluate.film_frames:
+        todo = [replace(r, frames_every=_FRAME_EVERY) if r.init_state == 0 else r for r in todo]
+    with progress.bar(f"eval {name}", total=len(requests), done=len(known)) as advance:
+        for _, (trajectory,) in job.pool(env).run(todo, snapshot(policy)) if todo else ():
+            request = trajectory.request
+            if trajectory.frames is not None:
+                figures.film(_films(job), request.task, trajectory.frames, evaluate.film_frames)
+            outcome = {
+                "task": request.task,
+                "init_state": request.init_state,
+                "success": trajectory.success,
+                "length": trajectory.length,
+            }
+            known[request.task, request.init_state] = outcome
+            files.append_json(journal, outcome)
+            advance(f"success {np.mean([o['success'] for o in known.values()]):.0%}")
+    return [known[r.task, r.init_state] for r in requests]
+
+
+def _summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    tasks = list(dict.fromkeys(o["task"] for o in outcomes))
+    return {
+        "overall": _rate(outcomes).to_json(),
+        "tasks": {task: _rate([o for o in outcomes if o["task"] == task]).to_json() for task in tasks},
+        "episode_length": {
+            task: {
+                "median_of_successes": float(np.median(lengths)) if lengths else None,
+                "longest_success": max(lengths, default=None),
+            }
+            for task in tasks
+            for lengths in [[o["length"] for o in outcomes if o["task"] == task and o["success"]]]
+        },
+    }
+
+
+def _rate(outcomes: Sequence[Outcome]) -> Rate:
+    return Rate(sum(o["success"] for o in outcomes), len(outcomes))
+
+
+def _digest(env: config.Env, requests: Sequence[RolloutRequest]) -> str:
+    """Two evaluations may be compared exactly when they played the same grid under the same horizon."""
+    cells = [(r.task, r.split, r.init_state) for r in requests]
+    return hashlib.sha256(json.dumps([env.suite, env.horizon, cells]).encode()).hexdigest()[:16]
+
+
+def _films(job: Job) -> Path:
+    folder = job.state / "films"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,77 @@
+"""Reinforcement learning: play groups of episodes on Ray, push the policy towards the ones that worked."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nightshift import checkpoint, config, envs, files, paths, policies
+from nightshift.algorithms.rloo import RlooLearner
+from nightshift.checkpoint import Checkpoint
+from nightshift.distributed.schedule import Schedule
+from nightshift.distributed.worker import snapshot
+from nightshift.job import Job
+from nightshift.policies.base import Policy
+from nightshift.telemetry import gpu, progress
+from nightshift.types import RolloutRequest, Trajectory
+
+HISTORY = "history.json"
+
+Group = list[Trajectory]
+
+
+def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
+    torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
+    policy = policies.load(paths.SFT_POLICY, std=rloo.std)
+    learner = RlooLearner(policy, rloo, torch.Generator().manual_seed(seed))
+    schedule = Schedule(envs.tasks(env), seed=seed, group_size=rloo.group_size)
+    history = _resume(job, learner)
+    with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
+        for iteration in range(len(history), rloo.iterations):
+            groups = _rollouts(job, env, schedule.requests(iteration, rloo.groups), policy)
+            metrics = {**_outcome(groups), **learner.update(groups)}
+            history.append(metrics)
+            job.tracker.log({**metrics, **gpu.sample()}, iteration + 1)
+            _save(job, learner, history)
+            advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
+    with files.new_folder(paths.RLOO_POLICY) as folder:
+        policies.save(policy, folder)
+        files.write_json(folder / HISTORY, history)
+
+
+def _rollouts(job: Job, env: config.Env, requests: list[RolloutRequest], policy: Policy) -> list[Group]:
+    """Every group, in the order asked for, whoever was done first."""
+    results = dict(job.pool(env).run(requests, snapshot(policy)))
+    return [results[index] for index in range(len(requests))]
+
+
+def _outcome(groups: list[Group]) -> dict[str, float]:
+    """How the episodes went, overall and per task, and how many groups had something to teach."""
+    rates = [np.mean([t.success for t in group]) for group in groups]
+    tasks = sorted({group[0].request.task for group in groups})
+    per_task = {
+        f"rollout/success/{task}": float(
+            np.mean([r for r, g in zip(rates, groups, strict=True) if g[0].request.task == task])
+        )
+        for task in tasks
+    }
+    return {
+        "rollout/success": float(np.mean(rates)),
+        "rollout/length": float(np.mean([t.length for group in groups for t in group])),
+        "rollout/informative_groups": float(sum(0 < rate < 1 for rate in rates)),
+        **per_task,
+    }
+
+
+def _save(job: Job, learner: RlooLearner, history: list[dict[str, float]]) -> None:
+    tensors = checkpoint.pack(learner.policy, learner.optimizer, learner.generator)
+    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state={"history": history}))
+
+
+def _resume(job: Job, learner: RlooLearner) -> list[dict[str, float]]:
+    """Put the newest complete checkpoint back; the history tells how many iterations are done."""
+    newest = checkpoint.newest(job.state)
+    if newest is None:
+        return []
+    checkpoint.unpack(newest.tensors, learner.policy, learner.optimizer, learner.generator)
+    return list(newest.state["history"])

@@ -1,0 +1,73 @@
+"""Supervised fine-tuning: clone the demos; the policy that reinforcement learning starts from."""
+
+from __future__ import annotations
+
+import torch
+
+from nightshift import checkpoint, config, files, paths, policies
+from nightshift.algorithms.sft import SftLearner
+from nightshift.checkpoint import Checkpoint
+from nightshift.data import store
+from nightshift.errors import DataError
+from nightshift.job import Job
+from nightshift.policies import gaussian_mlp
+from nightshift.policies.base import Policy
+from nightshift.telemetry import gpu, progress
+
+INITIAL_STD = 0.1
+"""Width of the action distribution before reinforcement learning sets its own; cloning does not use it."""
+
+
+def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
+    data = store.read(paths.DATASET)
+    learner = SftLearner(_fresh_policy(policy, data), sft)
+    generator = torch.Generator().manual_seed(seed)
+    job.tracker.dataset("demos", files.sha256(paths.DATASET / files.MANIFEST), paths.DATASET)
+    _train(job, learner, data, generator, sft)
+    with files.new_folder(paths.SFT_POLICY) as folder:
+        policies.save(learner.policy, folder)
+
+
+def _fresh_policy(policy: config.Policy, data: store.Dataset) -> Policy:
+    observations = data.parts["train"].observations
+    unknown = [name for name in policy.inputs if name not in observations]
+    if unknown:
+        raise DataError(
+            f"the dataset has no observation {', '.join(unknown)}; it has {', '.join(observations)}",
+            "edit policy.inputs in params.yaml",
+        )
+    inputs = {name: observations[name].shape[1] for name in policy.inputs}
+    fresh = policies.build(
+        {"family": gaussian_mlp.FAMILY, "inputs": inputs, "hidden": policy.hidden, "std": INITIAL_STD}
+    )
+    fresh.normalise_by(data.statistics)
+    return fresh
+
+
+def _train(job: Job, learner: SftLearner, data: store.Dataset, generator: torch.Generator, sft: config.Sft) -> None:
+    policy = learner.policy
+    features, actions = policy.features(data.parts["train"].observations), torch.tensor(data.parts["train"].actions)
+    held_features = policy.features(data.parts["validation"].observations)
+    held_actions = torch.tensor(data.parts["validation"].actions)
+    start = _resume(job, learner, generator)
+    with progress.bar("sft", total=sft.steps, done=start) as advance:
+        for step in range(start, sft.steps):
+            chosen = torch.randint(len(actions), (sft.batch_size,), generator=generator)
+            loss = learner.update(features[chosen], actions[chosen], step)
+            advance(f"loss {loss:.4f}")
+            if (step + 1) % sft.checkpoint_every == 0 or step + 1 == sft.steps:
+                with torch.no_grad():
+                    held = policy.imitation_loss(held_features, held_actions).item()
+                job.tracker.log({"sft/loss": loss, "sft/validation_loss": held, **gpu.sample()}, step + 1)
+                tensors = checkpoint.pack(learner.policy, learner.optimizer, generator)
+                checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))
+
+
+def _resume(job: Job, learner: SftLearner, generator: torch.Generator) -> int:
+    newest = checkpoint.newest(job.state)
+    if newest is None:
+        return 0
+    checkpoint.unpack(newest.tensors, learner.policy, learner.optimizer, generator)
+    return newest.step

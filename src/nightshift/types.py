@@ -1,0 +1,109 @@
+"""What crosses process borders: frozen dataclasses of plain values and numpy arrays.
+
+Shapes stand in comments: T steps of an episode, A action dimensions, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+Observation = Mapping[str, Array]
+"""One look at the world, by name: "proprio" [8], "objects" [D], "task" [number of tasks in the suite]."""
+
+ACTION_DIM = 7
+"""Operational-space control: Δposition (3), Δrotation (3), gripper (-1 opens, +1 closes)."""
+
+Split = Literal["train", "eval"]
+"""Which frozen init states: training stages may only ever name "train"."""
+
+Controller = Literal["expert", "greedy", "sample"]
+"""Who acts: the scripted expert, the policy's mean action, or a draw from the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One task of a suite.
+
+    Example: Task(suite="libero_mini", name="lift_cube", language="lift the cube", index=0, suite_size=6)
+    """
+
+    suite: str
+    name: str
+    language: str
+    index: int
+    suite_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where an episode came from, complete enough to play it again."""
+
+    source: str  # "expert", "policy", later an importer's name
+    suite: str
+    task: str
+    language: str
+    split: Split
+    init_state: int
+    seed: int
+    versions: Mapping[str, str]  # mujoco, robosuite, libero, nightshift
+    commit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRequest:
+    """One group: `count` episodes of one task from one init state. The unit of work of a pool.
+
+    The result depends on this request and the policy's weights alone, never on which worker ran it or when.
+    """
+
+    task: str
+    split: Split
+    init_state: int
+    controller: Controller
+    seed: int
+    count: int = 1
+    frames_every: int = 0  # keep a rendered frame every so many steps; 0 keeps none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """One episode as it was played."""
+
+    request: RolloutRequest
+    member: int  # position in the group
+    observations: Mapping[str, Array]  # each [T, D]
+    actions: Array  # [T, A] as the policy chose them, before the simulator clips
+    log_probs: Array  # [T] of `actions` under the acting policy; zeros for the expert
+    success: bool
+    frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
+
+    @property
+    def length(self) -> int:
+        return len(self.actions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """An object of the scene as the expert sees it."""
+
+    position: NDArray[np.float64]  # [3]
+    rotation: NDArray[np.float64]  # [3, 3]
+    half_size: NDArray[np.float64]  # [3] of the axis-aligned box around it, in its own frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Privileged state: what the scripted expert may look at and a policy may not."""
+
+    gripper_position: NDArray[np.float64]  # [3] between the finger tips
+    gripper_rotation: NDArray[np.float64]  # [3, 3]
+    gripper_opening: float  # metres between the finger pads
+    bodies: Mapping[str, Body]  # objects, fixtures and target sites by their BDDL name
+    joints: Mapping[str, float]  # positions of drawer and knob joints by their BDDL name
+    goal: tuple[tuple[str, ...], ...]  # BDDL predicates, e.g. (("on", "cube_1", "plate_1"),)

@@ -1,0 +1,22 @@
+"""The Prefect task of the stage `evaluate`."""
+
+from __future__ import annotations
+
+import base64
+
+from prefect.artifacts import create_image_artifact, create_table_artifact
+
+from nightshift import paths, summary
+from nightshift.run import Session
+from tasks._stage import Result, ensure, stage_task
+
+
+@stage_task("evaluate", hours=6)
+def evaluate(session: Session, *after: Result) -> Result:
+    """Success on held-out init states, before and after reinforcement learning."""
+    result = ensure("evaluate", session)
+    create_table_artifact(summary.success_rows(session.root), key="success", description="95 % Wilson intervals")
+    for plot in sorted((session.root / paths.EVALUATION).glob("*.png"))[:1]:
+        picture = base64.b64encode(plot.read_bytes()).decode()
+        create_image_artifact(f"data:image/png;base64,{picture}", key="success-plot", description=plot.name)
+    return result

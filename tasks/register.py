@@ -1,0 +1,18 @@
+"""The Prefect task of the stage `register`."""
+
+from __future__ import annotations
+
+from prefect.artifacts import create_link_artifact
+
+from nightshift import summary
+from nightshift.run import Session
+from tasks._stage import Result, ensure, stage_task
+
+
+@stage_task("register", hours=1)
+def register(session: Session, *after: Result) -> Result:
+    """The policy becomes a version in MLflow's registry."""
+    result = ensure("register", session)
+    if page := summary.model_page(session.root):
+        create_link_artifact(page, key="model", link_text="the model in MLflow")
+    return result

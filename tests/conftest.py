@@ -1,0 +1,111 @@
+"""Projects to test in: a git repository each, with the real dvc.yaml, the fake environment and small numbers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nightshift import config
+from nightshift.adapters.tracking import JsonlTracker
+from nightshift.distributed.base import Pool
+from nightshift.distributed.local import LocalPool
+from nightshift.job import Job
+
+REPOSITORY = Path(__file__).parent.parent
+
+SMALL: dict[str, Any] = {
+    "machine": {"workers": 0},
+    "env": {"suite": "fake", "tasks": [], "horizon": 12},
+    "collect": {"demos_per_task": 4, "attempts": 3},
+    "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3, "checkpoint_every": 20},
+    "policy": {"inputs": ["objects", "task"], "hidden": [16]},
+    "rloo": {"iterations": 12, "groups": 4, "group_size": 4},
+    "evaluate": {"init_states": 10, "film_frames": 0},
+}
+
+
+def small_params() -> dict[str, Any]:
+    params = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    for section, changes in SMALL.items():
+        params[section].update(changes)
+    return dict(params)
+
+
+def make_project(root: Path) -> Path:
+    """The files a clone has, in a fresh git repository; source code and environment are this checkout's."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "params.yaml").write_text(yaml.safe_dump(small_params()))
+    for name in ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, root / name)
+    shutil.copytree(REPOSITORY / ".dvc", root / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    shutil.copytree(REPOSITORY / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    (root / ".venv").symlink_to(sys.prefix)
+    git(root, "init", "-q", "-b", "main")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "start")
+    return root
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    return subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def edit(root: Path, section: str, **changes: Any) -> None:
+    """Change numbers in the project's params.yaml."""
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params[section].update(changes)
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small project; the test runs inside it."""
+    root = make_project(tmp_path / "project")
+    monkeypatch.chdir(root)
+    return root
+
+
+@pytest.fixture
+def params(project: Path) -> config.Params:
+    return config.load(project / "params.yaml")
+
+
+@pytest.fixture
+def job(project: Path) -> Callable[[str], Job]:
+    """A job for a stage, with simulators in this process and metrics in a file."""
+    pools: dict[config.Env, Pool] = {}
+
+    def make(stage: str) -> Job:
+        state = project / ".state" / stage / "test"
+        return Job(
+            stage=stage,
+            fingerprint="test",
+            state=state,
+            tracker=JsonlTracker(state / "metrics.jsonl"),
+            pool=lambda env: pools.setdefault(env, LocalPool(env)),
+            commit="abc1234",
+        )
+
+    return make
+
+
+def nightshift(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the real command in a project and wait for it."""
+    return subprocess.run(
+        [str(Path(sys.prefix) / "bin" / "nightshift"), *arguments],
+        cwd=root,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )

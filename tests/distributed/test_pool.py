@@ -1,0 +1,102 @@
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from nightshift import config
+from nightshift.distributed.local import LocalPool
+from nightshift.distributed.pool import RayPool
+from nightshift.distributed.worker import snapshot
+from nightshift.errors import SimulatorError
+from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.types import RolloutRequest, Trajectory
+
+ENV = config.Env(suite="fake", tasks=(), horizon=12)
+POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], std=0.1))
+
+
+def requests(count: int) -> list[RolloutRequest]:
+    return [
+        RolloutRequest(task=task, split="train", init_state=i, controller="sample", seed=i, count=3)
+        for i in range(count)
+        for task in ("near", "far")
+    ]
+
+
+def actions(results: dict[int, list[Trajectory]]) -> list[Any]:
+    return [np.concatenate([t.actions for t in results[index]]) for index in sorted(results)]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RayPool]:
+    pool = RayPool(2, ENV)
+    yield pool
+    pool.close()
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_ray_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
+    here = dict(LocalPool(ENV).run(requests(5), POLICY))
+    assert same(actions(dict(pool.run(requests(5), POLICY))), actions(here))
+
+
+def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_changed(pool: RayPool) -> None:
+    wanted = requests(20)
+    results: dict[int, list[Trajectory]] = {}
+    for index, trajectories in pool.run(wanted, POLICY):
+        if len(results) == 3:
+            os.kill(worker_pids()[0], signal.SIGKILL)
+        assert index not in results
+        results[index] = trajectories
+    assert same(actions(results), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
+
+
+def test_an_error_in_a_worker_arrives_as_it_was_raised(pool: RayPool) -> None:
+    unknown = RolloutRequest(task="nowhere", split="train", init_state=0, controller="sample", seed=0)
+    with pytest.raises(SimulatorError, match="no task 'nowhere' here; there are near, far"):
+        list(pool.run([unknown], POLICY))
+
+
+def test_a_pool_that_was_left_early_goes_on_working(pool: RayPool) -> None:
+    next(iter(pool.run(requests(5), POLICY)))
+    assert len(dict(pool.run(requests(2), POLICY))) == 4
+
+
+def test_ray_leaves_the_signal_handlers_alone(pool: RayPool) -> None:
+    assert ray.is_initialized()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def worker_pids() -> list[int]:
+    """Processes of this test's Ray workers."""
+    mine = os.getpid()
+    pids = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and b"ray::Worker" in _read(f"/proc/{entry}/cmdline") and _is_child(int(entry), mine):
+            pids.append(int(entry))
+    return pids
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
+
+
+def _is_child(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        status = _read(f"/proc/{pid}/stat")
+        pid = int(status.rsplit(b")", 1)[1].split()[1]) if status else 0
+    return False

@@ -1,0 +1,72 @@
+"""Training is killed for real, again and again, and must end with the weights of a run that nobody touched."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nightshift import paths
+from tests.conftest import edit, make_project, nightshift
+
+COMMAND = str(Path(sys.prefix) / "bin" / "nightshift")
+WEIGHTS = {"sft": paths.SFT_POLICY / "policy.safetensors", "rloo": paths.RLOO_POLICY / "policy.safetensors"}
+
+
+def trained(root: Path, stage: str) -> bytes:
+    done = nightshift(root, "stage", stage)
+    assert done.returncode == 0, done.stderr
+    return (root / WEIGHTS[stage]).read_bytes()
+
+
+def checkpoints(root: Path, stage: str) -> set[str]:
+    return {path.name for path in (root / ".state" / stage).glob("*/step-*")}
+
+
+def kill_after_new_checkpoint(root: Path, stage: str, delay: float) -> bool:
+    """Start the stage and SIGKILL it `delay` seconds after it wrote a checkpoint; False if it was done before that."""
+    before = checkpoints(root, stage)
+    process = subprocess.Popen(
+        [COMMAND, "stage", stage], cwd=root, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    while process.poll() is None and not checkpoints(root, stage) - before:
+        time.sleep(0.002)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_project(tmp_path_factory.mktemp("killed") / "project")
+    edit(root, "sft", steps=4000, checkpoint_every=50)
+    edit(root, "rloo", iterations=40)
+    for stage in ("collect", "dataset"):
+        assert nightshift(root, "stage", stage).returncode == 0
+    return root
+
+
+@pytest.mark.parametrize("stage", ["sft", "rloo"])
+def test_resume_after_sigkill_gives_the_same_weights(prepared: Path, stage: str) -> None:
+    kills = [kill_after_new_checkpoint(prepared, stage, delay) for delay in (0.0, 0.02)]
+    assert any(kills), "the stage was never killed while it worked: give it more steps"
+    interrupted = trained(prepared, stage)
+    for path in (prepared / ".state" / stage).iterdir():
+        path.rename(path.with_name(f"{path.name}-used"))
+    assert trained(prepared, stage) == interrupted
+
+
+def test_another_number_never_resumes_this_numbers_checkpoint(prepared: Path) -> None:
+    edit(prepared, "sft", steps=1000, learning_rate=5.0e-4)
+    assert kill_after_new_checkpoint(prepared, "sft", 0.0)
+    (unfinished,) = {path.parent for path in (prepared / ".state" / "sft").glob("*/step-*") if "used" not in str(path)}
+    contents = {path: path.read_bytes() for path in unfinished.rglob("*.safetensors")}
+    edit(prepared, "sft", learning_rate=2.0e-3)
+    other = trained(prepared, "sft")
+    assert {path: path.read_bytes() for path in unfinished.rglob("*.safetensors")} == contents
+    unfinished.rename(unfinished.with_name("out-of-the-way"))
+    for path in (prepared / ".state" / "sft").glob("*/step-*"):
+        path.rename(path.with_name(f"seen-{path.name}"))
+    assert trained(prepared, "sft") == other

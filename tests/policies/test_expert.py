@@ -1,0 +1,93 @@
+"""The scripted expert: solves every task of libero_mini, and has no memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.policies.expert import Expert
+from nightshift.types import Body, Scene, Split, Task
+
+TASKS = suite_tasks("libero_mini")
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task.name))
+HORIZON = 100
+DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
+
+
+def solves(env: LiberoEnv, split: Split, init_state: int) -> bool:
+    env.reset(split, init_state)
+    return any(env.step(Expert().act(env.scene())).success for _ in range(HORIZON))
+
+
+def cube_scene(gripper: list[float], opening: float = 0.08) -> Scene:
+    cube = Body(position=np.array([0.0, 0.0, 0.92]), rotation=np.eye(3), half_size=np.full(3, 0.02))
+    return Scene(
+        gripper_position=np.array(gripper),
+        gripper_rotation=DOWN,
+        gripper_opening=opening,
+        bodies={"cube_1": cube},
+        joints={},
+        goal=(("up", "cube_1"),),
+    )
+
+
+@each_task
+def test_expert_solves_a_few_init_states_of_each_split(task: Task) -> None:
+    env = LiberoEnv(task)
+    splits: tuple[Split, ...] = ("train", "eval")
+    assert all(solves(env, split, init_state) for split in splits for init_state in (0, 23, 49))
+
+
+@pytest.mark.slow
+@each_task
+def test_expert_solves_95_percent_of_all_init_states(task: Task) -> None:
+    env = LiberoEnv(task)
+    splits: tuple[Split, ...] = ("train", "eval")
+    for split in splits:
+        count = env.init_state_count(split)
+        solved = sum(solves(env, split, init_state) for init_state in range(count))
+        assert solved >= 0.95 * count, f"{split}: {solved} of {count}"
+
+
+def test_far_from_the_object_it_moves_there_with_an_open_gripper() -> None:
+    action = Expert().act(cube_scene([-0.2, 0.1, 1.1]))
+    assert action[0] == 1.0
+    assert action[1] < 0 > action[2]
+    assert action[6] == -1.0
+
+
+def test_around_the_object_it_closes_the_gripper() -> None:
+    assert Expert().act(cube_scene([0.0, 0.0, 0.92]))[6] == 1.0
+
+
+def test_with_the_object_in_hand_it_lifts() -> None:
+    action = Expert().act(cube_scene([0.0, 0.0, 0.92], opening=0.04))
+    assert action[2] == 1.0
+    assert action[6] == 1.0
+
+
+def test_the_same_scene_gives_the_same_action_whatever_came_before() -> None:
+    expert = Expert()
+    scene = cube_scene([-0.05, 0.02, 0.97])
+    first = expert.act(scene)
+    expert.act(cube_scene([0.0, 0.0, 0.92], opening=0.04))
+    np.testing.assert_array_equal(expert.act(scene), first)
+
+
+def test_actions_stay_in_range_from_anywhere() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        scene = cube_scene(list(rng.uniform(-2, 2, 3)), opening=float(rng.uniform(0, 0.08)))
+        action = Expert().act(scene)
+        assert action.shape == (7,)
+        assert action.dtype == np.float32
+        assert np.abs(action).max() <= 1.0
+
+
+def test_a_goal_without_a_handle_is_refused_with_what_there_is() -> None:
+    scene = replace(cube_scene([0.0, 0.0, 1.0]), goal=(("open", "cube_1"),))
+    with pytest.raises(ValueError, match="no handle, only"):
+        Expert().act(scene)

@@ -1,0 +1,29 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.reports.intervals import Rate
+
+rates = st.integers(1, 500).flatmap(lambda n: st.builds(Rate, st.integers(0, n), st.just(n)))
+
+
+@pytest.mark.parametrize(
+    ("rate", "low", "high"),
+    # Wilson (1927) without continuity correction, worked out apart from this code.
+    [(Rate(0, 10), 0.0, 0.277533), (Rate(5, 10), 0.236593, 0.763407), (Rate(98, 100), 0.929989, 0.994498)],
+)
+def test_golden_wilson_intervals(rate: Rate, low: float, high: float) -> None:
+    assert rate.low == pytest.approx(low, abs=1e-5)
+    assert rate.high == pytest.approx(high, abs=1e-5)
+
+
+@given(rates)
+def test_the_interval_holds_the_rate_and_stays_between_0_and_1(rate: Rate) -> None:
+    assert 0 <= rate.low <= rate.rate + 1e-12
+    assert rate.rate - 1e-12 <= rate.high <= 1
+
+
+@given(rates)
+def test_more_episodes_at_the_same_rate_make_it_surer(rate: Rate) -> None:
+    more = Rate(rate.successes * 4, rate.episodes * 4)
+    assert more.high - more.low < rate.high - rate.low

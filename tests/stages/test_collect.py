@@ -1,0 +1,84 @@
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nightshift import config, files, paths
+from nightshift.data import episode
+from nightshift.distributed.base import PolicySnapshot, Pool
+from nightshift.distributed.local import LocalPool
+from nightshift.errors import SimulatorError
+from nightshift.job import Job
+from nightshift.stages import collect
+from nightshift.types import RolloutRequest, Trajectory
+
+
+class FailingPool:
+    """Plays for real, then turns chosen init states into failures and counts what it was asked for."""
+
+    def __init__(self, env: config.Env, fails: Callable[[RolloutRequest], bool]) -> None:
+        self._pool = LocalPool(env)
+        self._fails = fails
+        self.played: list[RolloutRequest] = []
+
+    def run(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        for index, (trajectory,) in self._pool.run(requests, policy):
+            self.played.append(requests[index])
+            yield index, [replace(trajectory, success=trajectory.success and not self._fails(requests[index]))]
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def with_pool(job: Job, pool: Pool) -> Job:
+    return replace(job, pool=lambda env: pool)
+
+
+def run(job: Job, params: config.Params) -> list[Path]:
+    collect.run(job, seed=params.seed, env=params.env, collect=params.collect)
+    return sorted(paths.DEMOS.glob(f"*{episode.SUFFIX}"))
+
+
+def test_every_demo_is_a_success_with_complete_provenance(job: Callable[[str], Job], params: config.Params) -> None:
+    demos = [episode.load(path) for path in run(job("collect"), params)]
+    assert len(demos) == 2 * params.collect.demos_per_task
+    for demo in demos:
+        assert demo.success
+        origin = demo.provenance
+        assert (origin.source, origin.suite, origin.split, origin.seed) == ("expert", "fake", "train", params.seed)
+        assert (origin.task, origin.language) in {("near", "reach near"), ("far", "reach far")}
+        assert origin.commit == "abc1234"
+        assert "nightshift" in origin.versions
+    files.verify_folder(paths.DEMOS, "")
+
+
+def test_failures_are_replaced_by_other_init_states(job: Callable[[str], Job], params: config.Params) -> None:
+    pool = FailingPool(params.env, fails=lambda request: request.init_state % 5 == 0)
+    demos = [episode.load(path) for path in run(with_pool(job("collect"), pool), params)]
+    assert len(demos) == 2 * params.collect.demos_per_task
+    assert all(demo.provenance.init_state % 5 for demo in demos)
+    assert len(pool.played) > len(demos)
+
+
+def test_an_expert_that_fails_too_often_is_said_and_nothing_is_written(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = FailingPool(params.env, fails=lambda request: request.task == "far")
+    with pytest.raises(SimulatorError, match="failed too often on far"):
+        run(with_pool(job("collect"), pool), params)
+    assert not paths.DEMOS.exists()
+
+
+def test_a_killed_collection_keeps_its_demos_and_ends_with_the_same_ones(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    uninterrupted = {path.name: path.read_bytes() for path in run(job("collect"), params)}
+    for draft in sorted((job("collect").state / "episodes").iterdir())[:3]:
+        draft.unlink()
+    pool = FailingPool(params.env, fails=lambda request: False)
+    resumed = {path.name: path.read_bytes() for path in run(with_pool(job("collect"), pool), params)}
+    assert resumed == uninterrupted
+    assert len(pool.played) == 3

@@ -1,0 +1,72 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from nightshift import config, files, paths, policies
+from nightshift.distributed.local import LocalPool
+from nightshift.errors import SimulatorError
+from nightshift.job import Job
+from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.stages import evaluate, rloo
+from tests.stages.test_collect import FailingPool
+
+
+@pytest.fixture
+def two_policies(project: object) -> None:
+    policy = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[4], std=0.1)
+    for path in (paths.SFT_POLICY, paths.RLOO_POLICY):
+        with files.new_folder(path) as folder:
+            policies.save(policy, folder)
+            files.write_json(folder / rloo.HISTORY, [{"rollout/success": 0.5, "update/kl": 0.01}])
+
+
+def run(job: Job, params: config.Params) -> dict[str, object]:
+    evaluate.run(job, env=params.env, evaluate=params.evaluate)
+    report: dict[str, object] = json.loads((paths.EVALUATION / evaluate.REPORT).read_text())
+    return report
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_every_cell_of_the_grid_counts_once(job: Callable[[str], Job], params: config.Params) -> None:
+    run(job("evaluate"), params)
+    outcomes = json.loads((paths.EVALUATION / evaluate.OUTCOMES).read_text())
+    cells = [(task, state) for task in ("near", "far") for state in range(params.evaluate.init_states)]
+    for policy in ("sft", "rloo"):
+        assert [(o["task"], o["init_state"]) for o in outcomes[policy]] == cells
+    assert (paths.EVALUATION / evaluate.FIGURE).stat().st_size > 10_000
+
+
+def test_only_held_out_states_are_played(params: config.Params) -> None:
+    assert {request.split for request in evaluate.grid(params.env, 50)} == {"eval"}
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_a_killed_evaluation_plays_only_what_is_missing_and_reports_the_same(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    whole = run(job("evaluate"), params)
+    journal = job("evaluate").state / "rloo.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:-3]) + lines[-1][:7])
+    pool = FailingPool(params.env, fails=lambda request: False)
+    assert run(replace(job("evaluate"), pool=lambda env: pool), params) == whole
+    assert len(pool.played) == 3
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_another_grid_has_another_digest(job: Callable[[str], Job], params: config.Params) -> None:
+    digests = set()
+    for states, horizon in ((5, 12), (6, 12), (5, 13)):
+        env = params.env.model_copy(update={"horizon": horizon})
+        pool = LocalPool(env)
+        fresh = replace(job("evaluate"), state=job("evaluate").state / f"{states}-{horizon}", pool=lambda _, p=pool: p)  # type: ignore[misc]
+        evaluate.run(fresh, env=env, evaluate=params.evaluate.model_copy(update={"init_states": states}))
+        digests.add(json.loads((paths.EVALUATION / evaluate.REPORT).read_text())["grid"]["digest"])
+    assert len(digests) == 3
+
+
+def test_more_states_than_there_are_is_refused(params: config.Params) -> None:
+    with pytest.raises(SimulatorError, match="has 50 evaluation init states, 51 are asked for"):
+        evaluate.grid(params.env, 51)

@@ -1,0 +1,57 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightshift import config, paths
+from nightshift.distributed.schedule import Schedule
+from nightshift.envs import tasks
+from nightshift.job import Job
+from nightshift.stages import collect, dataset, rloo, sft
+
+
+@pytest.fixture
+def policy(job: Callable[[str], Job], params: config.Params) -> None:
+    collect.run(job("collect"), seed=params.seed, env=params.env, collect=params.collect)
+    dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset)
+    few = params.sft.model_copy(update={"steps": 60})
+    sft.run(job("sft"), seed=params.seed, policy=params.policy, sft=few)
+
+
+@pytest.mark.usefixtures("policy")
+def test_success_rises_and_every_update_stays_in_the_trust_region(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    settings = params.rloo.model_copy(
+        update={"iterations": 15, "groups": 8, "group_size": 8, "learning_rate": 1e-3, "kl_limit": 0.1}
+    )
+    rloo.run(job("rloo"), seed=params.seed, env=params.env, rloo=settings)
+    history = json.loads((paths.RLOO_POLICY / rloo.HISTORY).read_text())
+    first, last = ([h["rollout/success"] for h in part] for part in (history[:3], history[-3:]))
+    assert sum(last) / 3 > sum(first) / 3 + 0.2
+    assert all(h["update/kl"] < 3 * settings.kl_limit for h in history)
+
+
+@pytest.mark.usefixtures("policy")
+def test_one_metrics_line_per_iteration(job: Callable[[str], Job], params: config.Params) -> None:
+    settings = params.rloo.model_copy(update={"iterations": 3})
+    rloo.run(job("rloo"), seed=params.seed, env=params.env, rloo=settings)
+    lines = [json.loads(line) for line in Path(job("rloo").state / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert {"rollout/success", "rollout/success/near", "update/kl", "update/clipped"} <= lines[0].keys()
+
+
+def test_groups_take_tasks_in_turn_and_walk_through_the_training_states(params: config.Params) -> None:
+    schedule = Schedule(tasks(params.env), seed=0, group_size=4)
+    requests = [request for iteration in range(120) for request in schedule.requests(iteration, 4)]
+    assert [request.task for request in requests[:4]] == ["near", "far", "near", "far"]
+    near = [request.init_state for request in requests if request.task == "near"]
+    assert sorted(near[:200]) == list(range(200))
+    assert near[200:] == near[: len(near) - 200]
+    assert len({request.seed for request in requests}) == len(requests)
+
+
+def test_training_never_asks_for_an_evaluation_state(params: config.Params) -> None:
+    schedule = Schedule(tasks(params.env), seed=3, group_size=2)
+    assert {request.split for i in range(50) for request in schedule.requests(i, 8)} == {"train"}

@@ -1,0 +1,55 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from nightshift import checkpoint, config, paths, policies
+from nightshift.data import store
+from nightshift.errors import CheckpointError, DataError
+from nightshift.job import Job
+from nightshift.stages import collect, dataset, sft
+
+
+@pytest.fixture
+def data(job: Callable[[str], Job], params: config.Params) -> None:
+    collect.run(job("collect"), seed=params.seed, env=params.env, collect=params.collect)
+    dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset)
+
+
+def run(job: Callable[[str], Job], params: config.Params) -> dict[str, torch.Tensor]:
+    sft.run(job("sft"), seed=params.seed, policy=params.policy, sft=params.sft)
+    weights: dict[str, torch.Tensor] = policies.load(paths.SFT_POLICY).state_dict()
+    return weights
+
+
+@pytest.mark.usefixtures("data")
+def test_the_policy_comes_closer_to_the_demos(job: Callable[[str], Job], params: config.Params) -> None:
+    run(job, params)
+    steps = store.read(paths.DATASET).parts["train"]
+    cloned = policies.load(paths.SFT_POLICY).act(steps.observations)
+    assert np.square(cloned - steps.actions).mean() < 0.3 * np.square(steps.actions).mean()
+
+
+@pytest.mark.usefixtures("data")
+def test_an_observation_that_is_not_there_is_named(job: Callable[[str], Job], params: config.Params) -> None:
+    policy = params.policy.model_copy(update={"inputs": ("objects", "camera")})
+    with pytest.raises(DataError, match="no observation camera; it has"):
+        sft.run(job("sft"), seed=0, policy=policy, sft=params.sft)
+
+
+@pytest.mark.usefixtures("data")
+def test_a_damaged_checkpoint_is_refused_by_name(job: Callable[[str], Job], params: config.Params) -> None:
+    run(job, params)
+    newest = sorted(job("sft").state.glob("step-*"))[-1]
+    (newest / checkpoint.TENSORS).write_bytes(b"rubbish")
+    with pytest.raises(CheckpointError, match=newest.name):
+        run(job, params)
+
+
+@pytest.mark.usefixtures("data")
+def test_the_seed_decides_the_weights(job: Callable[[str], Job], params: config.Params) -> None:
+    first = run(job, params)
+    for path in job("sft").state.glob("step-*"):
+        path.rename(path.with_name(f"kept-{path.name}"))
+    assert all(torch.equal(first[name], value) for name, value in run(job, params).items())

@@ -1,0 +1,106 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift import files
+from nightshift.errors import DataError, ProjectError
+
+
+def test_a_folder_appears_only_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(RuntimeError), files.new_folder(target) as folder:
+        (folder / "a").write_text("1")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_rewrite_leaves_the_old_folder(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with files.new_folder(target) as folder:
+        (folder / "a").write_text("old")
+    with pytest.raises(RuntimeError), files.new_folder(target) as folder:
+        (folder / "a").write_text("new")
+        raise RuntimeError
+    assert (target / "a").read_text() == "old"
+    files.verify_folder(target, "")
+
+
+@pytest.mark.parametrize("damage", ["change", "remove"])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
+    target = tmp_path / "out"
+    with files.new_folder(target) as folder:
+        (folder / "a").write_text("1")
+    (target / "a").write_text("2") if damage == "change" else (target / "a").unlink()
+    with pytest.raises(DataError, match="out/a") as error:
+        files.verify_folder(target, "run again")
+    assert error.value.next_step == "run again"
+
+
+def test_a_journal_survives_a_line_cut_short(tmp_path: Path) -> None:
+    journal = tmp_path / "j.jsonl"
+    files.append_json(journal, {"n": 1})
+    with journal.open("a") as stream:
+        stream.write('{"n": ')
+    assert files.read_journal(journal) == [{"n": 1}]
+    files.append_json(journal, {"n": 2})
+    assert files.read_journal(journal) == [{"n": 1}, {"n": 2}]
+
+
+def test_the_digest_of_a_tree_ignores_interpreter_caches(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    before = files.sha256_tree(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_bytes(b"x")
+    assert files.sha256_tree(tmp_path) == before
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert files.sha256_tree(tmp_path) != before
+
+
+WRITE_UNTIL_FULL = """
+import sys
+from pathlib import Path
+from nightshift import files
+from nightshift.errors import ProjectError
+target = Path(sys.argv[1]) / "out"
+try:
+    with files.new_folder(target) as folder:
+        (folder / "big").write_bytes(b"x" * 4_000_000)
+except ProjectError as error:
+    sys.exit(0 if "no space left" in error.what and not target.exists() and not list(target.parent.iterdir()) else 3)
+sys.exit(4)
+"""
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    script = tmp_path / "write.py"
+    script.write_text(WRITE_UNTIL_FULL)
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = f"mount -t tmpfs -o size=1m tmpfs {small} && {sys.executable} {script} {small}"
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+    done = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, text=True, check=False)
+    if "mount:" in done.stderr:
+        pytest.skip("this machine lets nobody mount a small disk")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(ProjectError, match="cannot be written: Read-only file system"):
+        files.write_bytes(tmp_path / "a", b"1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_is_written_so_that_diffs_are_small(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {"b": 1, "a": [1]})
+    assert (tmp_path / "a.json").read_text().startswith('{\n  "a"')
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": [1], "b": 1}
