@@ -12,7 +12,9 @@ from typing import Any, cast
 
 from prefect import Flow, serve
 from prefect.deployments.runner import RunnerDeployment
+from prefect.events.worker import EventsWorker
 from prefect.exceptions import TerminationSignal
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
@@ -22,6 +24,8 @@ from flows.server import PATIENCE_SECONDS, answers
 from nightshift.errors import ProjectError
 from nightshift.run import Outcome
 
+_DRAIN_SECONDS = 5
+
 
 def run_once() -> list[Outcome]:
     """The pipeline in this process."""
@@ -29,6 +33,10 @@ def run_once() -> list[Outcome]:
         return pipeline()
     except TerminationSignal as signal:
         raise KeyboardInterrupt from signal
+    finally:
+        # What is still on its way must arrive before a temporary server ends: the exit would wait for it in vain.
+        for service in (EventsWorker, APILogWorker):
+            service.drain_all(timeout=_DRAIN_SECONDS)
 
 
 def serve_forever(port: int) -> None:

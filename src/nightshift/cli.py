@@ -84,9 +84,10 @@ def main() -> None:
         errors.print(f"error: {error}", markup=False)
         sys.exit(1)
     except SystemExit as end:
-        if end.code == INTERRUPTED:
-            errors.print("stopped; run again to resume")
-        raise
+        if end.code not in (INTERRUPTED, signal.SIGTERM):  # while Ray starts, its handler exits with the latter
+            raise
+        errors.print("stopped; run again to resume")
+        sys.exit(INTERRUPTED)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

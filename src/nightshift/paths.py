@@ -15,6 +15,7 @@ DEMOS = Path("data/demos")
 DATASET = Path("data/dataset")
 SFT_POLICY = Path("models/sft")
 RLOO_POLICY = Path("models/rloo")
+RLOO_HISTORY = RLOO_POLICY / "history.json"
 EVALUATION = Path("reports/evaluation")
 RECEIPT = Path("reports/registration.json")
 

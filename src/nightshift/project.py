@@ -39,7 +39,7 @@ def check(root: Path) -> None:
 
 
 def commit(root: Path) -> str:
-    """The short hash of HEAD, with "+" when tracked files other than dvc.lock, which every run writes, differ from it."""
+    """The short hash of HEAD, with "+" when tracked files differ from it; dvc.lock, which every run writes, may."""
     head = git(root, "rev-parse", "--short=12", "HEAD")
     changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{paths.DVC_LOCK}")
     return head + ("+" if changed else "")

@@ -43,8 +43,9 @@ def versions(root: Path, out: Path) -> list[Version]:
 def _changes(history: list[Version]) -> list[Version]:
     """Of neighbours with the same md5 the oldest, which introduced it; tags are always worth a line."""
     kept = []
-    for version, older in zip(history, [*history[1:], None], strict=True):
-        if older is None or older.md5 != version.md5 or not _is_hash(version.revision):
+    for index, version in enumerate(history):
+        older = history[index + 1].md5 if index + 1 < len(history) else ""
+        if older != version.md5 or not _is_hash(version.revision):
             kept.append(version)
     return kept
 

@@ -14,7 +14,8 @@ import pytest
 from nightshift.envs.libero import LiberoEnv, suite_tasks
 from nightshift.envs.suites import ASSETS_VARIABLE, REAL_SUITES, SUITES
 from nightshift.errors import SimulatorError
-from nightshift.types import ACTION_DIM, Array, Observation
+from nightshift.policies.expert import Expert
+from nightshift.types import ACTION_DIM, Array, Observation, Task
 
 SOURCE = Path(__file__).parents[2] / "src"
 LIFT, STACK = 0, 4
@@ -75,9 +76,21 @@ def test_a_new_environment_replays_an_old_ones_steps_bit_identically(env: Libero
     assert_identical(play(env, 5, actions), play(LiberoEnv(env.task), 5, actions))
 
 
-def test_lean_stepping_is_bit_identical_to_robosuites_own(env: LiberoEnv) -> None:
-    actions = random_actions(4, 20)
-    assert_identical(play(env, 7, actions), play(LiberoEnv(env.task, lean=False), 7, actions))
+@pytest.mark.parametrize("task", suite_tasks("libero_mini"), ids=lambda task: task.name)
+def test_compiled_stepping_agrees_with_robosuites_own(task: Task) -> None:
+    """On the expert's actions, which make contact: the last bit differs there and grows, but not to a millimetre."""
+    fast, reference, expert = LiberoEnv(task), LiberoEnv(task, compiled=False), Expert()
+    fast.reset("train", 7)
+    reference.reset("train", 7)
+    for _ in range(50):
+        action = expert.act(fast.scene())
+        observation, success = fast.step(action)
+        expected, expected_success = reference.step(action)
+        for name in observation:
+            np.testing.assert_allclose(observation[name], expected[name], atol=1e-3, err_msg=name)
+        assert success == expected_success
+        if success:
+            break
 
 
 def test_building_an_environment_leaves_numpys_global_generator_alone() -> None:
@@ -248,11 +261,12 @@ def test_missing_simulator_package_error_says_how_to_install_it(tmp_path: Path) 
 def test_missing_dependency_of_the_simulator_is_named(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "sys.modules['bddl'] = None\n"
+        "sys.modules['easydict'] = None\n"
         "from nightshift.envs.libero import LiberoEnv, suite_tasks\n"
         "LiberoEnv(suite_tasks('libero_mini')[0])\n"
     )
-    assert "SimulatorError: the simulator cannot be imported: import of bddl" in in_fresh_process(code, tmp_path).stderr
+    message = in_fresh_process(code, tmp_path).stderr
+    assert "SimulatorError: the simulator cannot be imported: import of easydict" in message
 
 
 def test_unwritable_state_folder_is_a_project_error(tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ def test_init_states_are_settled_and_unsolved(task: Task) -> None:
 
 
 @each_task
+def test_objects_stand_upright_on_the_table(task: Task) -> None:
+    env = LiberoEnv(task)
+    for init_state in range(0, 50, 7):
+        env.reset("eval", init_state)
+        bodies = env.scene().bodies
+        for name in env._domain.objects_dict:
+            assert bodies[name].rotation[2, 2] > 0.9999
+            assert bodies[name].position[2] - bodies[name].half_size[2] == pytest.approx(TABLE, abs=1e-3)
+
+
+@each_task
 def test_init_states_spread_the_first_object_over_eight_centimetres(task: Task) -> None:
     env = LiberoEnv(task)
     positions = np.array([env.reset("eval", index)["objects"][:3] for index in range(50)])

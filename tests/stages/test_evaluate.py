@@ -9,7 +9,7 @@ from nightshift.distributed.local import LocalPool
 from nightshift.errors import SimulatorError
 from nightshift.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
-from nightshift.stages import evaluate, rloo
+from nightshift.stages import evaluate
 from tests.stages.test_collect import FailingPool
 
 
@@ -19,7 +19,7 @@ def two_policies(project: object) -> None:
     for path in (paths.SFT_POLICY, paths.RLOO_POLICY):
         with files.new_folder(path) as folder:
             policies.save(policy, folder)
-            files.write_json(folder / rloo.HISTORY, [{"rollout/success": 0.5, "update/kl": 0.01}])
+            files.write_json(folder / paths.RLOO_HISTORY.name, [{"rollout/success": 0.5, "update/kl": 0.01}])
 
 
 def run(job: Job, params: config.Params) -> dict[str, object]:

@@ -8,7 +8,8 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def load(root: Path, model: str, which: str) -> PyFuncModel:
     version = _look_up(client, model, which)
     path = list(sys.path)
     try:
-        return mlflow.pyfunc.load_model(f"models:/{model}/{version.version}")
+        with _hushed():
+            return mlflow.pyfunc.load_model(f"models:/{model}/{version.version}")
     finally:
         sys.path[:] = path  # MLflow puts the model's own copy of our code first; workers started later need all of it
 
@@ -144,22 +146,31 @@ def _create(client: MlflowClient, candidate: Candidate) -> ModelVersion:
             RUN: active.info.run_id,
         }
         mlflow.log_metric("evaluation/success", candidate.successes / candidate.episodes, model_id=model.model_id)
-        with contextlib.redirect_stderr(io.StringIO()):  # it announces each step there
+        with _hushed():
             return mlflow.register_model(model.model_uri, candidate.model, tags=tags, await_registration_for=60)
 
 
 def _log(candidate: Candidate, scratch: Path) -> Any:
     spec = json.loads((candidate.policy / "policy.json").read_text())
     files.verify_folder(candidate.policy, "nightshift run makes it again")
-    return mlflow.pyfunc.log_model(
-        name="policy",
-        python_model=str(Path(__file__).parent / "policy_model.py"),
-        artifacts={"policy": str(candidate.policy)},
-        signature=_signature(spec["inputs"]),
-        input_example={name: np.zeros((1, size), np.float32) for name, size in spec["inputs"].items()},
-        code_paths=[str(_shipped(scratch))],
-        pip_requirements=["mlflow", "torch", "numpy", "safetensors"],
-    )
+    with _hushed():
+        return mlflow.pyfunc.log_model(
+            name="policy",
+            python_model=str(Path(__file__).parent / "policy_model.py"),
+            artifacts={"policy": str(candidate.policy)},
+            signature=_signature(spec["inputs"]),
+            input_example={name: np.zeros((1, size), np.float32) for name, size in spec["inputs"].items()},
+            code_paths=[str(_shipped(scratch))],
+            pip_requirements=["mlflow", "torch", "numpy", "safetensors"],
+        )
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """MLflow announces every step on stderr and advises type hints; errors are raised all the same."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
 
 def _signature(inputs: Mapping[str, int]) -> ModelSignature:

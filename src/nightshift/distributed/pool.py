@@ -90,7 +90,7 @@ class RayPool:
             self._idle.append(self._actor.remote(self._env))
             if attempt >= ATTEMPTS:
                 raise RolloutError(
-                    f"the simulator died {ATTEMPTS} times on {request.task}, {request.split} state {request.init_state}",
+                    f"the simulator died {ATTEMPTS} times on {request.task}, state {request.init_state}",
                     "set machine.workers to 0 in params.yaml to see its output",
                 ) from error
             return None

@@ -9,6 +9,9 @@ import numpy as np
 from nightshift import envs
 from nightshift.types import RolloutRequest, Task
 
+_STREAM = 1
+"""Tells the order of states here from the one demos are collected in: starting on the demos' states would flatter."""
+
 
 class Schedule:
     """Tasks take turns; every task walks through its training states in a random order of its own, round and round."""
@@ -18,7 +21,9 @@ class Schedule:
         self._seed = seed
         self._group_size = group_size
         self._orders = {
-            task.name: np.random.default_rng([seed, task.index]).permutation(envs.init_state_count(task, "train"))
+            task.name: np.random.default_rng([seed, task.index, _STREAM]).permutation(
+                envs.init_state_count(task, "train")
+            )
             for task in tasks
         }
 

@@ -6,9 +6,11 @@ restores a state instead of rebuilding the world, and observations read straight
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
+import weakref
 from collections.abc import Iterator
 from functools import cached_property
 from importlib.metadata import version
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from nightshift.envs.base import Step
 from nightshift.envs.libero_setup import give_back_memory, prepare, quiet
-from nightshift.envs.stepping import LeanStepping
+from nightshift.envs.stepping import CompiledStepping
 from nightshift.envs.suites import MINI, SAMPLED_TRAIN_STATES, Problem, load_init_states, load_problem, suite_tasks
 from nightshift.envs.world import World
 from nightshift.errors import SimulatorError
@@ -50,8 +52,8 @@ class LiberoEnv:
         observation, success = env.step(np.zeros(7, np.float32))
     """
 
-    def __init__(self, task: Task, *, lean: bool = True) -> None:
-        """`lean=False` steps through robosuite's own redundant calls; the results are the same, only slower."""
+    def __init__(self, task: Task, *, compiled: bool = True) -> None:
+        """`compiled=False` steps through robosuite's own calls: the reference, several times slower."""
         self._task = task
         prepare()
         self._problem = load_problem(task)
@@ -61,7 +63,7 @@ class LiberoEnv:
         self._robot = self._domain.robots[0]
         self._model: mujoco.MjModel = self._sim.model._model
         self._data: mujoco.MjData = self._sim.data._data
-        self._lean = LeanStepping(self._sim) if lean else None
+        self._compiled = CompiledStepping(self._domain) if compiled else None
         give_back_memory()
         self._body_poses = self._model.body_pos.copy(), self._model.body_quat.copy()
         self._rest_joints = np.array(self._robot.init_qpos)
@@ -96,7 +98,7 @@ class LiberoEnv:
         state = self.sample_state(TRAIN_SEED + init_state) if states is None else states[init_state]
         self._restore(state)
         for _ in range(self._problem.settle_steps):
-            self._domain.step(REST_ACTION)
+            self._advance(REST_ACTION)
         self._steps = 0
         return self._observe()
 
@@ -106,11 +108,11 @@ class LiberoEnv:
         if values.shape != (ACTION_DIM,) or not np.isfinite(values).all():
             what = f"{self._task.name}, step {self._steps}: action {np.array2string(values, precision=3)} is not usable"
             raise SimulatorError(what, f"give {ACTION_DIM} finite numbers; a policy that does not has diverged")
-        _, _, success, _ = self._domain.step(np.clip(values, -1.0, 1.0))
+        success = self._advance(np.clip(values, -1.0, 1.0))
         if any(self._data.warning[kind].number for kind in BROKEN_PHYSICS):
             what = f"{self._task.name}, step {self._steps}: the physics became unstable and MuJoCo gave up"
             raise SimulatorError(what, "reset the environment; if it happens again, report the init state and actions")
-        return Step(self._observe(), bool(success))
+        return Step(self._observe(), success)
 
     def scene(self) -> Scene:
         return self._world.scene()
@@ -119,6 +121,8 @@ class LiberoEnv:
         if self._renderer is None and self._can_render:
             self._renderer = _renderer(self._model)
             self._can_render = self._renderer is not None
+            # Registered after the GL backend's own, so it runs before that takes GL down at exit.
+            atexit.register(_close, weakref.ref(self))
         if self._renderer is None:
             return None
         options = mujoco.MjvOption()
@@ -153,6 +157,16 @@ class LiberoEnv:
         self._restore(state)
         return bool(self._domain._check_success())
 
+    def _advance(self, action: NDArray[np.float64]) -> bool:
+        """One control step; whether the goal holds after it."""
+        if self._compiled is None:
+            _, _, success, _ = self._domain.step(action)
+            return bool(success)
+        self._compiled.step(action)
+        self._sim.forward()
+        self._domain._post_process()
+        return bool(self._domain._check_success())
+
     def _restore(self, state: NDArray[np.float64]) -> None:
         expected = 1 + self._model.nq + self._model.nv
         if state.shape != (expected,):
@@ -162,8 +176,6 @@ class LiberoEnv:
         self._sim.set_state_from_flattened(state)
         self._sim.forward()
         controller = self._robot.controller
-        if self._lean:
-            self._lean.attach(controller)
         controller.update_initial_joints(self._rest_joints)  # also takes up the arm's pose as the goal
         controller.new_update = True
 
@@ -171,8 +183,8 @@ class LiberoEnv:
         """Everything that could carry over from what was simulated before."""
         mujoco.mj_resetData(self._model, self._data)
         self._model.body_pos[:], self._model.body_quat[:] = self._body_poses
-        if self._lean:
-            self._lean.invalidate()
+        if self._compiled:
+            self._compiled.invalidate()
         self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)
         self._domain.timestep = 0
         self._domain.cur_time = 0
@@ -219,6 +231,12 @@ def _until_placed(domain: Any) -> None:
             domain._reset_internal()
             return
     raise SimulatorError("LIBERO's samplers found no room for the objects", "widen the regions in the BDDL file")
+
+
+def _close(env: weakref.ref[LiberoEnv]) -> None:
+    alive = env()
+    if alive is not None:
+        alive.close()
 
 
 def _renderer(model: mujoco.MjModel) -> mujoco.Renderer | None:

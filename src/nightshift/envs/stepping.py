@@ -1,9 +1,8 @@
-"""LIBERO's physics without robosuite's repeated work, bit for bit the same.
+"""A control step of LIBERO without the work that robosuite repeats.
 
-Per substep robosuite calls `mj_forward`, then `mj_forward` again from the controller, then `mj_step`, which starts
-with a third one. Positions and velocities do not change in between, so one `mj_step1` and one `mj_step2` give the
-same numbers. The controller looks up its site by name seven times and computes each Jacobian twice; once is enough.
-`tests/envs/test_libero.py` compares the two.
+Per substep robosuite calls `mj_forward`, again `mj_forward` from the controller, then `mj_step`, which starts with a
+third one. Positions and velocities do not change in between, so one `mj_step1` and one `mj_step2` do the same; and the
+control law between them is compiled (osc.py). `tests/envs/test_libero.py` holds it against robosuite's own stepping.
 """
 
 from __future__ import annotations
@@ -12,19 +11,26 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
 
 
-class LeanStepping:
-    """Takes over `forward` and `step` of one robosuite MjSim, and `update` of the controllers it is attached to."""
+class CompiledStepping:
+    """Takes over `forward` of one robosuite MjSim, and the substeps of its robot."""
 
-    def __init__(self, sim: Any) -> None:
-        self._model: mujoco.MjModel = sim.model._model
-        self._data: mujoco.MjData = sim.data._data
+    def __init__(self, domain: Any) -> None:
+        from nightshift.envs.osc import control
+
+        self._control = control
+        self._robot = domain.robots[0]
+        self._model: mujoco.MjModel = domain.sim.model._model
+        self._data: mujoco.MjData = domain.sim.data._data
+        self._substeps = int(domain.control_timestep / domain.model_timestep)
         self._stale = True
         self._jacobians = np.zeros((3, self._model.nv)), np.zeros((3, self._model.nv))
         self._mass = np.zeros((self._model.nv, self._model.nv))
-        sim.forward = self.forward
-        sim.step = self.step
+        self._site: int = self._robot.eef_site_id
+        self._wiring = self._wire()
+        domain.sim.forward = self.forward
 
     def invalidate(self) -> None:
         """Tell it that positions or velocities were written from outside."""
@@ -35,35 +41,35 @@ class LeanStepping:
             mujoco.mj_step1(self._model, self._data)
             self._stale = False
 
-    def step(self, with_udd: bool = True) -> None:
+    def step(self, action: NDArray[np.float64]) -> None:
+        """One control step: a new goal, then every substep of it."""
+        model, data, robot = self._model, self._data, self._robot
         self.forward()
-        mujoco.mj_step2(self._model, self._data)
-        self._stale = True
+        robot.controller.set_goal(action[: robot.controller.control_dim])
+        jacobians, close = self._jacobians, float(np.sign(action[-1]))
+        goal = robot.controller.goal_pos, robot.controller.goal_ori, robot.controller.initial_joint
+        seen = data.site_xpos[self._site], data.site_xmat[self._site], *jacobians, self._mass
+        state = data.qpos, data.qvel, data.qfrc_bias
+        for _ in range(self._substeps):
+            self.forward()
+            mujoco.mj_jacSite(model, data, *jacobians, self._site)
+            mujoco.mj_fullM(model, self._mass, data.qM)
+            self._control(data.ctrl, robot.gripper.current_action, close, *goal, *seen, *state, *self._wiring)
+            mujoco.mj_step2(model, data)
+            self._stale = True
+        robot.controller.new_update = True
 
-    def attach(self, controller: Any) -> None:
-        site = self._model.site(controller.eef_name).id
-
-        def update(force: bool = False) -> None:
-            if controller.new_update or force:
-                self.forward()
-                self._read(controller, site)
-                controller.new_update = False
-
-        controller.update = update
-
-    def _read(self, controller: Any, site: int) -> None:
-        """What robosuite's Controller.update reads, computed by the same operations in the same order."""
-        data, joints = self._data, controller.qvel_index
-        position, rotation = self._jacobians
-        mujoco.mj_jacSite(self._model, data, position, rotation, site)
-        mujoco.mj_fullM(self._model, self._mass, data.qM)
-        controller.ee_pos = data.site_xpos[site].copy()
-        controller.ee_ori_mat = data.site_xmat[site].reshape(3, 3).copy()
-        controller.ee_pos_vel = np.dot(position, data.qvel)
-        controller.ee_ori_vel = np.dot(rotation, data.qvel)
-        controller.joint_pos = data.qpos[controller.qpos_index]
-        controller.joint_vel = data.qvel[joints]
-        controller.J_pos = position[:, joints]
-        controller.J_ori = rotation[:, joints]
-        controller.J_full = np.vstack([controller.J_pos, controller.J_ori])
-        controller.mass_matrix = self._mass[joints, :][:, joints]
+    def _wire(self) -> tuple[Any, ...]:
+        """Addresses, limits and gains, in the order `control` takes them."""
+        robot, model = self._robot, self._model
+        fingers = np.array([model.actuator(name).id for name in robot.gripper.actuators])
+        return (
+            np.array(robot._ref_joint_pos_indexes),
+            np.array(robot._ref_joint_vel_indexes),
+            np.array(robot._ref_joint_actuator_indexes),
+            np.array(robot.torque_limits),
+            fingers,
+            model.actuator_ctrlrange[fingers].copy(),
+            np.array([robot.controller.kp, robot.controller.kd]),
+            float(robot.gripper.speed),
+        )

@@ -18,7 +18,6 @@ from nightshift.job import Job
 from nightshift.policies.base import Policy
 from nightshift.reports import figures
 from nightshift.reports.intervals import Rate
-from nightshift.stages.rloo import HISTORY
 from nightshift.telemetry import progress
 from nightshift.types import RolloutRequest
 
@@ -45,7 +44,7 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     with files.new_folder(paths.EVALUATION) as folder:
         files.write_json(folder / REPORT, report)
         files.write_json(folder / OUTCOMES, outcomes)
-        figures.evaluation(folder / FIGURE, report, json.loads((paths.RLOO_POLICY / HISTORY).read_text()))
+        figures.evaluation(folder / FIGURE, report, json.loads(paths.RLOO_HISTORY.read_text()))
         for film in _films(job).glob("*.*"):
             (folder / film.name).write_bytes(film.read_bytes())
     for name, result in report["policies"].items():

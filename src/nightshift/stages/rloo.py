@@ -15,8 +15,6 @@ from nightshift.policies.base import Policy
 from nightshift.telemetry import gpu, progress
 from nightshift.types import RolloutRequest, Trajectory
 
-HISTORY = "history.json"
-
 Group = list[Trajectory]
 
 
@@ -36,7 +34,7 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
             advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
     with files.new_folder(paths.RLOO_POLICY) as folder:
         policies.save(policy, folder)
-        files.write_json(folder / HISTORY, history)
+        files.write_json(folder / paths.RLOO_HISTORY.name, history)
 
 
 def _rollouts(job: Job, env: config.Env, requests: list[RolloutRequest], policy: Policy) -> list[Group]:

@@ -72,23 +72,25 @@ class _Cylinder(CylinderObject):  # type: ignore[misc]  # robosuite is untyped
 
 
 @register_object
-class MiniPlate(_Cylinder):
-    def __init__(self, name: str = "plate") -> None:
-        super().__init__(name, "mini_plate", [0.065, 0.006], [0.93, 0.93, 0.9, 1])
-
-
-@register_object
 class MiniCan(_Cylinder):
     def __init__(self, name: str = "can") -> None:
         super().__init__(name, "mini_can", [0.025, 0.045], [0.2, 0.6, 0.3, 1])
 
 
 class _FromXml(MujocoXMLObject):  # type: ignore[misc]  # robosuite is untyped
-    def __init__(self, name: str, file: str, category: str, yaw: float) -> None:
+    def __init__(self, name: str, category: str, *, yaw: float, draw_collisions: bool = True) -> None:
         joints = [{"type": "free", "damping": "0.0005"}]
-        path = str(ASSETS / "objects" / file)
-        super().__init__(path, name=name, joints=joints, obj_type="all", duplicate_collision_geoms=True)
+        path = str(ASSETS / "objects" / f"{category.removeprefix('mini_')}.xml")
+        super().__init__(path, name=name, joints=joints, duplicate_collision_geoms=draw_collisions)
         _describe(self, category, yaw)
+
+
+@register_object
+class MiniPlate(_FromXml):
+    """Drawn as a disc but collides as a box: MuJoCo lets a flat cylinder sink into the table."""
+
+    def __init__(self, name: str = "plate") -> None:
+        super().__init__(name, "mini_plate", yaw=0.0, draw_collisions=False)
 
 
 @register_object
@@ -96,7 +98,7 @@ class MiniTray(_FromXml):
     """A shallow box with an `inside` region. LIBERO's In predicate holds for unturned regions only, so no yaw."""
 
     def __init__(self, name: str = "tray") -> None:
-        super().__init__(name, "tray.xml", "mini_tray", yaw=0.0)
+        super().__init__(name, "mini_tray", yaw=0.0)
 
 
 @register_object
@@ -104,7 +106,7 @@ class MiniCabinet(_FromXml):
     """A heavy cabinet with one drawer on a slide joint and a bar handle, standing free on the table."""
 
     def __init__(self, name: str = "cabinet") -> None:
-        super().__init__(name, "cabinet.xml", "mini_cabinet", yaw=math.pi / 12)
+        super().__init__(name, "mini_cabinet", yaw=math.pi / 12)
         self.object_properties["articulation"] = {
             "default_open_ranges": [OPEN_FROM, 0.14],
             "default_close_ranges": [0.0, 0.015],

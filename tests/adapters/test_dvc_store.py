@@ -1,0 +1,155 @@
+"""DVC decides what is fresh; these tests use a real DVC in a git repository of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift.adapters.dvc_store import DvcStore
+from nightshift.errors import CacheError
+from nightshift.versions import versions
+from tests.conftest import REPOSITORY, git
+
+DVC_YAML = """
+stages:
+  make:  {cmd: mkdir -p out && cp src/code.py out/x, deps: [src/code.py], params: [seed], outs: [out]}
+  train: {cmd: cat out/x params.yaml > model, deps: [out], params: [rloo], outs: [model]}
+  act:   {cmd: cp model receipt, deps: [model], outs: [receipt: {cache: false}]}
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three stages: `make` from code, `train` from its output, `act` with an output outside the cache."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text((REPOSITORY / ".dvc/config").read_text())
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/code.py").write_text("one")
+    (tmp_path / "params.yaml").write_text("seed: 0\nrloo: {rate: 1.0, groups: 2}\n")
+    (tmp_path / "dvc.yaml").write_text(DVC_YAML)
+    (tmp_path / ".gitignore").write_text("/out\n/model\n/receipt\n/.dvc/cache\n/.dvc/tmp\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "start")
+    return tmp_path
+
+
+def work(store: DvcStore) -> dict[str, str]:
+    """What the pipeline does, with shell commands for stages."""
+    done = {}
+    for name in ("make", "train", "act"):
+        if not store.reasons(name):
+            done[name] = "cached"
+        elif store.restore(name):
+            done[name] = "restored"
+        else:
+            begun = store.begin(name)
+            subprocess.run(str(begun.stage.cmd), shell=True, check=True)
+            store.commit(begun)
+            done[name] = "ran"
+    return done
+
+
+def stale(store: DvcStore) -> dict[str, tuple[str, ...]]:
+    return {status.name: status.reasons + status.follows for status in store.status() if not status.fresh}
+
+
+def dvc(*arguments: str) -> str:
+    command = [sys.executable, "-m", "dvc", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_stages_come_in_graph_order_and_say_that_they_never_ran(toy: Path) -> None:
+    statuses = DvcStore(toy).status()
+    assert [s.name for s in statuses] == ["make", "train", "act"]
+    assert all(s.reasons == ("never run",) for s in statuses)
+
+
+def test_what_we_commit_dvc_repro_finds_up_to_date_and_the_other_way_round(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+    assert "up to date" in dvc("repro")
+    (toy / "src/code.py").write_text("two")
+    dvc("repro", "-q")
+    assert stale(store) == {}
+
+
+def test_a_changed_number_is_named_and_stales_only_its_stage_and_those_below(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+    (toy / "params.yaml").write_text("seed: 0\nrloo: {rate: 3.0, groups: 2}\n")
+    assert stale(store) == {"train": ("params.yaml: rloo.rate 1.0 → 3.0",), "act": ("train",)}
+
+
+def test_changed_code_input_and_missing_output_are_told_apart(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+    (toy / "src/code.py").write_text("two")
+    (toy / "out/x").write_text("tampered")
+    (toy / "receipt").unlink()
+    found = stale(store)
+    assert found["make"] == ("code src/code.py changed", "output out was changed by hand")
+    assert "input out changed" in found["train"]
+    assert "output receipt is missing" in found["act"]
+
+
+def test_an_old_number_put_back_restores_instead_of_running(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+    first = (toy / "model").read_text()
+    params = (toy / "params.yaml").read_text()
+    (toy / "params.yaml").write_text(params.replace("1.0", "3.0"))
+    assert work(store) == {"make": "cached", "train": "ran", "act": "ran"}
+    (toy / "params.yaml").write_text(params)
+    assert work(store) == {"make": "cached", "train": "restored", "act": "ran"}, "what acts on the world acts again"
+    assert (toy / "model").read_text() == first
+
+
+def test_a_deleted_output_comes_back_from_the_cache(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+    (toy / "model").unlink()
+    assert work(store)["train"] == "restored"
+
+
+def test_an_edit_made_while_a_stage_runs_leaves_it_stale(toy: Path) -> None:
+    store = DvcStore(toy)
+    begun = store.begin("make")
+    (toy / "out").mkdir()
+    (toy / "out/x").write_text("one")
+    (toy / "src/code.py").write_text("edited meanwhile")
+    store.commit(begun)
+    assert stale(store)["make"] == ("code src/code.py changed",)
+
+
+def test_a_locked_project_is_a_sentence(toy: Path) -> None:
+    store = DvcStore(toy)
+    with store._locked(), pytest.raises(CacheError, match="another DVC command is working in this project"):
+        DvcStore(toy).status()
+
+
+def test_a_dataset_can_be_read_as_it_was_at_a_tag(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+    git(toy, "add", "-A")
+    git(toy, "commit", "-qm", "first data")
+    git(toy, "tag", "v1")
+    (toy / "src/code.py").write_text("two")
+    work(store)
+    assert store.read_file("v1", Path("out/x")) == b"one"
+    assert store.read_file("workspace", Path("out/x")) == b"two"
+    assert [v.revision for v in versions(toy, Path("out"))] == ["workspace", "v1"]
+    assert len({v.md5 for v in versions(toy, Path("out"))}) == 2
+
+
+def test_an_unknown_file_or_revision_is_a_sentence(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+    with pytest.raises(CacheError):
+        store.read_file("nowhere", Path("out/x"))
+    with pytest.raises(CacheError):
+        store.read_file("workspace", Path("out/none"))

@@ -1,0 +1,88 @@
+"""One parent per set of params, one child per stage, no step twice: on a real SQLite store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nightshift import config
+from nightshift.adapters.mlflow_tracking import FINGERPRINT, PARENT, Tracking
+from tests.conftest import edit, make_project
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One project for the module: making and migrating a store takes seconds."""
+    return make_project(tmp_path_factory.mktemp("tracking") / "project")
+
+
+@pytest.fixture(autouse=True)
+def _store(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/.state/mlflow/mlflow.db")
+    monkeypatch.chdir(root)
+    yield
+
+
+def tracking(root: Path) -> Tracking:
+    return Tracking(root, config.load(root / "params.yaml"), "abc")
+
+
+def test_processes_with_the_same_params_join_one_parent_run(root: Path) -> None:
+    first = tracking(root)
+    first.close("FINISHED")
+    edit(root, "machine", workers=7)
+    assert tracking(root).parent_id == first.parent_id, "how many workers there are does not count"
+    edit(root, "sft", steps=301)
+    assert tracking(root).parent_id != first.parent_id
+
+
+def test_a_killed_stage_is_resumed_and_no_step_is_recorded_twice(root: Path) -> None:
+    track = tracking(root)
+    with pytest.raises(KeyboardInterrupt), track.stage("sft", "f1", {"sft": {"steps": 3}}) as tracker:
+        tracker.log({"loss": 1.0}, 1)
+        tracker.log({"loss": 0.5}, 2)
+        raise KeyboardInterrupt
+    killed = tracker.run_id
+    assert track.client.get_run(killed).info.status == "KILLED"
+    with tracking(root).stage("sft", "f1", {"sft": {"steps": 3}}) as tracker:
+        tracker.log({"loss": 0.5}, 2)
+        tracker.log({"loss": 0.2}, 3)
+    assert tracker.run_id == killed
+    assert [m.step for m in track.client.get_metric_history(killed, "loss")] == [1, 2, 3]
+    run = track.client.get_run(killed)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["sft.steps"] == "3"
+
+
+def test_a_finished_stage_with_the_same_fingerprint_gets_a_new_run(root: Path) -> None:
+    track = tracking(root)
+    ids = []
+    for _ in range(2):
+        with track.stage("sft", "f2", {}) as tracker:
+            ids.append(tracker.run_id)
+    assert ids[0] != ids[1]
+    assert track.client.get_run(ids[1]).data.tags[PARENT] == track.parent_id
+
+
+def test_a_run_that_sigkill_left_running_is_closed_when_its_stage_starts_anew(root: Path) -> None:
+    track = tracking(root)
+    left = track._open_child("rloo", "old number").info.run_id
+    with track.stage("rloo", "new number", {}) as tracker:
+        assert tracker.run_id != left
+    assert track.client.get_run(left).info.status == "KILLED"
+    assert track.client.get_run(left).data.tags[FINGERPRINT] == "old number"
+
+
+def test_dataset_lineage_and_artifacts_are_found_by_name(root: Path, tmp_path: Path) -> None:
+    track = tracking(root)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/plot.png").write_bytes(b"png")
+    with track.stage("evaluate", "f3", {}) as tracker:
+        tracker.dataset("demos", "d41d8cd98f00b204e9800998ecf8427e.dir", Path("data/dataset"))
+        tracker.artifact(tmp_path / "folder")
+    found = track.client.search_runs([track.experiment_id], "dataset.name = 'demos'")
+    assert [run.info.run_id for run in found] == [tracker.run_id]
+    assert [f.path for f in track.client.list_artifacts(tracker.run_id, "folder")] == ["folder/plot.png"]
+    assert (root / ".state/mlflow/artifacts").is_dir(), "artifacts stay in the project"

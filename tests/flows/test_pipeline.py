@@ -1,0 +1,97 @@
+"""The flow on a real Prefect server: one task per stage, states and artifacts; no stage does real work here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.nightly import CRON, nightly
+from flows.pipeline import pipeline
+from nightshift import graph, run
+from nightshift.errors import ProjectError, RolloutError
+from nightshift.run import Outcome, Session
+from tests.conftest import REPOSITORY, make_project
+
+STAGES = ["collect", "dataset", "sft", "rloo", "evaluate", "register"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
+        with prefect_test_harness(server_startup_timeout=90):
+            yield
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A project in which ensuring a stage notes its name and does nothing."""
+    root = make_project(tmp_path / "project")
+    monkeypatch.chdir(root)
+    done: list[str] = []
+
+    def ensure(stage: str, session: Session) -> Outcome:
+        done.append(stage)
+        return Outcome(stage=stage, how="restored" if stage == "sft" else "cached", seconds=0.1)
+
+    monkeypatch.setattr(run, "ensure", ensure)
+    return done
+
+
+def runs_of(name: str) -> dict[str, Any]:
+    """Task runs by name of the newest flow run of that name."""
+    with get_client(sync_client=True) as client:
+        chosen = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+        return {task.name: task for task in client.read_task_runs(flow_run_filter=chosen)}
+
+
+def test_the_flow_runs_every_stage_of_dvc_yaml_once_and_in_order(calls: list[str]) -> None:
+    outcomes = pipeline.with_options(flow_run_name="in-order")()
+    assert calls == STAGES == list(graph.load(REPOSITORY))
+    assert [outcome.stage for outcome in outcomes] == STAGES
+
+
+def test_prefect_shows_cached_and_restored_stages_as_such_with_their_artifacts(calls: list[str]) -> None:
+    pipeline.with_options(flow_run_name="shown")()
+    tasks = runs_of("shown")
+    assert {name: task.state_name for name, task in tasks.items()} == {
+        stage: "Restored" if stage == "sft" else "Cached" for stage in STAGES
+    }
+    assert tasks["dataset"].task_inputs["after"], "the graph shows what follows what"
+    with get_client(sync_client=True) as client:
+        keys = {artifact.key for artifact in client.read_artifacts()}
+    assert {f"stage-{stage}" for stage in STAGES} | {"summary", "success"} <= keys
+
+
+def test_a_fault_of_a_simulator_is_tried_again_and_any_other_error_is_not(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[Exception] = [RolloutError("a worker died"), ProjectError("the disk is full", "free some space")]
+
+    def ensure(stage: str, session: Session) -> Outcome:
+        calls.append(stage)
+        raise faults.pop(0)
+
+    monkeypatch.setattr(run, "ensure", ensure)
+    monkeypatch.setattr("tasks.collect.collect.retry_delay_seconds", [0, 0])
+    with pytest.raises(ProjectError, match="the disk is full"):
+        pipeline()
+    assert calls == ["collect", "collect"]
+
+
+def test_nightly_is_the_pipeline_by_the_clock(calls: list[str]) -> None:
+    assert [outcome.stage for outcome in nightly()] == STAGES
+
+
+def test_deployments_name_flows_that_exist() -> None:
+    deployments = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
+    assert deployments["pipeline"]["entrypoint"] == "flows.pipeline.pipeline"
+    assert deployments["nightly"]["entrypoint"] == "flows.nightly.nightly"
+    assert deployments["nightly"]["schedules"][0]["cron"] == CRON

@@ -1,0 +1,83 @@
+"""params.yaml is checked whole: one error names every key that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nightshift import config
+from nightshift.errors import ConfigError
+from tests.conftest import REPOSITORY
+
+PARAMS: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+LEAVES = [(section, key) for section, values in PARAMS.items() if isinstance(values, dict) for key in values]
+
+
+def write(folder: Path, params: Any) -> Path:
+    path = folder / "params.yaml"
+    path.write_text(params if isinstance(params, str) else yaml.safe_dump(params))
+    return path
+
+
+def changed(section: str, **values: Any) -> dict[str, Any]:
+    return {**PARAMS, section: {**PARAMS[section], **values}}
+
+
+def test_the_shipped_params_are_valid() -> None:
+    params = config.load(REPOSITORY / "params.yaml")
+    assert params.section("rloo").std == PARAMS["rloo"]["std"]
+    assert params.section("register").model == PARAMS["register"]["model"]
+
+
+def test_one_error_lists_every_wrong_key_with_its_path(tmp_path: Path) -> None:
+    params = changed("rloo", learning_rat=0.1, group_size=1, std="0.12")
+    params["env"] = {**PARAMS["env"], "horizon": -3}
+    params["extra"] = {"a": 1}
+    del params["seed"]
+    with pytest.raises(ConfigError) as error:
+        config.load(write(tmp_path, params))
+    for path in (
+        "rloo.learning_rat: unknown key",
+        "rloo.group_size",
+        "rloo.std",
+        "env.horizon",
+        "extra",
+        "seed: missing",
+    ):
+        assert path in str(error.value)
+    assert "has 6 problems" in error.value.what
+
+
+def test_a_number_that_yaml_reads_as_text_gets_a_hint(tmp_path: Path) -> None:
+    text = (REPOSITORY / "params.yaml").read_text().replace("learning_rate: 1.0e-3", "learning_rate: 1e-3")
+    with pytest.raises(ConfigError, match=r"write 3\.0e-4"):
+        config.load(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "\tx: 1", "seed: 0"])
+def test_a_file_that_is_not_params_is_one_config_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        config.load(write(tmp_path, text))
+
+
+@given(leaf=st.sampled_from(LEAVES), name=st.from_regex(r"[a-z]{3,12}_x", fullmatch=True))
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_unknown_key_is_named(tmp_path: Path, leaf: tuple[str, str], name: str) -> None:
+    section, _ = leaf
+    with pytest.raises(ConfigError) as error:
+        config.load(write(tmp_path, changed(section, **{name: 1})))
+    assert f"{section}.{name}: unknown key" in error.value.what
+
+
+@given(leaf=st.sampled_from(LEAVES), value=st.one_of(st.none(), st.booleans(), st.dictionaries(st.text(), st.text())))
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_ill_typed_value_is_refused_with_its_path(tmp_path: Path, leaf: tuple[str, str], value: Any) -> None:
+    section, key = leaf
+    with pytest.raises(ConfigError) as error:
+        config.load(write(tmp_path, changed(section, **{key: value})))
+    assert f"{section}.{key}" in error.value.what

@@ -1,0 +1,106 @@
+"""A stage is one name: its module, its task, its entry in dvc.yaml and its test. Nothing may drift apart."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+
+import grimp
+import pytest
+import yaml
+
+from nightshift import graph, paths
+from tests.conftest import REPOSITORY
+
+GRAPH = graph.load(REPOSITORY)
+
+NOT_IN_THE_KEY = ("config", "paths", "errors", "types", "files", "job", "telemetry", "adapters", "graph", "environment")
+"""Types, plumbing and reporting: they do not decide what a stage computes."""
+
+OUTPUTS = {
+    "collect": [paths.DEMOS],
+    "dataset": [paths.DATASET],
+    "sft": [paths.SFT_POLICY],
+    "rloo": [paths.RLOO_POLICY],
+    "evaluate": [paths.EVALUATION],
+    "register": [paths.RECEIPT],
+}
+
+
+def modules_in(folder: str, prefix: str = "") -> set[str]:
+    names = {path.stem for path in (REPOSITORY / folder).glob(f"{prefix}*.py")}
+    return {name.removeprefix(prefix) for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("folder", "prefix"), [("src/nightshift/stages", ""), ("tasks", ""), ("tests/stages", "test_")]
+)
+def test_stage_names_are_the_same_everywhere(folder: str, prefix: str) -> None:
+    assert modules_in(folder, prefix) == set(GRAPH)
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_a_stage_takes_exactly_the_sections_dvc_watches_for_it(stage: str) -> None:
+    signature = inspect.signature(importlib.import_module(f"nightshift.stages.{stage}").run)
+    keyword_only = [p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert sorted(keyword_only) == sorted(GRAPH[stage].params)
+
+
+def test_how_to_run_is_never_part_of_a_cache_key() -> None:
+    assert not [stage for stage, definition in GRAPH.items() if "machine" in definition.params]
+
+
+def test_outputs_in_dvc_yaml_are_the_paths_the_code_writes() -> None:
+    assert {stage: list(definition.outs) for stage, definition in GRAPH.items()} == OUTPUTS
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_dvc_calls_the_stage_of_the_same_name(stage: str) -> None:
+    entry = yaml.safe_load((REPOSITORY / paths.DVC_YAML).read_text())["stages"][stage]
+    assert entry["cmd"] == f".venv/bin/nightshift stage {stage}"
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph("nightshift", cache_dir=None)
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_every_module_a_stage_uses_counts_as_its_code(stage: str, imports: grimp.ImportGraph) -> None:
+    missing = {name for name in _used(f"nightshift.stages.{stage}", imports) if not _covered(name, GRAPH[stage].deps)}
+    assert not missing, f"add these to the deps of {stage} in dvc.yaml"
+
+
+def test_every_dependency_in_dvc_yaml_exists() -> None:
+    assert not [path for path in graph.code(GRAPH) if not (REPOSITORY / path).exists()]
+
+
+def _used(stage: str, imports: grimp.ImportGraph) -> set[str]:
+    """The stage and all it imports, with the packages they lie in; what stands outside the key is not followed."""
+    used: set[str] = set()
+    waiting = [stage]
+    while waiting:
+        module = waiting.pop()
+        if module in used or _ignored(module):
+            continue
+        used.add(module)
+        waiting += [*imports.find_modules_directly_imported_by(module), module.rpartition(".")[0]]
+    return used
+
+
+def _ignored(module: str) -> bool:
+    parts = module.split(".")
+    return len(parts) == 1 or parts[1] in NOT_IN_THE_KEY or module == "nightshift.stages"
+
+
+def _covered(module: str, deps: tuple[Path, ...]) -> bool:
+    path = Path("src", *module.split("."))
+    candidates = [path.with_suffix(".py"), path / "__init__.py"]
+    files = [candidate for candidate in candidates if (REPOSITORY / candidate).exists()]
+    return any(file == dep or dep in file.parents for file in files for dep in deps) or _empty(files)
+
+
+def _empty(files: list[Path]) -> bool:
+    """A package whose __init__ holds a docstring at most computes nothing."""
+    return all(file.name == "__init__.py" and "import" not in (REPOSITORY / file).read_text() for file in files)
