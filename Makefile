@@ -34,7 +34,7 @@ setup: $(STAMP)
 
 # hf-libero and robosuite declare far more than their simulation uses, so they are installed without it.
 $(STAMP): pyproject.toml constraints.txt requirements-simulator.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --disable-pip-version-check -q --no-deps -r requirements-simulator.txt
 	touch $(STAMP)

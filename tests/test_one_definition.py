@@ -15,7 +15,10 @@ from tests.conftest import REPOSITORY
 
 GRAPH = graph.load(REPOSITORY)
 
-NOT_IN_THE_KEY = ("config", "paths", "errors", "types", "files", "job", "telemetry", "adapters", "graph", "environment")
+NOT_IN_THE_KEY = (
+    *("config", "paths", "errors", "types", "files", "job", "telemetry", "graph", "environment"),
+    *("adapters.tracking", "adapters.mlflow_tracking"),
+)
 """Types, plumbing and reporting: they do not decide what a stage computes."""
 
 OUTPUTS = {

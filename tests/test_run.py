@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,20 @@ def test_the_command_finds_everything_cached_in_seconds_and_shows_the_summary(pr
     for words in ("cached", "after SFT", "after RL", "95 % interval", "champion"):
         assert words in done.stdout
     assert "ran" not in done.stdout.split("held-out")[0].replace("when it ran", "")
+
+
+def test_a_run_that_finds_everything_cached_loads_no_heavy_package(project: Path) -> None:
+    program = """
+import sys
+from nightshift.cli import main
+sys.argv = ["nightshift", "run"]
+try:
+    main()
+finally:
+    print("loaded:", sorted({"prefect", "torch", "ray", "mlflow"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=False)
+    assert "loaded: []" in done.stdout, done.stderr
 
 
 def test_plan_names_the_number_that_changed(project: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from nightshift import commands
+from nightshift import commands, files
 from nightshift.console import errors
 from nightshift.errors import NightshiftError
 
@@ -81,13 +81,21 @@ def main() -> None:
     try:
         app()
     except NightshiftError as error:
-        errors.print(f"error: {error}", markup=False)
-        sys.exit(1)
+        _fail(error)
+    except OSError as error:
+        _fail(files.refusal(error) or error)
     except SystemExit as end:
         if end.code not in (INTERRUPTED, signal.SIGTERM):  # while Ray starts, its handler exits with the latter
             raise
         errors.print("stopped; run again to resume")
         sys.exit(INTERRUPTED)
+
+
+def _fail(error: Exception) -> NoReturn:
+    if not isinstance(error, NightshiftError):
+        raise error
+    errors.print(f"error: {error}", markup=False)
+    sys.exit(1)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

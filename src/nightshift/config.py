@@ -6,15 +6,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from nightshift.errors import ConfigError
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Natural = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Name = Annotated[str, Field(min_length=1)]
+
+
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("names one thing twice")
+    return names
+
+
+Names = Annotated[tuple[Name, ...], AfterValidator(_unique)]
 
 
 class Section(BaseModel):
@@ -30,14 +39,15 @@ class Machine(Section):
 
 class Env(Section):
     suite: Name
-    tasks: tuple[Name, ...]
+    tasks: Names
     """A subset of the suite; empty means all of it."""
     horizon: Count
     """Control steps until an episode counts as failed."""
 
 
 class Collect(Section):
-    demos_per_task: Count
+    demos_per_task: Annotated[int, Field(ge=2, strict=True)]
+    """At least two: one to train on and one to validate with."""
     attempts: Count
     """At most this many expert episodes per demo wanted."""
 
@@ -48,7 +58,7 @@ class Dataset(Section):
 
 
 class Policy(Section):
-    inputs: Annotated[tuple[Name, ...], Field(min_length=1)]
+    inputs: Annotated[Names, Field(min_length=1)]
     """Names of the observations the policy sees, in order."""
     hidden: Annotated[tuple[Count, ...], Field(min_length=1)]
 
@@ -85,7 +95,7 @@ class Evaluate(Section):
 
 
 class Register(Section):
-    model: Name
+    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
 
 
 class Params(Section):

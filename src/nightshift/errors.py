@@ -4,6 +4,7 @@ NightshiftError
 ├── ConfigError            params.yaml does not fit its types
 ├── ProjectError           the project folder cannot be worked in (no git, read-only, full disk)
 ├── SimulatorError         a simulator, its assets or its init states are not usable
+│   └── UnstablePhysics    the actions of one episode drove the simulation out of bounds
 ├── DataError              an episode or dataset file is damaged or breaks its schema
 ├── CheckpointError        a checkpoint is damaged
 ├── CacheError             DVC refuses (locked, damaged cache)
@@ -37,6 +38,10 @@ class ProjectError(NightshiftError):
 
 class SimulatorError(NightshiftError):
     """A simulator, its assets or its init states are not usable."""
+
+
+class UnstablePhysics(SimulatorError):
+    """The actions of one episode drove the simulation out of bounds."""
 
 
 class DataError(NightshiftError):

@@ -24,11 +24,11 @@ def sha256(path: Path) -> str:
 
 
 def sha256_tree(path: Path) -> str:
-    """Digest of a file, or of a folder's file names and contents; caches of the interpreter do not count."""
+    """Digest of a file, or of a folder's file names and contents; what tools and editors leave does not count."""
     if not path.is_dir():
         return sha256(path)
     digest = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+    for file in sorted(p for p in path.rglob("*") if p.is_file() and not _is_litter(p.relative_to(path))):
         digest.update(f"{file.relative_to(path)} {sha256(file)}\n".encode())
     return digest.hexdigest()
 
@@ -58,6 +58,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its place, manifest last, when the block ends without an error."""
     with _sentences(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        sweep_temporaries(path.parent, path.name)
         temporary = _temporary(path)
         temporary.mkdir()
         try:
@@ -104,10 +105,27 @@ def read_journal(journal: Path) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def sweep_temporaries(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for leftover in folder.glob(".*.partial-*"):
+def refusal(error: OSError, path: Path | None = None) -> ProjectError | None:
+    """The sentence for a disk that is full or a place that cannot be written; None for any other error."""
+    where = path or error.filename or "the project"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ProjectError(
+            f"no space left on the disk that holds {where}", "free some space and run again: it resumes"
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return ProjectError(f"{where} cannot be written: {error.strerror}", "make the folder writable and run again")
+    return None
+
+
+def sweep_temporaries(folder: Path, name: str = "*") -> None:
+    """Remove what a killed process left half-written of `name`, or of everything in the folder."""
+    for leftover in folder.glob(f".{name}.partial-*"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+
+
+def _is_litter(path: Path) -> bool:
+    """Interpreter caches and editors' swap and backup files; .dvcignore names the same."""
+    return "__pycache__" in path.parts or path.name.startswith((".", "#")) or path.name.endswith("~")
 
 
 def _temporary(path: Path) -> Path:
@@ -143,12 +161,4 @@ def _sentences(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ProjectError(
-                f"no space left on the disk that holds {path}", "free some space and run again: it resumes"
-            ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise ProjectError(
-                f"{path} cannot be written: {error.strerror}", "make the folder writable and run again"
-            ) from error
-        raise
+        raise (refusal(error, path) or error) from error

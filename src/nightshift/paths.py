@@ -17,6 +17,8 @@ SFT_POLICY = Path("models/sft")
 RLOO_POLICY = Path("models/rloo")
 RLOO_HISTORY = RLOO_POLICY / "history.json"
 EVALUATION = Path("reports/evaluation")
+EVALUATION_REPORT = EVALUATION / "evaluation.json"
+EVALUATION_FIGURE = EVALUATION / "evaluation.png"
 RECEIPT = Path("reports/registration.json")
 
 MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"

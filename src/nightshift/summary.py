@@ -41,7 +41,7 @@ def gather(root: Path, outcomes: Sequence[Outcome], seconds: float | None = None
     return Summary(
         outcomes=outcomes,
         took=timings(root),
-        evaluation=_read(root / paths.EVALUATION / "evaluation.json"),
+        evaluation=_read(root / paths.EVALUATION_REPORT),
         receipt=_read(root / paths.RECEIPT),
         seconds=sum(outcome.seconds for outcome in outcomes) if seconds is None else seconds,
     )
@@ -75,7 +75,7 @@ def markdown(summary: Summary) -> str:
 
 def success_rows(root: Path) -> list[dict[str, str]]:
     """A row per policy and task, the overall figure first."""
-    return _rows(_read(root / paths.EVALUATION / "evaluation.json"))
+    return _rows(_read(root / paths.EVALUATION_REPORT))
 
 
 def model_page(root: Path) -> str:

@@ -12,7 +12,7 @@ def test_golden_values_of_the_clipped_objective() -> None:
     )
     assert abs(surrogate.loss.item() - -0.4933333) < 1e-6
     assert abs(surrogate.clipped.item() - 0.6666667) < 1e-6
-    assert abs(surrogate.kl.item() - 0.0333333) < 1e-6
+    assert abs(surrogate.drift.item() - 0.0333333) < 1e-6
 
 
 def test_a_clipped_step_has_no_gradient() -> None:

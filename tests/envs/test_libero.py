@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nightshift.envs import init_state_count, versions
 from nightshift.envs.libero import LiberoEnv, suite_tasks
 from nightshift.envs.suites import ASSETS_VARIABLE, REAL_SUITES, SUITES
 from nightshift.errors import SimulatorError
@@ -162,9 +163,10 @@ def test_unknown_task_is_refused_with_the_available_ones(env: LiberoEnv) -> None
         LiberoEnv(wrong)
 
 
-def test_versions_name_the_three_packages(env: LiberoEnv) -> None:
-    assert set(env.versions) == {"mujoco", "robosuite", "libero"}
-    assert env.versions["mujoco"].startswith("3.3.")
+def test_versions_name_what_the_physics_depends_on() -> None:
+    found = versions("libero_mini")
+    assert set(found) == {"mujoco", "robosuite", "libero", "nightshift"}
+    assert found["mujoco"].startswith("3.3.")
 
 
 def test_a_picture_is_256_square_or_none(env: LiberoEnv) -> None:
@@ -201,7 +203,7 @@ def test_assets_folder_without_assets_is_refused_by_name(tmp_path: Path, monkeyp
 def test_real_suite_resets_and_steps_bit_identically(suite: str) -> None:
     env = LiberoEnv(suite_tasks(suite)[0])
     actions = random_actions(8, 4)
-    assert env.init_state_count("eval") == 50
+    assert init_state_count(env.task, "eval") == 50
     first = play(env, 1, actions)
     env.reset("eval", 0)
     env.step(actions[0])

@@ -76,8 +76,10 @@ def test_a_killed_collection_keeps_its_demos_and_ends_with_the_same_ones(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     uninterrupted = {path.name: path.read_bytes() for path in run(job("collect"), params)}
-    for draft in sorted((job("collect").state / "episodes").iterdir())[:3]:
+    drafts = sorted((job("collect").state / "episodes").iterdir())
+    for draft in drafts[:3]:
         draft.unlink()
+    (drafts[0].parent / f".{drafts[0].name}.partial-0123abcd").write_bytes(b"half an episode")
     pool = FailingPool(params.env, fails=lambda request: False)
     resumed = {path.name: path.read_bytes() for path in run(with_pool(job("collect"), pool), params)}
     assert resumed == uninterrupted

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,21 @@ def test_a_damaged_demo_is_named_and_nothing_is_written(job: Callable[[str], Job
     with pytest.raises(DataError, match=victim.name):
         run(job, params)
     assert not Path(paths.DATASET).exists()
+
+
+@pytest.mark.usefixtures("demos")
+def test_a_demo_that_breaks_the_schema_is_refused_by_file_field_and_step(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    victim = sorted(paths.DEMOS.glob(f"*{episode.SUFFIX}"))[1]
+    demo = episode.load(victim)
+    demo.actions[2, 0] = float("nan")
+    with files.new_folder(paths.DEMOS) as folder:
+        for path in paths.DEMOS.glob(f"*{episode.SUFFIX}"):
+            shutil.copy(path, folder)
+        episode.save(demo, folder / victim.name)
+    with pytest.raises(DataError, match=rf"{victim.name}: actions is not finite .*step 2"):
+        run(job, params)
 
 
 @pytest.mark.usefixtures("demos")

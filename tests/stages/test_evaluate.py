@@ -1,14 +1,18 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from nightshift import config, files, paths, policies
 from nightshift.distributed.local import LocalPool
 from nightshift.errors import SimulatorError
 from nightshift.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.reports import figures
 from nightshift.stages import evaluate
 from tests.stages.test_collect import FailingPool
 
@@ -24,7 +28,7 @@ def two_policies(project: object) -> None:
 
 def run(job: Job, params: config.Params) -> dict[str, object]:
     evaluate.run(job, env=params.env, evaluate=params.evaluate)
-    report: dict[str, object] = json.loads((paths.EVALUATION / evaluate.REPORT).read_text())
+    report: dict[str, object] = json.loads(paths.EVALUATION_REPORT.read_text())
     return report
 
 
@@ -35,7 +39,7 @@ def test_every_cell_of_the_grid_counts_once(job: Callable[[str], Job], params: c
     cells = [(task, state) for task in ("near", "far") for state in range(params.evaluate.init_states)]
     for policy in ("sft", "rloo"):
         assert [(o["task"], o["init_state"]) for o in outcomes[policy]] == cells
-    assert (paths.EVALUATION / evaluate.FIGURE).stat().st_size > 10_000
+    assert paths.EVALUATION_FIGURE.stat().st_size > 10_000
 
 
 def test_only_held_out_states_are_played(params: config.Params) -> None:
@@ -63,8 +67,16 @@ def test_another_grid_has_another_digest(job: Callable[[str], Job], params: conf
         pool = LocalPool(env)
         fresh = replace(job("evaluate"), state=job("evaluate").state / f"{states}-{horizon}", pool=lambda _, p=pool: p)  # type: ignore[misc]
         evaluate.run(fresh, env=env, evaluate=params.evaluate.model_copy(update={"init_states": states}))
-        digests.add(json.loads((paths.EVALUATION / evaluate.REPORT).read_text())["grid"]["digest"])
+        digests.add(json.loads(paths.EVALUATION_REPORT.read_text())["grid"]["digest"])
     assert len(digests) == 3
+
+
+def test_a_film_is_a_moving_picture_and_a_strip_of_stills(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (9, 32, 48, 3), dtype=np.uint8)
+    figures.film(tmp_path, "lift_cube", frames, strip_frames=4)
+    with Image.open(tmp_path / "lift_cube.gif") as film, Image.open(tmp_path / "lift_cube.png") as strip:
+        assert getattr(film, "n_frames", 1) == 9
+        assert strip.size == (4 * 48, 32)
 
 
 def test_more_states_than_there_are_is_refused(params: config.Params) -> None:

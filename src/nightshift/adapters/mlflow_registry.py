@@ -206,10 +206,9 @@ def _run_of(client: MlflowClient, fingerprint: str) -> str | None:
 
 def _decide(client: MlflowClient, candidate: Candidate, version: ModelVersion) -> tuple[str, str]:
     """The version that should be champion, and why."""
-    try:
-        champion = client.get_model_version_by_alias(candidate.model, CHAMPION)
-    except MlflowException:
-        return version.version, "the first version of this model"
+    if CHAMPION not in client.get_registered_model(candidate.model).aliases:
+        return version.version, "this model has no champion yet"
+    champion = client.get_model_version_by_alias(candidate.model, CHAMPION)
     ours = f"{candidate.successes} of {candidate.episodes}"
     theirs = f"{champion.tags.get(SUCCESSES)} of {champion.tags.get(EPISODES)}"
     if champion.version == version.version:

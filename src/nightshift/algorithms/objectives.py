@@ -11,7 +11,7 @@ from torch import Tensor
 class Surrogate(NamedTuple):
     loss: Tensor  # scalar
     clipped: Tensor  # scalar, share of steps whose ratio no longer earns anything
-    kl: Tensor  # scalar, mean of old - new log-probs
+    drift: Tensor  # scalar, mean of old - new log-probs: the first-order estimate of the KL
 
 
 def clipped_surrogate(
@@ -24,7 +24,7 @@ def clipped_surrogate(
     return Surrogate(
         loss=torch.maximum(plain, bounded).mean(),
         clipped=(bounded > plain).float().mean(),
-        kl=(old_log_probs - log_probs).mean(),
+        drift=(old_log_probs - log_probs).mean(),
     )
 
 

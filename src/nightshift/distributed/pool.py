@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from nightshift import config
 from nightshift.distributed.base import PolicySnapshot, Pool
@@ -44,9 +44,10 @@ def open_pool(workers: int, env: config.Env) -> Pool:
 class RayPool:
     def __init__(self, workers: int, env: config.Env) -> None:
         _start_ray(workers)
+        self._workers = workers
         self._env = env
         self._actor = ray.remote(num_cpus=1)(Worker)
-        self._idle = deque(self._actor.remote(env) for _ in range(workers))
+        self._idle: deque[Any] = deque()
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
@@ -57,9 +58,9 @@ class RayPool:
         running: dict[Any, tuple[int, Any]] = {}
         try:
             while waiting or running:
-                while waiting and self._idle:
+                while waiting and len(running) < self._workers:
                     index, request = waiting.popleft()
-                    actor = self._idle.popleft()
+                    actor = self._idle.popleft() if self._idle else self._actor.remote(self._env)
                     attempts[index] += 1
                     running[actor.run.remote(request, reference)] = (index, actor)
                 done, _ = ray.wait(list(running), timeout=_WAIT_SECONDS)
@@ -71,10 +72,9 @@ class RayPool:
                     else:
                         yield index, trajectories
         finally:
-            # A consumer that stops early leaves workers busy; replace them rather than wait.
+            # A consumer that stops early leaves workers busy; fresh ones take their place when there is work again.
             for _, actor in running.values():
                 ray.kill(actor)
-                self._idle.append(self._actor.remote(self._env))
 
     def close(self) -> None:
         for actor in self._idle:
@@ -86,19 +86,19 @@ class RayPool:
         """The episodes, or None if the worker died and a fresh one should try again."""
         try:
             trajectories: list[Trajectory] = ray.get(future)
-        except ActorDiedError as error:
-            self._idle.append(self._actor.remote(self._env))
+        except RayTaskError as error:
+            self._idle.append(actor)
+            if isinstance(error.cause, NightshiftError):
+                raise error.cause from None
+            raise
+        except RayError as error:  # the process, its node or its answer is gone
+            ray.kill(actor)
             if attempt >= ATTEMPTS:
                 raise RolloutError(
                     f"the simulator died {ATTEMPTS} times on {request.task}, state {request.init_state}",
                     "set machine.workers to 0 in params.yaml to see its output",
                 ) from error
             return None
-        except RayTaskError as error:
-            self._idle.append(actor)
-            if isinstance(error.cause, NightshiftError):
-                raise error.cause from None
-            raise
         self._idle.append(actor)
         return trajectories
 

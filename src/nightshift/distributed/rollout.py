@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nightshift.envs.base import Env
+from nightshift.errors import UnstablePhysics
 from nightshift.policies.base import Policy
 from nightshift.policies.expert import Expert
 from nightshift.types import ACTION_DIM, Array, Observation, RolloutRequest, Trajectory
@@ -34,7 +35,10 @@ def _episode(env: Env, request: RolloutRequest, member: int, act: Act, horizon: 
         observations.append(observation)
         actions.append(action)
         log_probs.append(log_prob)
-        observation, success = env.step(action)
+        try:
+            observation, success = env.step(action)
+        except UnstablePhysics:
+            break  # these actions led nowhere: the episode failed, the run goes on
     if request.frames_every:
         frames.append(env.render())
     pictures = [frame for frame in frames if frame is not None]

@@ -17,6 +17,7 @@ class Worker:
     """Remembers nothing that could change a result: a fresh worker answers the same."""
 
     def __init__(self, env: config.Env) -> None:
+        torch.set_num_threads(1)  # one order of summation, as in every other worker
         self._horizon = env.horizon
         self._tasks: dict[str, Task] = {task.name: task for task in envs.tasks(env)}
         self._envs: dict[str, Env] = {}

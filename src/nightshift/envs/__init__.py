@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib.metadata import version
 
 from nightshift import config
@@ -46,6 +47,16 @@ def init_state_count(task: Task, split: Split) -> int:
     return count(task, split)
 
 
+def init_states_digest(task: Task, split: Split) -> str:
+    """Of the init states themselves: other states under the same numbers are another experiment."""
+    if task.suite == FAKE:
+        return FAKE
+    from nightshift.envs.suites import load_init_states
+
+    states = load_init_states(task).get(split)
+    return "sampled" if states is None else hashlib.sha256(states.tobytes()).hexdigest()
+
+
 def versions(suite: str) -> dict[str, str]:
     """Versions that a result of this suite depends on."""
     packages = {} if suite == FAKE else {"mujoco": "mujoco", "robosuite": "robosuite", "libero": "hf-libero"}
@@ -57,6 +68,6 @@ def _suite(name: str) -> list[Task]:
         from nightshift.envs.fake import TASKS
 
         return TASKS
-    from nightshift.envs.libero import suite_tasks
+    from nightshift.envs.suites import suite_tasks
 
     return suite_tasks(name)

@@ -23,12 +23,8 @@ class FakeEnv:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.versions = {"fake": "1"}
         self._point = np.zeros(3)
         self._goal = np.zeros(3)
-
-    def init_state_count(self, split: Split) -> int:
-        return STATES[split]
 
     def reset(self, split: Split, init_state: int) -> Observation:
         random = np.random.default_rng([self.task.index, split == "eval", init_state])

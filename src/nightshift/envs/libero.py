@@ -13,7 +13,6 @@ import os
 import weakref
 from collections.abc import Iterator
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 import mujoco
@@ -23,9 +22,9 @@ from numpy.typing import NDArray
 from nightshift.envs.base import Step
 from nightshift.envs.libero_setup import give_back_memory, prepare, quiet
 from nightshift.envs.stepping import CompiledStepping
-from nightshift.envs.suites import MINI, SAMPLED_TRAIN_STATES, Problem, load_init_states, load_problem, suite_tasks
+from nightshift.envs.suites import MINI, Problem, init_state_count, load_init_states, load_problem, suite_tasks
 from nightshift.envs.world import World
-from nightshift.errors import SimulatorError
+from nightshift.errors import SimulatorError, UnstablePhysics
 from nightshift.types import ACTION_DIM, Array, Observation, Scene, Split, Task
 
 __all__ = ["LiberoEnv", "suite_tasks"]
@@ -78,19 +77,11 @@ class LiberoEnv:
         return self._task
 
     @cached_property
-    def versions(self) -> dict[str, str]:
-        return {"mujoco": version("mujoco"), "robosuite": version("robosuite"), "libero": version("hf-libero")}
-
-    @cached_property
     def _init_states(self) -> dict[Split, NDArray[np.float64]]:
         return load_init_states(self._task)
 
-    def init_state_count(self, split: Split) -> int:
-        states = self._init_states.get(split)
-        return SAMPLED_TRAIN_STATES if states is None else len(states)
-
     def reset(self, split: Split, init_state: int) -> Observation:
-        count = self.init_state_count(split)
+        count = init_state_count(self._task, split)
         if not 0 <= init_state < count:
             what = f"{self._task.name} has no {split} init state {init_state}"
             raise SimulatorError(what, f"choose one from 0 to {count - 1}")
@@ -111,7 +102,7 @@ class LiberoEnv:
         success = self._advance(np.clip(values, -1.0, 1.0))
         if any(self._data.warning[kind].number for kind in BROKEN_PHYSICS):
             what = f"{self._task.name}, step {self._steps}: the physics became unstable and MuJoCo gave up"
-            raise SimulatorError(what, "reset the environment; if it happens again, report the init state and actions")
+            raise UnstablePhysics(what, "reset the environment and go on with another episode")
         return Step(self._observe(), success)
 
     def scene(self) -> Scene:
@@ -141,6 +132,7 @@ class LiberoEnv:
         self._clear()
         with quiet(), _numpy_seed(seed):
             _until_placed(self._domain)
+        self._model.body_pos[:], self._model.body_quat[:] = self._body_poses  # a state cannot hold where fixtures stand
         arm = self._robot._ref_joint_pos_indexes + self._robot._ref_gripper_joint_pos_indexes
         arm_speed = self._robot._ref_joint_vel_indexes + self._robot._ref_gripper_joint_vel_indexes
         rest = self._data.qpos[arm].copy()

@@ -13,14 +13,14 @@ import importlib.util
 import io
 import os
 import sys
-import tempfile
 import types
 import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from nightshift.errors import ProjectError, SimulatorError
+from nightshift import files
+from nightshift.errors import SimulatorError
 from nightshift.paths import LIBERO_CONFIG
 
 INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0"
@@ -80,15 +80,8 @@ def _write_config(path: Path, package: Path) -> None:
         "assets": path.parent / "assets",
     }
     text = "".join(f"{key}: {str(value)!r}\n" for key, value in entries.items())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.read_text() == text:
-            return
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as handle:
-            handle.write(text)
-        Path(handle.name).replace(path)
-    except OSError as error:
-        raise ProjectError(f"{path} cannot be written: {error}", "free disk space or fix its permissions") from error
+    if not path.exists() or path.read_text() != text:
+        files.write_bytes(path, text.encode())
 
 
 def _gl_backend() -> str:

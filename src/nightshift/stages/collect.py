@@ -22,6 +22,7 @@ def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> Non
     candidates = {name: _candidates(task, seed, collect) for name, task in tasks.items()}
     missing = dict.fromkeys(tasks, collect.demos_per_task)
     drafts = job.state / "episodes"
+    files.sweep_temporaries(drafts)
     with progress.bar("collect", total=sum(missing.values())) as advance:
         while any(missing.values()):
             for request, solved in _play(job, env, tasks, _next_round(candidates, missing, seed), drafts):
@@ -29,7 +30,7 @@ def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> Non
                     missing[request.task] -= 1
                     advance(request.task)
     with files.new_folder(paths.DEMOS) as demos:
-        for path in sorted(drafts.iterdir()):
+        for path in sorted(drafts.glob(f"*{episode.SUFFIX}")):
             shutil.copy2(path, demos)
 
 

@@ -21,9 +21,7 @@ from nightshift.reports.intervals import Rate
 from nightshift.telemetry import progress
 from nightshift.types import RolloutRequest
 
-REPORT = "evaluation.json"
 OUTCOMES = "outcomes.json"
-FIGURE = "evaluation.png"
 _FRAME_EVERY = 4
 
 Outcome = dict[str, Any]
@@ -33,18 +31,16 @@ Outcome = dict[str, Any]
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states)
     folders = {"sft": paths.SFT_POLICY, "rloo": paths.RLOO_POLICY}
-    outcomes = {
-        name: _outcomes(job, env, requests, name, policies.load(folder), evaluate) for name, folder in folders.items()
-    }
+    outcomes = {name: _outcomes(job, env, requests, name, _load(folder), evaluate) for name, folder in folders.items()}
     report: dict[str, Any] = {
         "grid": {"digest": _digest(env, requests), "suite": env.suite, "episodes": len(requests)},
         "policies": {name: _summary(episodes) for name, episodes in outcomes.items()},
         "versions": envs.versions(env.suite),
     }
     with files.new_folder(paths.EVALUATION) as folder:
-        files.write_json(folder / REPORT, report)
+        files.write_json(folder / paths.EVALUATION_REPORT.name, report)
         files.write_json(folder / OUTCOMES, outcomes)
-        figures.evaluation(folder / FIGURE, report, json.loads(paths.RLOO_HISTORY.read_text()))
+        figures.evaluation(folder / paths.EVALUATION_FIGURE.name, report, json.loads(paths.RLOO_HISTORY.read_text()))
         for film in _films(job).glob("*.*"):
             (folder / film.name).write_bytes(film.read_bytes())
     for name, result in report["policies"].items():
@@ -67,6 +63,11 @@ def grid(env: config.Env, init_states: int) -> list[RolloutRequest]:
             for state in range(init_states)
         ]
     return requests
+
+
+def _load(folder: Path) -> Policy:
+    files.verify_folder(folder, f"rm -r {folder} and run again")
+    return policies.load(folder)
 
 
 def _outcomes(
@@ -116,9 +117,11 @@ def _rate(outcomes: Sequence[Outcome]) -> Rate:
 
 
 def _digest(env: config.Env, requests: Sequence[RolloutRequest]) -> str:
-    """Two evaluations may be compared exactly when they played the same grid under the same horizon."""
-    cells = [(r.task, r.split, r.init_state) for r in requests]
-    return hashlib.sha256(json.dumps([env.suite, env.horizon, cells]).encode()).hexdigest()[:16]
+    """Two evaluations may be compared exactly when they played the same states, as long, in the same simulator."""
+    cells = [(r.task, r.init_state) for r in requests]
+    states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
+    content = [env.suite, env.horizon, cells, states, envs.versions(env.suite)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _films(job: Job) -> Path:

@@ -35,7 +35,7 @@ def run(job: Job, *, register: config.Register) -> None:
 
 
 def _evaluation() -> Any:
-    path = paths.EVALUATION / "evaluation.json"
+    path = paths.EVALUATION_REPORT
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

@@ -20,6 +20,7 @@ Group = list[Trajectory]
 
 def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
+    files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     policy = policies.load(paths.SFT_POLICY, std=rloo.std)
     learner = RlooLearner(policy, rloo, torch.Generator().manual_seed(seed))
     schedule = Schedule(envs.tasks(env), seed=seed, group_size=rloo.group_size)
@@ -27,7 +28,7 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
         for iteration in range(len(history), rloo.iterations):
             groups = _rollouts(job, env, schedule.requests(iteration, rloo.groups), policy)
-            metrics = {**_outcome(groups), **learner.update(groups)}
+            metrics = {**_outcome(groups), **learner.update(groups, iteration)}
             history.append(metrics)
             job.tracker.log({**metrics, **gpu.sample()}, iteration + 1)
             _save(job, learner, history)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
-from nightshift import checkpoint, config, files, paths, policies
+from nightshift import checkpoint, config, files, graph, paths, policies
 from nightshift.algorithms.sft import SftLearner
 from nightshift.checkpoint import Checkpoint
 from nightshift.data import store
@@ -24,7 +26,7 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     data = store.read(paths.DATASET)
     learner = SftLearner(_fresh_policy(policy, data), sft)
     generator = torch.Generator().manual_seed(seed)
-    job.tracker.dataset("demos", files.sha256(paths.DATASET / files.MANIFEST), paths.DATASET)
+    job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
     _train(job, learner, data, generator, sft)
     with files.new_folder(paths.SFT_POLICY) as folder:
         policies.save(learner.policy, folder)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
 
-_MIB = 2**20
+_FIGURES: dict[str, Callable[[Any], float]] = {
+    "utilisation_percent": lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+    "memory_mib": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20,
+    "power_watts": lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+}
 
 
 def sample() -> dict[str, float]:
     """Utilisation, memory and power of each GPU by metric name; empty on a machine without one."""
     metrics: dict[str, float] = {}
     for index, handle in enumerate(_handles()):
-        used = pynvml.nvmlDeviceGetMemoryInfo(handle).used
-        metrics[f"gpu/{index}/utilisation_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        metrics[f"gpu/{index}/memory_mib"] = used / _MIB
-        metrics[f"gpu/{index}/power_watts"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+        for name, read in _FIGURES.items():
+            with contextlib.suppress(pynvml.NVMLError):  # not every GPU tells everything
+                metrics[f"gpu/{index}/{name}"] = float(read(handle))
     return metrics
 
 
