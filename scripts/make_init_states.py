@@ -16,7 +16,10 @@ from nightshift.envs.suites import MINI
 from nightshift.types import Task
 
 EVAL_STATES = 50
+"""As many as LIBERO has: the grid to compare whole suites on."""
 TRAIN_STATES = 200
+MORE_EVAL_STATES = 200
+"""Further held-out states, for a sharper look at few tasks."""
 
 
 def draw(task: Task, seed: int, count: int) -> NDArray[np.float64]:
@@ -42,8 +45,9 @@ def main() -> None:
     for task in suite_tasks(MINI):
         if chosen.task and task.name not in chosen.task:
             continue
-        states = draw(task, chosen.seed, EVAL_STATES + TRAIN_STATES)
-        np.savez_compressed(init_states_file(task.name), eval=states[:EVAL_STATES], train=states[EVAL_STATES:])
+        states = draw(task, chosen.seed, EVAL_STATES + TRAIN_STATES + MORE_EVAL_STATES)
+        evaluation, training, more = np.split(states, [EVAL_STATES, EVAL_STATES + TRAIN_STATES])
+        np.savez_compressed(init_states_file(task.name), eval=evaluation, train=training, more_eval=more)
 
 
 if __name__ == "__main__":

@@ -93,8 +93,8 @@ def _used(stage: str, imports: grimp.ImportGraph) -> set[str]:
 
 
 def _ignored(module: str) -> bool:
-    parts = module.split(".")
-    return len(parts) == 1 or parts[1] in NOT_IN_THE_KEY or module == "nightshift.stages"
+    name = module.partition(".")[2]
+    return name in ("", "stages") or any(name == other or name.startswith(f"{other}.") for other in NOT_IN_THE_KEY)
 
 
 def _covered(module: str, deps: tuple[Path, ...]) -> bool:

@@ -49,7 +49,7 @@ def group(actor: GaussianMlp, outcomes: list[bool], seed: int) -> list[Trajector
 def test_what_worked_becomes_likelier_and_what_failed_less_likely() -> None:
     actor = policy()
     groups = [group(actor, [True, False, True, False], seed) for seed in range(2)]
-    RlooLearner(actor, SETTINGS, torch.Generator().manual_seed(0)).update(groups, 0)
+    RlooLearner(actor, SETTINGS, torch.Generator().manual_seed(0)).update(groups)
 
     def change(success: bool) -> float:
         chosen = [t for g in groups for t in g if t.success is success]
@@ -72,7 +72,7 @@ def test_what_worked_becomes_likelier_and_what_failed_less_likely() -> None:
 def test_the_update_stops_at_the_kl_limit() -> None:
     actor = policy()
     groups = [group(actor, [True, False, True, False], seed) for seed in range(2)]
-    metrics = RlooLearner(actor, SETTINGS, torch.Generator().manual_seed(0)).update(groups, 0)
+    metrics = RlooLearner(actor, SETTINGS, torch.Generator().manual_seed(0)).update(groups)
     steps = sum(t.length for g in groups for t in g)
     assert 0 < metrics["update/gradients"] < SETTINGS.epochs * np.ceil(steps / SETTINGS.minibatch)
     assert SETTINGS.kl_limit < metrics["update/kl"] < 2 * SETTINGS.kl_limit
@@ -82,7 +82,7 @@ def test_uniform_groups_leave_the_policy_alone() -> None:
     actor = policy()
     before = {name: value.clone() for name, value in actor.state_dict().items()}
     groups = [group(actor, [True] * 4, 0), group(actor, [False] * 4, 1)]
-    metrics = RlooLearner(actor, SETTINGS, torch.Generator().manual_seed(0)).update(groups, 0)
+    metrics = RlooLearner(actor, SETTINGS, torch.Generator().manual_seed(0)).update(groups)
     assert metrics["update/gradients"] == 0
     assert all(torch.equal(before[name], value) for name, value in actor.state_dict().items())
 

@@ -41,13 +41,8 @@ class RlooLearner:
         self.generator = generator
         self._settings = settings
 
-    def update(self, groups: Groups, iteration: int) -> dict[str, float]:
-        """Move the policy towards what worked. Groups that all succeeded or all failed teach nothing.
-
-        The learning rate falls linearly to zero over the iterations, so that noise does not have the last word.
-        """
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * (1 - iteration / self._settings.iterations)
+    def update(self, groups: Groups) -> dict[str, float]:
+        """Move the policy towards what worked. Groups that all succeeded or all failed teach nothing."""
         batch = self._batch(groups)
         informative = batch.advantages != 0
         if not bool(informative.any()):

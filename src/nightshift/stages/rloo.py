@@ -28,7 +28,7 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
         for iteration in range(len(history), rloo.iterations):
             groups = _rollouts(job, env, schedule.requests(iteration, rloo.groups), policy)
-            metrics = {**_outcome(groups), **learner.update(groups, iteration)}
+            metrics = {**_outcome(groups), **learner.update(groups)}
             history.append(metrics)
             job.tracker.log({**metrics, **gpu.sample()}, iteration + 1)
             _save(job, learner, history)
