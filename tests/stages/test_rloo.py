@@ -2,6 +2,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nightshift import config, paths
@@ -24,12 +25,12 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     settings = params.rloo.model_copy(
-        update={"iterations": 20, "groups": 8, "group_size": 8, "learning_rate": 3e-3, "kl_limit": 0.1}
+        update={"iterations": 25, "groups": 8, "group_size": 8, "learning_rate": 1e-2, "kl_limit": 0.1}
     )
     rloo.run(job("rloo"), seed=params.seed, env=params.env, rloo=settings)
     history = json.loads(paths.RLOO_HISTORY.read_text())
-    first, last = ([h["rollout/success"] for h in part] for part in (history[:3], history[-3:]))
-    assert sum(last) / 3 > sum(first) / 3 + 0.2
+    first, last = (np.mean([h["rollout/success"] for h in part]) for part in (history[:5], history[-5:]))
+    assert last > first + 0.1
     assert all(h["update/kl"] < 3 * settings.kl_limit for h in history)
 
 

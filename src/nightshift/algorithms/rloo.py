@@ -37,7 +37,8 @@ class Batch:
 class RlooLearner:
     def __init__(self, policy: Policy, settings: config.Rloo, generator: torch.Generator) -> None:
         self.policy = policy
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)
+        # Rectified, since Adam's first steps go as far as the learning rate allows in every direction at once.
+        self.optimizer = torch.optim.RAdam(policy.parameters(), lr=settings.learning_rate)
         self.generator = generator
         self._settings = settings
 
