@@ -112,7 +112,7 @@ def refusal(error: OSError, path: Path | None = None) -> ProjectError | None:
         return ProjectError(
             f"no space left on the disk that holds {where}", "free some space and run again: it resumes"
         )
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
         return ProjectError(f"{where} cannot be written: {error.strerror}", "make the folder writable and run again")
     return None
 

@@ -136,8 +136,8 @@ def test_action_of_the_wrong_shape_is_refused(env: LiberoEnv) -> None:
 
 
 def test_init_state_out_of_range_is_refused_with_the_range(env: LiberoEnv) -> None:
-    with pytest.raises(SimulatorError, match="from 0 to 49"):
-        env.reset("eval", 50)
+    with pytest.raises(SimulatorError, match="from 0 to 249"):
+        env.reset("eval", 250)
     with pytest.raises(SimulatorError, match="no train init state -1"):
         env.reset("train", -1)
 

@@ -41,7 +41,7 @@ def test_train_and_eval_init_states_are_disjoint(task: Task) -> None:
     states = load_init_states(task)
     train = {state.tobytes() for state in states["train"]}
     held_out = {state.tobytes() for state in states["eval"]}
-    assert (len(train), len(held_out)) == (200, 50)
+    assert (len(train), len(held_out)) == (200, 50 + 200)
     assert not train & held_out
 
 

@@ -176,7 +176,7 @@ class LiberoEnv:
         mujoco.mj_resetData(self._model, self._data)
         self._model.body_pos[:], self._model.body_quat[:] = self._body_poses
         if self._compiled:
-            self._compiled.invalidate()
+            self._compiled.restart()
         self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)
         self._domain.timestep = 0
         self._domain.cur_time = 0

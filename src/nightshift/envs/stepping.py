@@ -28,13 +28,15 @@ class CompiledStepping:
         self._stale = True
         self._jacobians = np.zeros((3, self._model.nv)), np.zeros((3, self._model.nv))
         self._mass = np.zeros((self._model.nv, self._model.nv))
+        self._fingers = np.zeros(2)
         self._site: int = self._robot.eef_site_id
         self._wiring = self._wire()
         domain.sim.forward = self.forward
 
-    def invalidate(self) -> None:
-        """Tell it that positions or velocities were written from outside."""
+    def restart(self) -> None:
+        """A new episode: positions and velocities are written from outside, the fingers have no target yet."""
         self._stale = True
+        self._fingers[:] = 0.0
 
     def forward(self) -> None:
         if self._stale:
@@ -54,7 +56,7 @@ class CompiledStepping:
             self.forward()
             mujoco.mj_jacSite(model, data, *jacobians, self._site)
             mujoco.mj_fullM(model, self._mass, data.qM)
-            self._control(data.ctrl, robot.gripper.current_action, close, *goal, *seen, *state, *self._wiring)
+            self._control(data.ctrl, self._fingers, close, *goal, *seen, *state, *self._wiring)
             mujoco.mj_step2(model, data)
             self._stale = True
         robot.controller.new_update = True
