@@ -30,7 +30,9 @@ check: setup
 bench: setup
 	for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
 
+# Prefect makes its home folder one level deep only, and it lies in .state.
 setup: $(STAMP)
+	@mkdir -p .state
 
 # hf-libero and robosuite declare far more than their simulation uses, so they are installed without it.
 $(STAMP): pyproject.toml constraints.txt requirements-simulator.txt

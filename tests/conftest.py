@@ -20,6 +20,7 @@ from nightshift.distributed.local import LocalPool
 from nightshift.job import Job
 
 REPOSITORY = Path(__file__).parent.parent
+(REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 
 SMALL: dict[str, Any] = {
     "machine": {"workers": 0},

@@ -41,10 +41,11 @@ def film(folder: Path, task: str, frames: NDArray[np.uint8], strip_frames: int) 
 
 def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
     policies = report["policies"]
-    names = ["overall", *next(iter(policies.values()))["tasks"]]
+    tasks = list(next(iter(policies.values()))["tasks"])
+    names = ["overall", *tasks] if len(tasks) > 1 else tasks
     width = 0.8 / len(policies)
     for offset, (policy, result) in enumerate(policies.items()):
-        rates = [result["overall"], *result["tasks"].values()]
+        rates = [result["overall"] if name == "overall" else result["tasks"][name] for name in names]
         heights = np.array([r["rate"] for r in rates])
         errors = np.array([[r["rate"] - r["low"], r["high"] - r["rate"]] for r in rates]).T.clip(0)
         places = np.arange(len(names)) + (offset - (len(policies) - 1) / 2) * width
@@ -70,6 +71,7 @@ def _curve(axes: Axes, history: Sequence[Mapping[str, float]]) -> None:
         label="success of training episodes",
     )
     axes.set(ylim=(0, 1.02), xlabel="RLOO iteration", title="Training")
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
     distance = axes.twinx()
     distance.plot(
