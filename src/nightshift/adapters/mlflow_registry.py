@@ -207,7 +207,7 @@ def _run_of(client: MlflowClient, fingerprint: str) -> str | None:
 def _decide(client: MlflowClient, candidate: Candidate, version: ModelVersion) -> tuple[str, str]:
     """The version that should be champion, and why."""
     if CHAMPION not in client.get_registered_model(candidate.model).aliases:
-        return version.version, "this model has no champion yet"
+        return version.version, "there was no champion to compare with"
     champion = client.get_model_version_by_alias(candidate.model, CHAMPION)
     ours = f"{candidate.successes} of {candidate.episodes}"
     theirs = f"{champion.tags.get(SUCCESSES)} of {champion.tags.get(EPISODES)}"
