@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "collect": {"demos_per_task": 4, "attempts": 3},
     "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3, "checkpoint_every": 20},
     "policy": {"inputs": ["objects", "task"], "hidden": [16]},
-    "rloo": {"iterations": 12, "groups": 4, "group_size": 4, "std": 0.12, "minibatch": 1024},
+    "rloo": {"iterations": 12, "groups": 4, "group_size": 4, "std": 0.4, "minibatch": 1024},
     "evaluate": {"init_states": 10, "film_frames": 0},
 }
 

@@ -81,6 +81,7 @@ class Trajectory:
     actions: Array  # [T, A] as the policy chose them, before the simulator clips
     log_probs: Array  # [T] of `actions` under the acting policy; zeros for the expert
     success: bool
+    valid: bool = True  # False: the simulator failed, so the episode tells nothing about whoever acted
     frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
 
     @property

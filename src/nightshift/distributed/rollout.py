@@ -1,75 +1,112 @@
-"""Playing episodes: the one loop in which a simulator meets whoever acts."""
+"""Playing episodes: the one loop in which simulators meet whoever acts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nightshift.envs.base import Env
-from nightshift.errors import UnstablePhysics
+from nightshift.envs.base import Fleet, Steps
 from nightshift.policies.base import Policy
 from nightshift.policies.expert import Expert
 from nightshift.types import ACTION_DIM, Array, Observation, RolloutRequest, Trajectory
 
-Act = Callable[[Observation], tuple[Array, float]]
-"""An action [A] for one observation, and its log-prob."""
+ATTEMPTS = 3
+"""An episode whose physics breaks is played again from the same init state, this often in all."""
+
+Act = Callable[[Observation], tuple[Array, Array]]
+"""Actions [N, A] for N observations, and their log-probs [N]."""
 
 
-def play(env: Env, request: RolloutRequest, policy: Policy | None, horizon: int) -> list[Trajectory]:
-    """The group of episodes that `request` asks for, each with a random stream of its own."""
-    return [
-        _episode(env, request, member, _actor(env, request, member, policy), horizon) for member in range(request.count)
-    ]
+def play(fleet: Fleet, request: RolloutRequest, policy: Policy | None, horizon: int) -> list[Trajectory]:
+    """The group of episodes that `request` asks for, side by side, each with a random stream of its own."""
+    played: dict[int, Trajectory] = {}
+    for attempt in range(ATTEMPTS):
+        members = [member for member in range(request.count) if member not in played or not played[member].valid]
+        if members:
+            act = _actor(fleet, request, members, attempt, policy)
+            played |= dict(zip(members, _episodes(fleet, request, members, act, horizon), strict=True))
+    return [played[member] for member in range(request.count)]
 
 
-def _episode(env: Env, request: RolloutRequest, member: int, act: Act, horizon: int) -> Trajectory:
-    observation, success = env.reset(request.split, request.init_state), False
-    observations: list[Observation] = []
-    actions: list[Array] = []
-    log_probs, frames = [], []
-    while not success and len(actions) < horizon:
-        if request.frames_every and len(actions) % request.frames_every == 0:
-            frames.append(env.render())
-        action, log_prob = act(observation)
-        observations.append(observation)
-        actions.append(action)
-        log_probs.append(log_prob)
-        try:
-            observation, success = env.step(action)
-        except UnstablePhysics:
-            break  # these actions led nowhere: the episode failed, the run goes on
-    if request.frames_every:
-        frames.append(env.render())
-    pictures = [frame for frame in frames if frame is not None]
+@dataclass
+class _Record:
+    """What is written down of one episode while it is played."""
+
+    observations: list[Observation] = field(default_factory=list)
+    actions: list[Array] = field(default_factory=list)
+    log_probs: list[np.float32] = field(default_factory=list)
+    frames: list[NDArray[np.uint8]] = field(default_factory=list)
+    success: bool = False
+    broken: bool = False
+
+
+def _episodes(
+    fleet: Fleet, request: RolloutRequest, members: Sequence[int], act: Act, horizon: int
+) -> list[Trajectory]:
+    """Until each is solved or broken, or out of time. Those that are done keep their row, so that batches keep their
+    shape: what one member does never depends on when another ends."""
+    observation = fleet.reset(request.split, [request.init_state] * len(members))
+    records = [_Record() for _ in members]
+    active = np.ones(len(members), np.bool_)
+    for step in range(horizon):
+        actions, log_probs = act(observation)
+        for lane in np.flatnonzero(active).tolist():
+            _film(fleet, request, lane, step, records[lane])
+            records[lane].observations.append({name: values[lane].copy() for name, values in observation.items()})
+            records[lane].actions.append(actions[lane])
+            records[lane].log_probs.append(log_probs[lane])
+        after = fleet.step(actions, active)
+        observation = after.observation
+        _settle(active, after, records)
+        if not active.any():
+            break
+    for lane, record in enumerate(records):
+        _film(fleet, request, lane, 0, record)
+    return [_trajectory(request, member, record) for member, record in zip(members, records, strict=True)]
+
+
+def _settle(active: NDArray[np.bool_], after: Steps, records: Sequence[_Record]) -> None:
+    """Take those that ended out of the game."""
+    for lane in np.flatnonzero(active & (after.success | after.broken)).tolist():
+        records[lane].success, records[lane].broken = bool(after.success[lane]), bool(after.broken[lane])
+        active[lane] = False
+
+
+def _film(fleet: Fleet, request: RolloutRequest, lane: int, step: int, record: _Record) -> None:
+    if request.frames_every and step % request.frames_every == 0:
+        picture = fleet.render(lane)
+        if picture is not None:
+            record.frames.append(picture)
+
+
+def _trajectory(request: RolloutRequest, member: int, record: _Record) -> Trajectory:
     return Trajectory(
         request=request,
         member=member,
-        observations={name: np.stack([o[name] for o in observations]) for name in observation},
-        actions=np.stack(actions),
-        log_probs=np.array(log_probs, dtype=np.float32),
-        success=success,
-        frames=np.stack(pictures) if pictures else None,
+        observations={name: np.stack([o[name] for o in record.observations]) for name in record.observations[0]},
+        actions=np.stack(record.actions),
+        log_probs=np.array(record.log_probs, dtype=np.float32),
+        success=record.success,
+        valid=not record.broken,
+        frames=np.stack(record.frames) if record.frames else None,
     )
 
 
-def _actor(env: Env, request: RolloutRequest, member: int, policy: Policy | None) -> Act:
+def _actor(fleet: Fleet, request: RolloutRequest, members: Sequence[int], attempt: int, policy: Policy | None) -> Act:
+    nothing = np.zeros(len(members), np.float32)
     if request.controller == "expert":
-        expert = Expert()
-        return lambda observation: (expert.act(env.scene()), 0.0)
+        experts = [Expert() for _ in members]
+        return lambda _: (np.stack([one.act(fleet.scene(lane)) for lane, one in enumerate(experts)]), nothing)
     if policy is None:
         raise ValueError(f"controller {request.controller!r} needs a policy")
     if request.controller == "greedy":
-        return lambda observation: (policy.act(_batch_of_one(observation))[0], 0.0)
-    random = np.random.default_rng([request.seed, member])
-    return lambda observation: _draw(policy, observation, random)
+        return lambda observation: (policy.act(observation), nothing)
+    streams = [np.random.default_rng([request.seed, member, attempt]) for member in members]
+    return lambda observation: policy.sample(observation, _noise(streams))
 
 
-def _draw(policy: Policy, observation: Observation, random: np.random.Generator) -> tuple[Array, float]:
-    noise = random.standard_normal((1, ACTION_DIM), dtype=np.float32)
-    actions, log_probs = policy.sample(_batch_of_one(observation), noise)
-    return actions[0], float(log_probs[0])
-
-
-def _batch_of_one(observation: Observation) -> Observation:
-    return {name: values[None] for name, values in observation.items()}
+def _noise(streams: Sequence[np.random.Generator]) -> Array:
+    return np.stack([stream.standard_normal(ACTION_DIM, dtype=np.float32) for stream in streams])

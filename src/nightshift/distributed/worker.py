@@ -7,7 +7,7 @@ import torch
 from nightshift import config, envs, policies
 from nightshift.distributed.base import PolicySnapshot
 from nightshift.distributed.rollout import play
-from nightshift.envs.base import Env
+from nightshift.envs.base import Fleet
 from nightshift.errors import SimulatorError
 from nightshift.policies.base import Policy
 from nightshift.types import RolloutRequest, Task, Trajectory
@@ -20,24 +20,24 @@ class Worker:
         torch.set_num_threads(1)  # one order of summation, as in every other worker
         self._horizon = env.horizon
         self._tasks: dict[str, Task] = {task.name: task for task in envs.tasks(env)}
-        self._envs: dict[str, Env] = {}
+        self._fleets: dict[str, Fleet] = {}
 
     def run(self, request: RolloutRequest, policy: PolicySnapshot | None) -> list[Trajectory]:
-        return play(self._env(request.task), request, restore(policy) if policy else None, self._horizon)
+        return play(self._fleet(request.task), request, restore(policy) if policy else None, self._horizon)
 
     def close(self) -> None:
-        for env in self._envs.values():
-            env.close()
-        self._envs.clear()
+        for fleet in self._fleets.values():
+            fleet.close()
+        self._fleets.clear()
 
-    def _env(self, task: str) -> Env:
+    def _fleet(self, task: str) -> Fleet:
         if task not in self._tasks:
             raise SimulatorError(
                 f"no task {task!r} here; there are {', '.join(self._tasks)}", "edit env.tasks in params.yaml"
             )
-        if task not in self._envs:
-            self._envs[task] = envs.make(self._tasks[task])
-        return self._envs[task]
+        if task not in self._fleets:
+            self._fleets[task] = envs.make_fleet(self._tasks[task])
+        return self._fleets[task]
 
 
 def restore(snapshot: PolicySnapshot) -> Policy:

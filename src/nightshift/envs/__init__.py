@@ -6,7 +6,7 @@ import hashlib
 from importlib.metadata import version
 
 from nightshift import config
-from nightshift.envs.base import Env
+from nightshift.envs.base import Env, Fleet
 from nightshift.errors import SimulatorError
 from nightshift.types import Split, Task
 
@@ -34,6 +34,17 @@ def make(task: Task) -> Env:
     from nightshift.envs.libero import LiberoEnv
 
     return LiberoEnv(task)
+
+
+def make_fleet(task: Task) -> Fleet:
+    """Simulators for one task that step together."""
+    if task.suite == FAKE:
+        from nightshift.envs.turn_by_turn import TurnByTurn
+
+        return TurnByTurn(task, make)
+    from nightshift.envs.fleet import LiberoFleet
+
+    return LiberoFleet(task)
 
 
 def init_state_count(task: Task, split: Split) -> int:

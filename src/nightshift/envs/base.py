@@ -1,7 +1,8 @@
-"""The seam every simulator sits behind."""
+"""The seams every simulator sits behind: one alone, and several of one task that step together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,5 +33,34 @@ class Env(Protocol):
     def render(self) -> NDArray[np.uint8] | None:
         """A picture [H, W, 3] of the scene, or None where no GL library is present."""
         ...
+
+    def close(self) -> None: ...
+
+
+class Steps(NamedTuple):
+    """What one action each led to, for N simulators."""
+
+    observation: Observation  # each [N, D]; overwritten by the next step
+    success: NDArray[np.bool_]  # [N]
+    broken: NDArray[np.bool_]  # [N] the physics became unstable: the episode says nothing
+
+
+class Fleet(Protocol):
+    """Several simulators of one task. What one of them shows does not depend on the others."""
+
+    @property
+    def task(self) -> Task: ...
+
+    def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
+        """One simulator for every init state; each observation [N, D]."""
+        ...
+
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        """Step the active simulators with their rows of `actions` [N, A]; the others stay as they are."""
+        ...
+
+    def scene(self, lane: int) -> Scene: ...
+
+    def render(self, lane: int) -> NDArray[np.uint8] | None: ...
 
     def close(self) -> None: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import importlib
 import os
 import weakref
@@ -20,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import Step
+from nightshift.envs.goal import Goal
 from nightshift.envs.libero_setup import give_back_memory, prepare, quiet
-from nightshift.envs.stepping import CompiledStepping
+from nightshift.envs.stepping import CompiledStepping, Lane, Rows
 from nightshift.envs.suites import MINI, Problem, init_state_count, load_init_states, load_problem, suite_tasks
 from nightshift.envs.world import World
 from nightshift.errors import SimulatorError, UnstablePhysics
@@ -61,13 +63,24 @@ class LiberoEnv:
         self._sim = self._domain.sim
         self._robot = self._domain.robots[0]
         self._model: mujoco.MjModel = self._sim.model._model
-        self._data: mujoco.MjData = self._sim.data._data
-        self._compiled = CompiledStepping(self._domain) if compiled else None
+        self._stepping = CompiledStepping(self._domain) if compiled else None
         give_back_memory()
         self._body_poses = self._model.body_pos.copy(), self._model.body_quat.copy()
         self._rest_joints = np.array(self._robot.init_qpos)
-        self._world = World(self._domain)
         self._one_hot = np.eye(task.suite_size, dtype=np.float32)[task.index]
+        self._simulate_in(self._sim.data._data)
+
+    def twin(self) -> LiberoEnv:
+        """Another simulation on the same compiled model: megabytes and milliseconds where a build takes seconds."""
+        other = copy.copy(self)
+        other._simulate_in(mujoco.MjData(self._model))
+        return other
+
+    def _simulate_in(self, data: mujoco.MjData) -> None:
+        self._data = data
+        self._lane: Lane | None = self._stepping.lane(data) if self._stepping else None
+        self._world = World(self._domain, data)
+        self._goal = Goal(self._domain, data)
         self._steps = 0
         self._renderer: mujoco.Renderer | None = None
         self._can_render = True
@@ -91,19 +104,34 @@ class LiberoEnv:
         for _ in range(self._problem.settle_steps):
             self._advance(REST_ACTION)
         self._steps = 0
-        return self._observe()
+        return self.observe()
 
     def step(self, action: Array) -> Step:
         self._steps += 1
-        values = np.asarray(action, dtype=np.float64)
-        if values.shape != (ACTION_DIM,) or not np.isfinite(values).all():
-            what = f"{self._task.name}, step {self._steps}: action {np.array2string(values, precision=3)} is not usable"
-            raise SimulatorError(what, f"give {ACTION_DIM} finite numbers; a policy that does not has diverged")
-        success = self._advance(np.clip(values, -1.0, 1.0))
-        if any(self._data.warning[kind].number for kind in BROKEN_PHYSICS):
+        success = self._advance(usable_actions(self._task, self._steps, np.asarray(action)[None])[0])
+        if self.is_broken():
             what = f"{self._task.name}, step {self._steps}: the physics became unstable and MuJoCo gave up"
             raise UnstablePhysics(what, "reset the environment and go on with another episode")
-        return Step(self._observe(), success)
+        return Step(self.observe(), success)
+
+    @property
+    def stepping(self) -> CompiledStepping:
+        """Moves this simulation and its twins on, by their `address`."""
+        assert self._stepping is not None, "this is the reference, which is not compiled"
+        return self._stepping
+
+    @property
+    def address(self) -> Rows:
+        assert self._lane is not None, "this is the reference, which is not compiled"
+        return self._lane.row
+
+    def is_broken(self) -> bool:
+        """Whether the physics became unstable since the last reset; MuJoCo starts over by itself then."""
+        return any(self._data.warning[kind].number for kind in BROKEN_PHYSICS)
+
+    def is_solved(self) -> bool:
+        self._focus()
+        return self._goal.holds()
 
     def scene(self) -> Scene:
         return self._world.scene()
@@ -129,6 +157,7 @@ class LiberoEnv:
 
     def sample_state(self, seed: int) -> NDArray[np.float64]:
         """A state drawn from LIBERO's placement samplers: robot at rest, objects settled on the table, time 0."""
+        self._focus()
         self._clear()
         with quiet(), _numpy_seed(seed):
             _until_placed(self._domain)
@@ -151,40 +180,52 @@ class LiberoEnv:
 
     def _advance(self, action: NDArray[np.float64]) -> bool:
         """One control step; whether the goal holds after it."""
-        if self._compiled is None:
+        if self._stepping is None or self._lane is None:
             _, _, success, _ = self._domain.step(action)
+            self._sim.forward()
             return bool(success)
-        self._compiled.step(action)
-        self._sim.forward()
-        self._domain._post_process()
-        return bool(self._domain._check_success())
+        self._stepping.step(self._lane.row[None], action[None])
+        return self.is_solved()
 
     def _restore(self, state: NDArray[np.float64]) -> None:
         expected = 1 + self._model.nq + self._model.nv
         if state.shape != (expected,):
             what = f"an init state of {self._task.name} has {state.size} numbers, the simulation {expected}"
             raise SimulatorError(what, "the init states belong to another version of the task; make them again")
+        self._focus()
         self._clear()
         self._sim.set_state_from_flattened(state)
         self._sim.forward()
+        if self._lane is not None:
+            self._lane.restart()
         controller = self._robot.controller
         controller.update_initial_joints(self._rest_joints)  # also takes up the arm's pose as the goal
         controller.new_update = True
+
+    def _focus(self) -> None:
+        """LIBERO's objects look at one MjData: ours, from here on. Twins share those objects."""
+        self._sim.data._data = self._data
 
     def _clear(self) -> None:
         """Everything that could carry over from what was simulated before."""
         mujoco.mj_resetData(self._model, self._data)
         self._model.body_pos[:], self._model.body_quat[:] = self._body_poses
-        if self._compiled:
-            self._compiled.restart()
         self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)
         self._domain.timestep = 0
         self._domain.cur_time = 0
         self._domain.done = False
 
-    def _observe(self) -> dict[str, Array]:
-        self._sim.forward()
+    def observe(self) -> dict[str, Array]:
         return {"proprio": self._world.proprio(), "objects": self._world.objects(), "task": self._one_hot}
+
+
+def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]:
+    """`actions` [N, A], clipped to the range as LIBERO does; nothing else reaches the simulator."""
+    values = np.asarray(actions, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] != ACTION_DIM or not np.isfinite(values).all():  # noqa: PLR2004
+        what = f"{task.name}, step {step}: action {np.array2string(values, precision=3)} is not usable"
+        raise SimulatorError(what, f"give {ACTION_DIM} finite numbers; a policy that does not has diverged")
+    return np.clip(values, -1.0, 1.0)
 
 
 def _build(task: Task, problem: Problem) -> Any:

@@ -1,9 +1,4 @@
-"""A control step of LIBERO without the work that robosuite repeats.
-
-Per substep robosuite calls `mj_forward`, again `mj_forward` from the controller, then `mj_step`, which starts with a
-third one. Positions and velocities do not change in between, so one `mj_step1` and one `mj_step2` do the same; and the
-control law between them is compiled (osc.py). `tests/envs/test_libero.py` holds it against robosuite's own stepping.
-"""
+"""Compiled control steps (osc.py) of the simulations on one built LIBERO problem."""
 
 from __future__ import annotations
 
@@ -13,65 +8,71 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.types import ACTION_DIM
 
-class CompiledStepping:
-    """Takes over `forward` of one robosuite MjSim, and the substeps of its robot."""
+Rows = NDArray[np.int64]
 
-    def __init__(self, domain: Any) -> None:
-        from nightshift.envs.osc import control
 
-        self._control = control
-        self._robot = domain.robots[0]
-        self._model: mujoco.MjModel = domain.sim.model._model
-        self._data: mujoco.MjData = domain.sim.data._data
-        self._substeps = int(domain.control_timestep / domain.model_timestep)
-        self._stale = True
-        self._jacobians = np.zeros((3, self._model.nv)), np.zeros((3, self._model.nv))
-        self._mass = np.zeros((self._model.nv, self._model.nv))
-        self._fingers = np.zeros(2)
-        self._site: int = self._robot.eef_site_id
-        self._wiring = self._wire()
-        domain.sim.forward = self.forward
+class Lane:
+    """One simulation on a model that others may share: its MjData, and where its hand is to go."""
+
+    def __init__(self, data: mujoco.MjData, grip_site: int) -> None:
+        self.data = data
+        self.goal_position = np.zeros(3)
+        self.goal_rotation = np.zeros((3, 3))
+        self.fingers = np.zeros(2)
+        self._site = data.site_xpos[grip_site], data.site_xmat[grip_site].reshape(3, 3)
+        seen = (data.qpos, data.qvel, data.ctrl, data.qM, data.qfrc_bias, *self._site)
+        own = (self.goal_position, self.goal_rotation, self.fingers)
+        self.row: Rows = np.array([data._address, *(array.ctypes.data for array in (*seen, *own))])
 
     def restart(self) -> None:
-        """A new episode: positions and velocities are written from outside, the fingers have no target yet."""
-        self._stale = True
-        self._fingers[:] = 0.0
+        """A new episode: the hand stays where it is, the fingers have no target yet."""
+        self.goal_position[:], self.goal_rotation[:] = self._site
+        self.fingers[:] = 0.0
 
-    def forward(self) -> None:
-        if self._stale:
-            mujoco.mj_step1(self._model, self._data)
-            self._stale = False
 
-    def step(self, action: NDArray[np.float64]) -> None:
-        """One control step: a new goal, then every substep of it."""
-        model, data, robot = self._model, self._data, self._robot
-        self.forward()
-        robot.controller.set_goal(action[: robot.controller.control_dim])
-        jacobians, close = self._jacobians, float(np.sign(action[-1]))
-        goal = robot.controller.goal_pos, robot.controller.goal_ori, robot.controller.initial_joint
-        seen = data.site_xpos[self._site], data.site_xmat[self._site], *jacobians, self._mass
-        state = data.qpos, data.qvel, data.qfrc_bias
-        for _ in range(self._substeps):
-            self.forward()
-            mujoco.mj_jacSite(model, data, *jacobians, self._site)
-            mujoco.mj_fullM(model, self._mass, data.qM)
-            self._control(data.ctrl, self._fingers, close, *goal, *seen, *state, *self._wiring)
-            mujoco.mj_step2(model, data)
-            self._stale = True
-        robot.controller.new_update = True
+class CompiledStepping:
+    """Steps lanes of one built LIBERO problem.
 
-    def _wire(self) -> tuple[Any, ...]:
-        """Addresses, limits and gains, in the order `control` takes them."""
+    Example:
+        stepping = CompiledStepping(domain)
+        lanes = [stepping.lane(mujoco.MjData(model)) for _ in range(8)]
+        stepping.step(np.stack([lane.row for lane in lanes]), np.zeros((8, 7)))
+    """
+
+    def __init__(self, domain: Any) -> None:
+        from nightshift.envs.osc import advance
+
+        self._advance = advance
+        self._robot = domain.robots[0]
+        self._model: mujoco.MjModel = domain.sim.model._model
+        self._wiring = self._wire(int(domain.control_timestep / domain.model_timestep))
+
+    def lane(self, data: mujoco.MjData) -> Lane:
+        return Lane(data, self._robot.eef_site_id)
+
+    def step(self, rows: Rows, actions: NDArray[np.float64]) -> None:
+        """One control step of every row. Reads positions of `mj_step1`, and leaves those after the step."""
+        assert actions.shape == (len(rows), ACTION_DIM)
+        self._advance(rows, actions, self._model._address, *self._wiring)
+
+    def _wire(self, substeps: int) -> tuple[Any, ...]:
+        """Addresses, limits and gains, in the order `advance` takes them."""
         robot, model = self._robot, self._model
+        controller = robot.controller
+        controller.scale_action(np.zeros(controller.control_dim))  # robosuite computes its scale on first use
         fingers = np.array([model.actuator(name).id for name in robot.gripper.actuators])
         return (
+            np.array([model.nq, model.nv, model.nu, substeps, robot.eef_site_id]),
+            np.array(robot.init_qpos),
             np.array(robot._ref_joint_pos_indexes),
             np.array(robot._ref_joint_vel_indexes),
             np.array(robot._ref_joint_actuator_indexes),
             np.array(robot.torque_limits),
             fingers,
             model.actuator_ctrlrange[fingers].copy(),
-            np.array([robot.controller.kp, robot.controller.kd]),
+            np.array([controller.kp, controller.kd]),
+            np.array(controller.action_scale),
             float(robot.gripper.speed),
         )

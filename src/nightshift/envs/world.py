@@ -25,9 +25,9 @@ FACING_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 class World:
     """Names, sizes and poses of everything in one LIBERO problem."""
 
-    def __init__(self, domain: Any) -> None:
+    def __init__(self, domain: Any, data: mujoco.MjData) -> None:
         self._model: mujoco.MjModel = domain.sim.model._model
-        self._data: mujoco.MjData = domain.sim.data._data
+        self._data = data
         robot = domain.robots[0]
         self._grip_site: int = robot.eef_site_id
         self._fingers = [int(address) for address in robot._ref_gripper_joint_pos_indexes]

@@ -1,0 +1,87 @@
+"""Many LIBERO simulations in one process, stepped by one compiled call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.envs.base import Steps
+from nightshift.envs.libero import LiberoEnv, usable_actions
+from nightshift.envs.stepping import Rows
+from nightshift.types import Array, Observation, Scene, Split, Task
+
+Lanes = NDArray[np.int64]
+
+
+class LiberoFleet:
+    """Simulations that share one compiled model. Stepping releases the GIL, so threads share the work.
+
+    Example:
+        fleet = LiberoFleet(task)
+        observation = fleet.reset("train", [0, 1, 2, 3])
+        observation, success, broken = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
+    """
+
+    def __init__(self, task: Task, *, threads: int = 1) -> None:
+        self._lanes = [LiberoEnv(task)]
+        self._rows: Rows = np.empty((0, 0), np.int64)
+        self._observation: dict[str, Array] = {}
+        self._success = np.zeros(0, np.bool_)
+        self._broken = np.zeros(0, np.bool_)
+        self._steps = 0
+        self._threads = threads
+        self._executor = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    @property
+    def task(self) -> Task:
+        return self._lanes[0].task
+
+    def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
+        while len(self._lanes) < len(init_states):
+            self._lanes.append(self._lanes[0].twin())
+        shown = [lane.reset(split, state) for lane, state in zip(self._lanes, init_states, strict=False)]
+        self._observation = {name: np.stack([one[name] for one in shown]) for name in shown[0]}
+        self._rows = np.stack([lane.address for lane in self._lanes[: len(init_states)]])
+        self._success, self._broken = np.zeros((2, len(init_states)), np.bool_)
+        self._steps = 0
+        return self._observation
+
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        self._steps += 1
+        lanes = np.flatnonzero(active)
+        self._advance(lanes, usable_actions(self.task, self._steps, actions[lanes]))
+        self._success[:], self._broken[:] = False, False
+        for lane in lanes.tolist():
+            self._success[lane], self._broken[lane] = self._look(lane)
+        return Steps(self._observation, self._success, self._broken)
+
+    def scene(self, lane: int) -> Scene:
+        return self._lanes[lane].scene()
+
+    def render(self, lane: int) -> NDArray[np.uint8] | None:
+        return self._lanes[lane].render()
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+        if self._executor:
+            self._executor.shutdown()
+
+    def _advance(self, lanes: Lanes, actions: NDArray[np.float64]) -> None:
+        step = self._lanes[0].stepping.step
+        if self._executor is None:
+            step(self._rows[lanes], actions)
+            return
+        parts = np.array_split(np.arange(len(lanes)), self._threads)
+        list(self._executor.map(lambda part: step(self._rows[lanes[part]], actions[part]), parts))
+
+    def _look(self, lane: int) -> tuple[bool, bool]:
+        """Write what a lane shows; whether it is solved, and whether it broke."""
+        env = self._lanes[lane]
+        for name, values in env.observe().items():
+            self._observation[name][lane] = values
+        broken = env.is_broken()
+        return not broken and env.is_solved(), broken

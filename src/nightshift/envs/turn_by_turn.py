@@ -1,0 +1,52 @@
+"""A fleet of any simulators, one after the other: slower, and all that a simulator without a fleet of its own needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.envs.base import Env, Steps
+from nightshift.errors import UnstablePhysics
+from nightshift.types import Array, Observation, Scene, Split, Task
+
+
+class TurnByTurn:
+    def __init__(self, task: Task, make: Callable[[Task], Env]) -> None:
+        self._make = make
+        self._envs = [make(task)]
+        self._observation: dict[str, Array] = {}
+
+    @property
+    def task(self) -> Task:
+        return self._envs[0].task
+
+    def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
+        while len(self._envs) < len(init_states):
+            self._envs.append(self._make(self.task))
+        shown = [env.reset(split, state) for env, state in zip(self._envs, init_states, strict=False)]
+        self._observation = {name: np.stack([one[name] for one in shown]) for name in shown[0]}
+        return self._observation
+
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        success, broken = np.zeros((2, len(active)), np.bool_)
+        for lane in np.flatnonzero(active).tolist():
+            try:
+                observation, success[lane] = self._envs[lane].step(actions[lane])
+            except UnstablePhysics:
+                broken[lane] = True
+                continue
+            for name, values in observation.items():
+                self._observation[name][lane] = values
+        return Steps(self._observation, success, broken)
+
+    def scene(self, lane: int) -> Scene:
+        return self._envs[lane].scene()
+
+    def render(self, lane: int) -> NDArray[np.uint8] | None:
+        return self._envs[lane].render()
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()

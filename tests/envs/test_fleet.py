@@ -1,0 +1,106 @@
+"""Many simulations in one process: each plays as if it were alone, and LIBERO itself judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from nightshift.envs.fleet import LiberoFleet
+from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.errors import SimulatorError
+from nightshift.policies.expert import Expert
+from nightshift.types import ACTION_DIM, Array, Task
+
+TRAY = 3
+STEPS = 12
+EVERY = np.ones(3, np.bool_)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[LiberoFleet]:
+    made = LiberoFleet(suite_tasks("libero_mini")[TRAY])
+    yield made
+    made.close()
+
+
+def random_actions(seed: int, lanes: int) -> Array:
+    return np.random.default_rng(seed).uniform(-1, 1, (STEPS, lanes, ACTION_DIM)).astype(np.float32)
+
+
+def play(fleet: LiberoFleet, states: list[int], actions: Array, active: np.ndarray | None = None) -> dict[str, Array]:
+    """What is shown after every step: each [steps, lanes, D]."""
+    active = np.ones(len(states), np.bool_) if active is None else active
+    fleet.reset("train", states)
+    shown = [fleet.step(row, active).observation for row in actions]
+    assert all(one is shown[0] for one in shown), "the arrays are the same ones every step"
+    fleet.reset("train", states)
+    seen: dict[str, list[Array]] = {name: [] for name in shown[0]}
+    for row in actions:
+        for name, values in fleet.step(row, active).observation.items():
+            seen[name].append(values.copy())
+    return {name: np.stack(values) for name, values in seen.items()}
+
+
+def assert_equal(one: dict[str, Array], other: dict[str, Array]) -> None:
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+def test_a_simulation_in_a_fleet_plays_what_it_plays_alone_bit_for_bit(fleet: LiberoFleet) -> None:
+    actions = random_actions(0, 3)
+    together = play(fleet, [4, 9, 4], actions)
+    alone = LiberoEnv(fleet.task)
+    for lane, state in enumerate((4, 9, 4)):
+        alone.reset("train", state)
+        for step, action in enumerate(actions[:, lane]):
+            for name, values in alone.step(action).observation.items():
+                np.testing.assert_array_equal(values, together[name][step, lane], err_msg=f"{name}, step {step}")
+
+
+def test_threads_change_nothing(fleet: LiberoFleet) -> None:
+    actions = random_actions(1, 3)
+    threaded = LiberoFleet(fleet.task, threads=2)
+    assert_equal(play(fleet, [0, 1, 2], actions), play(threaded, [0, 1, 2], actions))
+    threaded.close()
+
+
+def test_one_that_rests_stays_as_it_is_and_the_others_do_not_notice(fleet: LiberoFleet) -> None:
+    actions = random_actions(2, 3)
+    everybody = play(fleet, [5, 6, 7], actions)
+    rested = play(fleet, [5, 6, 7], actions, np.array([True, False, True]))
+    for name in ("proprio", "objects"):
+        np.testing.assert_array_equal(rested[name][:, [0, 2]], everybody[name][:, [0, 2]])
+        np.testing.assert_array_equal(rested[name][:, 1], np.broadcast_to(rested[name][0, 1], rested[name][:, 1].shape))
+
+
+def test_one_whose_physics_breaks_is_told_apart_from_those_that_go_on(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [0, 1, 2])
+    fleet._lanes[1]._data.qvel[:] = 1e12
+    _, success, broken = fleet.step(np.zeros((3, ACTION_DIM), np.float32), EVERY)
+    assert broken.tolist() == [False, True, False]
+    assert not success.any()
+
+
+def test_a_bad_action_is_refused_before_any_simulation_moves(fleet: LiberoFleet) -> None:
+    before = {name: values.copy() for name, values in fleet.reset("train", [0, 1, 2]).items()}
+    actions = np.zeros((3, ACTION_DIM), np.float32)
+    actions[1, 3] = np.nan
+    with pytest.raises(SimulatorError, match="place_can_in_tray, step 1"):
+        fleet.step(actions, EVERY)
+    for lane, env in enumerate(fleet._lanes[:3]):
+        for name, values in env.observe().items():
+            np.testing.assert_array_equal(values, before[name][lane])
+
+
+@pytest.mark.parametrize("task", suite_tasks("libero_mini"), ids=lambda task: task.name)
+def test_success_is_what_liberos_predicates_say_on_every_step(task: Task) -> None:
+    env, expert = LiberoEnv(task), Expert()
+    env.reset("eval", 3)
+    for _ in range(100):
+        success = env.step(expert.act(env.scene())).success
+        assert success == bool(env._domain._check_success())
+        if success:
+            return
+    pytest.fail("the expert did not get there, so nothing was compared")
