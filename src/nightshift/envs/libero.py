@@ -24,7 +24,7 @@ from nightshift.envs.base import Step
 from nightshift.envs.goal import Goal
 from nightshift.envs.libero_setup import give_back_memory, prepare, quiet
 from nightshift.envs.stepping import CompiledStepping, Lane, Rows
-from nightshift.envs.suites import MINI, Problem, init_state_count, load_init_states, load_problem, suite_tasks
+from nightshift.envs.suites import MINI, init_state_count, load_init_states, load_problem, suite_tasks
 from nightshift.envs.world import World
 from nightshift.errors import SimulatorError, UnstablePhysics
 from nightshift.types import ACTION_DIM, Array, Observation, Scene, Split, Task
@@ -58,7 +58,8 @@ class LiberoEnv:
         self._task = task
         prepare()
         self._problem = load_problem(task)
-        self._domain = _build(task, self._problem)
+        self._domain = control_env(task).env
+        self._domain.visualize(vis_settings=dict.fromkeys(self._domain._visualizations, False))  # no helper shapes
         self._domain._observables = {}  # we read MuJoCo directly; robosuite would poll its sensors every substep
         self._sim = self._domain.sim
         self._robot = self._domain.robots[0]
@@ -228,18 +229,20 @@ def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]
     return np.clip(values, -1.0, 1.0)
 
 
-def _build(task: Task, problem: Problem) -> Any:
-    """LIBERO's own problem object. Fixtures are placed at random while it is built, so the seed is fixed."""
+def control_env(task: Task) -> Any:
+    """LIBERO's own environment, as it comes. Fixtures are placed at random while it is built, so the seed is fixed."""
+    prepare()
     import libero.libero
     from libero.libero.envs.env_wrapper import ControlEnv
 
     if task.suite == MINI:
         import nightshift.envs.mini.objects  # noqa: F401 - registers the objects with LIBERO
 
+    problem = load_problem(task)
     libero.libero._assets_path_cache = str(problem.assets)
     scene = {"scene_xml": str(problem.scene)} if problem.scene else {}
     with quiet(), _numpy_seed(BUILD_SEED):
-        control = ControlEnv(
+        return ControlEnv(
             bddl_file_name=str(problem.bddl),
             controller="OSC_POSE",
             control_freq=CONTROL_HZ,
@@ -251,9 +254,6 @@ def _build(task: Task, problem: Problem) -> Any:
             horizon=2**31,
             **scene,
         )
-    domain = control.env
-    domain.visualize(vis_settings=dict.fromkeys(domain._visualizations, False))  # no helper shapes in pictures
-    return domain
 
 
 def _until_placed(domain: Any) -> None:

@@ -1,0 +1,209 @@
+"""LIBERO's simulation: our fleet, LIBERO's `SubprocVectorEnv` and bare physics, on the same cores, in one run.
+
+Control steps per second over SIMULATORS simulations of one scene, same init states, same actions, no cameras.
+One JSON line per scene: {name, ours, peer, ratio, limit, of_limit, least, most}. `limit` is `mj_step` alone, 25 times a
+control step; `ratio` is ours over the peer's. Figures are medians over rounds in which all three take turns.
+
+With cameras: seconds per decision of a policy that looks once per chunk of 8 actions, against looking at every step.
+`--plot FILE` draws throughput over the number of simulations per core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+
+# Python looks for modules beside the script first, where this very file would pass for the package `libero`.
+sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent.resolve()]
+
+from nightshift.envs.fleet import LiberoFleet
+from nightshift.envs.libero import LiberoEnv, control_env, suite_tasks
+from nightshift.envs.libero_setup import prepare
+from nightshift.envs.suites import load_init_states
+from nightshift.errors import SimulatorError
+from nightshift.types import ACTION_DIM, Array, Task
+
+SCENES = ("libero_mini", "libero_object", "libero_spatial")
+CORES = len(os.sched_getaffinity(0))
+SIMULATORS = 4 * CORES
+STEPS = 40
+ROUNDS = 3
+SUBSTEPS = 25
+CHUNK = 8
+
+Measure = Callable[[], float]
+
+
+def actions(count: int) -> Array:
+    """Gentle random moves [steps, count, A]."""
+    return (0.3 * np.random.default_rng(0).standard_normal((STEPS, count, ACTION_DIM))).clip(-1, 1).astype(np.float32)
+
+
+def rate(count: int, started: float) -> float:
+    return STEPS * count / (time.perf_counter() - started)
+
+
+def ours(fleet: LiberoFleet, count: int) -> float:
+    states = [index % 50 for index in range(count)]
+    fleet.reset("eval", states)
+    active, moves = np.ones(count, np.bool_), actions(count)
+    started = time.perf_counter()
+    for row in moves:
+        fleet.step(row, active)
+    return rate(count, started)
+
+
+class Peer:
+    """LIBERO's vector environment: a process per simulation, its own `env.step`, its own observations."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        prepare()
+        from libero.libero.envs.venv import SubprocVectorEnv
+
+        self._states = load_init_states(task)["eval"][np.arange(count) % 50]
+        self._envs: Any = SubprocVectorEnv([partial(control_env, task)] * count)
+        self._envs.reset()
+
+    def __call__(self) -> float:
+        count = len(self._states)
+        self._envs.set_init_state(self._states)
+        moves = actions(count)
+        started = time.perf_counter()
+        for row in moves:
+            self._envs.step(row)
+        return rate(count, started)
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+def limit(task: Task, count: int) -> Measure:
+    """`mj_step` and nothing else, from the same states, one thread per core. The arm is limp."""
+    env = LiberoEnv(task)
+    lanes = [env, *(env.twin() for _ in range(count - 1))]
+    pool = ThreadPoolExecutor(CORES)
+
+    def step(lane: LiberoEnv) -> None:
+        mujoco.mj_step(lane._model, lane._data, STEPS * SUBSTEPS)
+
+    def measure() -> float:
+        for index, lane in enumerate(lanes):
+            lane.reset("eval", index % 50)
+        started = time.perf_counter()
+        list(pool.map(step, lanes))
+        return rate(count, started)
+
+    return measure
+
+
+def scene(name: str) -> dict[str, Any]:
+    task = suite_tasks(name)[0]
+    fleet, peer = LiberoFleet(task, threads=CORES), Peer(task, SIMULATORS)
+    bare = limit(task, SIMULATORS)
+    ours(fleet, SIMULATORS)  # compiles
+    rounds = np.array([(ours(fleet, SIMULATORS), peer(), bare()) for _ in range(ROUNDS)])
+    peer.close()
+    fleet.close()
+    mine, theirs, most = (statistics.median(column) for column in rounds.T)
+    return {
+        "name": name,
+        "ours": round(mine),
+        "peer": round(theirs),
+        "ratio": round(mine / theirs, 2),
+        "limit": round(most),
+        "of_limit": round(mine / most, 2),
+        "least": [round(column.min()) for column in rounds.T],
+        "most": [round(column.max()) for column in rounds.T],
+        "task": task.name,
+        "simulations": SIMULATORS,
+        "cores": CORES,
+    }
+
+
+def cameras(name: str) -> dict[str, Any] | None:
+    """Seconds per decision: eight control steps and one look, against eight steps and eight looks."""
+    env = LiberoEnv(suite_tasks(name)[0])
+    env.reset("eval", 0)
+    if env.render() is None:
+        return None
+    moves = actions(1)[:, 0]
+
+    def decision(looks: int) -> float:
+        env.reset("eval", 0)
+        started = time.perf_counter()
+        for index, action in enumerate(moves[:CHUNK]):
+            if index < looks:
+                env.render()
+            env.step(action)
+        return time.perf_counter() - started
+
+    rounds = np.array([(decision(1), decision(CHUNK)) for _ in range(ROUNDS)])
+    mine, theirs = (statistics.median(column) for column in rounds.T)
+    return {
+        "name": f"{name}/cameras",
+        "ours": round(mine, 3),
+        "peer": round(theirs, 3),
+        "ratio": round(theirs / mine, 2),
+        "frames_saved": CHUNK,
+    }
+
+
+def plot(path: Path) -> None:
+    """Throughput of one fleet over the number of simulations per core."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    per_core = [1, 2, 4, 8, 16]
+    for name in available():
+        fleet = LiberoFleet(suite_tasks(name)[0], threads=CORES)
+        ours(fleet, CORES)
+        rates = [statistics.median(ours(fleet, CORES * n) for _ in range(ROUNDS)) for n in per_core]
+        axes.plot(per_core, rates, marker="o", label=name)
+        fleet.close()
+    axes.set(xlabel="simulations per core", ylabel=f"control steps/s on {CORES} cores", xscale="log", ylim=0)
+    axes.set_xticks(per_core, [str(n) for n in per_core])
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def available() -> list[str]:
+    """Scenes whose assets are there; says which are left out."""
+    found = []
+    for name in SCENES:
+        try:
+            LiberoEnv(suite_tasks(name)[0])
+        except SimulatorError as error:
+            sys.stderr.write(f"{name} is left out: {error}\n")
+        else:
+            found.append(name)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plot", type=Path, help="draw throughput over simulations per core instead")
+    chosen = parser.parse_args()
+    if chosen.plot:
+        plot(chosen.plot)
+        return
+    scenes = available()
+    for line in (*map(scene, scenes), *map(cameras, scenes)):
+        if line:
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
