@@ -89,12 +89,22 @@ class Trajectory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Boxes:
+    """N boxes in the world: what an object collides with."""
+
+    centres: NDArray[np.float64]  # [N, 3]
+    axes: NDArray[np.float64]  # [N, 3, 3] their rotations: one axis per column
+    half_sizes: NDArray[np.float64]  # [N, 3]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Body:
     """An object of the scene as the expert sees it."""
 
     position: NDArray[np.float64]  # [3]
     rotation: NDArray[np.float64]  # [3, 3]
     half_size: NDArray[np.float64]  # [3] of the axis-aligned box around it, in its own frame
+    boxes: Boxes | None = None  # its collision shape; None for a region, which collides with nothing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,94 @@
+"""Questions about boxes: where lines pass through them, how deep they overlap, how far they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.types import Body, Boxes
+
+Vector = NDArray[np.float64]
+
+_PARALLEL = 1e-9
+
+
+def shape_of(body: Body) -> Boxes:
+    """Its collision shape, or the box that a region is."""
+    if body.boxes is not None:
+        return body.boxes
+    return Boxes(centres=body.position[None], axes=body.rotation[None], half_sizes=body.half_size[None])
+
+
+def join(shapes: Sequence[Boxes]) -> Boxes:
+    return Boxes(
+        centres=np.concatenate([shape.centres for shape in shapes]),
+        axes=np.concatenate([shape.axes for shape in shapes]),
+        half_sizes=np.concatenate([shape.half_sizes for shape in shapes]),
+    )
+
+
+def select(shape: Boxes, which: slice | NDArray[np.bool_]) -> Boxes:
+    return Boxes(centres=shape.centres[which], axes=shape.axes[which], half_sizes=shape.half_sizes[which])
+
+
+def within(shape: Boxes, centre: Vector, radius: float) -> Boxes:
+    """Those boxes whose surrounding ball comes closer to `centre` than `radius`."""
+    reach = np.linalg.norm(shape.half_sizes, axis=1) + radius
+    return select(shape, np.linalg.norm(shape.centres - centre, axis=1) < reach)
+
+
+def extent(shape: Boxes, direction: Vector) -> tuple[float, float]:
+    """The lowest and the highest coordinate along a unit vector."""
+    middle = shape.centres @ direction
+    reach = _reach(shape, direction)
+    return float((middle - reach).min()), float((middle + reach).max())
+
+
+def _reach(shape: Boxes, direction: Vector) -> Vector:
+    """How far each box [N] reaches from its centre along a unit vector."""
+    projected: Vector = np.abs(np.einsum("nki,k->ni", shape.axes, direction))
+    return np.asarray((projected * shape.half_sizes).sum(axis=1))
+
+
+def tops(shape: Boxes) -> Vector:
+    """The highest point of each box [N]."""
+    return np.asarray(shape.centres[:, 2] + _reach(shape, np.array([0.0, 0.0, 1.0])))
+
+
+def crossings(shape: Boxes, origins: Vector, direction: Vector) -> tuple[Vector, Vector]:
+    """Where lines from `origins` [L, 3] enter and leave each box [L, N]; a line that misses leaves before it enters."""
+    start = np.einsum("nki,lnk->lni", shape.axes, origins[:, None] - shape.centres)
+    slope = np.einsum("nki,k->ni", shape.axes, direction)
+    slope = np.where(np.abs(slope) < _PARALLEL, _PARALLEL, slope)
+    one, other = (-shape.half_sizes - start) / slope, (shape.half_sizes - start) / slope
+    return np.minimum(one, other).max(axis=2), np.maximum(one, other).min(axis=2)
+
+
+def merge(enter: Vector, leave: Vector, gap: float) -> list[tuple[float, float]]:
+    """Intervals as they are when those that lie closer together than `gap` are one."""
+    hit = leave > enter
+    order = np.argsort(enter[hit])
+    starts, ends = enter[hit][order], np.maximum.accumulate(leave[hit][order])
+    if not len(starts):
+        return []
+    breaks = np.flatnonzero(starts[1:] > ends[:-1] + gap)
+    return [
+        (float(starts[first]), float(ends[last]))
+        for first, last in zip([0, *(breaks + 1)], [*breaks, len(ends) - 1], strict=True)
+    ]
+
+
+def overlap(one: Boxes, other: Boxes) -> Vector:
+    """How deep boxes overlap [M, N] along the face normal where they do least; negative: how far they are apart.
+
+    Edges are not compared with edges, so two boxes that pass each other edge by edge may count as touching.
+    """
+    apart = other.centres[None] - one.centres[:, None]
+    turned = np.abs(np.einsum("mki,nkj->mnij", one.axes, other.axes))
+    first = one.half_sizes[:, None] + np.einsum("mnij,nj->mni", turned, other.half_sizes)
+    first -= np.abs(np.einsum("mki,mnk->mni", one.axes, apart))
+    second = other.half_sizes[None] + np.einsum("mnij,mi->mnj", turned, one.half_sizes)
+    second -= np.abs(np.einsum("nkj,mnk->mnj", other.axes, apart))
+    return np.minimum(first.min(axis=2), second.min(axis=2))

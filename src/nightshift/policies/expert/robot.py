@@ -1,0 +1,45 @@
+"""The robot's own numbers: its controller, its gripper, and the boxes its hand fills. Nothing here is about a task."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.types import Boxes
+
+Vector = NDArray[np.float64]
+
+POSITION_SCALE = 0.05  # metres the controller aims ahead at action 1
+ROTATION_SCALE = 0.5  # radians
+POSITION_GAIN = 1.8
+ROTATION_GAIN = 1.5
+
+MAX_OPENING = 0.08  # metres between the open fingers
+FULLY_OPEN = 0.072  # an opening beyond this is on its way to, or at, the maximum
+GRASP_MARGIN = 0.01  # the open fingers must exceed an object's width by this
+FINGER_LENGTH = 0.04  # from the finger tips to the palm: how far the fingers may reach down past an object's top
+FINGER_THICKNESS = 0.012  # half, along the palm, measured from between the finger tips
+FINGER_RADIUS = 0.03  # metres a finger moves per radian that the hand turns
+TIP_BELOW_GRIP = 0.01  # the finger tips reach this far below the grip point
+PALM_ABOVE_GRIP = FINGER_LENGTH - TIP_BELOW_GRIP
+PAD_HALF_WIDTH, PAD_HALF_HEIGHT = 0.007, 0.006  # what of a finger's pad should touch
+OPEN, CLOSE = -1.0, 1.0
+
+# Boxes of the open hand about the grip point: two fingers, palm, wrist. Axes: along the finger axis, across it, up.
+_HAND_CENTRES = np.array([[-0.051, 0, 0.01], [0.051, 0, 0.01], [0, 0, 0.075], [0, 0, 0.16]])
+_HAND_HALF_SIZES = np.array([[0.01, 0.011, 0.02], [0.01, 0.011, 0.02], [0.102, 0.032, 0.042], [0.05, 0.05, 0.045]])
+FINGERS, PALM = slice(0, 2), slice(2, 3)
+"""Of the boxes of one hand."""
+
+
+def hand_boxes(grips: Vector, yaws: Vector) -> Boxes:
+    """Open hands that point down, at `grips` [C, 3]: 4 C boxes."""
+    cosine, sine, zero = np.cos(yaws), np.sin(yaws), np.zeros_like(yaws)
+    columns = [[cosine, sine, zero], [-sine, cosine, zero], [zero, zero, zero + 1.0]]
+    axes = np.array(columns).transpose(2, 1, 0)  # [C, 3, 3]
+    centres = grips[:, None] + np.einsum("cij,pj->cpi", axes, _HAND_CENTRES)
+    return Boxes(
+        centres=centres.reshape(-1, 3),
+        axes=np.repeat(axes, len(_HAND_CENTRES), axis=0),
+        half_sizes=np.tile(_HAND_HALF_SIZES, (len(grips), 1)),
+    )
