@@ -117,3 +117,4 @@ class Scene:
     bodies: Mapping[str, Body]  # objects, fixtures and target sites by their BDDL name
     joints: Mapping[str, float]  # positions of drawer and knob joints by their BDDL name
     goal: tuple[tuple[str, ...], ...]  # BDDL predicates, e.g. (("on", "cube_1", "plate_1"),)
+    robot_position: NDArray[np.float64] | None = None  # [3] of the arm's foot; None: it reaches everywhere

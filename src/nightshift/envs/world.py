@@ -30,6 +30,7 @@ class World:
         self._data: mujoco.MjData = domain.sim.data._data
         robot = domain.robots[0]
         self._grip_site: int = robot.eef_site_id
+        self._robot_position = np.array(robot.base_pos)
         self._fingers = [int(address) for address in robot._ref_gripper_joint_pos_indexes]
         self._goal = tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
         self._poses: dict[str, Pose] = {}
@@ -78,6 +79,7 @@ class World:
             bodies=bodies,
             joints={name: float(self._data.qpos[address]) for name, address in self._joints.items()},
             goal=self._goal,
+            robot_position=self._robot_position,
         )
 
     def _grip(self) -> tuple[Vector, Vector]:

@@ -24,6 +24,7 @@ from nightshift.policies.expert.robot import (
     PALM_ABOVE_GRIP,
     TIP_BELOW_GRIP,
     hand_boxes,
+    strain,
 )
 from nightshift.types import Body, Boxes, Scene
 
@@ -40,6 +41,7 @@ PER_METRE_HIT = 400.0
 PER_MISSED_PAD = 2.0
 PER_METRE_WIDE = 8.0
 PER_METRE_HIGH = 20.0
+PER_METRE_STRAIN = 30.0
 
 Z = np.array([0.0, 0.0, 1.0])
 
@@ -54,10 +56,20 @@ class Grasp:
     cost: float  # whatever the gripper's pose
 
 
-def choose(scene: Scene, name: str) -> Grasp | None:
-    """The grasp that costs least from where the hand is; None if the object is too wide everywhere."""
+def choose(scene: Scene, name: str, way: Vector | None = None) -> Grasp | None:
+    """The grasp that costs least from where the hand is, if the object is then to be moved by `way` [3].
+
+    None if the object is too wide everywhere.
+    """
     options = grasps(shape_of(scene.bodies[name]), neighbours(scene, name), scene.bodies[name].rotation)
-    return min(options, key=lambda grasp: grasp.cost + abs(turn_to(scene, grasp.yaw)), default=None)
+    if not options:
+        return None
+    points = np.array([grasp.point for grasp in options])
+    stretch = strain(scene.robot_position, points)
+    if way is not None:
+        stretch = stretch + strain(scene.robot_position, points + way)
+    turns = [abs(turn_to(scene, grasp.yaw)) for grasp in options]
+    return options[int(np.argmin([grasp.cost for grasp in options] + np.array(turns) + PER_METRE_STRAIN * stretch))]
 
 
 def grasps(item: Boxes, others: Boxes, rotation: Vector) -> tuple[Grasp, ...]:
@@ -68,8 +80,9 @@ def grasps(item: Boxes, others: Boxes, rotation: Vector) -> tuple[Grasp, ...]:
 
 
 def is_held(scene: Scene, body: Body) -> bool:
-    """Whether the object fills the gap between the finger pads."""
-    return material_between_fingers(scene, body) > scene.gripper_opening - HELD_SLACK
+    """Whether the object fills the gap between the finger pads, and these are not simply open."""
+    is_open = scene.gripper_opening > MAX_OPENING - GRASP_MARGIN + HELD_SLACK
+    return not is_open and material_between_fingers(scene, body) > scene.gripper_opening - HELD_SLACK
 
 
 def material_between_fingers(scene: Scene, body: Body) -> float:

@@ -25,6 +25,21 @@ PALM_ABOVE_GRIP = FINGER_LENGTH - TIP_BELOW_GRIP
 PAD_HALF_WIDTH, PAD_HALF_HEIGHT = 0.007, 0.006  # what of a finger's pad should touch
 OPEN, CLOSE = -1.0, 1.0
 
+SHOULDER_ABOVE_FOOT = 0.333  # metres
+WRIST_ABOVE_GRIP, WRIST_BEHIND_GRIP = 0.204, 0.088  # of a hand that points down; behind: nearer to the foot
+LONGEST_ARM = 0.719  # metres from the shoulder to the wrist, where the elbow is straight and the arm gets stuck
+EASY_ARM = 0.64  # up to this the arm moves well
+
+
+def strain(foot: Vector | None, grips: Vector) -> Vector:
+    """How far beyond easy the arm stretches to put the hand, pointing down, at `grips` [C, 3]: [C] metres."""
+    if foot is None:
+        return np.zeros(len(grips))
+    offset = grips - foot
+    level = np.linalg.norm(offset[:, :2], axis=1) - WRIST_BEHIND_GRIP
+    height = offset[:, 2] + WRIST_ABOVE_GRIP - SHOULDER_ABOVE_FOOT
+    return np.maximum(np.hypot(level, height) - EASY_ARM, 0.0)
+
 # Boxes of the open hand about the grip point: two fingers, palm, wrist. Axes: along the finger axis, across it, up.
 _HAND_CENTRES = np.array([[-0.051, 0, 0.01], [0.051, 0, 0.01], [0, 0, 0.075], [0, 0, 0.16]])
 _HAND_HALF_SIZES = np.array([[0.01, 0.011, 0.02], [0.01, 0.011, 0.02], [0.102, 0.032, 0.042], [0.05, 0.05, 0.045]])

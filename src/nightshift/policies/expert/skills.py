@@ -55,7 +55,7 @@ def bring(scene: Scene, name: str, place: Place) -> Array:
         return _carry(scene, name, place)
     if place.holds(item):
         return _leave(scene, item)
-    grasp = choose(scene, name)
+    grasp = choose(scene, name, place.position - item.position)
     return _push(scene, item, place) if grasp is None else _reach_and_close(scene, name, grasp)
 
 
