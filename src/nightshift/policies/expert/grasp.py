@@ -22,6 +22,8 @@ from nightshift.policies.expert.robot import (
     PAD_HALF_HEIGHT,
     PAD_HALF_WIDTH,
     PALM_ABOVE_GRIP,
+    PARTS,
+    SOLID,
     TIP_BELOW_GRIP,
     hand_boxes,
     strain,
@@ -125,12 +127,18 @@ def _kept_grasps(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[
     if not found:
         return ()
     hands = hand_boxes(np.array([grasp.point for grasp in found]), np.array([grasp.yaw for grasp in found]))
-    depth = overlap(hands, join([item, others])).max(axis=1).reshape(len(found), -1)
-    hits = PER_METRE_HIT * np.maximum(depth + CLEARANCE, 0.0).sum(axis=1)
+    # Only the object itself may come between the fingers.
+    deep = np.maximum(_deepest(hands, item)[:, SOLID].max(axis=1), _deepest(hands, others).max(axis=1))
+    hits = PER_METRE_HIT * np.maximum(deep + CLEARANCE, 0.0)
     return tuple(
         Grasp(point=grasp.point, yaw=grasp.yaw, width=grasp.width, cost=grasp.cost + float(hit))
         for grasp, hit in zip(found, hits, strict=True)
     )
+
+
+def _deepest(hands: Boxes, shape: Boxes) -> Vector:
+    """How deep each part of each hand is in `shape` [C, PARTS]."""
+    return overlap(hands, shape).max(axis=1, initial=-np.inf).reshape(-1, PARTS)
 
 
 def _along(item: Boxes, yaw: float) -> list[Grasp]:

@@ -27,8 +27,7 @@ OPEN, CLOSE = -1.0, 1.0
 
 SHOULDER_ABOVE_FOOT = 0.333  # metres
 WRIST_ABOVE_GRIP, WRIST_BEHIND_GRIP = 0.204, 0.088  # of a hand that points down; behind: nearer to the foot
-LONGEST_ARM = 0.719  # metres from the shoulder to the wrist, where the elbow is straight and the arm gets stuck
-EASY_ARM = 0.64  # up to this the arm moves well
+EASY_ARM = 0.64  # metres from the shoulder to the wrist; at 0.719 the elbow is straight, and near that the arm sticks
 
 
 def strain(foot: Vector | None, grips: Vector) -> Vector:
@@ -40,21 +39,28 @@ def strain(foot: Vector | None, grips: Vector) -> Vector:
     height = offset[:, 2] + WRIST_ABOVE_GRIP - SHOULDER_ABOVE_FOOT
     return np.maximum(np.hypot(level, height) - EASY_ARM, 0.0)
 
-# Boxes of the open hand about the grip point: two fingers, palm, wrist. Axes: along the finger axis, across it, up.
-_HAND_CENTRES = np.array([[-0.051, 0, 0.01], [0.051, 0, 0.01], [0, 0, 0.075], [0, 0, 0.16]])
-_HAND_HALF_SIZES = np.array([[0.01, 0.011, 0.02], [0.01, 0.011, 0.02], [0.102, 0.032, 0.042], [0.05, 0.05, 0.045]])
-FINGERS, PALM = slice(0, 2), slice(2, 3)
-"""Of the boxes of one hand."""
+# Boxes of the open hand about the grip point: centre, half size. Axes: along the finger axis, across it, up.
+_HAND = np.array(
+    [
+        [[-0.051, 0.0, 0.01], [0.01, 0.011, 0.02]],
+        [[0.051, 0.0, 0.01], [0.01, 0.011, 0.02]],
+        [[0.0, 0.0, 0.075], [0.102, 0.032, 0.042]],
+        [[0.0, 0.0, 0.16], [0.05, 0.05, 0.045]],
+        [[0.0, 0.0, 0.01], [0.041, 0.011, 0.02]],
+    ]
+)
+FINGERS, PALM, SOLID, PARTS = slice(0, 2), slice(2, 3), slice(0, 4), 5
+"""Of the boxes of one hand: fingers, palm, wrist, and last the air between the fingers."""
 
 
 def hand_boxes(grips: Vector, yaws: Vector) -> Boxes:
-    """Open hands that point down, at `grips` [C, 3]: 4 C boxes."""
+    """Open hands that point down, at `grips` [C, 3]: PARTS C boxes."""
     cosine, sine, zero = np.cos(yaws), np.sin(yaws), np.zeros_like(yaws)
     columns = [[cosine, sine, zero], [-sine, cosine, zero], [zero, zero, zero + 1.0]]
     axes = np.array(columns).transpose(2, 1, 0)  # [C, 3, 3]
-    centres = grips[:, None] + np.einsum("cij,pj->cpi", axes, _HAND_CENTRES)
+    centres = grips[:, None] + np.einsum("cij,pj->cpi", axes, _HAND[:, 0])
     return Boxes(
         centres=centres.reshape(-1, 3),
-        axes=np.repeat(axes, len(_HAND_CENTRES), axis=0),
-        half_sizes=np.tile(_HAND_HALF_SIZES, (len(grips), 1)),
+        axes=np.repeat(axes, PARTS, axis=0),
+        half_sizes=np.tile(_HAND[:, 1], (len(grips), 1)),
     )
