@@ -36,7 +36,7 @@ BEST_DEPTH = 0.02
 HAND_REACH = 0.16  # metres from the grip point beyond which the hand touches nothing
 CLEARANCE = 0.004  # metres the hand should keep from what it passes
 ROUNDING = 4  # decimals of a metre: shapes that differ less are grasped alike
-HELD_SLACK = 0.004  # opening beyond what is between the fingers at which it counts as gripped
+HELD_SLACK = 0.002  # opening beyond what is between the fingers at which it counts as gripped
 
 # What makes a grasp worse, in radians of turning the hand that it is worth.
 PER_METRE_HIT = 400.0

@@ -11,6 +11,7 @@ from nightshift.policies.expert.robot import (
     POSITION_SCALE,
     ROTATION_GAIN,
     ROTATION_SCALE,
+    within_reach,
 )
 from nightshift.types import ACTION_DIM, Array, Scene
 
@@ -20,6 +21,7 @@ ALIGNED = 0.008  # horizontal error below which the gripper goes all the way dow
 
 def move_to(scene: Scene, aim: Vector, yaw: float | None, gripper: float) -> Array:
     """An action [7] towards `aim`, the finger axis along `yaw` (None: as it is)."""
+    aim = within_reach(scene.robot_position, aim)
     move = np.clip(POSITION_GAIN * (aim - scene.gripper_position) / POSITION_SCALE, -1.0, 1.0)
     turn = ROTATION_GAIN * _level_and_turn(scene, yaw) / ROTATION_SCALE
     out = np.concatenate([move, np.clip(turn, -1.0, 1.0), [gripper]])

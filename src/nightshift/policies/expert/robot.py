@@ -27,17 +27,35 @@ OPEN, CLOSE = -1.0, 1.0
 
 SHOULDER_ABOVE_FOOT = 0.333  # metres
 WRIST_ABOVE_GRIP, WRIST_BEHIND_GRIP = 0.204, 0.088  # of a hand that points down; behind: nearer to the foot
-EASY_ARM = 0.64  # metres from the shoulder to the wrist; at 0.719 the elbow is straight, and near that the arm sticks
+EASY_ARM = 0.64  # metres from the shoulder to the wrist up to which the arm moves well
+LONGEST_ARM = 0.68  # at 0.719 the elbow is straight; near that the arm gets stuck
 
 
 def strain(foot: Vector | None, grips: Vector) -> Vector:
     """How far beyond easy the arm stretches to put the hand, pointing down, at `grips` [C, 3]: [C] metres."""
     if foot is None:
         return np.zeros(len(grips))
+    level, height = _wrist(foot, grips)
+    return np.asarray(np.maximum(np.hypot(level, height) - EASY_ARM, 0.0))
+
+
+def within_reach(foot: Vector | None, grip: Vector) -> Vector:
+    """`grip`, or the point [3] at its height and in its direction that the arm still reaches."""
+    if foot is None:
+        return grip
+    level, height = _wrist(foot, grip)
+    allowed = float(np.sqrt(max(LONGEST_ARM**2 - float(height) ** 2, 0.0)))
+    if level <= allowed:
+        return grip
+    shorter = (allowed + WRIST_BEHIND_GRIP) / (float(level) + WRIST_BEHIND_GRIP)
+    return np.append(foot[:2] + (grip - foot)[:2] * shorter, grip[2])
+
+
+def _wrist(foot: Vector, grips: Vector) -> tuple[Vector, Vector]:
+    """How far from the shoulder the wrist is, along the ground and upwards, with the hand pointing down at `grips`."""
     offset = grips - foot
-    level = np.linalg.norm(offset[:, :2], axis=1) - WRIST_BEHIND_GRIP
-    height = offset[:, 2] + WRIST_ABOVE_GRIP - SHOULDER_ABOVE_FOOT
-    return np.maximum(np.hypot(level, height) - EASY_ARM, 0.0)
+    level = np.linalg.norm(offset[..., :2], axis=-1) - WRIST_BEHIND_GRIP
+    return np.asarray(level), np.asarray(offset[..., 2] + WRIST_ABOVE_GRIP - SHOULDER_ABOVE_FOOT)
 
 # Boxes of the open hand about the grip point: centre, half size. Axes: along the finger axis, across it, up.
 _HAND = np.array(
