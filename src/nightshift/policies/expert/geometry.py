@@ -33,10 +33,11 @@ def select(shape: Boxes, which: slice | NDArray[np.bool_]) -> Boxes:
     return Boxes(centres=shape.centres[which], axes=shape.axes[which], half_sizes=shape.half_sizes[which])
 
 
-def within(shape: Boxes, centre: Vector, radius: float) -> Boxes:
-    """Those boxes whose surrounding ball comes closer to `centre` than `radius`."""
+def within(shape: Boxes, centre: Vector, radius: float, *, level: bool = False) -> Boxes:
+    """Those boxes whose surrounding ball comes closer to `centre` than `radius`; `level`: whatever their height."""
     reach = np.linalg.norm(shape.half_sizes, axis=1) + radius
-    return select(shape, np.linalg.norm(shape.centres - centre, axis=1) < reach)
+    offset = (shape.centres - centre)[:, : 2 if level else 3]
+    return select(shape, np.linalg.norm(offset, axis=1) < reach)
 
 
 def extent(shape: Boxes, direction: Vector) -> tuple[float, float]:
@@ -48,7 +49,7 @@ def extent(shape: Boxes, direction: Vector) -> tuple[float, float]:
 
 def _reach(shape: Boxes, direction: Vector) -> Vector:
     """How far each box [N] reaches from its centre along a unit vector."""
-    projected: Vector = np.abs(np.einsum("nki,k->ni", shape.axes, direction))
+    projected = np.abs(direction @ shape.axes)
     return np.asarray((projected * shape.half_sizes).sum(axis=1))
 
 
@@ -59,8 +60,10 @@ def tops(shape: Boxes) -> Vector:
 
 def crossings(shape: Boxes, origins: Vector, direction: Vector) -> tuple[Vector, Vector]:
     """Where lines from `origins` [L, 3] enter and leave each box [L, N]; a line that misses leaves before it enters."""
-    start = np.einsum("nki,lnk->lni", shape.axes, origins[:, None] - shape.centres)
-    slope = np.einsum("nki,k->ni", shape.axes, direction)
+    normals = shape.axes.transpose(0, 2, 1).reshape(-1, 3)  # [3 N, 3]
+    middle = (normals * np.repeat(shape.centres, 3, axis=0)).sum(axis=1)
+    start = (origins @ normals.T - middle).reshape(len(origins), -1, 3)
+    slope = (normals @ direction).reshape(-1, 3)
     slope = np.where(np.abs(slope) < _PARALLEL, _PARALLEL, slope)
     one, other = (-shape.half_sizes - start) / slope, (shape.half_sizes - start) / slope
     return np.minimum(one, other).max(axis=2), np.maximum(one, other).min(axis=2)
@@ -85,10 +88,15 @@ def overlap(one: Boxes, other: Boxes) -> Vector:
 
     Edges are not compared with edges, so two boxes that pass each other edge by edge may count as touching.
     """
-    apart = other.centres[None] - one.centres[:, None]
-    turned = np.abs(np.einsum("mki,nkj->mnij", one.axes, other.axes))
-    first = one.half_sizes[:, None] + np.einsum("mnij,nj->mni", turned, other.half_sizes)
-    first -= np.abs(np.einsum("mki,mnk->mni", one.axes, apart))
-    second = other.half_sizes[None] + np.einsum("mnij,mi->mnj", turned, one.half_sizes)
-    second -= np.abs(np.einsum("nkj,mnk->mnj", other.axes, apart))
-    return np.minimum(first.min(axis=2), second.min(axis=2))
+    return np.minimum(_overlap_along(one, other), _overlap_along(other, one).T)
+
+
+def _overlap_along(one: Boxes, other: Boxes) -> Vector:
+    """How deep boxes overlap [M, N] along the face normals of the first."""
+    normals = one.axes.transpose(0, 2, 1).reshape(-1, 3)  # [3 M, 3]
+    edges = (other.axes * other.half_sizes[:, None]).transpose(0, 2, 1).reshape(-1, 3)  # [3 N, 3]
+    reach = np.abs(normals @ edges.T).reshape(len(normals), -1, 3).sum(axis=2)
+    own = (normals * np.repeat(one.centres, 3, axis=0)).sum(axis=1)
+    apart = np.abs(normals @ other.centres.T - own[:, None])
+    depth = one.half_sizes.reshape(-1, 1) + reach - apart
+    return np.asarray(depth.reshape(len(one.centres), 3, -1).min(axis=1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nightshift.policies.expert.geometry import Vector, crossings, extent, overlap, shape_of, tops
+from nightshift.policies.expert.geometry import Vector, crossings, extent, overlap, shape_of, tops, within
 from nightshift.types import Body, Boxes
 
 RELEASE_XY, RELEASE_Z = 0.012, 0.008  # distances from its place at which an item is let go
@@ -73,6 +73,8 @@ def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> tuple[flo
     columns = Boxes(
         centres=points, axes=np.tile(np.eye(3), (WAY_POINTS, 1, 1)), half_sizes=np.tile(half, (WAY_POINTS, 1))
     )
+    middle = (points[0] + points[-1]) / 2
+    obstacles = within(obstacles, middle, float(np.linalg.norm(way) / 2 + np.hypot(half[0], half[1])), level=True)
     hit = overlap(columns, obstacles) > 0
     height = tops(obstacles)
     passed = hit.any(axis=0)
