@@ -31,7 +31,8 @@ class Expert:
 
     def act(self, scene: Scene) -> Array:
         """An action [7] in [-1, 1]."""
-        predicate, *names = _next_goal(scene)
+        goal = _next_goal(scene)
+        predicate, *names = goal
         match predicate:
             case "reach":
                 return skills.reach(scene, names[0])
@@ -41,7 +42,7 @@ class Expert:
                 return skills.pick_up(scene, names[0])
             case "on" | "in":
                 return skills.bring(scene, names[0], Place.of(scene.bodies[names[1]], predicate))
-        raise ValueError(f"the expert cannot do {' '.join(scene.goal[0])!r}; it knows on, in, up, open and reach")
+        raise ValueError(f"the expert cannot do {' '.join(goal)!r}; it knows on, in, up, open and reach")
 
 
 def _next_goal(scene: Scene) -> tuple[str, ...]:

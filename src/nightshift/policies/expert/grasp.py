@@ -138,7 +138,7 @@ def _kept_grasps(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[
 
 def _deepest(hands: Boxes, shape: Boxes) -> Vector:
     """How deep each part of each hand is in `shape` [C, PARTS]."""
-    return overlap(hands, shape).max(axis=1, initial=-np.inf).reshape(-1, PARTS)
+    return np.asarray(overlap(hands, shape).max(axis=1, initial=-np.inf).reshape(-1, PARTS))
 
 
 def _along(item: Boxes, yaw: float) -> list[Grasp]:

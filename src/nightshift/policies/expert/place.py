@@ -36,10 +36,6 @@ class Place:
     def position(self) -> Vector:
         return self.body.position
 
-    @property
-    def rim(self) -> float:
-        return extent(shape_of(self.body), Z)[1]
-
     def is_below(self, item: Body, rest: float) -> bool:
         """Whether `item` is near enough to be let go, where it comes to rest at height `rest`."""
         offset = self.position - item.position

@@ -30,6 +30,19 @@ WRIST_ABOVE_GRIP, WRIST_BEHIND_GRIP = 0.204, 0.088  # of a hand that points down
 EASY_ARM = 0.64  # metres from the shoulder to the wrist up to which the arm moves well
 LONGEST_ARM = 0.68  # at 0.719 the elbow is straight; near that the arm gets stuck
 
+# Boxes of the open hand about the grip point: centre, half size. Axes: along the finger axis, across it, up.
+_HAND = np.array(
+    [
+        [[-0.051, 0.0, 0.01], [0.01, 0.011, 0.02]],
+        [[0.051, 0.0, 0.01], [0.01, 0.011, 0.02]],
+        [[0.0, 0.0, 0.075], [0.102, 0.032, 0.042]],
+        [[0.0, 0.0, 0.16], [0.05, 0.05, 0.045]],
+        [[0.0, 0.0, 0.01], [0.041, 0.011, 0.02]],
+    ]
+)
+FINGERS, PALM, SOLID, PARTS = slice(0, 2), slice(2, 3), slice(0, 4), 5
+"""Of the boxes of one hand: fingers, palm, wrist, and last the air between the fingers."""
+
 
 def strain(foot: Vector | None, grips: Vector) -> Vector:
     """How far beyond easy the arm stretches to put the hand, pointing down, at `grips` [C, 3]: [C] metres."""
@@ -56,19 +69,6 @@ def _wrist(foot: Vector, grips: Vector) -> tuple[Vector, Vector]:
     offset = grips - foot
     level = np.linalg.norm(offset[..., :2], axis=-1) - WRIST_BEHIND_GRIP
     return np.asarray(level), np.asarray(offset[..., 2] + WRIST_ABOVE_GRIP - SHOULDER_ABOVE_FOOT)
-
-# Boxes of the open hand about the grip point: centre, half size. Axes: along the finger axis, across it, up.
-_HAND = np.array(
-    [
-        [[-0.051, 0.0, 0.01], [0.01, 0.011, 0.02]],
-        [[0.051, 0.0, 0.01], [0.01, 0.011, 0.02]],
-        [[0.0, 0.0, 0.075], [0.102, 0.032, 0.042]],
-        [[0.0, 0.0, 0.16], [0.05, 0.05, 0.045]],
-        [[0.0, 0.0, 0.01], [0.041, 0.011, 0.02]],
-    ]
-)
-FINGERS, PALM, SOLID, PARTS = slice(0, 2), slice(2, 3), slice(0, 4), 5
-"""Of the boxes of one hand: fingers, palm, wrist, and last the air between the fingers."""
 
 
 def hand_boxes(grips: Vector, yaws: Vector) -> Boxes:

@@ -95,12 +95,12 @@ def _carry(scene: Scene, name: str, place: Place) -> Array:
     item, obstacles = scene.bodies[name], neighbours(scene, name)
     bottom = bottom_of(item)
     offset = place.position - item.position
-    palm, palm_below_item = _hand(scene, PALM), scene.gripper_position[2] + PALM_ABOVE_GRIP - bottom
+    palm, palm_above_bottom = _hand(scene, PALM), scene.gripper_position[2] + PALM_ABOVE_GRIP - bottom
     soft, hard = heights_on_the_way(obstacles, shape_of(item), offset)
     _, palm_hard = heights_on_the_way(obstacles, palm, offset)
-    rest = max(place.rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_below_item)
+    rest = max(place.rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
     needed = rest + funnel(offset, max(soft, rest) - rest + CARRY, turn=0.0)
-    needed = max(needed, hard + CARRY / 2, palm_hard - palm_below_item + CARRY / 2)
+    needed = max(needed, hard + CARRY / 2, palm_hard - palm_above_bottom + CARRY / 2)
     # Sideways only as far as the item is high enough to pass over what stands on the way.
     free = float(np.clip(1.0 + (bottom - needed) / (CARRY / 2), 0.0, 1.0))
     move = np.array([offset[0] * free, offset[1] * free, needed - bottom])
