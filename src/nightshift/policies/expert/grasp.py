@@ -36,7 +36,7 @@ BEST_DEPTH = 0.02
 HAND_REACH = 0.16  # metres from the grip point beyond which the hand touches nothing
 CLEARANCE = 0.004  # metres the hand should keep from what it passes
 ROUNDING = 4  # decimals of a metre: shapes that differ less are grasped alike
-HELD_SLACK = 0.002  # opening beyond what is between the fingers at which it counts as gripped
+HELD_SLACK = 0.003  # opening beyond what is between the fingers at which it counts as gripped
 
 # What makes a grasp worse, in radians of turning the hand that it is worth.
 PER_METRE_HIT = 400.0
@@ -91,7 +91,7 @@ def material_between_fingers(scene: Scene, body: Body) -> float:
     """From its first to its last point along the lines between the finger pads; 0 if it is not there."""
     reach = scene.gripper_opening / 2 + HELD_SLACK
     along, across, down = scene.gripper_rotation.T
-    origins = scene.gripper_position + _pad_grid(across, down)
+    origins = scene.gripper_position + _pad_grid(across, down, lines=5)
     enter, leave = crossings(shape_of(body), origins, along)
     enter, leave = np.maximum(enter, -reach), np.minimum(leave, reach)
     hit = leave > enter
@@ -171,7 +171,7 @@ def _best_height(bottom: float, top: float) -> float:
     return max((bottom + top) / 2, top - BEST_DEPTH)
 
 
-def _pad_grid(across: Vector, up: Vector) -> Vector:
-    """Nine points over a finger pad [9, 3], about its middle."""
-    steps = (-1.0, 0.0, 1.0)
+def _pad_grid(across: Vector, up: Vector, lines: int = 3) -> Vector:
+    """Points over a finger pad [lines², 3], about its middle."""
+    steps = np.linspace(-1.0, 1.0, lines)
     return np.array([a * PAD_HALF_WIDTH * across + b * PAD_HALF_HEIGHT * up for a in steps for b in steps])
