@@ -90,12 +90,22 @@ class Trajectory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Boxes:
+    """N boxes in the world: what an object collides with."""
+
+    centres: NDArray[np.float64]  # [N, 3]
+    axes: NDArray[np.float64]  # [N, 3, 3] their rotations: one axis per column
+    half_sizes: NDArray[np.float64]  # [N, 3]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Body:
     """An object of the scene as the expert sees it."""
 
     position: NDArray[np.float64]  # [3]
     rotation: NDArray[np.float64]  # [3, 3]
     half_size: NDArray[np.float64]  # [3] of the axis-aligned box around it, in its own frame
+    boxes: Boxes | None = None  # its collision shape; None for a region, which collides with nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +118,4 @@ class Scene:
     bodies: Mapping[str, Body]  # objects, fixtures and target sites by their BDDL name
     joints: Mapping[str, float]  # positions of drawer and knob joints by their BDDL name
     goal: tuple[tuple[str, ...], ...]  # BDDL predicates, e.g. (("on", "cube_1", "plate_1"),)
+    robot_position: NDArray[np.float64] | None = None  # [3] of the arm's foot; None: it reaches everywhere

@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.types import Array, Body, Scene
+from nightshift.types import Array, Body, Boxes, Scene
 
 Vector = NDArray[np.float64]
 Pose = Callable[[], tuple[Vector, Vector]]
@@ -30,10 +30,12 @@ class World:
         self._data = data
         robot = domain.robots[0]
         self._grip_site: int = robot.eef_site_id
+        self._robot_position = np.array(robot.base_pos)
         self._fingers = [int(address) for address in robot._ref_gripper_joint_pos_indexes]
         self._goal = tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
         self._poses: dict[str, Pose] = {}
         self._half_sizes: dict[str, Vector] = {}
+        self._geoms: dict[str, NDArray[np.int64]] = {}
         self._add_objects(domain)
         self._add_sites(domain)
         self._joints = _articulations(domain, self._model)
@@ -66,7 +68,9 @@ class World:
         bodies = {}
         for name, pose in self._poses.items():
             where, turned = pose()
-            bodies[name] = Body(position=where.copy(), rotation=turned.copy(), half_size=self._half_sizes[name])
+            boxes = self._boxes(self._geoms[name]) if name in self._geoms else None
+            half_size = self._half_sizes[name]
+            bodies[name] = Body(position=where.copy(), rotation=turned.copy(), half_size=half_size, boxes=boxes)
         fingers = self._data.qpos[self._fingers]
         return Scene(
             gripper_position=position.copy(),
@@ -75,15 +79,23 @@ class World:
             bodies=bodies,
             joints={name: float(self._data.qpos[address]) for name, address in self._joints.items()},
             goal=self._goal,
+            robot_position=self._robot_position,
         )
 
     def _grip(self) -> tuple[Vector, Vector]:
         return self._data.site_xpos[self._grip_site], self._data.site_xmat[self._grip_site].reshape(3, 3)
 
+    def _boxes(self, geoms: NDArray[np.int64]) -> Boxes:
+        """The box around each geom; most of LIBERO's collision geoms are boxes themselves."""
+        axes = self._data.geom_xmat[geoms].reshape(-1, 3, 3)
+        centres = self._data.geom_xpos[geoms] + np.einsum("nij,nj->ni", axes, self._model.geom_aabb[geoms, :3])
+        return Boxes(centres=centres, axes=axes, half_sizes=self._model.geom_aabb[geoms, 3:])
+
     def _add_objects(self, domain: Any) -> None:
         for name, body in domain.obj_body_id.items():
             self._poses[name] = _body_pose(self._data, int(body))
-            self._half_sizes[name] = _half_size(self._model, self._data, int(body))
+            self._geoms[name] = _colliding_geoms(self._model, int(body))
+            self._half_sizes[name] = _half_size(self._model, self._data, int(body), self._geoms[name])
 
     def _add_sites(self, domain: Any) -> None:
         """Regions that predicates speak of, and every site an object calls its handle."""
@@ -104,14 +116,18 @@ def _site_pose(data: mujoco.MjData, site: int) -> Pose:
     return lambda: (data.site_xpos[site], data.site_xmat[site].reshape(3, 3))
 
 
-def _half_size(model: mujoco.MjModel, data: mujoco.MjData, root: int) -> Vector:
-    """Half the box around all colliding geoms of a body and its children, in the body's frame, about its origin."""
+def _colliding_geoms(model: mujoco.MjModel, root: int) -> NDArray[np.int64]:
+    """Of a body and its children."""
+    collides = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    geoms = [geom for geom in np.flatnonzero(collides) if _is_within(model, int(model.geom_bodyid[geom]), root)]
+    return np.array(geoms, dtype=np.int64)
+
+
+def _half_size(model: mujoco.MjModel, data: mujoco.MjData, root: int, geoms: NDArray[np.int64]) -> Vector:
+    """Half the box around `geoms` in the frame of the body `root`, about its origin."""
     rotation = data.xmat[root].reshape(3, 3)
     extent = np.zeros(3)
-    for geom in range(model.ngeom):
-        collides = model.geom_contype[geom] or model.geom_conaffinity[geom]
-        if not collides or not _is_within(model, int(model.geom_bodyid[geom]), root):
-            continue
+    for geom in geoms:
         local = rotation.T @ data.geom_xmat[geom].reshape(3, 3)
         centre = rotation.T @ (data.geom_xpos[geom] - data.xpos[root]) + local @ model.geom_aabb[geom, :3]
         extent = np.maximum(extent, np.abs(centre) + np.abs(local) @ model.geom_aabb[geom, 3:])

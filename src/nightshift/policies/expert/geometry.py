@@ -1,0 +1,102 @@
+"""Questions about boxes: where lines pass through them, how deep they overlap, how far they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.types import Body, Boxes
+
+Vector = NDArray[np.float64]
+
+_PARALLEL = 1e-9
+
+
+def shape_of(body: Body) -> Boxes:
+    """Its collision shape, or the box that a region is."""
+    if body.boxes is not None:
+        return body.boxes
+    return Boxes(centres=body.position[None], axes=body.rotation[None], half_sizes=body.half_size[None])
+
+
+def join(shapes: Sequence[Boxes]) -> Boxes:
+    return Boxes(
+        centres=np.concatenate([shape.centres for shape in shapes]),
+        axes=np.concatenate([shape.axes for shape in shapes]),
+        half_sizes=np.concatenate([shape.half_sizes for shape in shapes]),
+    )
+
+
+def select(shape: Boxes, which: slice | NDArray[np.bool_]) -> Boxes:
+    return Boxes(centres=shape.centres[which], axes=shape.axes[which], half_sizes=shape.half_sizes[which])
+
+
+def within(shape: Boxes, centre: Vector, radius: float, *, level: bool = False) -> Boxes:
+    """Those boxes whose surrounding ball comes closer to `centre` than `radius`; `level`: whatever their height."""
+    reach = np.linalg.norm(shape.half_sizes, axis=1) + radius
+    offset = (shape.centres - centre)[:, : 2 if level else 3]
+    return select(shape, np.linalg.norm(offset, axis=1) < reach)
+
+
+def extent(shape: Boxes, direction: Vector) -> tuple[float, float]:
+    """The lowest and the highest coordinate along a unit vector."""
+    middle = shape.centres @ direction
+    reach = _reach(shape, direction)
+    return float((middle - reach).min()), float((middle + reach).max())
+
+
+def _reach(shape: Boxes, direction: Vector) -> Vector:
+    """How far each box [N] reaches from its centre along a unit vector."""
+    projected = np.abs(direction @ shape.axes)
+    return np.asarray((projected * shape.half_sizes).sum(axis=1))
+
+
+def tops(shape: Boxes) -> Vector:
+    """The highest point of each box [N]."""
+    return np.asarray(shape.centres[:, 2] + _reach(shape, np.array([0.0, 0.0, 1.0])))
+
+
+def crossings(shape: Boxes, origins: Vector, direction: Vector) -> tuple[Vector, Vector]:
+    """Where lines from `origins` [L, 3] enter and leave each box [L, N]; a line that misses leaves before it enters."""
+    normals = shape.axes.transpose(0, 2, 1).reshape(-1, 3)  # [3 N, 3]
+    middle = (normals * np.repeat(shape.centres, 3, axis=0)).sum(axis=1)
+    start = (origins @ normals.T - middle).reshape(len(origins), -1, 3)
+    slope = (normals @ direction).reshape(-1, 3)
+    slope = np.where(np.abs(slope) < _PARALLEL, _PARALLEL, slope)
+    one, other = (-shape.half_sizes - start) / slope, (shape.half_sizes - start) / slope
+    return np.minimum(one, other).max(axis=2), np.maximum(one, other).min(axis=2)
+
+
+def merge(enter: Vector, leave: Vector, gap: float) -> list[tuple[float, float]]:
+    """Intervals as they are when those that lie closer together than `gap` are one."""
+    hit = leave > enter
+    order = np.argsort(enter[hit])
+    starts, ends = enter[hit][order], np.maximum.accumulate(leave[hit][order])
+    if not len(starts):
+        return []
+    breaks = np.flatnonzero(starts[1:] > ends[:-1] + gap)
+    return [
+        (float(starts[first]), float(ends[last]))
+        for first, last in zip([0, *(breaks + 1)], [*breaks, len(ends) - 1], strict=True)
+    ]
+
+
+def overlap(one: Boxes, other: Boxes) -> Vector:
+    """How deep boxes overlap [M, N] along the face normal where they do least; negative: how far they are apart.
+
+    Edges are not compared with edges, so two boxes that pass each other edge by edge may count as touching.
+    """
+    return np.minimum(_overlap_along(one, other), _overlap_along(other, one).T)
+
+
+def _overlap_along(one: Boxes, other: Boxes) -> Vector:
+    """How deep boxes overlap [M, N] along the face normals of the first."""
+    normals = one.axes.transpose(0, 2, 1).reshape(-1, 3)  # [3 M, 3]
+    edges = (other.axes * other.half_sizes[:, None]).transpose(0, 2, 1).reshape(-1, 3)  # [3 N, 3]
+    reach = np.abs(normals @ edges.T).reshape(len(normals), len(other.centres), 3).sum(axis=2)
+    own = (normals * np.repeat(one.centres, 3, axis=0)).sum(axis=1)
+    apart = np.abs(normals @ other.centres.T - own[:, None])
+    depth = one.half_sizes.reshape(-1, 1) + reach - apart
+    return np.asarray(depth.reshape(len(one.centres), 3, len(other.centres)).min(axis=1))

@@ -1,0 +1,177 @@
+"""Where the fingers can take hold of an object: lines laid through its collision shape, and the hand set against it.
+
+For yaws of the finger axis all around, and some heights below the top, the lines that the finger pads would close
+along pass through the object's boxes. What they pass through in one piece and fits between the fingers is a grasp:
+the whole of a box or a bottle, one wall of a bowl (the other finger then goes inside). What the open hand would run
+into there, of the object itself or of its neighbours, makes a grasp costly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from nightshift.policies.expert.geometry import Vector, crossings, extent, join, merge, overlap, shape_of, within
+from nightshift.policies.expert.motion import turn_to
+from nightshift.policies.expert.robot import (
+    FINGER_THICKNESS,
+    GRASP_MARGIN,
+    MAX_OPENING,
+    PAD_HALF_HEIGHT,
+    PAD_HALF_WIDTH,
+    PALM_ABOVE_GRIP,
+    PARTS,
+    SOLID,
+    TIP_BELOW_GRIP,
+    hand_boxes,
+    strain,
+)
+from nightshift.types import Body, Boxes, Scene
+
+YAWS = 16  # finger axes tried, over half a turn
+DEPTHS = (0.008, 0.014, 0.02, 0.026)  # metres below the object's top
+BEST_DEPTH = 0.02
+HAND_REACH = 0.16  # metres from the grip point beyond which the hand touches nothing
+CLEARANCE = 0.004  # metres the hand should keep from what it passes
+ROUNDING = 4  # decimals of a metre: shapes that differ less are grasped alike
+HELD_SLACK = 0.003  # opening beyond what is between the fingers at which it counts as gripped
+
+# What makes a grasp worse, in radians of turning the hand that it is worth.
+PER_METRE_HIT = 400.0
+PER_MISSED_PAD = 2.0
+PER_METRE_WIDE = 8.0
+PER_METRE_HIGH = 20.0
+PER_METRE_STRAIN = 30.0
+
+Z = np.array([0.0, 0.0, 1.0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grasp:
+    """Where the grip point and the finger axis go."""
+
+    point: Vector  # [3]
+    yaw: float
+    width: float  # of what is between the fingers
+    cost: float  # whatever the gripper's pose
+
+
+def choose(scene: Scene, name: str, way: Vector | None = None) -> Grasp | None:
+    """The grasp that costs least from where the hand is, if the object is then to be moved by `way` [3].
+
+    None if the object is too wide everywhere.
+    """
+    options = grasps(shape_of(scene.bodies[name]), neighbours(scene, name), scene.bodies[name].rotation)
+    if not options:
+        return None
+    points = np.array([grasp.point for grasp in options])
+    stretch = strain(scene.robot_position, points)
+    if way is not None:
+        stretch = stretch + strain(scene.robot_position, points + way)
+    turns = [abs(turn_to(scene, grasp.yaw)) for grasp in options]
+    return options[int(np.argmin([grasp.cost for grasp in options] + np.array(turns) + PER_METRE_STRAIN * stretch))]
+
+
+def grasps(item: Boxes, others: Boxes, rotation: Vector) -> tuple[Grasp, ...]:
+    """All that were found. Objects at rest tremble a little, so the answer is for a rounded scene, and is kept."""
+    middle = item.centres.mean(axis=0)
+    others = within(others, middle, HAND_REACH + float(np.linalg.norm(item.centres - middle, axis=1).max()))
+    return _kept_grasps(_packed(item), _packed(others), round(_level_yaw(rotation), ROUNDING))
+
+
+def is_held(scene: Scene, body: Body) -> bool:
+    """Whether the object fills the gap between the finger pads, and these are not simply open."""
+    is_open = scene.gripper_opening > MAX_OPENING - GRASP_MARGIN + HELD_SLACK
+    return not is_open and material_between_fingers(scene, body) > scene.gripper_opening - HELD_SLACK
+
+
+def material_between_fingers(scene: Scene, body: Body) -> float:
+    """From its first to its last point along the lines between the finger pads; 0 if it is not there."""
+    reach = scene.gripper_opening / 2 + HELD_SLACK
+    along, across, down = scene.gripper_rotation.T
+    origins = scene.gripper_position + _pad_grid(across, down, lines=5)
+    enter, leave = crossings(shape_of(body), origins, along)
+    enter, leave = np.maximum(enter, -reach), np.minimum(leave, reach)
+    hit = leave > enter
+    return float(leave[hit].max() - enter[hit].min()) if hit.any() else 0.0
+
+
+def neighbours(scene: Scene, name: str) -> Boxes:
+    shapes = [body.boxes for other, body in scene.bodies.items() if other != name and body.boxes is not None]
+    nothing = Boxes(centres=np.zeros((0, 3)), axes=np.zeros((0, 3, 3)), half_sizes=np.zeros((0, 3)))
+    return join([nothing, *shapes])
+
+
+def _level_yaw(rotation: Vector) -> float:
+    """The direction of the object's axis that lies flattest."""
+    flattest = rotation[:, int(np.argmin(np.abs(rotation[2])))]
+    return float(np.arctan2(flattest[1], flattest[0]))
+
+
+def _packed(shape: Boxes) -> bytes:
+    flat = np.concatenate([shape.centres, shape.axes.reshape(-1, 9), shape.half_sizes], axis=1)
+    return np.asarray(flat.round(ROUNDING) + 0.0).tobytes()
+
+
+def _unpacked(packed: bytes) -> Boxes:
+    flat = np.frombuffer(packed).reshape(-1, 15)
+    return Boxes(centres=flat[:, :3], axes=flat[:, 3:12].reshape(-1, 3, 3), half_sizes=flat[:, 12:])
+
+
+@lru_cache(maxsize=8)
+def _kept_grasps(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[Grasp, ...]:
+    item, others = _unpacked(packed_item), _unpacked(packed_others)
+    found = [grasp for step in range(YAWS) for grasp in _along(item, yaw + step * np.pi / YAWS)]
+    if not found:
+        return ()
+    hands = hand_boxes(np.array([grasp.point for grasp in found]), np.array([grasp.yaw for grasp in found]))
+    # Only the object itself may come between the fingers.
+    deep = np.maximum(_deepest(hands, item)[:, SOLID].max(axis=1), _deepest(hands, others).max(axis=1))
+    hits = PER_METRE_HIT * np.maximum(deep + CLEARANCE, 0.0)
+    return tuple(
+        Grasp(point=grasp.point, yaw=grasp.yaw, width=grasp.width, cost=grasp.cost + float(hit))
+        for grasp, hit in zip(found, hits, strict=True)
+    )
+
+
+def _deepest(hands: Boxes, shape: Boxes) -> Vector:
+    """How deep each part of each hand is in `shape` [C, PARTS]."""
+    return np.asarray(overlap(hands, shape).max(axis=1, initial=-np.inf).reshape(-1, PARTS))
+
+
+def _along(item: Boxes, yaw: float) -> list[Grasp]:
+    """Grasps with the finger axis at `yaw`, through the middle of the object."""
+    along, across = np.array([np.cos(yaw), np.sin(yaw), 0.0]), np.array([-np.sin(yaw), np.cos(yaw), 0.0])
+    middle = across * sum(extent(item, across)) / 2
+    pads = _pad_grid(across, Z)
+    found = []
+    for height in _heights(*extent(item, Z)):
+        enter, leave = crossings(item, middle + height * Z + pads, along)
+        for first, last in merge(enter, leave, gap=2 * FINGER_THICKNESS):
+            if last - first + GRASP_MARGIN > MAX_OPENING:
+                continue
+            touching = ((leave > enter) & (enter >= first) & (leave <= last)).any(axis=1).mean()
+            high = abs(height - _best_height(*extent(item, Z)))
+            cost = PER_MISSED_PAD * (1 - touching) + PER_METRE_WIDE * (last - first) + PER_METRE_HIGH * high
+            point = middle + along * (first + last) / 2 + height * Z
+            found.append(Grasp(point=point, yaw=yaw, width=last - first, cost=float(cost)))
+    return found
+
+
+def _heights(bottom: float, top: float) -> list[float]:
+    """Of the grip point: not so low that the finger tips pass the object's underside."""
+    lowest = min(bottom + TIP_BELOW_GRIP, top)
+    heights = {max(top - depth, lowest) for depth in DEPTHS if depth < PALM_ABOVE_GRIP}
+    return sorted(heights | {_best_height(bottom, top)})
+
+
+def _best_height(bottom: float, top: float) -> float:
+    return max((bottom + top) / 2, top - BEST_DEPTH)
+
+
+def _pad_grid(across: Vector, up: Vector, lines: int = 3) -> Vector:
+    """Points over a finger pad [lines², 3], about its middle."""
+    steps = np.linspace(-1.0, 1.0, lines)
+    return np.array([a * PAD_HALF_WIDTH * across + b * PAD_HALF_HEIGHT * up for a in steps for b in steps])

@@ -1,0 +1,170 @@
+"""What the expert can do: reach, pick up, bring, push, pull. Each is one action from one scene."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nightshift.policies.expert.geometry import Vector, select, shape_of
+from nightshift.policies.expert.grasp import Grasp, choose, is_held, material_between_fingers, neighbours
+from nightshift.policies.expert.motion import finger_yaw, funnel, move_to, turn_to, up
+from nightshift.policies.expert.place import Place, bottom_of, heights_on_the_way, top_of
+from nightshift.policies.expert.robot import (
+    CLOSE,
+    FINGER_THICKNESS,
+    FINGERS,
+    FULLY_OPEN,
+    GRASP_MARGIN,
+    MAX_OPENING,
+    OPEN,
+    PALM,
+    PALM_ABOVE_GRIP,
+    POSITION_SCALE,
+    TIP_BELOW_GRIP,
+    hand_boxes,
+)
+from nightshift.types import Array, Body, Boxes, Scene
+
+HOVER = 0.06  # metres of air between the finger tips and what they pass over
+CARRY = 0.04  # metres of air below a carried object
+PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand above
+CLOSE_XY, CLOSE_Z = 0.014, 0.02  # distances from the grasp point at which the fingers begin to close
+HANDLE_WITHIN = 0.03  # a handle further from the grip point than this is not in the hand
+HANDLE_SLACK = 0.004  # opening beyond a handle's width at which it counts as gripped
+PUSH_SPEED = 0.6  # of the fastest
+PUSH_LATERAL = 0.02  # metres off the line through the item at which the gripper goes behind it anew
+PUSH_LOW = 0.02  # metres above pushing height below which the gripper counts as down
+
+
+def reach(scene: Scene, name: str) -> Array:
+    return move_to(scene, scene.bodies[name].position, None, OPEN)
+
+
+def pick_up(scene: Scene, name: str) -> Array:
+    if is_held(scene, scene.bodies[name]):
+        return move_to(scene, scene.gripper_position + up(POSITION_SCALE), None, CLOSE)
+    grasp = choose(scene, name)
+    if grasp is None:
+        raise ValueError(f"the expert cannot pick up {name}: nowhere is it narrower than the gripper opens")
+    return _reach_and_close(scene, name, grasp)
+
+
+def bring(scene: Scene, name: str, place: Place) -> Array:
+    """Grasp, carry, lower, let go and move away; or push what is too wide to grasp."""
+    item = scene.bodies[name]
+    if is_held(scene, item):
+        return _carry(scene, name, place)
+    if place.holds(item):
+        return _leave(scene, item)
+    grasp = choose(scene, name, place.position - item.position)
+    return _push(scene, item, place) if grasp is None else _reach_and_close(scene, name, grasp)
+
+
+def pull(scene: Scene, region: str) -> Array:
+    """Take the region's handle and pull it away from the region."""
+    handle = _handle_of(scene, region)
+    grasp = _handle_grasp(scene, handle)
+    near = np.linalg.norm(grasp.point - scene.gripper_position) < HANDLE_WITHIN
+    if near and scene.gripper_opening < grasp.width + HANDLE_SLACK:
+        way = _direction(handle.position - scene.bodies[region].position)
+        aim = np.append(scene.gripper_position[:2] + way * POSITION_SCALE, grasp.point[2])
+        return move_to(scene, aim, grasp.yaw, CLOSE)
+    return _descend_and_close(scene, grasp, top_of(handle) + HOVER)
+
+
+def _reach_and_close(scene: Scene, name: str, grasp: Grasp) -> Array:
+    way = grasp.point - scene.gripper_position
+    obstacles = neighbours(scene, name)
+    fingers, _ = heights_on_the_way(obstacles, _hand(scene, FINGERS), way)
+    palm, _ = heights_on_the_way(obstacles, _hand(scene, PALM), way)
+    clear = max(top_of(scene.bodies[name]) + HOVER, fingers + HOVER, palm + HOVER - PALM_ABOVE_GRIP)
+    return _descend_and_close(scene, grasp, clear)
+
+
+def _descend_and_close(scene: Scene, grasp: Grasp, clear: float) -> Array:
+    """The finger tips at `clear` until above the grasp point, down along a funnel, and close while arriving."""
+    offset = grasp.point - scene.gripper_position
+    kept = funnel(offset, clear + TIP_BELOW_GRIP - grasp.point[2], turn=turn_to(scene, grasp.yaw))
+    # Fingers that have begun to close go on closing, even if the object gives way a little.
+    closing = grasp.width < scene.gripper_opening < FULLY_OPEN
+    slack = 2.0 if closing else 1.0
+    there = np.linalg.norm(offset[:2]) < slack * CLOSE_XY and abs(offset[2]) < slack * CLOSE_Z
+    return move_to(scene, grasp.point + up(kept), grasp.yaw, CLOSE if there else OPEN)
+
+
+def _carry(scene: Scene, name: str, place: Place) -> Array:
+    item, obstacles = scene.bodies[name], neighbours(scene, name)
+    bottom = bottom_of(item)
+    offset = place.position - item.position
+    palm, palm_above_bottom = _hand(scene, PALM), scene.gripper_position[2] + PALM_ABOVE_GRIP - bottom
+    soft, hard = heights_on_the_way(obstacles, shape_of(item), offset)
+    _, palm_hard = heights_on_the_way(obstacles, palm, offset)
+    rest = max(place.rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
+    needed = rest + funnel(offset, max(soft, rest) - rest + CARRY, turn=0.0)
+    needed = max(needed, hard + CARRY / 2, palm_hard - palm_above_bottom + CARRY / 2)
+    # Sideways only as far as the item is high enough to pass over what stands on the way.
+    free = float(np.clip(1.0 + (bottom - needed) / (CARRY / 2), 0.0, 1.0))
+    move = np.array([offset[0] * free, offset[1] * free, needed - bottom])
+    return move_to(scene, scene.gripper_position + move, None, OPEN if place.is_below(item, rest) else CLOSE)
+
+
+def _palm_end(obstacles: Boxes, palm: Boxes, offset: Vector) -> float:
+    moved = Boxes(centres=palm.centres + offset, axes=palm.axes, half_sizes=palm.half_sizes)
+    return heights_on_the_way(obstacles, moved, np.zeros(3))[0]
+
+
+def _leave(scene: Scene, item: Body) -> Array:
+    """Open, and up once the fingers are clear of the item."""
+    clear = scene.gripper_opening > min(material_between_fingers(scene, item) + GRASP_MARGIN, FULLY_OPEN)
+    return move_to(scene, scene.gripper_position + up(HOVER if clear else 0.0), None, OPEN)
+
+
+def _hand(scene: Scene, part: slice) -> Boxes:
+    return select(hand_boxes(scene.gripper_position[None], np.array([finger_yaw(scene)])), part)
+
+
+def _push(scene: Scene, item: Body, place: Place) -> Array:
+    """With open fingers across the way, from behind: two contacts keep the item straight."""
+    way = _direction(place.position - item.position)
+    side = np.array([-way[1], way[0]])
+    yaw = float(np.arctan2(side[1], side[0]))
+    reach = float(np.abs(item.rotation[:2, :2].T @ way) @ item.half_size[:2])
+    height = item.position[2] - item.half_size[2] / 2
+    behind = np.append(item.position[:2] - way * (reach + 3 * FINGER_THICKNESS), height)
+    from_item = scene.gripper_position[:2] - item.position[:2]
+    lateral, along = float(from_item @ side), float(from_item @ way)
+    low = scene.gripper_position[2] < height + PUSH_LOW
+    if low and along < -FINGER_THICKNESS and abs(lateral) < PUSH_LATERAL:  # a corner may stick in between the fingers
+        ahead = scene.gripper_position[:2] + way * POSITION_SCALE * PUSH_SPEED - side * lateral
+        return move_to(scene, np.append(ahead, height), yaw, OPEN)
+    offset = behind - scene.gripper_position
+    aim = behind + up(funnel(offset, 2 * item.half_size[2] + HOVER, turn=turn_to(scene, yaw)))
+    return move_to(scene, aim, yaw, OPEN)
+
+
+def _handle_of(scene: Scene, region: str) -> Body:
+    """The handle that shares the longest beginning of its name with the region."""
+    handles = [name for name in scene.bodies if name.endswith("handle")]
+    if not handles:
+        raise ValueError(f"the expert cannot open {region}: the scene has no handle, only {sorted(scene.bodies)}")
+    return scene.bodies[max(handles, key=lambda name: _common_prefix(name, region))]
+
+
+def _common_prefix(one: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _handle_grasp(scene: Scene, handle: Body) -> Grasp:
+    """Around the middle of the handle, across the graspable side that needs the smallest turn."""
+    options = []
+    for axis in (0, 1):
+        width = 2 * float(handle.half_size[axis])
+        if width + GRASP_MARGIN <= MAX_OPENING:
+            yaw = float(np.arctan2(handle.rotation[1, axis], handle.rotation[0, axis]))
+            options.append(Grasp(point=handle.position, yaw=yaw, width=width, cost=abs(turn_to(scene, yaw))))
+    return min(options, key=lambda grasp: grasp.cost)
+
+
+def _direction(offset: Vector) -> Vector:
+    """The unit vector [2] of an offset's horizontal part."""
+    flat: Vector = offset[:2]
+    return flat / (np.linalg.norm(flat) + 1e-9)
