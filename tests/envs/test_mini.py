@@ -38,9 +38,8 @@ def test_the_instruction_is_the_one_in_the_bddl_file(task: Task) -> None:
 
 @each_task
 def test_train_and_eval_init_states_are_disjoint(task: Task) -> None:
-    states = load_init_states(task)
-    train = {state.tobytes() for state in states["train"]}
-    held_out = {state.tobytes() for state in states["eval"]}
+    train = {state.tobytes() for state in load_init_states(task, "train")}
+    held_out = {state.tobytes() for state in load_init_states(task, "eval")}
     assert (len(train), len(held_out)) == (200, 50 + 200)
     assert not train & held_out
 

@@ -11,34 +11,30 @@ import contextlib
 import importlib
 import os
 import weakref
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Step
-from nightshift.envs.libero_setup import give_back_memory, prepare, quiet
+from nightshift.envs.base import Camera, Step
+from nightshift.envs.libero_setup import NO_GL, give_back_memory, prepare, quiet
+from nightshift.envs.protocols import DEFAULT, Protocol, rotate
 from nightshift.envs.stepping import CompiledStepping
-from nightshift.envs.suites import MINI, Problem, init_state_count, load_init_states, load_problem, suite_tasks
+from nightshift.envs.suites import MINI, Problem, load_init_states, load_problem, settle_steps, suite_tasks
 from nightshift.envs.world import World
 from nightshift.errors import SimulatorError, UnstablePhysics
 from nightshift.types import ACTION_DIM, Array, Observation, Scene, Split, Task
 
-__all__ = ["LiberoEnv", "suite_tasks"]
+__all__ = ["LiberoEnv", "can_render", "suite_tasks"]
 
 CONTROL_HZ = 20
-REST_ACTION = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float64)
-FRAME = (256, 256)
-CAMERA = "agentview"
-BUILD_SEED = 0
+CAMERA_NAMES: dict[Camera, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+"""LIBERO's names of the cameras."""
 SETTLE_LIMIT = 3000
 AT_REST = 1e-3
 """A drawn state has settled when nothing moves faster (m/s, rad/s), or after SETTLE_LIMIT physics steps of 2 ms."""
-TRAIN_SEED = 1_000_000
-"""Sampled train state i is drawn with seed TRAIN_SEED + i."""
 BROKEN_PHYSICS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
 
@@ -51,12 +47,13 @@ class LiberoEnv:
         observation, success = env.step(np.zeros(7, np.float32))
     """
 
-    def __init__(self, task: Task, *, compiled: bool = True) -> None:
+    def __init__(self, task: Task, protocol: Protocol = DEFAULT, *, compiled: bool = True) -> None:
         """`compiled=False` steps through robosuite's own calls: the reference, several times slower."""
         self._task = task
         prepare()
-        self._problem = load_problem(task)
-        self._domain = _build(task, self._problem)
+        self._protocol = protocol
+        self._settling = [np.array(protocol.settle_action)] * settle_steps(task.suite, protocol)
+        self._domain = _build(task, load_problem(task), protocol.seed)
         self._domain._observables = {}  # we read MuJoCo directly; robosuite would poll its sensors every substep
         self._sim = self._domain.sim
         self._robot = self._domain.robots[0]
@@ -68,6 +65,7 @@ class LiberoEnv:
         self._rest_joints = np.array(self._robot.init_qpos)
         self._world = World(self._domain)
         self._one_hot = np.eye(task.suite_size, dtype=np.float32)[task.index]
+        self._init_states: dict[Split, NDArray[np.float64]] = {}
         self._steps = 0
         self._renderer: mujoco.Renderer | None = None
         self._can_render = True
@@ -76,20 +74,16 @@ class LiberoEnv:
     def task(self) -> Task:
         return self._task
 
-    @cached_property
-    def _init_states(self) -> dict[Split, NDArray[np.float64]]:
-        return load_init_states(self._task)
-
     def reset(self, split: Split, init_state: int) -> Observation:
-        count = init_state_count(self._task, split)
-        if not 0 <= init_state < count:
+        if split not in self._init_states:
+            self._init_states[split] = load_init_states(self._task, split)
+        states = self._init_states[split]
+        if not 0 <= init_state < len(states):
             what = f"{self._task.name} has no {split} init state {init_state}"
-            raise SimulatorError(what, f"choose one from 0 to {count - 1}")
-        states = self._init_states.get(split)
-        state = self.sample_state(TRAIN_SEED + init_state) if states is None else states[init_state]
-        self._restore(state)
-        for _ in range(self._problem.settle_steps):
-            self._advance(REST_ACTION)
+            raise SimulatorError(what, f"choose one from 0 to {len(states) - 1}")
+        self._restore(states[init_state])
+        for action in self._settling:
+            self._advance(action)
         self._steps = 0
         return self._observe()
 
@@ -108,9 +102,26 @@ class LiberoEnv:
     def scene(self) -> Scene:
         return self._world.scene()
 
+    def full_state(self) -> NDArray[np.float64]:
+        return np.concatenate([[self._data.time], self._data.qpos, self._data.qvel])
+
+    def look(self, cameras: Sequence[Camera]) -> dict[Camera, NDArray[np.uint8]]:
+        pictures: dict[Camera, NDArray[np.uint8]] = {}
+        for camera in cameras:
+            picture = self._picture(camera)
+            if picture is None:
+                raise SimulatorError(f"{self._task.name} cannot be looked at: no GL library works here", NO_GL)
+            from_below = picture[::-1]  # as LIBERO hands images out: the lowest row first
+            pictures[camera] = rotate(from_below) if self._protocol.rotated else np.ascontiguousarray(from_below)
+        return pictures
+
     def render(self) -> NDArray[np.uint8] | None:
+        return self._picture("agentview")
+
+    def _picture(self, camera: Camera) -> NDArray[np.uint8] | None:
+        """The highest row first; None where no GL library works."""
         if self._renderer is None and self._can_render:
-            self._renderer = _renderer(self._model)
+            self._renderer = _renderer(self._model, self._protocol.resolution)
             self._can_render = self._renderer is not None
             # Registered after the GL backend's own, so it runs before that takes GL down at exit.
             atexit.register(_close, weakref.ref(self))
@@ -118,7 +129,7 @@ class LiberoEnv:
             return None
         options = mujoco.MjvOption()
         options.geomgroup[0] = 0  # collision shapes
-        self._renderer.update_scene(self._data, camera=CAMERA, scene_option=options)
+        self._renderer.update_scene(self._data, camera=CAMERA_NAMES[camera], scene_option=options)
         return np.array(self._renderer.render(), dtype=np.uint8)
 
     def close(self) -> None:
@@ -143,6 +154,10 @@ class LiberoEnv:
             mujoco.mj_step(self._model, self._data)
         self._data.qpos[arm] = rest
         return np.concatenate([[0.0], self._data.qpos, np.zeros(self._model.nv)])
+
+    def positions_in(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The part of `state` that says where things are, without the time and the velocities."""
+        return state[1 : 1 + self._model.nq]
 
     def is_solved_in(self, state: NDArray[np.float64]) -> bool:
         """Whether the task's goal already holds in `state`."""
@@ -184,10 +199,25 @@ class LiberoEnv:
 
     def _observe(self) -> dict[str, Array]:
         self._sim.forward()
-        return {"proprio": self._world.proprio(), "objects": self._world.objects(), "task": self._one_hot}
+        return {
+            "proprio": self._world.proprio(),
+            "state": self._world.state(),
+            "objects": self._world.objects(),
+            "task": self._one_hot,
+        }
 
 
-def _build(task: Task, problem: Problem) -> Any:
+def can_render() -> bool:
+    """Whether a GL library works here, found out by drawing."""
+    prepare()
+    renderer = _renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), resolution=16)
+    if renderer is None:
+        return False
+    renderer.close()
+    return True
+
+
+def _build(task: Task, problem: Problem, seed: int) -> Any:
     """LIBERO's own problem object. Fixtures are placed at random while it is built, so the seed is fixed."""
     import libero.libero
     from libero.libero.envs.env_wrapper import ControlEnv
@@ -197,7 +227,7 @@ def _build(task: Task, problem: Problem) -> Any:
 
     libero.libero._assets_path_cache = str(problem.assets)
     scene = {"scene_xml": str(problem.scene)} if problem.scene else {}
-    with quiet(), _numpy_seed(BUILD_SEED):
+    with quiet(), _numpy_seed(seed):
         control = ControlEnv(
             bddl_file_name=str(problem.bddl),
             controller="OSC_POSE",
@@ -231,17 +261,17 @@ def _close(env: weakref.ref[LiberoEnv]) -> None:
         alive.close()
 
 
-def _renderer(model: mujoco.MjModel) -> mujoco.Renderer | None:
+def _renderer(model: mujoco.MjModel, resolution: int) -> mujoco.Renderer | None:
     """None where no GL library works: every backend fails in its own way, so any error means no pictures."""
     backend = os.environ["MUJOCO_GL"]
     if backend not in ("egl", "osmesa"):
         return None
     try:
         context: Any = importlib.import_module(f"mujoco.{backend}").GLContext
-        context(*FRAME).free()
+        context(resolution, resolution).free()
         # mujoco picks its backend when it is first imported, which may have been before prepare() chose one.
         mujoco.gl_context.GLContext = context
-        return mujoco.Renderer(model, *FRAME)
+        return mujoco.Renderer(model, resolution, resolution)
     except Exception:  # noqa: BLE001
         return None
 
