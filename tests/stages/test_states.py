@@ -73,7 +73,9 @@ def test_a_draw_is_never_like_a_known_state() -> None:
     again = list(islice(draw(env, 0, known=[first[0].state, first[2].state]), 2))
     assert again[0].seed == first[1].seed
     assert {one.seed for one in first}.isdisjoint({again[1].seed})
-    np.testing.assert_array_equal(env.sample_state(first[1].seed), first[1].state)
+    same = env.sample_state(first[1].seed)
+    assert same is not None
+    np.testing.assert_array_equal(same, first[1].state)
 
 
 @pytest.mark.usefixtures("project")
@@ -95,7 +97,9 @@ def test_a_train_state_is_never_an_evaluation_state_and_never_solved(job: Callab
         assert min(apart) > SAME
         assert not env.is_solved_in(state)
     with np.load(paths.INIT_STATES / "libero_object" / f"{TASK}.npz", allow_pickle=False) as arrays:
-        np.testing.assert_array_equal(env.sample_state(int(arrays["seeds"][2])), train[2])
+        same = env.sample_state(int(arrays["seeds"][2]))
+    assert same is not None
+    np.testing.assert_array_equal(same, train[2])
     env.reset("train", 3)
 
 
@@ -110,7 +114,7 @@ def test_a_killed_run_goes_on_with_the_states_that_are_missing(
     sampled: list[int] = []
     sample = LiberoEnv.sample_state
 
-    def noting(env: LiberoEnv, seed: int) -> NDArray[np.float64]:
+    def noting(env: LiberoEnv, seed: int) -> NDArray[np.float64] | None:
         sampled.append(seed)
         return sample(env, seed)
 
@@ -121,3 +125,19 @@ def test_a_killed_run_goes_on_with_the_states_that_are_missing(
     draft.unlink()
     run(job("states"), seed=1)
     assert (paths.INIT_STATES / "libero_object" / f"{TASK}.npz").read_bytes() != whole
+
+
+@needs_assets
+def test_an_object_that_starts_on_a_fixture_is_drawn_on_it() -> None:
+    """Drawn states settle to where LIBERO's own do: the bowl is on the cabinet, the other one on the stove."""
+    env = LiberoEnv(suite_tasks("libero_spatial")[9])
+    env.reset("eval", 0)
+    expected = {name: body.position for name, body in env.scene().bodies.items()}
+    fixtures = env._model.body_pos.copy()
+    for drawn in islice(draw(env, 0, known=()), 3):
+        np.testing.assert_array_equal(env._model.body_pos, fixtures)
+        assert not env.is_solved_in(drawn.state)
+        for name, body in env.scene().bodies.items():
+            if name.startswith("akita_black_bowl"):
+                assert np.abs(body.position - expected[name])[2] < 0.01
+                assert np.linalg.norm(body.position - expected[name]) < 0.15

@@ -39,6 +39,8 @@ def draw(env: LiberoEnv, seed: int, known: Iterable[State], start: int = 0) -> I
             raise SimulatorError(what, "ask for fewer states: states.per_task in params.yaml")
         number = int(np.random.SeedSequence([seed, env.task.index, attempt]).generate_state(1)[0])
         state = env.sample_state(number)
+        if state is None:
+            continue
         positions = env.positions_in(state)
         is_new = not any(np.abs(positions - other).max() < SAME for other in seen)
         if is_new and not env.is_solved_in(state):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from nightshift.envs.base import Camera, Step
 from nightshift.envs.libero_setup import NO_GL, give_back_memory, prepare, quiet
+from nightshift.envs.placement import Placement
 from nightshift.envs.protocols import DEFAULT, Protocol, rotate
 from nightshift.envs.stepping import CompiledStepping
 from nightshift.envs.suites import MINI, Problem, load_init_states, load_problem, settle_steps, suite_tasks
@@ -35,6 +36,8 @@ CAMERA_NAMES: dict[Camera, str] = {"agentview": "agentview", "wrist": "robot0_ey
 SETTLE_LIMIT = 3000
 AT_REST = 1e-3
 """A drawn state has settled when nothing moves faster (m/s, rad/s), or after SETTLE_LIMIT physics steps of 2 ms."""
+STAYED = 0.05
+"""Metres that a drawn object may slide while it settles."""
 BROKEN_PHYSICS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
 
@@ -64,6 +67,9 @@ class LiberoEnv:
         self._body_poses = self._model.body_pos.copy(), self._model.body_quat.copy()
         self._rest_joints = np.array(self._robot.init_qpos)
         self._world = World(self._domain)
+        self._placement = Placement(self._domain)
+        free = self._model.jnt_qposadr[self._model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+        self._objects_xy = np.stack([free, free + 1], axis=-1)  # [objects, 2] addresses in qpos
         self._one_hot = np.eye(task.suite_size, dtype=np.float32)[task.index]
         self._init_states: dict[Split, NDArray[np.float64]] = {}
         self._steps = 0
@@ -138,21 +144,26 @@ class LiberoEnv:
             self._renderer = None
             self._can_render = False
 
-    def sample_state(self, seed: int) -> NDArray[np.float64]:
-        """A state drawn from LIBERO's placement samplers: robot at rest, objects settled on the table, time 0."""
+    def sample_state(self, seed: int) -> NDArray[np.float64] | None:
+        """A state drawn from LIBERO's placement samplers: robot at rest, objects settled on the table, time 0.
+
+        None where something fell over or was pushed away while it settled: the samplers let objects overlap.
+        """
         self._clear()
         with quiet(), _numpy_seed(seed):
-            _until_placed(self._domain)
-        self._model.body_pos[:], self._model.body_quat[:] = self._body_poses  # a state cannot hold where fixtures stand
+            self._placement.draw()
         arm = self._robot._ref_joint_pos_indexes + self._robot._ref_gripper_joint_pos_indexes
         arm_speed = self._robot._ref_joint_vel_indexes + self._robot._ref_gripper_joint_vel_indexes
         rest = self._data.qpos[arm].copy()
+        placed = self._data.qpos[self._objects_xy].copy()
         for step in range(SETTLE_LIMIT):
             self._data.qpos[arm], self._data.qvel[arm_speed] = rest, 0.0
             if step > SETTLE_LIMIT // 10 and np.abs(self._data.qvel).max() < AT_REST:
                 break
             mujoco.mj_step(self._model, self._data)
         self._data.qpos[arm] = rest
+        if (np.linalg.norm(self._data.qpos[self._objects_xy] - placed, axis=-1) > STAYED).any():
+            return None
         return np.concatenate([[0.0], self._data.qpos, np.zeros(self._model.nv)])
 
     def positions_in(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -243,16 +254,6 @@ def _build(task: Task, problem: Problem, seed: int) -> Any:
     domain = control.env
     domain.visualize(vis_settings=dict.fromkeys(domain._visualizations, False))  # no helper shapes in pictures
     return domain
-
-
-def _until_placed(domain: Any) -> None:
-    from robosuite.utils.errors import RandomizationError
-
-    for _ in range(100):
-        with contextlib.suppress(RandomizationError):
-            domain._reset_internal()
-            return
-    raise SimulatorError("LIBERO's samplers found no room for the objects", "widen the regions in the BDDL file")
 
 
 def _close(env: weakref.ref[LiberoEnv]) -> None:
