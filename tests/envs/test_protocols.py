@@ -144,3 +144,12 @@ def test_a_picture_for_people_is_not_mirrored(env: LiberoEnv) -> None:
     if upright is None:
         pytest.skip("no GL library works here")
     np.testing.assert_array_equal(upright[:, ::-1], env.look(["agentview"])["agentview"])
+
+
+def test_conditions_name_the_gl_backend_exactly_where_pictures_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    blind, seeing = envs.conditions(selected(), []), envs.conditions(selected(), ["wrist"])
+    assert blind["pictures"] == "not used"
+    assert seeing["pictures"] == {"cameras": ["wrist"], "resolution": 256, "rotated": True, "gl": "egl"}
+    assert set(blind["versions"]) >= {"mujoco", "robosuite", "libero"}
+    assert (blind["horizon"], blind["settle_steps"]) == (300, 10)

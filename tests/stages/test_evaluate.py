@@ -103,3 +103,11 @@ def test_the_report_says_what_was_played_under_which_conditions(
 
 def test_auto_plays_as_many_states_as_the_protocol(params: config.Params) -> None:
     assert len(evaluate.grid(params.env, "auto")) == 2 * 50
+
+
+def test_the_cameras_of_an_evaluation_are_those_its_policies_look_through() -> None:
+    seeing, blind = (
+        GaussianMlp(inputs=inputs, hidden=[4], std=0.1) for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
+    )
+    assert evaluate._cameras([blind, seeing]) == ["wrist"]
+    assert evaluate._cameras([blind]) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def grid(env: config.Env, init_states: config.CountOrAuto) -> list[RolloutReques
     return requests
 
 
-def _cameras(candidates: Iterable[Policy]) -> list[Camera]:
+def _cameras(candidates: Collection[Policy]) -> list[Camera]:
     """Those that any of the policies looks through."""
     return [camera for camera in CAMERAS if any(camera in policy.spec["inputs"] for policy in candidates)]
 
