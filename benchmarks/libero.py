@@ -72,7 +72,7 @@ class Peer:
         prepare()
         from libero.libero.envs.venv import SubprocVectorEnv
 
-        self._states = load_init_states(task)["eval"][np.arange(count) % 50]
+        self._states = load_init_states(task, "eval")[np.arange(count) % 50]
         self._envs: Any = SubprocVectorEnv([partial(control_env, task)] * count)
         self._envs.reset()
 

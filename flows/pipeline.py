@@ -15,17 +15,19 @@ from tasks.evaluate import evaluate
 from tasks.register import register
 from tasks.rloo import rloo
 from tasks.sft import sft
+from tasks.states import states
 
 
 @flow(name="pipeline", persist_result=False)
 def pipeline() -> list[Outcome]:
-    """Demos to a registered policy; what dvc.lock knows already is not done again."""
+    """Init states to a registered policy; what dvc.lock knows already is not done again."""
     environment.apply(Path.cwd())
     with Session(Path.cwd()) as session:
-        demos = collect(session)
+        starts = states(session)
+        demos = collect(session, starts)
         data = dataset(session, demos)
         cloned = sft(session, data)
-        trained = rloo(session, cloned)
+        trained = rloo(session, starts, cloned)
         report = evaluate(session, cloned, trained)
         model = register(session, data, trained, report)
-        return summarise(session, [demos, data, cloned, trained, report, model])
+        return summarise(session, [starts, demos, data, cloned, trained, report, model])

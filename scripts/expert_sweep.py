@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from nightshift import config, envs
 from nightshift.distributed.pool import open_pool
-from nightshift.envs.suites import SUITES
+from nightshift.envs.protocols import DEFAULT
+from nightshift.envs.suites import MINI, SUITES
 from nightshift.types import RolloutRequest, Split, Task, Trajectory
 
-HORIZONS = {"libero_mini": 100, "libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520}
-"""Control steps that evaluations on LIBERO commonly allow; libero_90 as libero_goal has."""
+MINI_HORIZON = 100
+"""No paper has a number for it."""
 HEADER = "| task | solved | episodes | steps, median / most | init states not solved |\n|---|---|---|---|---|\n"
 
 
@@ -44,11 +46,12 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=50, help="the first so many init states of each task")
     parser.add_argument("--workers", type=int, default=0, help="processes beside this one")
     chosen = parser.parse_args()
-    horizon = HORIZONS.get(chosen.suite, HORIZONS["libero_goal"])
-    tasks = envs.tasks(config.Env(suite=chosen.suite, tasks=tuple(chosen.task), horizon=horizon))
+    horizon: int | Literal["auto"] = MINI_HORIZON if chosen.suite == MINI else "auto"
+    suite = config.Env(suite=chosen.suite, tasks=tuple(chosen.task), protocol=DEFAULT.name, horizon=horizon)
+    tasks = envs.tasks(suite)
     sys.stdout.write(HEADER)
     for task in tasks:
-        pool = open_pool(chosen.workers, config.Env(suite=chosen.suite, tasks=(task.name,), horizon=horizon))
+        pool = open_pool(chosen.workers, suite.model_copy(update={"tasks": (task.name,)}))
         played = sorted(pool.run(requests_for(task, chosen.split, chosen.states)), key=lambda result: result[0])
         pool.close()
         sys.stdout.write(row(task, [episode for _, episodes in played for episode in episodes]))

@@ -6,10 +6,12 @@ The same seed gives the same files, byte for byte. Run it after changing a BDDL 
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.envs.drawing import draw
 from nightshift.envs.libero import LiberoEnv, suite_tasks
 from nightshift.envs.mini import init_states_file
 from nightshift.envs.suites import MINI
@@ -22,19 +24,12 @@ MORE_EVAL_STATES = 200
 """Further held-out states, for a sharper look at few tasks."""
 
 
-def draw(task: Task, seed: int, count: int) -> NDArray[np.float64]:
+def frozen(task: Task, seed: int, count: int) -> NDArray[np.float64]:
     """`count` different settled states [count, D] in which the task is not solved already."""
     env = LiberoEnv(task)
-    states: list[NDArray[np.float64]] = []
-    attempt = 0
-    while len(states) < count:
-        state = env.sample_state(np.random.SeedSequence([seed, task.index, attempt]).generate_state(1)[0])
-        attempt += 1
-        is_new = not any(np.array_equal(state, other) for other in states)
-        if is_new and not env.is_solved_in(state):
-            states.append(state)
+    states = np.stack([drawn.state for drawn in islice(draw(env, seed, known=()), count)])
     env.close()
-    return np.stack(states)
+    return states
 
 
 def main() -> None:
@@ -45,7 +40,7 @@ def main() -> None:
     for task in suite_tasks(MINI):
         if chosen.task and task.name not in chosen.task:
             continue
-        states = draw(task, chosen.seed, EVAL_STATES + TRAIN_STATES + MORE_EVAL_STATES)
+        states = frozen(task, chosen.seed, EVAL_STATES + TRAIN_STATES + MORE_EVAL_STATES)
         evaluation, training, more = np.split(states, [EVAL_STATES, EVAL_STATES + TRAIN_STATES])
         np.savez_compressed(init_states_file(task.name), eval=evaluation, train=training, more_eval=more)
 

@@ -22,6 +22,7 @@ NOT_IN_THE_KEY = (
 """Types, plumbing and reporting: they do not decide what a stage computes."""
 
 OUTPUTS = {
+    "states": [paths.INIT_STATES],
     "collect": [paths.DEMOS],
     "dataset": [paths.DATASET],
     "sft": [paths.SFT_POLICY],

@@ -16,7 +16,7 @@ from nightshift.errors import CacheError, ProjectError
 from nightshift.run import Session
 from tests.conftest import edit, git, make_project, nightshift
 
-STAGES = ["collect", "dataset", "sft", "rloo", "evaluate", "register"]
+STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,7 @@ def test_after_dvc_repro_a_run_finds_everything_cached(project: Path) -> None:
 def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restores(project: Path) -> None:
     edit(project, "rloo", std=0.2)
     again = {
+        "states": "cached",
         "collect": "cached",
         "dataset": "cached",
         "sft": "cached",

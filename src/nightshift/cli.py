@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from nightshift import commands, files
+from nightshift import commands, env_commands, files
 from nightshift.console import errors
 from nightshift.errors import NightshiftError
 
@@ -20,6 +20,10 @@ app = typer.Typer(
 )
 dataset_app = typer.Typer(help="The versions of the dataset.", no_args_is_help=True)
 app.add_typer(dataset_app, name="dataset")
+env_app = typer.Typer(help="The simulated tasks: which there are, and whether they run here.", no_args_is_help=True)
+app.add_typer(env_app, name="env")
+
+Suite = Annotated[str, typer.Option(help="one suite; all of them if not given")]
 
 
 @app.command()
@@ -50,6 +54,24 @@ def dataset_ls() -> None:
 def dataset_show(revision: Annotated[str, typer.Argument(help="a version from `ls`, or any git revision")]) -> None:
     """Tell what is in a version."""
     commands.dataset_show(revision)
+
+
+@env_app.command("list")
+def env_list(suite: Suite = "") -> None:
+    """List the suites and their tasks, with instructions."""
+    env_commands.list_tasks(suite)
+
+
+@env_app.command("show")
+def env_show(task: Annotated[str, typer.Argument(help="the name of a task, of any suite")], suite: Suite = "") -> None:
+    """Tell what a task is: goal, init states, steps, and a picture."""
+    env_commands.show(task, suite)
+
+
+@env_app.command("check")
+def env_check() -> None:
+    """Say whether the suite in params.yaml can run here, and how to get what is missing."""
+    env_commands.check()
 
 
 @app.command()

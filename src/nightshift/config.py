@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nightshift.errors import ConfigError
 
@@ -25,6 +25,18 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
 
 Names = Annotated[tuple[Name, ...], AfterValidator(_unique)]
 
+Auto = Literal["auto"]
+"""Let the evaluation protocol say."""
+
+
+def _count_or_auto(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError("should be a whole number from 1 on, or auto")
+
+
+CountOrAuto = Annotated[int | Auto, BeforeValidator(_count_or_auto)]
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,8 +53,15 @@ class Env(Section):
     suite: Name
     tasks: Names
     """A subset of the suite; empty means all of it."""
-    horizon: Count
-    """Control steps until an episode counts as failed."""
+    protocol: Name
+    """Which published way of playing LIBERO; envs/protocols.py has the table."""
+    horizon: CountOrAuto
+    """Control steps until an episode counts as failed; auto takes the protocol's for the suite."""
+
+
+class States(Section):
+    per_task: Count
+    """Training init states drawn for each task of a suite that ships none."""
 
 
 class Collect(Section):
@@ -89,8 +108,8 @@ class Rloo(Section):
 
 
 class Evaluate(Section):
-    init_states: Count
-    """Held-out init states per task, each counted once."""
+    init_states: CountOrAuto
+    """Held-out init states per task, each counted once; auto takes the protocol's number."""
     film_frames: Natural
 
 
@@ -102,6 +121,7 @@ class Params(Section):
     seed: Natural
     machine: Machine
     env: Env
+    states: States
     collect: Collect
     dataset: Dataset
     policy: Policy

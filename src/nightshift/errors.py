@@ -4,6 +4,7 @@ NightshiftError
 ├── ConfigError            params.yaml does not fit its types
 ├── ProjectError           the project folder cannot be worked in (no git, read-only, full disk)
 ├── SimulatorError         a simulator, its assets or its init states are not usable
+│   ├── StatesNotDrawn     the stage `states` has not run for these tasks
 │   └── UnstablePhysics    the actions of one episode drove the simulation out of bounds
 ├── DataError              an episode or dataset file is damaged or breaks its schema
 ├── CheckpointError        a checkpoint is damaged
@@ -38,6 +39,10 @@ class ProjectError(NightshiftError):
 
 class SimulatorError(NightshiftError):
     """A simulator, its assets or its init states are not usable."""
+
+
+class StatesNotDrawn(SimulatorError):
+    """The stage `states` has not run for these tasks."""
 
 
 class UnstablePhysics(SimulatorError):

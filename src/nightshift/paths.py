@@ -11,6 +11,7 @@ DVC_LOCK = Path("dvc.lock")
 STATE = Path(".state")
 """Checkpoints in progress, local stores of Prefect, MLflow and Ray: everything git ignores."""
 
+INIT_STATES = Path("data/init_states")
 DEMOS = Path("data/demos")
 DATASET = Path("data/dataset")
 SFT_POLICY = Path("models/sft")
@@ -25,6 +26,7 @@ MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"
 MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"
 PREFECT_HOME = STATE / "prefect"
 LIBERO_CONFIG = STATE / "libero"
+PICTURES = STATE / "pictures"
 
 
 def stage_state(stage: str, fingerprint: str) -> Path:

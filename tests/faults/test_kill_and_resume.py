@@ -43,7 +43,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = make_project(tmp_path_factory.mktemp("killed") / "project")
     edit(root, "sft", steps=4000, checkpoint_every=50)
     edit(root, "rloo", iterations=40)
-    for stage in ("collect", "dataset"):
+    for stage in ("states", "collect", "dataset"):
         assert nightshift(root, "stage", stage).returncode == 0
     return root
 

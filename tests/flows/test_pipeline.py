@@ -19,7 +19,7 @@ from nightshift.errors import ProjectError, RolloutError
 from nightshift.run import Outcome, Session
 from tests.conftest import REPOSITORY, make_project
 
-STAGES = ["collect", "dataset", "sft", "rloo", "evaluate", "register"]
+STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,10 +80,10 @@ def test_a_fault_of_a_simulator_is_tried_again_and_any_other_error_is_not(
         raise faults.pop(0)
 
     monkeypatch.setattr(run, "ensure", ensure)
-    monkeypatch.setattr("tasks.collect.collect.retry_delay_seconds", [0, 0])
+    monkeypatch.setattr("tasks.states.states.retry_delay_seconds", [0, 0])
     with pytest.raises(ProjectError, match="the disk is full"):
         pipeline()
-    assert calls == ["collect", "collect"]
+    assert calls == ["states", "states"]
 
 
 def test_nightly_is_the_pipeline_by_the_clock(calls: list[str]) -> None:

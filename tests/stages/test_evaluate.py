@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def run(job: Job, params: config.Params) -> dict[str, object]:
 def test_every_cell_of_the_grid_counts_once(job: Callable[[str], Job], params: config.Params) -> None:
     run(job("evaluate"), params)
     outcomes = json.loads((paths.EVALUATION / evaluate.OUTCOMES).read_text())
-    cells = [(task, state) for task in ("near", "far") for state in range(params.evaluate.init_states)]
+    cells = [(task, state) for task in ("near", "far") for state in range(10)]
     for policy in ("sft", "rloo"):
         assert [(o["task"], o["init_state"]) for o in outcomes[policy]] == cells
     assert paths.EVALUATION_FIGURE.stat().st_size > 10_000
@@ -62,13 +63,14 @@ def test_a_killed_evaluation_plays_only_what_is_missing_and_reports_the_same(
 @pytest.mark.usefixtures("two_policies")
 def test_another_grid_has_another_digest(job: Callable[[str], Job], params: config.Params) -> None:
     digests = set()
-    for states, horizon in ((5, 12), (6, 12), (5, 13)):
-        env = params.env.model_copy(update={"horizon": horizon})
+    for states, horizon, protocol in ((5, 12, "rlinf"), (6, 12, "rlinf"), (5, 13, "rlinf"), (5, 12, "openvla-oft")):
+        env = params.env.model_copy(update={"horizon": horizon, "protocol": protocol})
         pool = LocalPool(env)
-        fresh = replace(job("evaluate"), state=job("evaluate").state / f"{states}-{horizon}", pool=lambda _, p=pool: p)  # type: ignore[misc]
+        state = job("evaluate").state / f"{states}-{horizon}-{protocol}"
+        fresh = replace(job("evaluate"), state=state, pool=lambda _, p=pool: p)  # type: ignore[misc]
         evaluate.run(fresh, env=env, evaluate=params.evaluate.model_copy(update={"init_states": states}))
         digests.add(json.loads(paths.EVALUATION_REPORT.read_text())["grid"]["digest"])
-    assert len(digests) == 3
+    assert len(digests) == 4
 
 
 def test_a_film_is_a_moving_picture_and_a_strip_of_stills(tmp_path: Path) -> None:
@@ -82,3 +84,30 @@ def test_a_film_is_a_moving_picture_and_a_strip_of_stills(tmp_path: Path) -> Non
 def test_more_states_than_there_are_is_refused(params: config.Params) -> None:
     with pytest.raises(SimulatorError, match="has 50 evaluation init states, 51 are asked for"):
         evaluate.grid(params.env, 51)
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_the_report_says_what_was_played_under_which_conditions(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    assert run(job("evaluate"), params)["conditions"] == {
+        "protocol": "openvla-oft",
+        "horizon": 12,
+        "settle_steps": 0,
+        "settle_action": [0, 0, 0, 0, 0, 0, -1],
+        "seed": 0,
+        "pictures": "not used",
+        "versions": {"nightshift": version("nightshift")},
+    }
+
+
+def test_auto_plays_as_many_states_as_the_protocol(params: config.Params) -> None:
+    assert len(evaluate.grid(params.env, "auto")) == 2 * 50
+
+
+def test_the_cameras_of_an_evaluation_are_those_its_policies_look_through() -> None:
+    seeing, blind = (
+        GaussianMlp(inputs=inputs, hidden=[4], std=0.1) for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
+    )
+    assert evaluate._cameras([blind, seeing]) == ["wrist"]
+    assert evaluate._cameras([blind]) == []

@@ -18,7 +18,8 @@ class Worker:
 
     def __init__(self, env: config.Env) -> None:
         torch.set_num_threads(1)  # one order of summation, as in every other worker
-        self._horizon = env.horizon
+        self._horizon = envs.horizon(env)
+        self._protocol = env.protocol
         self._tasks: dict[str, Task] = {task.name: task for task in envs.tasks(env)}
         self._fleets: dict[str, Fleet] = {}
 
@@ -36,7 +37,7 @@ class Worker:
                 f"no task {task!r} here; there are {', '.join(self._tasks)}", "edit env.tasks in params.yaml"
             )
         if task not in self._fleets:
-            self._fleets[task] = envs.make_fleet(self._tasks[task])
+            self._fleets[task] = envs.make_fleet(self._tasks[task], self._protocol)
         return self._fleets[task]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 from nightshift import config
-from nightshift.envs.base import Env, Fleet
+from nightshift.envs import protocols
+from nightshift.envs.base import Camera, Env, Fleet
 from nightshift.errors import SimulatorError
 from nightshift.types import Split, Task
 
@@ -25,7 +28,7 @@ def tasks(env: config.Env) -> list[Task]:
     return [available[name] for name in env.tasks] if env.tasks else list(available.values())
 
 
-def make(task: Task) -> Env:
+def make(task: Task, protocol: str) -> Env:
     """A simulator for one task. The heavy imports happen here, in the process that simulates."""
     if task.suite == FAKE:
         from nightshift.envs.fake import FakeEnv
@@ -33,18 +36,23 @@ def make(task: Task) -> Env:
         return FakeEnv(task)
     from nightshift.envs.libero import LiberoEnv
 
-    return LiberoEnv(task)
+    return LiberoEnv(task, protocols.find(protocol))
 
 
-def make_fleet(task: Task) -> Fleet:
+def horizon(env: config.Env) -> int:
+    """Control steps until an episode counts as failed."""
+    return protocols.max_steps(protocols.find(env.protocol), env.suite) if env.horizon == "auto" else env.horizon
+
+
+def make_fleet(task: Task, protocol: str) -> Fleet:
     """Simulators for one task that step together."""
     if task.suite == FAKE:
         from nightshift.envs.turn_by_turn import TurnByTurn
 
-        return TurnByTurn(task, make)
+        return TurnByTurn(lambda: make(task, protocol))
     from nightshift.envs.fleet import LiberoFleet
 
-    return LiberoFleet(task)
+    return LiberoFleet(task, protocols.find(protocol))
 
 
 def init_state_count(task: Task, split: Split) -> int:
@@ -53,9 +61,18 @@ def init_state_count(task: Task, split: Split) -> int:
         from nightshift.envs.fake import STATES
 
         return STATES[split]
-    from nightshift.envs.suites import init_state_count as count
+    from nightshift.envs.suites import load_init_states
 
-    return count(task, split)
+    return len(load_init_states(task, split))
+
+
+def lacks_train_states(task: Task) -> bool:
+    """Whether training states have to be drawn: LIBERO's own suites ship theirs for evaluation alone."""
+    if task.suite == FAKE:
+        return False
+    from nightshift.envs.suites import REAL_SUITES
+
+    return task.suite in REAL_SUITES
 
 
 def init_states_digest(task: Task, split: Split) -> str:
@@ -64,14 +81,47 @@ def init_states_digest(task: Task, split: Split) -> str:
         return FAKE
     from nightshift.envs.suites import load_init_states
 
-    states = load_init_states(task).get(split)
-    return "sampled" if states is None else hashlib.sha256(states.tobytes()).hexdigest()
+    return hashlib.sha256(load_init_states(task, split).tobytes()).hexdigest()
+
+
+def conditions(env: config.Env, cameras: Sequence[Camera]) -> dict[str, Any]:
+    """What an episode is played under, seen through `cameras`: two results compare only if all of it is the same."""
+    protocol = protocols.find(env.protocol)
+    return {
+        "protocol": protocol.name,
+        "horizon": horizon(env),
+        "settle_steps": 0 if env.suite == FAKE else _settle_steps(env.suite, protocol),
+        "settle_action": list(protocol.settle_action),
+        "seed": protocol.seed,
+        "pictures": _pictures(protocol, cameras),
+        "versions": versions(env.suite),
+    }
 
 
 def versions(suite: str) -> dict[str, str]:
     """Versions that a result of this suite depends on."""
     packages = {} if suite == FAKE else {"mujoco": "mujoco", "robosuite": "robosuite", "libero": "hf-libero"}
     return {name: version(package) for name, package in {**packages, "nightshift": "nightshift"}.items()}
+
+
+def _pictures(protocol: protocols.Protocol, cameras: Sequence[Camera]) -> dict[str, Any] | str:
+    """Backends draw differently, so a result that pictures went into names the one in use."""
+    if not cameras:
+        return "not used"
+    from nightshift.envs.libero_setup import gl_backend
+
+    return {
+        "cameras": sorted(cameras),
+        "resolution": protocol.resolution,
+        "rotated": protocol.rotated,
+        "gl": gl_backend(),
+    }
+
+
+def _settle_steps(suite: str, protocol: protocols.Protocol) -> int:
+    from nightshift.envs.suites import settle_steps
+
+    return settle_steps(suite, protocol)
 
 
 def _suite(name: str) -> list[Task]:

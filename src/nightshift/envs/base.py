@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.types import Array, Observation, Scene, Split, Task
+
+Camera = Literal["agentview", "wrist"]
+CAMERAS: tuple[Camera, ...] = get_args(Camera)
 
 
 class Step(NamedTuple):
@@ -30,8 +33,16 @@ class Env(Protocol):
 
     def scene(self) -> Scene: ...
 
+    def full_state(self) -> NDArray[np.float64]:
+        """Everything the simulation goes on from, [D]; D differs from task to task."""
+        ...
+
+    def look(self, cameras: Sequence[Camera]) -> Mapping[Camera, NDArray[np.uint8]]:
+        """What a policy sees through each camera now, [H, W, 3]. Not part of a step: a picture costs more than one."""
+        ...
+
     def render(self) -> NDArray[np.uint8] | None:
-        """A picture [H, W, 3] of the scene, or None where no GL library is present."""
+        """A picture [H, W, 3] for people, or None where no GL library is present."""
         ...
 
     def close(self) -> None: ...

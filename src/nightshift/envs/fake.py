@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Step
+from nightshift.envs.base import Camera, Step
+from nightshift.errors import SimulatorError
 from nightshift.types import Array, Body, Observation, Scene, Split, Task
 
 TASKS = [
@@ -45,6 +48,12 @@ class FakeEnv:
             joints={},
             goal=(("reach", "goal"),),
         )
+
+    def full_state(self) -> NDArray[np.float64]:
+        return np.concatenate([self._point, self._goal])
+
+    def look(self, cameras: Sequence[Camera]) -> Mapping[Camera, NDArray[np.uint8]]:
+        raise SimulatorError("the fake environment has no cameras", "leave cameras out of policy.inputs in params.yaml")
 
     def render(self) -> NDArray[np.uint8] | None:
         return None

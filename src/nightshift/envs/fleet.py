@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from nightshift.envs.base import Steps
 from nightshift.envs.libero import LiberoEnv, usable_actions
+from nightshift.envs.protocols import DEFAULT, Protocol
 from nightshift.envs.stepping import Rows
 from nightshift.types import Array, Observation, Scene, Split, Task
 
@@ -25,8 +26,8 @@ class LiberoFleet:
         observation, success, broken = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
     """
 
-    def __init__(self, task: Task, *, threads: int = 1) -> None:
-        self._lanes = [LiberoEnv(task)]
+    def __init__(self, task: Task, protocol: Protocol = DEFAULT, *, threads: int = 1) -> None:
+        self._lanes = [LiberoEnv(task, protocol)]
         self._rows: Rows = np.empty((0, 0), np.int64)
         self._observation: dict[str, Array] = {}
         self._success = np.zeros(0, np.bool_)

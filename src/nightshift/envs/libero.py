@@ -12,35 +12,34 @@ import copy
 import importlib
 import os
 import weakref
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Step
+from nightshift.envs.base import Camera, Step
 from nightshift.envs.goal import Goal
-from nightshift.envs.libero_setup import give_back_memory, prepare, quiet
+from nightshift.envs.libero_setup import NO_GL, give_back_memory, prepare, quiet
+from nightshift.envs.placement import Placement
+from nightshift.envs.protocols import DEFAULT, Protocol, rotate
 from nightshift.envs.stepping import CompiledStepping, Lane, Rows
-from nightshift.envs.suites import MINI, init_state_count, load_init_states, load_problem, suite_tasks
+from nightshift.envs.suites import MINI, load_init_states, load_problem, settle_steps, suite_tasks
 from nightshift.envs.world import World
 from nightshift.errors import SimulatorError, UnstablePhysics
 from nightshift.types import ACTION_DIM, Array, Observation, Scene, Split, Task
 
-__all__ = ["LiberoEnv", "suite_tasks"]
+__all__ = ["LiberoEnv", "can_render", "suite_tasks"]
 
 CONTROL_HZ = 20
-REST_ACTION = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float64)
-FRAME = (256, 256)
-CAMERA = "agentview"
-BUILD_SEED = 0
+CAMERA_NAMES: dict[Camera, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+"""LIBERO's names of the cameras."""
 SETTLE_LIMIT = 3000
 AT_REST = 1e-3
 """A drawn state has settled when nothing moves faster (m/s, rad/s), or after SETTLE_LIMIT physics steps of 2 ms."""
-TRAIN_SEED = 1_000_000
-"""Sampled train state i is drawn with seed TRAIN_SEED + i."""
+STAYED = 0.05
+"""Metres that a drawn object may slide while it settles."""
 BROKEN_PHYSICS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
 
@@ -53,12 +52,13 @@ class LiberoEnv:
         observation, success = env.step(np.zeros(7, np.float32))
     """
 
-    def __init__(self, task: Task, *, compiled: bool = True) -> None:
+    def __init__(self, task: Task, protocol: Protocol = DEFAULT, *, compiled: bool = True) -> None:
         """`compiled=False` steps through robosuite's own calls: the reference, several times slower."""
         self._task = task
         prepare()
-        self._problem = load_problem(task)
-        self._domain = control_env(task).env
+        self._protocol = protocol
+        self._settling = [np.array(protocol.settle_action)] * settle_steps(task.suite, protocol)
+        self._domain = control_env(task, protocol.seed).env
         self._domain.visualize(vis_settings=dict.fromkeys(self._domain._visualizations, False))  # no helper shapes
         self._domain._observables = {}  # we read MuJoCo directly; robosuite would poll its sensors every substep
         self._sim = self._domain.sim
@@ -68,7 +68,11 @@ class LiberoEnv:
         give_back_memory()
         self._body_poses = self._model.body_pos.copy(), self._model.body_quat.copy()
         self._rest_joints = np.array(self._robot.init_qpos)
+        self._placement = Placement(self._domain)
+        free = self._model.jnt_qposadr[self._model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+        self._objects_xy = np.stack([free, free + 1], axis=-1)  # [objects, 2] addresses in qpos
         self._one_hot = np.eye(task.suite_size, dtype=np.float32)[task.index]
+        self._init_states: dict[Split, NDArray[np.float64]] = {}
         self._simulate_in(self._sim.data._data)
 
     def twin(self) -> LiberoEnv:
@@ -90,20 +94,16 @@ class LiberoEnv:
     def task(self) -> Task:
         return self._task
 
-    @cached_property
-    def _init_states(self) -> dict[Split, NDArray[np.float64]]:
-        return load_init_states(self._task)
-
     def reset(self, split: Split, init_state: int) -> Observation:
-        count = init_state_count(self._task, split)
-        if not 0 <= init_state < count:
+        if split not in self._init_states:
+            self._init_states[split] = load_init_states(self._task, split)
+        states = self._init_states[split]
+        if not 0 <= init_state < len(states):
             what = f"{self._task.name} has no {split} init state {init_state}"
-            raise SimulatorError(what, f"choose one from 0 to {count - 1}")
-        states = self._init_states.get(split)
-        state = self.sample_state(TRAIN_SEED + init_state) if states is None else states[init_state]
-        self._restore(state)
-        for _ in range(self._problem.settle_steps):
-            self._advance(REST_ACTION)
+            raise SimulatorError(what, f"choose one from 0 to {len(states) - 1}")
+        self._restore(states[init_state])
+        for action in self._settling:
+            self._advance(action)
         self._steps = 0
         return self.observe()
 
@@ -137,9 +137,26 @@ class LiberoEnv:
     def scene(self) -> Scene:
         return self._world.scene()
 
+    def full_state(self) -> NDArray[np.float64]:
+        return np.concatenate([[self._data.time], self._data.qpos, self._data.qvel])
+
+    def look(self, cameras: Sequence[Camera]) -> dict[Camera, NDArray[np.uint8]]:
+        pictures: dict[Camera, NDArray[np.uint8]] = {}
+        for camera in cameras:
+            picture = self._picture(camera)
+            if picture is None:
+                raise SimulatorError(f"{self._task.name} cannot be looked at: no GL library works here", NO_GL)
+            from_below = picture[::-1]  # as LIBERO hands images out: the lowest row first
+            pictures[camera] = rotate(from_below) if self._protocol.rotated else np.ascontiguousarray(from_below)
+        return pictures
+
     def render(self) -> NDArray[np.uint8] | None:
+        return self._picture("agentview")
+
+    def _picture(self, camera: Camera) -> NDArray[np.uint8] | None:
+        """The highest row first; None where no GL library works."""
         if self._renderer is None and self._can_render:
-            self._renderer = _renderer(self._model)
+            self._renderer = _renderer(self._model, self._protocol.resolution)
             self._can_render = self._renderer is not None
             # Registered after the GL backend's own, so it runs before that takes GL down at exit.
             atexit.register(_close, weakref.ref(self))
@@ -147,7 +164,7 @@ class LiberoEnv:
             return None
         options = mujoco.MjvOption()
         options.geomgroup[0] = 0  # collision shapes
-        self._renderer.update_scene(self._data, camera=CAMERA, scene_option=options)
+        self._renderer.update_scene(self._data, camera=CAMERA_NAMES[camera], scene_option=options)
         return np.array(self._renderer.render(), dtype=np.uint8)
 
     def close(self) -> None:
@@ -156,23 +173,32 @@ class LiberoEnv:
             self._renderer = None
             self._can_render = False
 
-    def sample_state(self, seed: int) -> NDArray[np.float64]:
-        """A state drawn from LIBERO's placement samplers: robot at rest, objects settled on the table, time 0."""
+    def sample_state(self, seed: int) -> NDArray[np.float64] | None:
+        """A state drawn from LIBERO's placement samplers: robot at rest, objects settled on the table, time 0.
+
+        None where something fell over or was pushed away while it settled: the samplers let objects overlap.
+        """
         self._focus()
         self._clear()
         with quiet(), _numpy_seed(seed):
-            _until_placed(self._domain)
-        self._model.body_pos[:], self._model.body_quat[:] = self._body_poses  # a state cannot hold where fixtures stand
+            self._placement.draw()
         arm = self._robot._ref_joint_pos_indexes + self._robot._ref_gripper_joint_pos_indexes
         arm_speed = self._robot._ref_joint_vel_indexes + self._robot._ref_gripper_joint_vel_indexes
         rest = self._data.qpos[arm].copy()
+        placed = self._data.qpos[self._objects_xy].copy()
         for step in range(SETTLE_LIMIT):
             self._data.qpos[arm], self._data.qvel[arm_speed] = rest, 0.0
             if step > SETTLE_LIMIT // 10 and np.abs(self._data.qvel).max() < AT_REST:
                 break
             mujoco.mj_step(self._model, self._data)
         self._data.qpos[arm] = rest
+        if (np.linalg.norm(self._data.qpos[self._objects_xy] - placed, axis=-1) > STAYED).any():
+            return None
         return np.concatenate([[0.0], self._data.qpos, np.zeros(self._model.nv)])
+
+    def positions_in(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The part of `state` that says where things are, without the time and the velocities."""
+        return state[1 : 1 + self._model.nq]
 
     def is_solved_in(self, state: NDArray[np.float64]) -> bool:
         """Whether the task's goal already holds in `state`."""
@@ -217,7 +243,12 @@ class LiberoEnv:
         self._domain.done = False
 
     def observe(self) -> dict[str, Array]:
-        return {"proprio": self._world.proprio(), "objects": self._world.objects(), "task": self._one_hot}
+        return {
+            "proprio": self._world.proprio(),
+            "state": self._world.state(),
+            "objects": self._world.objects(),
+            "task": self._one_hot,
+        }
 
 
 def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]:
@@ -229,7 +260,17 @@ def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]
     return np.clip(values, -1.0, 1.0)
 
 
-def control_env(task: Task) -> Any:
+def can_render() -> bool:
+    """Whether a GL library works here, found out by drawing."""
+    prepare()
+    renderer = _renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), resolution=16)
+    if renderer is None:
+        return False
+    renderer.close()
+    return True
+
+
+def control_env(task: Task, seed: int = DEFAULT.seed) -> Any:
     """LIBERO's own environment, as it comes. Fixtures are placed at random while it is built, so the seed is fixed."""
     prepare()
     import libero.libero
@@ -241,7 +282,7 @@ def control_env(task: Task) -> Any:
     problem = load_problem(task)
     libero.libero._assets_path_cache = str(problem.assets)
     scene = {"scene_xml": str(problem.scene)} if problem.scene else {}
-    with quiet(), _numpy_seed(BUILD_SEED):
+    with quiet(), _numpy_seed(seed):
         return ControlEnv(
             bddl_file_name=str(problem.bddl),
             controller="OSC_POSE",
@@ -256,33 +297,23 @@ def control_env(task: Task) -> Any:
         )
 
 
-def _until_placed(domain: Any) -> None:
-    from robosuite.utils.errors import RandomizationError
-
-    for _ in range(100):
-        with contextlib.suppress(RandomizationError):
-            domain._reset_internal()
-            return
-    raise SimulatorError("LIBERO's samplers found no room for the objects", "widen the regions in the BDDL file")
-
-
 def _close(env: weakref.ref[LiberoEnv]) -> None:
     alive = env()
     if alive is not None:
         alive.close()
 
 
-def _renderer(model: mujoco.MjModel) -> mujoco.Renderer | None:
+def _renderer(model: mujoco.MjModel, resolution: int) -> mujoco.Renderer | None:
     """None where no GL library works: every backend fails in its own way, so any error means no pictures."""
     backend = os.environ["MUJOCO_GL"]
     if backend not in ("egl", "osmesa"):
         return None
     try:
         context: Any = importlib.import_module(f"mujoco.{backend}").GLContext
-        context(*FRAME).free()
+        context(resolution, resolution).free()
         # mujoco picks its backend when it is first imported, which may have been before prepare() chose one.
         mujoco.gl_context.GLContext = context
-        return mujoco.Renderer(model, *FRAME)
+        return mujoco.Renderer(model, resolution, resolution)
     except Exception:  # noqa: BLE001
         return None
 

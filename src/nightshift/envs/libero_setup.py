@@ -24,6 +24,7 @@ from nightshift.errors import SimulatorError
 from nightshift.paths import LIBERO_CONFIG
 
 INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0"
+NO_GL = "apt-get install libosmesa6 (or libegl1 with a GPU's driver), or set MUJOCO_GL to egl or osmesa"
 
 
 def libero_config_folder() -> Path:
@@ -39,7 +40,7 @@ def prepare() -> None:
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)
     os.environ.setdefault("NUMBA_CACHE_DIR", str(folder / "numba"))
     os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
-    os.environ.setdefault("MUJOCO_GL", _gl_backend())
+    os.environ.setdefault("MUJOCO_GL", gl_backend())
     _preload_robosuite_macros(package_folder("robosuite"))
     try:
         with quiet():
@@ -84,8 +85,10 @@ def _write_config(path: Path, package: Path) -> None:
         files.write_bytes(path, text.encode())
 
 
-def _gl_backend() -> str:
-    """egl on a machine with a GPU, else osmesa, whichever library is there; "disable" where none is."""
+def gl_backend() -> str:
+    """What MUJOCO_GL says; else egl on a machine with a GPU and osmesa on another, or what is there, or "disable"."""
+    if chosen := os.environ.get("MUJOCO_GL"):
+        return chosen
     has_gpu = Path("/dev/nvidia0").exists() or Path("/dev/dri").exists()
     order = ("egl", "osmesa") if has_gpu else ("osmesa", "egl")
     library = {"egl": "EGL", "osmesa": "OSMesa"}

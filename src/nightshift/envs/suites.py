@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from nightshift.envs import mini
 from nightshift.envs.libero_setup import package_folder, prepare, quiet
-from nightshift.errors import SimulatorError
+from nightshift.envs.protocols import Protocol
+from nightshift.errors import SimulatorError, StatesNotDrawn
+from nightshift.paths import INIT_STATES
 from nightshift.types import Split, Task
 
 MINI = "libero_mini"
@@ -23,10 +26,8 @@ SUITES = (MINI, *REAL_SUITES)
 
 ASSETS_VARIABLE = "NIGHTSHIFT_LIBERO_ASSETS"
 ASSET_FOLDERS = ("articulated_objects", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects", "scenes")
-SETTLE_STEPS = 10
-"""Control steps LIBERO's evaluations let the objects of a real suite come to rest for."""
-SAMPLED_TRAIN_STATES = 200
-"""Real suites ship no init states beyond the 50 for evaluation; training draws this many from LIBERO's samplers."""
+DRAW = "nightshift stage states"
+"""The command that draws the training states of a real suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,6 @@ class Problem:
     bddl: Path
     assets: Path
     scene: Path | None  # None: the scene LIBERO names itself
-    settle_steps: int
 
 
 def suite_tasks(suite: str) -> list[Task]:
@@ -54,21 +54,52 @@ def load_problem(task: Task) -> Problem:
     if task.name not in known:
         raise SimulatorError(f"suite {task.suite} has no task {task.name!r}", f"choose one of: {', '.join(known)}")
     if task.suite == MINI:
-        return Problem(bddl=mini.bddl_file(task.name), assets=mini.ASSETS, scene=mini.SCENE, settle_steps=0)
-    return _real_problem(task)
+        return Problem(bddl=bddl_file(task), assets=mini.ASSETS, scene=mini.SCENE)
+    return Problem(bddl=bddl_file(task), assets=real_assets(), scene=None)
 
 
-def load_init_states(task: Task) -> dict[Split, NDArray[np.float64]]:
-    """Frozen init states by split, each [N, D]. A split that is not in it is drawn from LIBERO's samplers."""
+def bddl_file(task: Task) -> Path:
+    """LIBERO's description of the task: objects, where they start, the goal."""
     if task.suite == MINI:
-        return _load_npz(mini.init_states_file(task.name))
-    return {"eval": _load_pickle(_libero_package() / "init_files" / task.suite / f"{task.name}.pruned_init")}
+        return mini.bddl_file(task.name)
+    return _libero_package() / "bddl_files" / task.suite / f"{task.name}.bddl"
 
 
-def init_state_count(task: Task, split: Split) -> int:
-    """How many init states `task` has, without building its simulation."""
-    states = load_init_states(task).get(split)
-    return SAMPLED_TRAIN_STATES if states is None else len(states)
+def load_goal(task: Task) -> tuple[tuple[str, ...], ...]:
+    """The predicates that must hold at once, e.g. (("on", "cube_1", "plate_1"),)."""
+    prepare()
+    with quiet():
+        from libero.libero.envs.bddl_utils import robosuite_parse_problem
+
+        problem = robosuite_parse_problem(str(bddl_file(task)))
+    return tuple(tuple(predicate) for predicate in problem["goal_state"])
+
+
+def init_states_file(task: Task, split: Split) -> Path:
+    """Where the frozen init states of a split lie; only a real suite's training states are made here."""
+    if task.suite == MINI:
+        return mini.init_states_file(task.name)
+    if split == "train":
+        return INIT_STATES / task.suite / f"{task.name}.npz"
+    return _libero_package() / "init_files" / task.suite / f"{task.name}.pruned_init"
+
+
+def load_init_states(task: Task, split: Split) -> NDArray[np.float64]:
+    """Frozen init states [N, D]."""
+    path = init_states_file(task, split)
+    if task.suite == MINI:
+        remedy = "restore it with git checkout, or make it again with scripts/make_init_states.py"
+        return _load_npz(path, ("train",) if split == "train" else ("eval", "more_eval"), remedy)
+    if split == "eval":
+        return _load_pickle(path)
+    if not path.exists():
+        raise StatesNotDrawn(f"no training states have been drawn for {task.name}: {path} is missing", DRAW)
+    return _load_npz(path, ("train",), f"rm -r {INIT_STATES}, then {DRAW}")
+
+
+def settle_steps(suite: str, protocol: Protocol) -> int:
+    """Control steps before the policy's first; the frozen states of libero_mini are at rest and take none."""
+    return 0 if suite == MINI else protocol.settle_steps
 
 
 def _real_tasks(suite: str) -> dict[str, str]:
@@ -82,16 +113,11 @@ def _real_tasks(suite: str) -> dict[str, str]:
     return {task.name: task.language for task in tasks}
 
 
-def _real_problem(task: Task) -> Problem:
-    bddl = _libero_package() / "bddl_files" / task.suite / f"{task.name}.bddl"
-    return Problem(bddl=bddl, assets=_real_assets(), scene=None, settle_steps=SETTLE_STEPS)
-
-
 def _libero_package() -> Path:
     return package_folder("libero") / "libero"
 
 
-def _real_assets() -> Path:
+def real_assets() -> Path:
     """LIBERO's meshes and textures: where the user says, or where LIBERO's own download puts them. Never a download."""
     named = os.environ.get(ASSETS_VARIABLE)
     beside = _libero_package() / "assets"
@@ -109,13 +135,12 @@ def _real_assets() -> Path:
     )
 
 
-def _load_npz(path: Path) -> dict[Split, NDArray[np.float64]]:
+def _load_npz(path: Path, names: Sequence[str], remedy: str) -> NDArray[np.float64]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return {"train": arrays["train"], "eval": np.concatenate([arrays["eval"], arrays["more_eval"]])}
+            return np.concatenate([arrays[name] for name in names])
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        fix = "restore it with git checkout, or make it again with scripts/make_init_states.py"
-        raise SimulatorError(f"the init states in {path} cannot be read: {error}", fix) from error
+        raise SimulatorError(f"the init states in {path} cannot be read: {error}", remedy) from error
 
 
 @cache

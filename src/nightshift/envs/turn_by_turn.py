@@ -13,9 +13,9 @@ from nightshift.types import Array, Observation, Scene, Split, Task
 
 
 class TurnByTurn:
-    def __init__(self, task: Task, make: Callable[[Task], Env]) -> None:
+    def __init__(self, make: Callable[[], Env]) -> None:
         self._make = make
-        self._envs = [make(task)]
+        self._envs = [make()]
         self._observation: dict[str, Array] = {}
 
     @property
@@ -24,7 +24,7 @@ class TurnByTurn:
 
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
         while len(self._envs) < len(init_states):
-            self._envs.append(self._make(self.task))
+            self._envs.append(self._make())
         shown = [env.reset(split, state) for env, state in zip(self._envs, init_states, strict=False)]
         self._observation = {name: np.stack([one[name] for one in shown]) for name in shown[0]}
         return self._observation

@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.envs.protocols import axis_angle
 from nightshift.types import Array, Body, Boxes, Scene
 
 Vector = NDArray[np.float64]
@@ -31,6 +32,7 @@ class World:
         robot = domain.robots[0]
         self._grip_site: int = robot.eef_site_id
         self._robot_position = np.array(robot.base_pos)
+        self._hand: int = self._model.body(robot.robot_model.eef_name).id
         self._fingers = [int(address) for address in robot._ref_gripper_joint_pos_indexes]
         self._goal = tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
         self._poses: dict[str, Pose] = {}
@@ -47,6 +49,11 @@ class World:
         """Position [3], rotation as axis-angle relative to facing down [3], finger joints [2]."""
         position, rotation = self._grip()
         turned = _axis_angle(rotation @ FACING_DOWN.T)
+        return np.concatenate([position, turned, self._data.qpos[self._fingers]]).astype(np.float32)
+
+    def state(self) -> Array:
+        """As published policies take it: position [3], the hand's rotation as axis-angle [3], finger joints [2]."""
+        position, turned = self._data.site_xpos[self._grip_site], axis_angle(self._data.xquat[self._hand])
         return np.concatenate([position, turned, self._data.qpos[self._fingers]]).astype(np.float32)
 
     def objects(self) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import numpy as np
 
 from nightshift import config, envs, files, paths, policies
 from nightshift.distributed.worker import snapshot
+from nightshift.envs import protocols
+from nightshift.envs.base import CAMERAS, Camera
 from nightshift.errors import SimulatorError
 from nightshift.job import Job
 from nightshift.policies.base import Policy
@@ -30,12 +32,13 @@ Outcome = dict[str, Any]
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states)
-    folders = {"sft": paths.SFT_POLICY, "rloo": paths.RLOO_POLICY}
-    outcomes = {name: _outcomes(job, env, requests, name, _load(folder), evaluate) for name, folder in folders.items()}
+    candidates = {"sft": _load(paths.SFT_POLICY), "rloo": _load(paths.RLOO_POLICY)}
+    conditions = envs.conditions(env, _cameras(candidates.values()))
+    outcomes = {name: _outcomes(job, env, requests, name, policy, evaluate) for name, policy in candidates.items()}
     report: dict[str, Any] = {
-        "grid": {"digest": _digest(env, requests), "suite": env.suite, "episodes": len(requests)},
+        "grid": {"digest": _digest(env, requests, conditions), "suite": env.suite, "episodes": len(requests)},
+        "conditions": conditions,
         "policies": {name: _summary(episodes) for name, episodes in outcomes.items()},
-        "versions": envs.versions(env.suite),
     }
     with files.new_folder(paths.EVALUATION) as folder:
         files.write_json(folder / paths.EVALUATION_REPORT.name, report)
@@ -48,9 +51,11 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     job.tracker.artifact(paths.EVALUATION)
 
 
-def grid(env: config.Env, init_states: int) -> list[RolloutRequest]:
+def grid(env: config.Env, init_states: config.CountOrAuto) -> list[RolloutRequest]:
     """Every task on its first held-out states. Greedy acting in a deterministic simulator needs no seed."""
     requests = []
+    if init_states == "auto":
+        init_states = protocols.find(env.protocol).trials
     for task in envs.tasks(env):
         available = envs.init_state_count(task, "eval")
         if init_states > available:
@@ -63,6 +68,11 @@ def grid(env: config.Env, init_states: int) -> list[RolloutRequest]:
             for state in range(init_states)
         ]
     return requests
+
+
+def _cameras(candidates: Collection[Policy]) -> list[Camera]:
+    """Those that any of the policies looks through."""
+    return [camera for camera in CAMERAS if any(camera in policy.spec["inputs"] for policy in candidates)]
 
 
 def _load(folder: Path) -> Policy:
@@ -116,11 +126,11 @@ def _rate(outcomes: Sequence[Outcome]) -> Rate:
     return Rate(sum(o["success"] for o in outcomes), len(outcomes))
 
 
-def _digest(env: config.Env, requests: Sequence[RolloutRequest]) -> str:
-    """Two evaluations may be compared exactly when they played the same states, as long, in the same simulator."""
+def _digest(env: config.Env, requests: Sequence[RolloutRequest], conditions: Mapping[str, Any]) -> str:
+    """Two evaluations may be compared exactly when they played the same states under the same conditions."""
     cells = [(r.task, r.init_state) for r in requests]
     states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
-    content = [env.suite, env.horizon, cells, states, envs.versions(env.suite)]
+    content = [env.suite, cells, states, conditions]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,91 @@
+"""LIBERO's five suites: every task builds, resets to its init states and steps. They need LIBERO's meshes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.envs.protocols import PROTOCOLS, Protocol
+from nightshift.envs.suites import REAL_SUITES, load_init_states, real_assets
+from nightshift.errors import SimulatorError
+from nightshift.types import ACTION_DIM, Task
+
+FORWARD = np.array([0.5, 0, -0.2, 0, 0, 0.1, 1], dtype=np.float32)
+assert FORWARD.shape == (ACTION_DIM,)
+
+
+def why_no_assets() -> str:
+    try:
+        real_assets()
+    except SimulatorError as error:
+        return f"LIBERO's assets are absent: {error.what}"
+    return ""
+
+
+needs_assets = pytest.mark.skipif(bool(why_no_assets()), reason=why_no_assets() or "they are there")
+
+
+def check(task: Task, init_states: Iterable[int]) -> None:
+    """Build it, reset it to each of the states, step it; free it before the next is built."""
+    env = LiberoEnv(task)
+    assert len(load_init_states(task, "eval")) == 50
+    for init_state in init_states:
+        before = env.reset("eval", init_state)
+        after, success = env.step(FORWARD)
+        assert not success, "an init state is not solved"
+        assert all(np.isfinite(values).all() for values in after.values())
+        assert np.abs(after["proprio"] - before["proprio"]).max() > 1e-4, "the arm moves"
+        assert after["task"].shape == (task.suite_size,)
+    env.close()
+    del env
+    gc.collect()
+
+
+@needs_assets
+@pytest.mark.parametrize("suite", REAL_SUITES)
+def test_the_first_and_last_task_of_a_suite_build_reset_and_step(suite: str) -> None:
+    tasks = suite_tasks(suite)
+    check(tasks[0], (0, 49))
+    check(tasks[-1], (17,))
+
+
+@needs_assets
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task", [t for suite in REAL_SUITES for t in suite_tasks(suite)], ids=lambda t: f"{t.suite}-{t.index}"
+)
+def test_every_task_of_every_suite_resets_to_each_of_its_init_states_and_steps(task: Task) -> None:
+    check(task, range(50))
+
+
+@needs_assets
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_a_reset_lets_the_world_settle_as_long_as_the_protocol_says(protocol: Protocol) -> None:
+    env = LiberoEnv(suite_tasks("libero_goal")[0], protocol)
+    env.reset("eval", 0)
+    start = load_init_states(env.task, "eval")[0][0]
+    assert env.full_state()[0] - start == pytest.approx(protocol.settle_steps / 20)
+
+
+@needs_assets
+@pytest.mark.parametrize("suite", REAL_SUITES)
+def test_a_real_suite_replays_bit_identically(suite: str) -> None:
+    env = LiberoEnv(suite_tasks(suite)[1])
+    rng = np.random.default_rng(8)
+    actions = rng.uniform(-1, 1, (4, ACTION_DIM)).astype(np.float32)
+
+    def play() -> list[NDArray[Any]]:
+        env.reset("eval", 1)
+        return [env.step(action).observation["objects"] for action in actions] + [env.full_state()]
+
+    first = play()
+    env.reset("eval", 0)
+    env.step(actions[0])
+    for before, after in zip(first, play(), strict=True):
+        np.testing.assert_array_equal(before, after)

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nightshift import config, envs, files, paths
+from nightshift.envs.drawing import SAME, draw
+from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.envs.suites import MINI, load_init_states
+from nightshift.errors import SimulatorError
+from nightshift.job import Job
+from nightshift.stages import states
+from tests.envs.test_suites import needs_assets
+
+TASK = "pick_up_the_milk_and_place_it_in_the_basket"
+OBJECT = config.Env(suite="libero_object", tasks=(TASK,), protocol="openvla-oft", horizon="auto")
+FEW = config.States(per_task=4)
+
+
+def run(job: Job, env: config.Env = OBJECT, seed: int = 0) -> dict[str, Any]:
+    states.run(job, seed=seed, env=env, states=FEW)
+    files.verify_folder(paths.INIT_STATES, "")
+    index: dict[str, Any] = json.loads((paths.INIT_STATES / states.INDEX).read_text())
+    return index
+
+
+def test_states_that_are_shipped_are_noted_and_not_copied(job: Callable[[str], Job], params: config.Params) -> None:
+    assert set(run(job("states"), params.env)["tasks"]) == {"near", "far"}
+    mini = config.Env(suite=MINI, tasks=("lift_cube",), protocol="openvla-oft", horizon=80)
+    entry = run(job("states"), mini)["tasks"]["lift_cube"]
+    assert {split: (of["count"], of["from"]) for split, of in entry.items()} == {
+        "train": (200, "shipped"),
+        "eval": (250, "shipped"),
+    }
+    assert entry["train"]["sha256"] == envs.init_states_digest(suite_tasks(MINI)[0], "train")
+    assert sorted(path.name for path in paths.INIT_STATES.iterdir()) == ["index.json", "manifest.json"]
+
+
+def test_noting_what_libero_mini_ships_does_not_import_the_simulator(project: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from nightshift import config
+from nightshift.job import Job
+from nightshift.stages import states
+job = Job(stage="states", fingerprint="", state=Path(".state/states/test"), tracker=None, pool=None, commit="")
+env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon=80)
+states.run(job, seed=0, env=env, states=config.States(per_task=4))
+assert not {"mujoco", "robosuite", "libero", "torch"} & set(sys.modules), "heavy"
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_horizon_that_no_protocol_has_is_refused_before_anything_runs(job: Callable[[str], Job]) -> None:
+    env = config.Env(suite=MINI, tasks=(), protocol="openvla-oft", horizon="auto")
+    with pytest.raises(SimulatorError, match="no number of steps for libero_mini"):
+        run(job("states"), env)
+
+
+def test_a_draw_is_never_like_a_known_state() -> None:
+    env = LiberoEnv(suite_tasks(MINI)[0])
+    first = list(islice(draw(env, 0, known=()), 3))
+    again = list(islice(draw(env, 0, known=[first[0].state, first[2].state]), 2))
+    assert again[0].seed == first[1].seed
+    assert {one.seed for one in first}.isdisjoint({again[1].seed})
+    same = env.sample_state(first[1].seed)
+    assert same is not None
+    np.testing.assert_array_equal(same, first[1].state)
+
+
+@pytest.mark.usefixtures("project")
+def test_training_states_that_were_not_drawn_are_asked_for_with_the_command() -> None:
+    with pytest.raises(SimulatorError, match="nightshift stage states"):
+        envs.init_state_count(envs.tasks(OBJECT)[0], "train")
+
+
+@needs_assets
+def test_a_train_state_is_never_an_evaluation_state_and_never_solved(job: Callable[[str], Job]) -> None:
+    index = run(job("states"))
+    (task,) = envs.tasks(OBJECT)
+    train, held_out = load_init_states(task, "train"), load_init_states(task, "eval")
+    assert (index["tasks"][TASK]["train"]["count"], envs.init_state_count(task, "eval")) == (4, 50)
+    assert index["tasks"][TASK]["train"]["sha256"] == envs.init_states_digest(task, "train")
+    env = LiberoEnv(task)
+    for state in train:
+        apart = [np.abs(env.positions_in(state) - env.positions_in(other)).max() for other in held_out]
+        assert min(apart) > SAME
+        assert not env.is_solved_in(state)
+    with np.load(paths.INIT_STATES / "libero_object" / f"{TASK}.npz", allow_pickle=False) as arrays:
+        same = env.sample_state(int(arrays["seeds"][2]))
+    assert same is not None
+    np.testing.assert_array_equal(same, train[2])
+    env.reset("train", 3)
+
+
+@needs_assets
+def test_a_killed_run_goes_on_with_the_states_that_are_missing(
+    job: Callable[[str], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(job("states"))
+    whole = (paths.INIT_STATES / "libero_object" / f"{TASK}.npz").read_bytes()
+    draft = job("states").state / f"{TASK}.npz"
+    states._write(draft, states._read(draft)[:2])
+    sampled: list[int] = []
+    sample = LiberoEnv.sample_state
+
+    def noting(env: LiberoEnv, seed: int) -> NDArray[np.float64] | None:
+        sampled.append(seed)
+        return sample(env, seed)
+
+    monkeypatch.setattr(LiberoEnv, "sample_state", noting)
+    run(job("states"))
+    assert (paths.INIT_STATES / "libero_object" / f"{TASK}.npz").read_bytes() == whole
+    assert len(sampled) == 2
+    draft.unlink()
+    run(job("states"), seed=1)
+    assert (paths.INIT_STATES / "libero_object" / f"{TASK}.npz").read_bytes() != whole
+
+
+@needs_assets
+def test_an_object_that_starts_on_a_fixture_is_drawn_on_it() -> None:
+    """Drawn states settle to where LIBERO's own do: the bowl is on the cabinet, the other one on the stove."""
+    env = LiberoEnv(suite_tasks("libero_spatial")[9])
+    env.reset("eval", 0)
+    expected = {name: body.position for name, body in env.scene().bodies.items()}
+    fixtures = env._model.body_pos.copy()
+    for drawn in islice(draw(env, 0, known=()), 3):
+        np.testing.assert_array_equal(env._model.body_pos, fixtures)
+        assert not env.is_solved_in(drawn.state)
+        for name, body in env.scene().bodies.items():
+            if name.startswith("akita_black_bowl"):
+                assert np.abs(body.position - expected[name])[2] < 0.01
+                assert np.linalg.norm(body.position - expected[name]) < 0.15
