@@ -40,7 +40,8 @@ AT_REST = 1e-3
 """A drawn state has settled when nothing moves faster (m/s, rad/s), or after SETTLE_LIMIT physics steps of 2 ms."""
 STAYED = 0.05
 """Metres that a drawn object may slide while it settles."""
-BROKEN_PHYSICS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+_WARNING = mujoco.mjtWarning
+BROKEN_PHYSICS = [int(kind) for kind in (_WARNING.mjWARN_BADQPOS, _WARNING.mjWARN_BADQVEL, _WARNING.mjWARN_BADQACC)]
 
 
 class LiberoEnv:
@@ -83,6 +84,7 @@ class LiberoEnv:
 
     def _simulate_in(self, data: mujoco.MjData) -> None:
         self._data = data
+        self._warnings = data.warning.number  # how often each was raised since the last reset
         self._lane: Lane | None = self._stepping.lane(data) if self._stepping else None
         self._world = World(self._domain, data)
         self._goal = Goal(self._domain, data)
@@ -128,7 +130,7 @@ class LiberoEnv:
 
     def is_broken(self) -> bool:
         """Whether the physics became unstable since the last reset; MuJoCo starts over by itself then."""
-        return any(self._data.warning[kind].number for kind in BROKEN_PHYSICS)
+        return bool(self._warnings[BROKEN_PHYSICS].any())
 
     def is_solved(self) -> bool:
         self._focus()
