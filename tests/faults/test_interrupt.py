@@ -49,7 +49,7 @@ def project(root: Path, *, workers: int) -> Path:
 
 
 def interrupt(root: Path, *arguments: str, number: signal.Signals) -> list[str]:
-    """Start a command, stop it while it trains, and see that it ends as it should; returns who worked in the project."""
+    """Start a command, stop it while it trains and see it end as it should; returns who worked in the project."""
     command = [str(Path(sys.prefix) / "bin/nightshift"), *arguments]
     process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:

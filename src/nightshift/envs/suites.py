@@ -111,7 +111,7 @@ def _real_assets() -> Path:
 
 def _load_npz(path: Path) -> dict[Split, NDArray[np.float64]]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {"train": arrays["train"], "eval": np.concatenate([arrays["eval"], arrays["more_eval"]])}
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         fix = "restore it with git checkout, or make it again with scripts/make_init_states.py"
