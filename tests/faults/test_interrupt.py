@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: everything ends within seconds and the next run resumes."""
+"""Ctrl-C, SIGTERM and SIGKILL: everything ends within seconds and the next run resumes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def project(root: Path, *, workers: int) -> Path:
 
 
 def interrupt(root: Path, *arguments: str, number: signal.Signals) -> list[str]:
-    """Start a command, stop it while it trains and see it end as it should; returns who worked in the project."""
+    """Start a command and end it while it trains; returns who worked in the project then."""
     command = [str(Path(sys.prefix) / "bin/nightshift"), *arguments]
     process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -59,12 +59,13 @@ def interrupt(root: Path, *arguments: str, number: signal.Signals) -> list[str]:
             time.sleep(0.05)
         busy = inhabitants(root)
         # A terminal sends Ctrl-C to the whole group; a service manager sends SIGTERM to the process.
-        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        process.send_signal(number) if number == signal.SIGTERM else os.killpg(process.pid, number)
         _, message = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert "stopped; run again to resume" in message
+    if number != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "stopped; run again to resume" in message
     return busy
 
 
@@ -94,8 +95,8 @@ def test_ctrl_c_ends_training_and_every_process_of_ray_and_the_next_run_resumes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_pipeline_leaves_no_process_and_is_completed_by_the_next_run(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_pipeline_ended_in_training_leaves_no_process_and_is_completed_by_the_next_run(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     root = project(tmp_path / "project", workers=2)
@@ -107,4 +108,6 @@ def test_an_interrupted_pipeline_leaves_no_process_and_is_completed_by_the_next_
     assert done.returncode == 0, done.stderr
     assert "sft  cached" in done.stdout
     assert (root / paths.RECEIPT).exists()
+    assert "stale" not in nightshift(root, "plan").stdout
+    assert not list(root.rglob("*.partial-*"))
     assert is_empty(root), inhabitants(root)
