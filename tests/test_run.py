@@ -83,7 +83,7 @@ def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restor
         "register": "ran",
     }
     assert ensure_all(project) == again
-    edit(project, "rloo", std=0.12)
+    edit(project, "rloo", std=0.4)
     assert ensure_all(project) == again | {"rloo": "restored", "evaluate": "restored"}
 
 
@@ -152,7 +152,7 @@ finally:
 def test_plan_names_the_number_that_changed(project: Path) -> None:
     edit(project, "rloo", std=0.2)
     done = nightshift(project, "plan")
-    assert "params.yaml: rloo.std 0.12 → 0.2" in done.stdout
+    assert "params.yaml: rloo.std 0.4 → 0.2" in done.stdout
     assert "follows rloo" in done.stdout
 
 

@@ -9,7 +9,7 @@ from nightshift import config, paths
 from nightshift.adapters import mlflow_registry
 from nightshift.distributed.pool import open_pool
 from nightshift.distributed.worker import snapshot
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, RolloutError
 from nightshift.reports.intervals import Rate
 from nightshift.stages.evaluate import grid
 from nightshift.telemetry import progress
@@ -29,11 +29,16 @@ def predict(root: Path, which: str, task: str, episodes: int) -> dict[str, Rate]
     try:
         with progress.bar("predict", total=len(requests)) as advance:
             for _, (trajectory,) in pool.run(requests, snapshot(policy)):
-                played.update((trajectory.request.task, TOTAL))
-                solved.update({trajectory.request.task: trajectory.success, TOTAL: trajectory.success})
+                if trajectory.valid:
+                    played.update((trajectory.request.task, TOTAL))
+                    solved.update({trajectory.request.task: trajectory.success, TOTAL: trajectory.success})
                 advance(f"success {solved[TOTAL]}/{played[TOTAL]}")
     finally:
         pool.close()
+    if not played:
+        raise RolloutError(
+            "the simulator failed in every episode", "set machine.workers to 0 in params.yaml to see its output"
+        )
     return {name: Rate(solved[name], played[name]) for name in sorted(played, key=lambda name: (name == TOTAL, name))}
 
 

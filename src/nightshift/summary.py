@@ -52,6 +52,7 @@ def render(summary: Summary) -> RenderableType:
     parts: list[RenderableType] = [_stages(summary)]
     if summary.evaluation:
         parts += [Text(), _success(summary.evaluation)]
+        parts += [Text(line, style="yellow") for line in _left_out(summary.evaluation)]
     if summary.receipt:
         parts += [Text(), _model(summary.receipt)]
     parts += [Text(), _next_steps(summary)]
@@ -67,6 +68,7 @@ def markdown(summary: Summary) -> str:
         f"| {row['policy']} | {row['task']} | {row['success']} | {row['interval']} | {row['episodes']} |"
         for row in _rows(summary.evaluation)
     ]
+    lines += [f"\n{line}" for line in _left_out(summary.evaluation)]
     if receipt := summary.receipt:
         names = ", ".join(receipt["aliases"])
         lines += ["", f"**{receipt['model']}** version {receipt['version']} ({names}); champion: {receipt['why']}"]
@@ -125,6 +127,15 @@ def _success(evaluation: Mapping[str, Any]) -> Table:
                 f"[dim]  {task}[/]", _bar(figures, dim=True), _rate(figures), _interval(figures), counts, style="dim"
             )
     return table
+
+
+def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
+    """A line per policy whose figures are not of the whole grid."""
+    return [
+        f"{NAMES.get(name, name)}: without {result['invalid']} episodes in which the simulator failed"
+        for name, result in _policies(evaluation)
+        if result["invalid"]
+    ]
 
 
 def _bar(figures: Mapping[str, float], *, dim: bool = False) -> Text:

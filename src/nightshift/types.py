@@ -84,9 +84,27 @@ class Trajectory:
     valid: bool = True  # False: the simulator failed, so the episode tells nothing about whoever acted
     frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
 
+    @classmethod
+    def lost(cls, request: RolloutRequest, member: int) -> Trajectory:
+        """The episode of a simulator that failed before it could tell anything."""
+        return cls(
+            request=request,
+            member=member,
+            observations={},
+            actions=np.zeros((0, ACTION_DIM), np.float32),
+            log_probs=np.zeros(0, np.float32),
+            success=False,
+            valid=False,
+        )
+
     @property
     def length(self) -> int:
         return len(self.actions)
+
+    @property
+    def clipped_steps(self) -> int:
+        """Steps whose action lies beyond [-1, 1], so that the simulator played another one than was chosen."""
+        return int((np.abs(self.actions) > 1).any(axis=1).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

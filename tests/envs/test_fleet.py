@@ -59,6 +59,16 @@ def test_a_simulation_in_a_fleet_plays_what_it_plays_alone_bit_for_bit(fleet: Li
                 np.testing.assert_array_equal(values, together[name][step, lane], err_msg=f"{name}, step {step}")
 
 
+def test_a_twin_shows_the_expert_the_same_scene(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [4, 4])
+    one, other = fleet.scene(0), fleet.scene(1)
+    for name, body in one.bodies.items():
+        twin = other.bodies[name]
+        for shown, twins in ((body.position, twin.position), (body.half_size, twin.half_size)):
+            np.testing.assert_array_equal(shown, twins, err_msg=name)
+    np.testing.assert_array_equal(Expert().act(one), Expert().act(other))
+
+
 def test_threads_change_nothing(fleet: LiberoFleet) -> None:
     actions = random_actions(1, 3)
     threaded = LiberoFleet(fleet.task, threads=2)

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: everything ends within seconds and the next run resumes."""
+"""Ctrl-C, SIGTERM and SIGKILL: everything ends within seconds and the next run resumes."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,38 +12,102 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import edit, git, make_project
+from nightshift import files, paths, policies
+from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.run import Session, run_stage
+from tests.conftest import edit, git, make_project, nightshift
 
 SECONDS = 20
+ITERATIONS = 40
 
 
-def members(group: int) -> list[str]:
-    """Command lines of the processes in a process group."""
-    found = subprocess.run(["ps", "-eo", "pgid=,args="], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.splitlines() if line.split()[0] == str(group)]
+def inhabitants(root: Path) -> list[str]:
+    """Command lines of all processes that work in a project, of whatever group or session they are."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink().is_relative_to(root):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_all_workers_and_keeps_its_checkpoints(tmp_path: Path, number: int) -> None:
-    root = make_project(tmp_path / "project")
-    edit(root, "machine", workers=2)
-    edit(root, "rloo", iterations=100_000)
-    git(root, "commit", "-qam", "endless")
-    command = [str(Path(sys.prefix) / "bin/nightshift"), "run"]
+def is_empty(root: Path) -> bool:
+    deadline = time.monotonic() + SECONDS
+    while inhabitants(root) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not inhabitants(root)
+
+
+def project(root: Path, *, workers: int) -> Path:
+    make_project(root)
+    edit(root, "machine", workers=workers)
+    edit(root, "rloo", iterations=ITERATIONS)
+    git(root, "commit", "-qam", "longer")
+    return root
+
+
+def interrupt(root: Path, *arguments: str, number: signal.Signals) -> list[str]:
+    """Start a command and end it while it trains; returns who worked in the project then."""
+    command = [str(Path(sys.prefix) / "bin/nightshift"), *arguments]
     process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         deadline = time.monotonic() + 240
         while not list(root.glob(".state/rloo/*/step-*")):
             assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.2)
+            time.sleep(0.05)
+        busy = inhabitants(root)
         # A terminal sends Ctrl-C to the whole group; a service manager sends SIGTERM to the process.
-        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        process.send_signal(number) if number == signal.SIGTERM else os.killpg(process.pid, number)
         _, message = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert "stopped; run again to resume" in message
-    time.sleep(3)
-    assert not members(process.pid)
-    assert list(root.glob(".state/rloo/*/step-*"))
+    if number != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "stopped; run again to resume" in message
+    return busy
+
+
+def steps_trained(root: Path) -> list[int]:
+    """The iterations of all runs so far, as they were logged."""
+    (metrics,) = root.glob(".state/rloo/*/metrics.jsonl")
+    return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+
+
+def test_ctrl_c_ends_training_and_every_process_of_ray_and_the_next_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = project(tmp_path / "project", workers=1)
+    with files.new_folder(root / paths.SFT_POLICY) as folder:
+        policies.save(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], std=0.1), folder)
+    busy = interrupt(root, "stage", "rloo", number=signal.SIGINT)
+    assert any("raylet" in line for line in busy)
+    assert is_empty(root), inhabitants(root)
+    done = len(steps_trained(root))
+    edit(root, "machine", workers=0)  # no part of what is computed, and sooner there; so is this process
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    with Session(root) as session:
+        run_stage("rloo", session)
+    assert len(json.loads((root / paths.RLOO_HISTORY).read_text())) == ITERATIONS
+    assert steps_trained(root)[done] > 1, "it started over"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_pipeline_ended_in_training_leaves_no_process_and_is_completed_by_the_next_run(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    root = project(tmp_path / "project", workers=2)
+    busy = interrupt(root, "run", number=number)
+    for name in ("raylet", "flows.server"):
+        assert any(name in line for line in busy)
+    assert is_empty(root), inhabitants(root)
+    done = nightshift(root, "run")
+    assert done.returncode == 0, done.stderr
+    assert "sft  cached" in done.stdout
+    assert (root / paths.RECEIPT).exists()
+    assert "stale" not in nightshift(root, "plan").stdout
+    assert not list(root.rglob("*.partial-*"))
+    assert is_empty(root), inhabitants(root)

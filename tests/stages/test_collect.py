@@ -15,19 +15,30 @@ from nightshift.types import RolloutRequest, Trajectory
 
 
 class FailingPool:
-    """Plays for real, then turns chosen init states into failures and counts what it was asked for."""
+    """Plays for real, then turns chosen init states into failures of the policy (or expert) or of the simulator, and
+    counts what it was asked for."""
 
-    def __init__(self, env: config.Env, fails: Callable[[RolloutRequest], bool]) -> None:
+    def __init__(
+        self,
+        env: config.Env,
+        fails: Callable[[RolloutRequest], bool] = lambda request: False,
+        breaks: Callable[[RolloutRequest], bool] = lambda request: False,
+    ) -> None:
         self._pool = LocalPool(env)
         self._fails = fails
+        self._breaks = breaks
         self.played: list[RolloutRequest] = []
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        for index, (trajectory,) in self._pool.run(requests, policy):
-            self.played.append(requests[index])
-            yield index, [replace(trajectory, success=trajectory.success and not self._fails(requests[index]))]
+        for index, trajectories in self._pool.run(requests, policy):
+            request = requests[index]
+            self.played.append(request)
+            if self._breaks(request):
+                yield index, [Trajectory.lost(request, member) for member in range(request.count)]
+            else:
+                yield index, [replace(t, success=t.success and not self._fails(request)) for t in trajectories]
 
     def close(self) -> None:
         self._pool.close()
@@ -72,6 +83,22 @@ def test_an_expert_that_fails_too_often_is_said_and_nothing_is_written(
     assert not paths.DEMOS.exists()
 
 
+def test_an_episode_that_the_simulator_spoilt_is_no_failure_of_the_expert_and_no_demo(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = FailingPool(params.env, breaks=lambda request: request.init_state % 5 == 0)
+    demos = [episode.load(path) for path in run(with_pool(job("collect"), pool), params)]
+    assert len(demos) == 2 * params.collect.demos_per_task
+    assert any(request.init_state % 5 == 0 for request in pool.played)
+    assert all(demo.provenance.init_state % 5 for demo in demos)
+
+
+def test_attempts_that_the_simulator_cost_are_told_apart(job: Callable[[str], Job], params: config.Params) -> None:
+    pool = FailingPool(params.env, breaks=lambda request: request.task == "far")
+    with pytest.raises(SimulatorError, match="all attempts are used, 12 attempts lost to the simulator"):
+        run(with_pool(job("collect"), pool), params)
+
+
 def test_a_killed_collection_keeps_its_demos_and_ends_with_the_same_ones(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
@@ -80,7 +107,7 @@ def test_a_killed_collection_keeps_its_demos_and_ends_with_the_same_ones(
     for draft in drafts[:3]:
         draft.unlink()
     (drafts[0].parent / f".{drafts[0].name}.partial-0123abcd").write_bytes(b"half an episode")
-    pool = FailingPool(params.env, fails=lambda request: False)
+    pool = FailingPool(params.env)
     resumed = {path.name: path.read_bytes() for path in run(with_pool(job("collect"), pool), params)}
     assert resumed == uninterrupted
     assert len(pool.played) == 3

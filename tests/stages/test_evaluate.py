@@ -1,16 +1,19 @@
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
-from nightshift import config, files, paths, policies
+from nightshift import config, files, paths, policies, summary
 from nightshift.distributed.local import LocalPool
-from nightshift.errors import SimulatorError
+from nightshift.errors import RolloutError, SimulatorError
 from nightshift.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.reports import figures
@@ -55,9 +58,45 @@ def test_a_killed_evaluation_plays_only_what_is_missing_and_reports_the_same(
     journal = job("evaluate").state / "rloo.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[:-3]) + lines[-1][:7])
-    pool = FailingPool(params.env, fails=lambda request: False)
+    pool = FailingPool(params.env)
     assert run(replace(job("evaluate"), pool=lambda env: pool), params) == whole
     assert len(pool.played) == 3
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_an_episode_that_the_simulator_spoilt_is_left_out_counted_and_played_again_when_resumed(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = FailingPool(params.env, breaks=lambda request: request.init_state == 7)
+    report: Any = run(replace(job("evaluate"), pool=lambda env: pool), params)
+    for policy in report["policies"].values():
+        assert policy["invalid"] == 2
+        assert policy["overall"]["episodes"] == 18
+        assert [task["episodes"] for task in policy["tasks"].values()] == [9, 9]
+    assert "without 2 episodes in which the simulator failed" in printed()
+    mended = FailingPool(params.env)
+    report = run(replace(job("evaluate"), pool=lambda env: mended), params)
+    assert [request.init_state for request in mended.played] == [7] * 4
+    assert [policy["overall"]["episodes"] for policy in report["policies"].values()] == [20, 20]
+    assert "simulator failed" not in printed()
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_a_task_without_one_valid_episode_has_no_rate(job: Callable[[str], Job], params: config.Params) -> None:
+    pool = FailingPool(params.env, breaks=lambda request: request.task == "far")
+    with pytest.raises(RolloutError, match="failed in every episode of far"):
+        run(replace(job("evaluate"), pool=lambda env: pool), params)
+    assert not paths.EVALUATION.exists()
+
+
+def printed() -> str:
+    """What a user reads on the terminal and on Prefect's page."""
+    gathered = summary.gather(Path(), [])
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(summary.render(gathered))
+    text = console.export_text()
+    assert ("simulator failed" in text) == ("simulator failed" in summary.markdown(gathered))
+    return text
 
 
 @pytest.mark.usefixtures("two_policies")

@@ -8,7 +8,6 @@ import json
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,9 +166,8 @@ def _log(candidate: Candidate, scratch: Path) -> Any:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """MLflow announces every step on stderr and advises type hints; errors are raised all the same."""
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore", UserWarning)
+    """MLflow announces every step on stderr; errors are raised all the same."""
+    with contextlib.redirect_stderr(io.StringIO()):
         yield
 
 

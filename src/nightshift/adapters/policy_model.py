@@ -10,18 +10,25 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel
 
 from nightshift import policies
+from nightshift.policies.base import Policy
 
 
-class PolicyModel(PythonModel):  # type: ignore[misc]
-    """Observations by name, each [B, D], to actions [B, 7]."""
+class _Acts:
+    """Observations by name, each [B, D], to actions [B, 7].
 
+    Apart from the model, since MLflow asks a model that is made with a `predict` for type hints, and knows none for a
+    dict of arrays. The signature that it is logged with says it all.
+    """
+
+    policy: Policy
+
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+        return self.policy.act({name: np.asarray(value, dtype=np.float32) for name, value in model_input.items()})
+
+
+class PolicyModel(_Acts, PythonModel):  # type: ignore[misc]
     def load_context(self, context: Any) -> None:
         self.policy = policies.load(Path(context.artifacts["policy"]))
-
-    # MLflow reads annotations of `model_input` as a schema of its own; the signature says it all.
-    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        observations = {name: np.asarray(value, dtype=np.float32) for name, value in model_input.items()}
-        return self.policy.act(observations)
 
 
 set_model(PolicyModel())

@@ -44,11 +44,10 @@ class RlooLearner:
 
     def update(self, groups: Groups) -> dict[str, float]:
         """Move the policy towards what worked. Groups that all succeeded or all failed teach nothing."""
-        batch = self._batch(groups)
-        informative = batch.advantages != 0
-        if not bool(informative.any()):
+        informative = [group for group in groups if len({t.success for t in group}) > 1]
+        if not informative:
             return {"update/gradients": 0.0, "update/kl": 0.0, "update/clipped": 0.0, "update/loss": 0.0}
-        return self._descend(batch[informative])
+        return self._descend(self._batch(informative))
 
     def _descend(self, batch: Batch) -> dict[str, float]:
         gradients, losses, clipped, kl = 0, 0.0, 0.0, 0.0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.types import RolloutRequest, Trajectory
+from nightshift.envs.base import Fleet
+from nightshift.types import RolloutRequest, Task, Trajectory
+
+MakeFleet = Callable[[Task, str], Fleet]
+"""Builds the simulators of a task, in the process that simulates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,11 @@ class Pool(Protocol):
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Play every request; yields (position in `requests`, its episodes) as they come in, in any order."""
+        """Play every request; yields (position in `requests`, its episodes) as they come in, in any order.
+
+        A simulator that hangs, dies or raises costs nothing but time: its request is played again. If that never
+        works its episodes are invalid, and only when too many are is it an error.
+        """
         ...
 
     def close(self) -> None: ...

@@ -14,20 +14,25 @@ from nightshift.policies.expert import Expert
 from nightshift.types import ACTION_DIM, Array, Observation, RolloutRequest, Trajectory
 
 ATTEMPTS = 3
-"""An episode whose physics breaks is played again from the same init state, this often in all."""
+"""An episode whose simulator fails is played again from the same init state, this often in all."""
+
+Tick = Callable[[], None]
+"""Called after every control step: whoever plays is alive."""
 
 Act = Callable[[Observation], tuple[Array, Array]]
 """Actions [N, A] for N observations, and their log-probs [N]."""
 
 
-def play(fleet: Fleet, request: RolloutRequest, policy: Policy | None, horizon: int) -> list[Trajectory]:
+def play(
+    fleet: Fleet, request: RolloutRequest, policy: Policy | None, horizon: int, tick: Tick = lambda: None
+) -> list[Trajectory]:
     """The group of episodes that `request` asks for, side by side, each with a random stream of its own."""
     played: dict[int, Trajectory] = {}
     for attempt in range(ATTEMPTS):
         members = [member for member in range(request.count) if member not in played or not played[member].valid]
         if members:
             act = _actor(fleet, request, members, attempt, policy)
-            played |= dict(zip(members, _episodes(fleet, request, members, act, horizon), strict=True))
+            played |= dict(zip(members, _episodes(fleet, request, members, act, horizon, tick), strict=True))
     return [played[member] for member in range(request.count)]
 
 
@@ -44,7 +49,7 @@ class _Record:
 
 
 def _episodes(
-    fleet: Fleet, request: RolloutRequest, members: Sequence[int], act: Act, horizon: int
+    fleet: Fleet, request: RolloutRequest, members: Sequence[int], act: Act, horizon: int, tick: Tick
 ) -> list[Trajectory]:
     """Until each is solved or broken, or out of time. Those that are done keep their row, so that batches keep their
     shape: what one member does never depends on when another ends."""
@@ -59,6 +64,7 @@ def _episodes(
             records[lane].actions.append(actions[lane])
             records[lane].log_probs.append(log_probs[lane])
         after = fleet.step(actions, active)
+        tick()
         observation = after.observation
         _settle(active, after, records)
         if not active.any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nightshift import config, envs, policies
-from nightshift.distributed.base import PolicySnapshot
+from nightshift.distributed.base import MakeFleet, PolicySnapshot
 from nightshift.distributed.rollout import play
 from nightshift.envs.base import Fleet
 from nightshift.errors import SimulatorError
@@ -16,15 +16,23 @@ from nightshift.types import RolloutRequest, Task, Trajectory
 class Worker:
     """Remembers nothing that could change a result: a fresh worker answers the same."""
 
-    def __init__(self, env: config.Env) -> None:
+    def __init__(self, env: config.Env, make_fleet: MakeFleet = envs.make_fleet) -> None:
         torch.set_num_threads(1)  # one order of summation, as in every other worker
         self._horizon = envs.horizon(env)
         self._protocol = env.protocol
         self._tasks: dict[str, Task] = {task.name: task for task in envs.tasks(env)}
+        self._make_fleet = make_fleet
         self._fleets: dict[str, Fleet] = {}
+        self._moves = 0
 
     def run(self, request: RolloutRequest, policy: PolicySnapshot | None) -> list[Trajectory]:
-        return play(self._fleet(request.task), request, restore(policy) if policy else None, self._horizon)
+        fleet = self._fleet(request.task)
+        self._move()
+        return play(fleet, request, restore(policy) if policy else None, self._horizon, self._move)
+
+    def progress(self) -> int:
+        """A number that moves with every control step, for another thread to ask while `run` is busy."""
+        return self._moves
 
     def close(self) -> None:
         for fleet in self._fleets.values():
@@ -37,8 +45,11 @@ class Worker:
                 f"no task {task!r} here; there are {', '.join(self._tasks)}", "edit env.tasks in params.yaml"
             )
         if task not in self._fleets:
-            self._fleets[task] = envs.make_fleet(self._tasks[task], self._protocol)
+            self._fleets[task] = self._make_fleet(self._tasks[task], self._protocol)
         return self._fleets[task]
+
+    def _move(self) -> None:
+        self._moves += 1
 
 
 def restore(snapshot: PolicySnapshot) -> Policy:

@@ -137,7 +137,7 @@ def real_assets() -> Path:
 
 def _load_npz(path: Path, names: Sequence[str], remedy: str) -> NDArray[np.float64]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return np.concatenate([arrays[name] for name in names])
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise SimulatorError(f"the init states in {path} cannot be read: {error}", remedy) from error

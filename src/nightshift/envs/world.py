@@ -99,10 +99,12 @@ class World:
         return Boxes(centres=centres, axes=axes, half_sizes=self._model.geom_aabb[geoms, 3:])
 
     def _add_objects(self, domain: Any) -> None:
+        at_rest = mujoco.MjData(self._model)  # sizes are of the model, whatever is going on in our simulation
+        mujoco.mj_kinematics(self._model, at_rest)
         for name, body in domain.obj_body_id.items():
             self._poses[name] = _body_pose(self._data, int(body))
             self._geoms[name] = _colliding_geoms(self._model, int(body))
-            self._half_sizes[name] = _half_size(self._model, self._data, int(body), self._geoms[name])
+            self._half_sizes[name] = _half_size(self._model, at_rest, int(body), self._geoms[name])
 
     def _add_sites(self, domain: Any) -> None:
         """Regions that predicates speak of, and every site an object calls its handle."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -16,19 +18,24 @@ from nightshift.job import Job
 from nightshift.telemetry import progress
 from nightshift.types import Provenance, RolloutRequest, Task, Trajectory
 
+Result = Literal["solved", "failed", "invalid"]
+"""Invalid: the simulator failed, not the expert. The attempt is spent all the same, and another state is tried."""
+
 
 def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> None:
     tasks = {task.name: task for task in envs.tasks(env)}
     candidates = {name: _candidates(task, seed, collect) for name, task in tasks.items()}
     missing = dict.fromkeys(tasks, collect.demos_per_task)
+    invalid: Counter[str] = Counter()
     drafts = job.state / "episodes"
     files.sweep_temporaries(drafts)
     with progress.bar("collect", total=sum(missing.values())) as advance:
         while any(missing.values()):
-            for request, solved in _play(job, env, tasks, _next_round(candidates, missing, seed), drafts):
-                if solved:
+            for request, result in _play(job, env, tasks, _next_round(candidates, missing, invalid, seed), drafts):
+                invalid[request.task] += result == "invalid"
+                if result == "solved":
                     missing[request.task] -= 1
-                    advance(request.task)
+                    advance(f"{request.task}{_spent(invalid.total())}")
     with files.new_folder(paths.DEMOS) as demos:
         for path in sorted(drafts.glob(f"*{episode.SUFFIX}")):
             shutil.copy2(path, demos)
@@ -40,14 +47,17 @@ def _candidates(task: Task, seed: int, collect: config.Collect) -> Iterator[int]
     return iter(order[: collect.demos_per_task * collect.attempts].tolist())
 
 
-def _next_round(candidates: Mapping[str, Iterator[int]], missing: Mapping[str, int], seed: int) -> list[RolloutRequest]:
+def _next_round(
+    candidates: Mapping[str, Iterator[int]], missing: Mapping[str, int], invalid: Mapping[str, int], seed: int
+) -> list[RolloutRequest]:
     """As many untried states of each task as it lacks demos."""
     requests = []
     for task, count in missing.items():
         states = list(islice(candidates[task], count))
         if len(states) < count:
             raise SimulatorError(
-                f"the expert failed too often on {task}: {count} demos are missing and all attempts are used",
+                f"the expert failed too often on {task}: {count} demos are missing and all attempts are used"
+                f"{_spent(invalid[task])}",
                 "raise collect.attempts in params.yaml or take another task",
             )
         requests += [
@@ -57,18 +67,25 @@ def _next_round(candidates: Mapping[str, Iterator[int]], missing: Mapping[str, i
     return requests
 
 
+def _spent(invalid: int) -> str:
+    return f", {invalid} attempts lost to the simulator" if invalid else ""
+
+
 def _play(
     job: Job, env: config.Env, tasks: Mapping[str, Task], requests: Sequence[RolloutRequest], drafts: Path
-) -> Iterator[tuple[RolloutRequest, bool]]:
-    """Each request and whether it was solved. A success is on disk before it counts, so a killed run keeps it."""
+) -> Iterator[tuple[RolloutRequest, Result]]:
+    """Each request and how it went. A success is on disk before it counts, so a killed run keeps it."""
     done = [request for request in requests if _draft(drafts, request).exists()]
-    yield from ((request, True) for request in done)
+    yield from ((request, "solved") for request in done)
     todo = [request for request in requests if request not in done]
     for index, (trajectory,) in job.pool(env).run(todo) if todo else ():
+        if not trajectory.valid:
+            yield todo[index], "invalid"
+            continue
         if trajectory.success:
             demo = episode.from_trajectory(trajectory, _provenance(job, tasks[trajectory.request.task], trajectory))
             episode.save(demo, _draft(drafts, todo[index]))
-        yield todo[index], trajectory.success
+        yield todo[index], "solved" if trajectory.success else "failed"
 
 
 def _draft(drafts: Path, request: RolloutRequest) -> Path:

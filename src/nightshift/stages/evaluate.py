@@ -15,7 +15,7 @@ from nightshift import config, envs, files, paths, policies
 from nightshift.distributed.worker import snapshot
 from nightshift.envs import protocols
 from nightshift.envs.base import CAMERAS, Camera
-from nightshift.errors import SimulatorError
+from nightshift.errors import RolloutError, SimulatorError
 from nightshift.job import Job
 from nightshift.policies.base import Policy
 from nightshift.reports import figures
@@ -27,7 +27,7 @@ OUTCOMES = "outcomes.json"
 _FRAME_EVERY = 4
 
 Outcome = dict[str, Any]
-"""One episode: task, init_state, success, length."""
+"""One episode: task, init_state, success, length, valid."""
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
@@ -83,33 +83,38 @@ def _load(folder: Path) -> Policy:
 def _outcomes(
     job: Job, env: config.Env, requests: Sequence[RolloutRequest], name: str, policy: Policy, evaluate: config.Evaluate
 ) -> list[Outcome]:
-    """One outcome per request, in grid order; those that a killed run had finished are not played again."""
+    """One outcome per request, in grid order; those that a killed run had finished are not played again, unless the
+    simulator failed."""
     journal = job.state / f"{name}.jsonl"
-    known = {(o["task"], o["init_state"]): o for o in files.read_journal(journal)}
+    known = {(o["task"], o["init_state"]): o for o in files.read_journal(journal) if o["valid"]}
     todo = [r for r in requests if (r.task, r.init_state) not in known]
     if name == "rloo" and evaluate.film_frames:
         todo = [replace(r, frames_every=_FRAME_EVERY) if r.init_state == 0 else r for r in todo]
     with progress.bar(f"eval {name}", total=len(requests), done=len(known)) as advance:
         for _, (trajectory,) in job.pool(env).run(todo, snapshot(policy)) if todo else ():
             request = trajectory.request
-            if trajectory.frames is not None:
+            if trajectory.valid and trajectory.frames is not None:
                 figures.film(_films(job), request.task, trajectory.frames, evaluate.film_frames)
             outcome = {
                 "task": request.task,
                 "init_state": request.init_state,
                 "success": trajectory.success,
                 "length": trajectory.length,
+                "valid": trajectory.valid,
             }
             known[request.task, request.init_state] = outcome
             files.append_json(journal, outcome)
-            advance(f"success {np.mean([o['success'] for o in known.values()]):.0%}")
+            valid = [o["success"] for o in known.values() if o["valid"]]
+            advance(f"{sum(valid)} of {len(valid)} solved")
     return [known[r.task, r.init_state] for r in requests]
 
 
 def _summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """An episode whose simulator failed is no failure of the policy: it is counted apart."""
     tasks = list(dict.fromkeys(o["task"] for o in outcomes))
     return {
         "overall": _rate(outcomes).to_json(),
+        "invalid": sum(not o["valid"] for o in outcomes),
         "tasks": {task: _rate([o for o in outcomes if o["task"] == task]).to_json() for task in tasks},
         "episode_length": {
             task: {
@@ -123,7 +128,13 @@ def _summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _rate(outcomes: Sequence[Outcome]) -> Rate:
-    return Rate(sum(o["success"] for o in outcomes), len(outcomes))
+    valid = [o for o in outcomes if o["valid"]]
+    if not valid:
+        raise RolloutError(
+            f"the simulator failed in every episode of {outcomes[0]['task']}",
+            "run again: they are played again; machine.workers 0 in params.yaml shows its output",
+        )
+    return Rate(sum(o["success"] for o in valid), len(valid))
 
 
 def _digest(env: config.Env, requests: Sequence[RolloutRequest], conditions: Mapping[str, Any]) -> str:

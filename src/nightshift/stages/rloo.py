@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -28,7 +31,8 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
         for iteration in range(len(history), rloo.iterations):
             groups = _rollouts(job, env, schedule.requests(iteration, rloo.groups), policy)
-            metrics = {**_outcome(groups), **learner.update(groups)}
+            complete = [group for group in groups if all(t.valid for t in group)]
+            metrics = {**_outcome(complete), **_faults(groups), **learner.update(complete)}
             history.append(metrics)
             job.tracker.log({**metrics, **gpu.sample()}, iteration + 1)
             _save(job, learner, history)
@@ -46,20 +50,33 @@ def _rollouts(job: Job, env: config.Env, requests: list[RolloutRequest], policy:
 
 def _outcome(groups: list[Group]) -> dict[str, float]:
     """How the episodes went, overall and per task, and how many groups had something to teach."""
-    rates = [np.mean([t.success for t in group]) for group in groups]
+    rates = [_mean([t.success for t in group]) for group in groups]
     tasks = sorted({group[0].request.task for group in groups})
     per_task = {
-        f"rollout/success/{task}": float(
-            np.mean([r for r, g in zip(rates, groups, strict=True) if g[0].request.task == task])
-        )
+        f"rollout/success/{task}": _mean([r for r, g in zip(rates, groups, strict=True) if g[0].request.task == task])
         for task in tasks
     }
     return {
-        "rollout/success": float(np.mean(rates)),
-        "rollout/length": float(np.mean([t.length for group in groups for t in group])),
+        "rollout/success": _mean(rates),
+        "rollout/length": _mean([t.length for group in groups for t in group]),
         "rollout/informative_groups": float(sum(0 < rate < 1 for rate in rates)),
         **per_task,
     }
+
+
+def _faults(groups: list[Group]) -> dict[str, float]:
+    """Episodes that tell nothing, since the simulator failed, and the share of steps in which it clipped the action."""
+    episodes = [trajectory for group in groups for trajectory in group]
+    steps = sum(t.length for t in episodes)
+    return {
+        "rollout/invalid": float(sum(not t.valid for t in episodes)),
+        "rollout/clipped_actions": sum(t.clipped_steps for t in episodes) / max(steps, 1),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Not a number, and a gap in every curve, where there is nothing to average."""
+    return float(np.mean(values)) if values else math.nan
 
 
 def _save(job: Job, learner: RlooLearner, history: list[dict[str, float]]) -> None:

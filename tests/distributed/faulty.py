@@ -1,0 +1,81 @@
+"""Simulators that fail: what LIBERO's native code may do to a worker, on the fake suite."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift import envs
+from nightshift.envs.base import Env, Steps
+from nightshift.envs.turn_by_turn import TurnByTurn
+from nightshift.types import Array, Observation, Split, Task
+
+AT_STEP = 2
+
+
+def segfault() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(60)
+
+
+def hang() -> None:
+    time.sleep(3600)
+
+
+def hang_with_the_gil() -> None:
+    time.sleep(0.5)
+    ctypes.PyDLL(None).sleep(3600)  # unlike CDLL, PyDLL does not let go of the GIL
+
+
+def raise_something() -> None:
+    raise MemoryError("no room for the contacts")
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """Makes fleets that fail on some init states: every time, or only while a file of that number is there."""
+
+    faults: Mapping[int, Callable[[], None]]
+    once: Path | None = None
+
+    def __call__(self, task: Task, protocol: str) -> FaultyFleet:
+        return FaultyFleet(lambda: envs.make(task, protocol), self)
+
+    def strike(self, state: int) -> None:
+        if self.once is not None:
+            try:
+                (self.once / str(state)).unlink()
+            except FileNotFoundError:
+                return
+        self.faults[state]()
+
+
+class FaultyFleet(TurnByTurn):
+    """Belongs to the thread that made it, as a GL context does."""
+
+    def __init__(self, make: Callable[[], Env], faulty: Faulty) -> None:
+        super().__init__(make)
+        self._faulty = faulty
+        self._home = threading.get_native_id()
+        self._state = -1
+        self._steps = 0
+
+    def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
+        self._state, self._steps = init_states[0], 0
+        return super().reset(split, init_states)
+
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        assert threading.get_native_id() == self._home
+        self._steps += 1
+        if self._steps == AT_STEP and self._state in self._faulty.faults:
+            self._faulty.strike(self._state)
+        return super().step(actions, active)
