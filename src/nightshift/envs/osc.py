@@ -3,6 +3,7 @@
 Import it after `prepare`. It calls the mujoco library directly and holds no Python object while it runs, so threads
 step simulators side by side. Per substep robosuite calls `mj_forward`, again from its controller, then `mj_step`, which
 starts with a third one. Positions and velocities do not change in between, so one `mj_step1` and one `mj_step2` do.
+Loops are written out because each array expression costs seconds to compile.
 
 A simulator is a row of addresses (see `Field`): of its MjData, of the arrays in it, and of the goal it moves to.
 """
@@ -20,8 +21,6 @@ import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
-from robosuite.utils.control_utils import orientation_error
-from robosuite.utils.transform_utils import quat2mat
 
 JOINTS = 7
 NULLSPACE_GAIN = 10.0
@@ -120,27 +119,33 @@ def _set_goal(action, scale, position, rotation, goal_position, goal_rotation): 
     """Positions are relative to where the hand is; so are rotations, but no rotation at all keeps the old goal."""
     for i in range(3):
         goal_position[i] = position[i] + action[i] * scale[i]
-    turn = action[3:6] * scale[3:6]
-    angle = np.sqrt(np.sum(turn**2))
+    x, y, z = action[3] * scale[3], action[4] * scale[4], action[5] * scale[5]
+    angle = np.sqrt(x * x + y * y + z * z)
     if angle > 0.0:
-        quaternion = np.empty(4)
-        quaternion[:3] = turn / angle * np.sin(angle / 2.0)
-        quaternion[3] = np.cos(angle / 2.0)
-        goal_rotation[:] = np.dot(quat2mat(quaternion), rotation)
+        x, y, z = x / angle, y / angle, z / angle
+        s, c = np.sin(angle), np.cos(angle)
+        v = 1.0 - c
+        for k in range(3):
+            p, q, r = rotation[0, k], rotation[1, k], rotation[2, k]
+            goal_rotation[0, k] = (x * x * v + c) * p + (x * y * v - z * s) * q + (x * z * v + y * s) * r
+            goal_rotation[1, k] = (x * y * v + z * s) * p + (y * y * v + c) * q + (y * z * v - x * s) * r
+            goal_rotation[2, k] = (x * z * v - y * s) * p + (y * z * v + x * s) * q + (z * z * v + c) * r
 
 
 @numba.njit(cache=True, nogil=True)
 def _wrench(jacobians, qvel, position, rotation, goal_position, goal_rotation, gains):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    """Force and moment [6] of a damped spring between the hand and its goal, per unit of mass."""
-    error = orientation_error(goal_rotation, rotation)
-    out = np.empty(6)
+    """Force and moment [6, 1] of a damped spring between the hand and its goal, per unit of mass."""
+    out = np.empty((6, 1))
     for i in range(3):
-        speed = turn = 0.0
+        i1, i2 = (i + 1) % 3, (i + 2) % 3
+        error = speed = turn = 0.0
+        for k in range(3):  # half the sum of the cross products of the axes, now and wanted
+            error += 0.5 * (rotation[i1, k] * goal_rotation[i2, k] - rotation[i2, k] * goal_rotation[i1, k])
         for k in range(len(qvel)):
             speed += jacobians[0, i, k] * qvel[k]
             turn += jacobians[1, i, k] * qvel[k]
-        out[i] = (goal_position[i] - position[i]) * gains[0, i] - speed * gains[1, i]
-        out[3 + i] = error[i] * gains[0, 3 + i] - turn * gains[1, 3 + i]
+        out[i, 0] = (goal_position[i] - position[i]) * gains[0, i] - speed * gains[1, i]
+        out[3 + i, 0] = error * gains[0, 3 + i] - turn * gains[1, 3 + i]
     return out
 
 
@@ -158,14 +163,51 @@ def _move_fingers(ctrl, fingers, speed, grip_ctrl, grip_range):  # type: ignore[
 def _torques(jacobians, mass, wrench, rest, qpos, qvel, arm_qpos, arm_qvel):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     """Operational-space torques: decoupled force and moment, and in their nullspace a pull towards the rest pose."""
     j, m = _of_the_arm(jacobians, mass, arm_qvel)
-    pull = NULLSPACE_GAIN * (rest - qpos[arm_qpos]) - 2.0 * np.sqrt(NULLSPACE_GAIN) * qvel[arm_qvel]
-    pose = np.dot(m, pull)
-    accelerations = _solve(m, j.T.copy())  # M^-1 J^T
-    mobility = np.dot(j, accelerations)  # J M^-1 J^T, the inverse of the mass felt at the hand
-    force = _solve(mobility[:3, :3].copy(), wrench[:3].copy().reshape(3, 1))
-    moment = _solve(mobility[3:, 3:].copy(), wrench[3:].copy().reshape(3, 1))
-    felt = _solve(mobility, np.dot(pose, accelerations).reshape(6, 1))  # what the pull would do to the hand
-    return pose + np.dot(np.concatenate((force, moment)).ravel() - felt.ravel(), j)
+    pull = np.empty((JOINTS, 1))
+    for a in range(JOINTS):
+        speed = 2.0 * np.sqrt(NULLSPACE_GAIN) * qvel[arm_qvel[a]]
+        pull[a, 0] = NULLSPACE_GAIN * (rest[a] - qpos[arm_qpos[a]]) - speed
+    pose = _product(m, pull)
+    accelerations = _solve(m, _transposed(j))  # M^-1 J^T
+    mobility = _product(j, accelerations)  # J M^-1 J^T, the inverse of the mass felt at the hand
+    felt = _solve(mobility, _product(_transposed(accelerations), pose))  # what the pull would do to the hand
+    force = _solve(_block(mobility, 0, 3), _block(wrench, 0, 1))
+    moment = _solve(_block(mobility, 3, 3), _block(wrench, 3, 1))
+    out = np.empty(JOINTS)
+    for a in range(JOINTS):
+        out[a] = pose[a, 0]
+        for i in range(3):
+            out[a] += j[i, a] * (force[i, 0] - felt[i, 0]) + j[3 + i, a] * (moment[i, 0] - felt[3 + i, 0])
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def _product(left, right):  # type: ignore[no-untyped-def]
+    out = np.zeros((left.shape[0], right.shape[1]))
+    for i in range(left.shape[0]):
+        for k in range(left.shape[1]):
+            for c in range(right.shape[1]):
+                out[i, c] += left[i, k] * right[k, c]
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def _transposed(matrix):  # type: ignore[no-untyped-def]
+    out = np.empty((matrix.shape[1], matrix.shape[0]))
+    for i in range(matrix.shape[0]):
+        for k in range(matrix.shape[1]):
+            out[k, i] = matrix[i, k]
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def _block(matrix, start, columns):  # type: ignore[no-untyped-def]
+    """Three rows, and as many columns from the same place on; a vector has its one column."""
+    out = np.empty((3, columns))
+    for i in range(3):
+        for k in range(columns):
+            out[i, k] = matrix[start + i, k if columns == 1 else start + k]
+    return out
 
 
 @numba.njit(cache=True, nogil=True)
@@ -183,14 +225,13 @@ def _of_the_arm(jacobians, mass, arm_qvel):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _solve(matrix, right):  # type: ignore[no-untyped-def]
-    """X [n, m] with `matrix` X = `right`, for a symmetric positive definite matrix; the shortest if it is singular."""
-    low, regular = _cholesky(matrix)
-    if not regular:
-        return np.dot(np.linalg.pinv(matrix), right)
+    """X [n, m] with `matrix` X = `right`, for a symmetric positive definite matrix."""
+    low = _cholesky(matrix)
     n, columns = right.shape
-    out = right.copy()
+    out = np.empty((n, columns))
     for c in range(columns):
         for i in range(n):
+            out[i, c] = right[i, c]
             for p in range(i):
                 out[i, c] -= low[i, p] * out[p, c]
             out[i, c] /= low[i, i]
@@ -203,10 +244,12 @@ def _solve(matrix, right):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _cholesky(matrix):  # type: ignore[no-untyped-def]
-    """The lower triangle whose square is `matrix`, and whether there is one."""
+    """The lower triangle whose square is `matrix`. A direction that the arm cannot move in is left out of it."""
     n = len(matrix)
     low = np.zeros((n, n))
-    least = SINGULAR * np.max(np.diag(matrix))
+    least = 0.0
+    for i in range(n):
+        least = max(least, SINGULAR * matrix[i, i])
     for i in range(n):
         for k in range(i + 1):
             rest = matrix[i, k]
@@ -214,8 +257,6 @@ def _cholesky(matrix):  # type: ignore[no-untyped-def]
                 rest -= low[i, p] * low[k, p]
             if i > k:
                 low[i, k] = rest / low[k, k]
-            elif rest > least:
-                low[i, i] = np.sqrt(rest)
             else:
-                return low, False
-    return low, True
+                low[i, i] = np.sqrt(rest) if rest > least else np.inf
+    return low
