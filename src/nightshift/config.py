@@ -69,6 +69,8 @@ class Collect(Section):
     """At least two: one to train on and one to validate with."""
     attempts: Count
     """At most this many expert episodes per demo wanted."""
+    disturbance: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+    """Standard deviation of noise on what the expert's hand does, not on what is recorded of the expert."""
 
 
 class Dataset(Section):

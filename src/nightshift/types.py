@@ -53,6 +53,7 @@ class Provenance:
     seed: int
     versions: Mapping[str, str]  # mujoco, robosuite, libero, nightshift
     commit: str
+    disturbance: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class RolloutRequest:
     controller: Controller
     seed: int
     count: int = 1
+    disturbance: float = 0.0  # standard deviation of noise added to actions on their way to the simulator
     frames_every: int = 0  # keep a rendered frame every so many steps; 0 keeps none
 
 

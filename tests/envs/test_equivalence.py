@@ -1,4 +1,4 @@
-"""Compiled stepping against LIBERO's own `env.step`: from the same state, by the same actions, the same thing happens."""
+"""Compiled stepping against LIBERO's own `env.step`: the same state and actions lead to the same thing."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nightshift import config, files, paths
@@ -10,6 +11,7 @@ from nightshift.distributed.base import PolicySnapshot, Pool
 from nightshift.distributed.local import LocalPool
 from nightshift.errors import SimulatorError
 from nightshift.job import Job
+from nightshift.policies.expert.robot import POSITION_GAIN, POSITION_SCALE
 from nightshift.stages import collect
 from nightshift.types import RolloutRequest, Trajectory
 
@@ -111,3 +113,16 @@ def test_a_killed_collection_keeps_its_demos_and_ends_with_the_same_ones(
     resumed = {path.name: path.read_bytes() for path in run(with_pool(job("collect"), pool), params)}
     assert resumed == uninterrupted
     assert len(pool.played) == 3
+
+
+def test_a_disturbed_expert_is_recorded_as_it_meant_to_act(job: Callable[[str], Job], params: config.Params) -> None:
+    pushed = params.collect.model_copy(update={"disturbance": 0.3})
+    collect.run(job("collect"), seed=params.seed, env=params.env, collect=pushed)
+    demos = [episode.load(path) for path in sorted(paths.DEMOS.glob(f"*{episode.SUFFIX}"))]
+    assert {demo.provenance.disturbance for demo in demos} == {0.3}
+    for demo in demos:
+        to_go, meant = demo.observations["objects"], demo.actions[:, :3]
+        wanted = np.clip(to_go * POSITION_GAIN / POSITION_SCALE, -1, 1)
+        np.testing.assert_allclose(meant, wanted, atol=1e-5)
+        moved = to_go[:-1] - to_go[1:]
+        assert np.abs(moved - POSITION_SCALE * meant[:-1]).max() > 1e-3

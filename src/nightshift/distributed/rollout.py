@@ -56,6 +56,7 @@ def _episodes(
     observation = fleet.reset(request.split, [request.init_state] * len(members))
     records = [_Record() for _ in members]
     active = np.ones(len(members), np.bool_)
+    pushes = _pushes(request, members)
     for step in range(horizon):
         actions, log_probs = act(observation)
         for lane in np.flatnonzero(active).tolist():
@@ -63,7 +64,7 @@ def _episodes(
             records[lane].observations.append({name: values[lane].copy() for name, values in observation.items()})
             records[lane].actions.append(actions[lane])
             records[lane].log_probs.append(log_probs[lane])
-        after = fleet.step(actions, active)
+        after = fleet.step(actions + pushes(), active)
         tick()
         observation = after.observation
         _settle(active, after, records)
@@ -112,6 +113,13 @@ def _actor(fleet: Fleet, request: RolloutRequest, members: Sequence[int], attemp
         return lambda observation: (policy.act(observation), nothing)
     streams = [np.random.default_rng([request.seed, member, attempt]) for member in members]
     return lambda observation: policy.sample(observation, _noise(streams))
+
+
+def _pushes(request: RolloutRequest, members: Sequence[int]) -> Callable[[], Array]:
+    """Of the hand, [N, A] per step. The record keeps what was meant, so who learns from it learns to recover."""
+    streams = [np.random.default_rng([request.seed, request.init_state, member]) for member in members]
+    still = np.zeros((len(members), ACTION_DIM), np.float32)
+    return lambda: np.float32(request.disturbance) * _noise(streams) if request.disturbance else still
 
 
 def _noise(streams: Sequence[np.random.Generator]) -> Array:

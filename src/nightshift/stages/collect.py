@@ -31,7 +31,8 @@ def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> Non
     files.sweep_temporaries(drafts)
     with progress.bar("collect", total=sum(missing.values())) as advance:
         while any(missing.values()):
-            for request, result in _play(job, env, tasks, _next_round(candidates, missing, invalid, seed), drafts):
+            requests = _next_round(candidates, missing, invalid, seed, collect.disturbance)
+            for request, result in _play(job, env, tasks, requests, drafts):
                 invalid[request.task] += result == "invalid"
                 if result == "solved":
                     missing[request.task] -= 1
@@ -48,7 +49,11 @@ def _candidates(task: Task, seed: int, collect: config.Collect) -> Iterator[int]
 
 
 def _next_round(
-    candidates: Mapping[str, Iterator[int]], missing: Mapping[str, int], invalid: Mapping[str, int], seed: int
+    candidates: Mapping[str, Iterator[int]],
+    missing: Mapping[str, int],
+    invalid: Mapping[str, int],
+    seed: int,
+    disturbance: float,
 ) -> list[RolloutRequest]:
     """As many untried states of each task as it lacks demos."""
     requests = []
@@ -61,7 +66,9 @@ def _next_round(
                 "raise collect.attempts in params.yaml or take another task",
             )
         requests += [
-            RolloutRequest(task=task, split="train", init_state=state, controller="expert", seed=seed)
+            RolloutRequest(
+                task=task, split="train", init_state=state, controller="expert", seed=seed, disturbance=disturbance
+            )
             for state in states
         ]
     return requests
@@ -104,4 +111,5 @@ def _provenance(job: Job, task: Task, trajectory: Trajectory) -> Provenance:
         seed=request.seed,
         versions=envs.versions(task.suite),
         commit=job.commit,
+        disturbance=request.disturbance,
     )
