@@ -49,6 +49,7 @@ def apply(root: Path, *, own_prefect: bool = False) -> None:
     local = {
         "MLFLOW_TRACKING_URI": f"sqlite:///{root / paths.MLFLOW_DATABASE}",
         "PREFECT_HOME": str(root / paths.PREFECT_HOME),
+        "MPLCONFIGDIR": str(root / paths.STATE / "matplotlib"),
     }
     settings = NO_TELEMETRY | SAFE | QUIET | local | (OWN_PREFECT if own_prefect else {})
     for name, value in settings.items():
