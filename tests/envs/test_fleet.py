@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from nightshift.envs.fleet import LiberoFleet
 from nightshift.envs.libero import LiberoEnv, suite_tasks
@@ -15,6 +16,7 @@ from nightshift.types import ACTION_DIM, Array, Task
 
 TRAY = 3
 STEPS = 12
+FACING_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 EVERY = np.ones(3, np.bool_)
 
 
@@ -114,3 +116,16 @@ def test_success_is_what_liberos_predicates_say_on_every_step(task: Task) -> Non
         if success:
             return
     pytest.fail("the expert did not get there, so nothing was compared")
+
+
+def test_what_is_shown_is_what_mujoco_holds(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [3, 8])
+    shown = fleet.step(random_actions(5, 2)[0], np.ones(2, np.bool_)).observation
+    for lane in range(2):
+        scene, env = fleet.scene(lane), fleet._lanes[lane]
+        can = scene.bodies[env._domain.obj_of_interest[0]]
+        np.testing.assert_array_equal(shown["proprio"][lane, :3], scene.gripper_position.astype(np.float32))
+        np.testing.assert_array_equal(shown["objects"][lane, :3], can.position.astype(np.float32))
+        np.testing.assert_array_equal(shown["objects"][lane, 3:9], can.rotation[:, :2].T.ravel().astype(np.float32))
+        turned = Rotation.from_matrix(scene.gripper_rotation @ FACING_DOWN.T).as_rotvec()
+        np.testing.assert_allclose(shown["proprio"][lane, 3:6], turned, atol=1e-6)

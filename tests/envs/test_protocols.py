@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nightshift import config, envs
 from nightshift.envs import protocols
@@ -99,21 +97,6 @@ def test_rotating_an_image_twice_gives_it_back() -> None:
     image = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
     assert np.array_equal(protocols.rotate(image)[0, 0], image[3, 4])
     assert np.array_equal(protocols.rotate(protocols.rotate(image)), image)
-
-
-@given(st.lists(st.floats(-1, 1, width=32), min_size=4, max_size=4).filter(lambda q: np.linalg.norm(q) > 0.1))
-@settings(deadline=None, max_examples=60)
-def test_axis_angles_are_robosuites(numbers: list[float]) -> None:
-    from robosuite.utils.transform_utils import quat2axisangle
-
-    quaternion = np.array(numbers) / np.linalg.norm(numbers)
-    theirs = quat2axisangle(np.roll(quaternion, -1))
-    np.testing.assert_allclose(protocols.axis_angle(quaternion), theirs, atol=1e-9)
-
-
-def test_no_rotation_is_the_zero_vector() -> None:
-    for sign in (1.0, -1.0):
-        assert not protocols.axis_angle(np.array([sign, 0, 0, 0])).any()
 
 
 def test_state_and_full_state_are_what_libero_reports_for_the_same_init_state(env: LiberoEnv, liberos_own: Any) -> None:

@@ -29,6 +29,7 @@ class LiberoFleet:
     def __init__(self, task: Task, protocol: Protocol = DEFAULT, *, threads: int = 1) -> None:
         self._lanes = [LiberoEnv(task, protocol)]
         self._rows: Rows = np.empty((0, 0), np.int64)
+        self._sights = self._rows
         self._observation: dict[str, Array] = {}
         self._success = np.zeros(0, np.bool_)
         self._broken = np.zeros(0, np.bool_)
@@ -45,7 +46,9 @@ class LiberoFleet:
             self._lanes.append(self._lanes[0].twin())
         shown = [lane.reset(split, state) for lane, state in zip(self._lanes, init_states, strict=False)]
         self._observation = {name: np.stack([one[name] for one in shown]) for name in shown[0]}
-        self._rows = np.stack([lane.address for lane in self._lanes[: len(init_states)]])
+        used = self._lanes[: len(init_states)]
+        self._rows = np.stack([lane.address for lane in used])
+        self._sights = np.stack([lane.sight_row for lane in used])
         self._success, self._broken = np.zeros((2, len(init_states)), np.bool_)
         self._steps = 0
         return self._observation
@@ -55,8 +58,10 @@ class LiberoFleet:
         lanes = np.flatnonzero(active)
         self._advance(lanes, usable_actions(self.task, self._steps, actions[lanes]))
         self._success[:], self._broken[:] = False, False
+        self._lanes[0].sight.write(self._sights[lanes], lanes, self._observation)
         for lane in lanes.tolist():
-            self._success[lane], self._broken[lane] = self._look(lane)
+            self._broken[lane] = self._lanes[lane].is_broken()
+            self._success[lane] = not self._broken[lane] and self._lanes[lane].is_solved()
         return Steps(self._observation, self._success, self._broken)
 
     def scene(self, lane: int) -> Scene:
@@ -78,11 +83,3 @@ class LiberoFleet:
             return
         parts = np.array_split(np.arange(len(lanes)), self._threads)
         list(self._executor.map(lambda part: step(self._rows[lanes[part]], actions[part]), parts))
-
-    def _look(self, lane: int) -> tuple[bool, bool]:
-        """Write what a lane shows; whether it is solved, and whether it broke."""
-        env = self._lanes[lane]
-        for name, values in env.observe().items():
-            self._observation[name][lane] = values
-        broken = env.is_broken()
-        return not broken and env.is_solved(), broken

@@ -13,7 +13,7 @@ import importlib
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
@@ -29,6 +29,9 @@ from nightshift.envs.suites import MINI, load_init_states, load_problem, settle_
 from nightshift.envs.world import World
 from nightshift.errors import SimulatorError, UnstablePhysics
 from nightshift.types import ACTION_DIM, Array, Observation, Scene, Split, Task
+
+if TYPE_CHECKING:
+    from nightshift.envs.sight import Sight
 
 __all__ = ["LiberoEnv", "can_render", "suite_tasks"]
 
@@ -66,6 +69,7 @@ class LiberoEnv:
         self._robot = self._domain.robots[0]
         self._model: mujoco.MjModel = self._sim.model._model
         self._stepping = CompiledStepping(self._domain) if compiled else None
+        self.sight = _sight(self._domain)
         give_back_memory()
         self._body_poses = self._model.body_pos.copy(), self._model.body_quat.copy()
         self._rest_joints = np.array(self._robot.init_qpos)
@@ -86,6 +90,7 @@ class LiberoEnv:
         self._data = data
         self._warnings = data.warning.number  # how often each was raised since the last reset
         self._lane: Lane | None = self._stepping.lane(data) if self._stepping else None
+        self.sight_row = self.sight.row(data)
         self._world = World(self._domain, data)
         self._goal = Goal(self._domain, data)
         self._steps = 0
@@ -245,12 +250,15 @@ class LiberoEnv:
         self._domain.done = False
 
     def observe(self) -> dict[str, Array]:
-        return {
-            "proprio": self._world.proprio(),
-            "state": self._world.state(),
-            "objects": self._world.objects(),
-            "task": self._one_hot,
-        }
+        shown = {name: np.zeros((1, size), np.float32) for name, size in self.sight.sizes.items()}
+        self.sight.write(self.sight_row[None], np.zeros(1, np.int64), shown)
+        return {**{name: values[0] for name, values in shown.items()}, "task": self._one_hot}
+
+
+def _sight(domain: Any) -> Sight:
+    from nightshift.envs.sight import Sight  # compiles, so not before `prepare` has said where to
+
+    return Sight(domain)
 
 
 def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]:

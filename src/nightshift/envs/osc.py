@@ -64,7 +64,8 @@ def _pointer(context: Any, address: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def _array(address, shape):  # type: ignore[no-untyped-def]
+def array_at(address, shape):  # type: ignore[no-untyped-def]
+    """The numbers that lie at an address, as an array that shares them."""
     return carray(_pointer(address), shape, dtype=np.float64)  # type: ignore[call-arg]
 
 
@@ -92,13 +93,13 @@ def advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     for lane in range(len(rows)):
         row = rows[lane]
         data = row[Field.DATA]
-        qpos, qvel = _array(row[Field.QPOS], nq), _array(row[Field.QVEL], nv)
-        ctrl, bias = _array(row[Field.CTRL], nu), _array(row[Field.BIAS], nv)
-        position = _array(row[Field.POSITION], 3)
-        rotation = _array(row[Field.ROTATION], (3, 3))
-        goal_position = _array(row[Field.GOAL_POSITION], 3)
-        goal_rotation = _array(row[Field.GOAL_ROTATION], (3, 3))
-        fingers = _array(row[Field.FINGERS], 2)
+        qpos, qvel = array_at(row[Field.QPOS], nq), array_at(row[Field.QVEL], nv)
+        ctrl, bias = array_at(row[Field.CTRL], nu), array_at(row[Field.BIAS], nv)
+        position = array_at(row[Field.POSITION], 3)
+        rotation = array_at(row[Field.ROTATION], (3, 3))
+        goal_position = array_at(row[Field.GOAL_POSITION], 3)
+        goal_rotation = array_at(row[Field.GOAL_ROTATION], (3, 3))
+        fingers = array_at(row[Field.FINGERS], 2)
         _set_goal(actions[lane], action_scale, position, rotation, goal_position, goal_rotation)
         close = np.sign(actions[lane, 6])
         for _ in range(substeps):

@@ -114,12 +114,3 @@ def rotate(image: Image) -> Image:
 def gripper_to_env(model: float) -> float:
     """A model's gripper value (1 open, 0 closed) as LIBERO takes it: -1 opens, +1 closes, 0 exactly in between."""
     return float(-np.sign(2.0 * model - 1.0))
-
-
-def axis_angle(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rotation vector [3] of a unit quaternion [4] (w first), in robosuite's branch: angles from 0 to 2π."""
-    w = min(max(float(quaternion[0]), -1.0), 1.0)
-    sine = np.sqrt(1.0 - w * w)
-    if sine == 0.0:
-        return np.zeros(3)
-    return np.asarray(quaternion[1:] * (2.0 * np.arccos(w) / sine), dtype=np.float64)

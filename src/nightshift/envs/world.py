@@ -1,4 +1,4 @@
-"""What there is to see in a built LIBERO problem, read from MuJoCo's arrays."""
+"""The privileged view of a built LIBERO problem, read from MuJoCo's arrays: what the scripted expert sees."""
 
 from __future__ import annotations
 
@@ -9,18 +9,10 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.protocols import axis_angle
-from nightshift.types import Array, Body, Boxes, Scene
+from nightshift.types import Body, Boxes, Scene
 
 Vector = NDArray[np.float64]
 Pose = Callable[[], tuple[Vector, Vector]]
-
-OBJECTS_SEEN = 2
-FEATURES_PER_OBJECT = 12  # position 3, first two columns of the rotation 6, position relative to the gripper 3
-OBJECTS_DIM = OBJECTS_SEEN * FEATURES_PER_OBJECT + 1  # and one articulation joint
-
-FACING_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
-"""The gripper's rotation at rest. Observed rotations are relative to it, far from where axis-angle jumps."""
 
 
 class World:
@@ -32,7 +24,6 @@ class World:
         robot = domain.robots[0]
         self._grip_site: int = robot.eef_site_id
         self._robot_position = np.array(robot.base_pos)
-        self._hand: int = self._model.body(robot.robot_model.eef_name).id
         self._fingers = [int(address) for address in robot._ref_gripper_joint_pos_indexes]
         self._goal = tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
         self._poses: dict[str, Pose] = {}
@@ -40,35 +31,7 @@ class World:
         self._geoms: dict[str, NDArray[np.int64]] = {}
         self._add_objects(domain)
         self._add_sites(domain)
-        self._joints = _articulations(domain, self._model)
-        seen = [name for name in domain.obj_of_interest if name in self._poses][:OBJECTS_SEEN]
-        self._seen = [self._poses[name] for name in seen]
-        self._seen_joint = next((self._joints[name] for name in seen if name in self._joints), None)
-
-    def proprio(self) -> Array:
-        """Position [3], rotation as axis-angle relative to facing down [3], finger joints [2]."""
-        position, rotation = self._grip()
-        turned = _axis_angle(rotation @ FACING_DOWN.T)
-        return np.concatenate([position, turned, self._data.qpos[self._fingers]]).astype(np.float32)
-
-    def state(self) -> Array:
-        """As published policies take it: position [3], the hand's rotation as axis-angle [3], finger joints [2]."""
-        position, turned = self._data.site_xpos[self._grip_site], axis_angle(self._data.xquat[self._hand])
-        return np.concatenate([position, turned, self._data.qpos[self._fingers]]).astype(np.float32)
-
-    def objects(self) -> Array:
-        """The task's objects of interest, zero padded to OBJECTS_DIM."""
-        out = np.zeros(OBJECTS_DIM, dtype=np.float32)
-        grip = self._data.site_xpos[self._grip_site]
-        for index, pose in enumerate(self._seen):
-            position, rotation = pose()
-            start = index * FEATURES_PER_OBJECT
-            out[start : start + 3] = position
-            out[start + 3 : start + 9] = rotation[:, :2].T.ravel()
-            out[start + 9 : start + 12] = position - grip
-        if self._seen_joint is not None:
-            out[-1] = self._data.qpos[self._seen_joint]
-        return out
+        self._joints = articulations(domain, self._model)
 
     def scene(self) -> Scene:
         position, rotation = self._grip()
@@ -149,7 +112,7 @@ def _is_within(model: mujoco.MjModel, body: int, root: int) -> bool:
     return body == root
 
 
-def _articulations(domain: Any, model: mujoco.MjModel) -> dict[str, int]:
+def articulations(domain: Any, model: mujoco.MjModel) -> dict[str, int]:
     """qpos address of the first slide or hinge joint of each object, fixture and region, by BDDL name."""
     addresses = {}
     for group in (domain.objects_dict, domain.fixtures_dict, domain.object_sites_dict):
@@ -159,11 +122,3 @@ def _articulations(domain: Any, model: mujoco.MjModel) -> dict[str, int]:
             if moving:
                 addresses[name] = int(moving[0].qposadr[0])
     return addresses
-
-
-def _axis_angle(rotation: Vector) -> Vector:
-    """The rotation vector of a matrix; exact and smooth below half a turn."""
-    skew = np.array([rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]])
-    sine = np.linalg.norm(skew) / 2.0
-    angle = np.arctan2(sine, (np.trace(rotation) - 1.0) / 2.0)
-    return skew * (angle / (2.0 * sine)) if sine > 0.0 else skew / 2.0

@@ -1,0 +1,118 @@
+"""What a policy sees of LIBERO simulations, written into arrays by one compiled call. Import it after `prepare`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import mujoco
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.envs.osc import array_at
+from nightshift.envs.world import articulations
+from nightshift.types import Array
+
+OBJECTS_SEEN = 2
+FEATURES_PER_OBJECT = 12  # position 3, first two columns of the rotation 6, position relative to the gripper 3
+SIZES = {"proprio": 8, "state": 8, "objects": OBJECTS_SEEN * FEATURES_PER_OBJECT + 1}  # and one articulation joint
+NO_JOINT = -1
+
+
+class Field(IntEnum):
+    """Columns of a simulation's row: addresses of arrays in its MjData."""
+
+    QPOS = 0
+    SITE_POSITIONS = 1
+    SITE_ROTATIONS = 2
+    BODY_POSITIONS = 3
+    BODY_ROTATIONS = 4
+    BODY_QUATERNIONS = 5
+
+
+class Sight:
+    """The eyes on one built LIBERO problem.
+
+    proprio [8]   grip point, rotation as axis-angle relative to facing down, finger joints
+    state [8]     as published policies take it: the hand's rotation as robosuite's axis-angle
+    objects [25]  the task's objects of interest, zero padded
+    """
+
+    sizes = SIZES
+
+    def __init__(self, domain: Any) -> None:
+        model: mujoco.MjModel = domain.sim.model._model
+        robot = domain.robots[0]
+        self._sizes = np.array([model.nq, model.nsite, model.nbody])
+        hand = model.body(robot.robot_model.eef_name).id
+        self._hand = np.array([robot.eef_site_id, hand, *robot._ref_gripper_joint_pos_indexes])
+        names = [name for name in domain.obj_of_interest if _place(domain, model, name)][:OBJECTS_SEEN]
+        self._seen = np.array([_place(domain, model, name) for name in names], dtype=np.int64).reshape(-1, 2)
+        joints = articulations(domain, model)
+        self._joint = next((joints[name] for name in names if name in joints), NO_JOINT)
+
+    def row(self, data: mujoco.MjData) -> NDArray[np.int64]:
+        arrays = (data.qpos, data.site_xpos, data.site_xmat, data.xpos, data.xmat, data.xquat)
+        return np.array([array.ctypes.data for array in arrays])
+
+    def write(self, rows: NDArray[np.int64], lanes: NDArray[np.int64], out: dict[str, Array]) -> None:
+        """What the simulations of `rows` show, into the rows `lanes` of the arrays in `out`."""
+        arrays = (out[name] for name in SIZES)
+        _write(rows, lanes, self._sizes, self._hand, self._seen, self._joint, *arrays)
+
+
+def _place(domain: Any, model: mujoco.MjModel, name: str) -> tuple[int, int] | None:
+    """Whether `name` is a site, and its number; None if it is neither a body nor a site."""
+    if name in domain.obj_body_id:
+        return 0, int(domain.obj_body_id[name])
+    site = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, name)
+    return (1, site) if site >= 0 else None
+
+
+@numba.njit(cache=True, nogil=True)
+def _write(rows, lanes, sizes, hand, seen, joint, proprio, state, objects):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    nq, sites, bodies = sizes
+    for index in range(len(rows)):
+        row, lane = rows[index], lanes[index]
+        qpos = array_at(row[Field.QPOS], nq)
+        site_positions = array_at(row[Field.SITE_POSITIONS], (sites, 3))
+        site_rotations = array_at(row[Field.SITE_ROTATIONS], (sites, 9))
+        body_positions = array_at(row[Field.BODY_POSITIONS], (bodies, 3))
+        body_rotations = array_at(row[Field.BODY_ROTATIONS], (bodies, 9))
+        quaternions = array_at(row[Field.BODY_QUATERNIONS], (bodies, 4))
+        grip = site_positions[hand[0]]
+        _write_hand(proprio[lane], state[lane], grip, site_rotations[hand[0]], quaternions[hand[1]])
+        for finger in range(2):
+            proprio[lane, 6 + finger] = state[lane, 6 + finger] = qpos[hand[2 + finger]]
+        for k in range(len(seen)):
+            is_site, number = seen[k]
+            position = site_positions[number] if is_site else body_positions[number]
+            rotation = site_rotations[number] if is_site else body_rotations[number]
+            _write_object(objects[lane, k * FEATURES_PER_OBJECT :], position, rotation, grip)
+        if joint != NO_JOINT:
+            objects[lane, -1] = qpos[joint]
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_hand(proprio, state, grip, r, quaternion):  # type: ignore[no-untyped-def]
+    """`r` [9] is the grip's rotation. Relative to facing down, axis-angle is smooth: it jumps half a turn away."""
+    skew = (r[6] + r[5], -r[2] - r[7], r[4] - r[0])  # of r times facing down, which swaps x and y and turns z over
+    sine = np.sqrt(skew[0] ** 2 + skew[1] ** 2 + skew[2] ** 2) / 2.0
+    scale = np.arctan2(sine, (r[1] + r[3] - r[8] - 1.0) / 2.0) / (2.0 * sine) if sine > 0.0 else 0.5
+    w = min(max(quaternion[0], -1.0), 1.0)
+    rest = np.sqrt(1.0 - w * w)
+    stretch = 2.0 * np.arccos(w) / rest if rest > 0.0 else 0.0  # robosuite's branch: angles from 0 to 2 pi
+    for i in range(3):
+        proprio[i] = state[i] = grip[i]
+        proprio[3 + i] = skew[i] * scale
+        state[3 + i] = quaternion[1 + i] * stretch
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_object(out, position, rotation, grip):  # type: ignore[no-untyped-def]
+    for i in range(3):
+        out[i] = position[i]
+        out[3 + i] = rotation[3 * i]
+        out[6 + i] = rotation[3 * i + 1]
+        out[9 + i] = position[i] - grip[i]
