@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterable
 from typing import Any
 
+import mujoco
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -89,3 +90,19 @@ def test_a_real_suite_replays_bit_identically(suite: str) -> None:
     env.step(actions[0])
     for before, after in zip(first, play(), strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+@needs_assets
+def test_a_stove_that_is_on_shines_in_pictures() -> None:
+    """LIBERO lights it after every step; we do when somebody looks."""
+    env = LiberoEnv(next(task for task in suite_tasks("libero_goal") if task.name == "turn_on_the_stove"))
+    env.reset("eval", 0)
+    if env.render() is None:
+        pytest.skip("no GL library works here")
+    (site, _), *_ = env._domain.get_object("flat_stove_1").object_properties["vis_site_names"].values()
+    assert env._model.site(site).rgba[3] <= 0
+    env._data.qpos[env._world._joints["flat_stove_1"]] = 1.0
+    mujoco.mj_forward(env._model, env._data)
+    env.render()
+    assert env._model.site(site).rgba[3] > 0
+    env.close()

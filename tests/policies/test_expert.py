@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -10,19 +9,16 @@ import pytest
 
 from nightshift.envs import init_state_count
 from nightshift.envs.libero import LiberoEnv, suite_tasks
-from nightshift.envs.suites import ASSETS_VARIABLE
 from nightshift.policies.expert import Expert
 from nightshift.policies.expert.grasp import is_held
 from nightshift.types import Body, Scene, Split, Task
+from tests.envs.test_suites import needs_assets
 
 TASKS = suite_tasks("libero_mini")
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task.name))
 HORIZON = 100
 REAL_HORIZON = {"libero_object": 280, "libero_spatial": 220}
 REAL_TASKS = [task for suite in REAL_HORIZON for task in suite_tasks(suite)]
-real_assets = pytest.mark.skipif(
-    ASSETS_VARIABLE not in os.environ, reason=f"LIBERO's assets are absent: {ASSETS_VARIABLE} is not set"
-)
 DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 
@@ -62,14 +58,14 @@ def test_expert_solves_95_percent_of_all_init_states(task: Task) -> None:
         assert solved >= 0.95 * count, f"{split}: {solved} of {count}"
 
 
-@real_assets
+@needs_assets
 @pytest.mark.parametrize("name", ["milk_and_place", "black_bowl_in_the_top_drawer"], ids=["a carton", "a bowl's rim"])
 def test_expert_solves_tasks_of_liberos_own(name: str) -> None:
     task = next(task for task in REAL_TASKS if name in task.name)
     assert solves(LiberoEnv(task), "eval", 0)
 
 
-@real_assets
+@needs_assets
 @pytest.mark.slow
 @pytest.mark.parametrize("task", REAL_TASKS, ids=lambda task: str(task.name))
 def test_expert_solves_nine_of_ten_init_states_of_liberos_own_tasks(task: Task) -> None:

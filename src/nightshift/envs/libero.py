@@ -169,6 +169,8 @@ class LiberoEnv:
             atexit.register(_close, weakref.ref(self))
         if self._renderer is None:
             return None
+        self._focus()
+        self._domain._post_process()  # what is switched on shines; nothing but pictures depends on it
         options = mujoco.MjvOption()
         options.geomgroup[0] = 0  # collision shapes
         self._renderer.update_scene(self._data, camera=CAMERA_NAMES[camera], scene_option=options)
