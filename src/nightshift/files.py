@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,17 @@ def sha256_tree(path: Path) -> str:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` in one step: a reader sees the old file or the new one, never a part."""
+    write_chunks(path, [content])
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """As `write_bytes`, of content that is not in one piece."""
     with _sentences(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
         try:
             with temporary.open("wb") as stream:
-                stream.write(content)
+                stream.writelines(chunks)
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.replace(path)
