@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nightshift import config
+from nightshift import config, paths
 from nightshift.adapters.tracking import JsonlTracker
 from nightshift.distributed.base import Pool
 from nightshift.distributed.local import LocalPool
@@ -48,6 +48,8 @@ def make_project(root: Path) -> Path:
         shutil.copy(REPOSITORY / name, root / name)
     shutil.copytree(REPOSITORY / ".dvc", root / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
     shutil.copytree(REPOSITORY / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    (root / paths.IMPORTS).mkdir(parents=True)
+    shutil.copy(REPOSITORY / paths.IMPORTS / "README.md", root / paths.IMPORTS)
     (root / ".venv").symlink_to(sys.prefix)
     git(root, "init", "-q", "-b", "main")
     git(root, "add", "-A")

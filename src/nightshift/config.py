@@ -74,6 +74,8 @@ class Collect(Section):
 
 
 class Dataset(Section):
+    sources: Annotated[Names, Field(min_length=1)]
+    """Where episodes come from: "demos" are those of the stage collect, any other name is an import."""
     validation_share: Share
     """Share of the init states whose episodes are held back from behaviour cloning."""
 

@@ -13,6 +13,7 @@ STATE = Path(".state")
 
 INIT_STATES = Path("data/init_states")
 DEMOS = Path("data/demos")
+IMPORTS = Path("data/imports")
 DATASET = Path("data/dataset")
 SFT_POLICY = Path("models/sft")
 RLOO_POLICY = Path("models/rloo")

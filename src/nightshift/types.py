@@ -44,16 +44,17 @@ class Task:
 class Provenance:
     """Where an episode came from, complete enough to play it again."""
 
-    source: str  # "expert", "policy", later an importer's name
+    source: str  # "expert", "policy", "human", or the format it was imported from
     suite: str
     task: str
     language: str
     split: Split
-    init_state: int
-    seed: int
+    init_state: int | None  # None: not one of ours, so `origin` tells it apart
+    seed: int | None
     versions: Mapping[str, str]  # mujoco, robosuite, libero, nightshift
     commit: str
     disturbance: float = 0.0
+    origin: str = ""  # the file it was imported from and its place there; or the run, actor, epoch and number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,9 @@ class Trajectory:
     request: RolloutRequest
     member: int  # position in the group
     observations: Mapping[str, Array]  # each [T, D]
+    final: Observation  # each [D]: what the last action led to
     actions: Array  # [T, A] as the policy chose them, before the simulator clips
+    executed: Array  # [T, A] as the simulator played them: disturbed and clipped
     log_probs: Array  # [T] of `actions` under the acting policy; zeros for the expert
     success: bool
     valid: bool = True  # False: the simulator failed, so the episode tells nothing about whoever acted
@@ -93,7 +96,9 @@ class Trajectory:
             request=request,
             member=member,
             observations={},
+            final={},
             actions=np.zeros((0, ACTION_DIM), np.float32),
+            executed=np.zeros((0, ACTION_DIM), np.float32),
             log_probs=np.zeros(0, np.float32),
             success=False,
             valid=False,

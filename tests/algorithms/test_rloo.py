@@ -38,7 +38,9 @@ def group(actor: GaussianMlp, outcomes: list[bool], seed: int) -> list[Trajector
                 request=REQUEST,
                 member=member,
                 observations=observations,
+                final={},
                 actions=actions,
+                executed=actions,
                 log_probs=log_probs,
                 success=success,
             )

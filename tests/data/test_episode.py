@@ -1,77 +1,72 @@
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nightshift.data import episode
 from nightshift.data.episode import Episode
 from nightshift.errors import DataError
-from nightshift.types import Provenance
-
-SIZES = {"proprio": 8, "objects": 5}
-PROVENANCE = Provenance(
-    source="expert",
-    suite="libero_mini",
-    task="lift_cube",
-    language="lift the cube",
-    split="train",
-    init_state=17,
-    seed=0,
-    versions={"mujoco": "3.3.7"},
-    commit="abc1234",
-)
-
-
-def make(**changes: Any) -> Episode:
-    random = np.random.default_rng(0)
-    observations = {name: random.standard_normal((6, size)).astype(np.float32) for name, size in SIZES.items()}
-    actions = random.uniform(-1, 1, (6, 7)).astype(np.float32)
-    return replace(Episode(observations=observations, actions=actions, success=True, provenance=PROVENANCE), **changes)
-
-
-def broken_at(step: int, value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    actions = make().actions.copy()
-    actions[step, 3] = value
-    return actions
+from nightshift.types import RolloutRequest, Trajectory
+from tests.data.examples import PROVENANCE, assert_same, episodes, make, with_pictures
 
 
 def test_an_episode_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    original = make()
+    original = with_pictures()
     episode.save(original, tmp_path / "a.safetensors")
-    again = episode.load(tmp_path / "a.safetensors")
-    assert again.provenance == original.provenance
-    assert again.success is True
-    np.testing.assert_array_equal(again.actions, original.actions)
-    for name in SIZES:
-        np.testing.assert_array_equal(again.observations[name], original.observations[name])
+    assert_same(episode.load(tmp_path / "a.safetensors"), original)
 
 
-def test_a_sound_episode_is_accepted() -> None:
-    episode.validate(make(), Path("a"), SIZES)
+@given(episodes())
+def test_any_episode_survives_the_wire(original: Episode) -> None:
+    assert_same(episode.from_bytes(episode.to_bytes(original)), original)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "words"),
-    [
-        ({"actions": broken_at(4, np.nan)}, "actions", "step 4"),
-        ({"actions": broken_at(2, 1.5)}, "actions", "step 2"),
-        ({"actions": make().actions.astype(np.float64)}, "actions", "float64"),
-        ({"actions": make().actions[:, :6]}, "actions", "shape"),
-        ({"observations": {"proprio": make().observations["proprio"]}}, "observations", "objects"),
-        ({"observations": {**make().observations, "extra": make().actions}}, "observations", "extra"),
-        ({"success": False}, "success", "only successful"),
-        ({"provenance": replace(PROVENANCE, split="eval")}, "provenance.split", "not for training"),
-    ],
-)
-def test_what_breaks_the_schema_is_refused_by_file_field_episode_and_step(
-    changes: dict[str, Any], field: str, words: str
-) -> None:
-    with pytest.raises(DataError) as error:
-        episode.validate(make(**changes), Path("data/demos/a.safetensors"), SIZES)
-    for expected in ("data/demos/a.safetensors", field, "lift_cube, init state 17", words):
-        assert expected in error.value.what
+def test_the_same_episode_gives_the_same_bytes() -> None:
+    assert episode.to_bytes(with_pictures()) == episode.to_bytes(with_pictures())
+
+
+@given(episodes())
+def test_steps_have_the_semantics_of_rlds(one: Episode) -> None:
+    assert one.is_first.tolist() == [True] + [False] * (one.length - 1)
+    assert one.is_last.tolist() == [False] * (one.length - 1) + [True]
+    assert not (one.is_terminal & ~one.is_last).any()
+    assert one.is_terminal[-1] == one.terminated
+    assert len(one.masks) == one.length - 1
+    np.testing.assert_array_equal(one.masks == 0, one.is_terminal[1:])
+
+
+def played(*, success: bool) -> Trajectory:
+    request = RolloutRequest(task="lift_cube", split="train", init_state=17, controller="expert", seed=0)
+    meant = np.full((3, 7), 2.0, np.float32)
+    return Trajectory(
+        request=request,
+        member=0,
+        observations={"proprio": np.arange(6, dtype=np.float32).reshape(3, 2)},
+        final={"proprio": np.array([6, 7], np.float32)},
+        actions=meant,
+        executed=np.clip(meant, -1, 1),
+        log_probs=np.zeros(3, np.float32),
+        success=success,
+    )
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_a_played_episode_ends_with_what_its_last_action_led_to(success: bool) -> None:
+    made = episode.from_trajectory(played(success=success), PROVENANCE)
+    np.testing.assert_array_equal(made.observations["proprio"], np.arange(8).reshape(4, 2))
+    assert made.rewards.tolist() == [0, 0, float(success), 0]
+    assert (made.terminated, made.truncated) == (success, not success)
+    assert made.masks.tolist() == [1, 1, 0 if success else 1]
+
+
+def test_what_was_executed_stands_beside_what_was_meant() -> None:
+    made = episode.from_trajectory(played(success=True), PROVENANCE)
+    assert made.actions[:3].max() == 1
+    assert made.policy_actions[:3].min() == 2
+    assert not made.actions[3].any()
+    assert not made.policy_actions[3].any()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a tensor file", b"\xff" * 100])
@@ -80,6 +75,17 @@ def test_a_file_that_is_no_episode_is_named(tmp_path: Path, content: bytes) -> N
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.safetensors"):
         episode.load(path)
+
+
+@given(st.data())
+def test_a_flipped_bit_gives_an_error_or_another_episode_but_nothing_else(data: st.DataObject) -> None:
+    content = bytearray(episode.to_bytes(make(steps=2)))
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        episode.from_bytes(content)
+    except DataError as error:
+        assert error.what
 
 
 def test_a_pickle_is_not_opened(tmp_path: Path) -> None:

@@ -5,27 +5,56 @@ import numpy as np
 import pytest
 
 from nightshift.data import store
+from nightshift.data.episode import Episode
+from nightshift.data.schema import Schema
 from nightshift.errors import DataError
-from tests.data.test_episode import PROVENANCE, make
+from tests.data.examples import PROVENANCE, assert_same, make, with_pictures
 
 
 def write(path: Path) -> None:
     other = replace(PROVENANCE, init_state=3)
-    store.write(path, {"train": [make(), make(provenance=other)], "validation": [make()]})
+    parts: dict[store.Part, list[Episode]] = {
+        "train": [make(), make(seed=1, provenance=other)],
+        "validation": [make()],
+    }
+    store.write(path, parts, Schema.of(make()))
 
 
-def test_a_dataset_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_the_episodes_come_back_as_they_were_written(tmp_path: Path) -> None:
+    train, held = [with_pictures(seed=1), with_pictures(seed=2, steps=3)], [with_pictures(seed=3)]
+    store.write(tmp_path / "d", {"train": train, "validation": held}, Schema.of(held[0]))
+    data = store.read(tmp_path / "d")
+    for original, again in zip([*train, *held], [*data.episodes("train"), *data.episodes("validation")], strict=True):
+        assert_same(original, again)
+
+
+def test_a_policy_learns_from_every_step_at_which_somebody_acted_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path / "d")
+    steps = store.read(tmp_path / "d").steps("train", ["objects"])
+    expected = [make().actions[:-1], make(seed=1).actions[:-1]]
+    np.testing.assert_array_equal(steps.actions, np.concatenate(expected))
+    seen = [make().observations["objects"][:-1], make(seed=1).observations["objects"][:-1]]
+    np.testing.assert_array_equal(steps.observations["objects"], np.concatenate(seen))
+    assert list(steps.observations) == ["objects"]
+
+
+def test_a_policy_imitates_what_was_meant_but_where_a_person_took_over_the_person(tmp_path: Path) -> None:
+    one = with_pictures()
+    store.write(tmp_path / "d", {"train": [one], "validation": [one]}, Schema.of(one))
+    imitated = store.read(tmp_path / "d").steps("train", []).actions
+    by_person = one.interventions[:-1]
+    assert by_person.any()
+    assert not by_person.all()
+    np.testing.assert_array_equal(imitated[by_person], one.actions[:-1][by_person])
+    np.testing.assert_array_equal(imitated[~by_person], one.policy_actions[:-1][~by_person])
+
+
+def test_statistics_are_those_of_what_the_training_split_teaches(tmp_path: Path) -> None:
     write(tmp_path / "d")
     data = store.read(tmp_path / "d")
-    np.testing.assert_array_equal(data.parts["train"].actions, np.concatenate([make().actions] * 2))
-    np.testing.assert_array_equal(data.parts["validation"].observations["proprio"], make().observations["proprio"])
-
-
-def test_statistics_are_those_of_the_training_split(tmp_path: Path) -> None:
-    write(tmp_path / "d")
-    statistics = store.read(tmp_path / "d").statistics["actions"]
-    np.testing.assert_allclose(statistics["mean"], make().actions.mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose(statistics["max"], make().actions.max(axis=0))
+    actions = data.steps("train", []).actions
+    np.testing.assert_allclose(data.statistics["actions"]["mean"], actions.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(data.statistics["actions"]["max"], actions.max(axis=0))
 
 
 def test_a_damaged_dataset_is_refused_and_the_file_named(tmp_path: Path) -> None:

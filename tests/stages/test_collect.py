@@ -7,6 +7,7 @@ import pytest
 
 from nightshift import config, files, paths
 from nightshift.data import episode
+from nightshift.data.tensors import SUFFIX
 from nightshift.distributed.base import PolicySnapshot, Pool
 from nightshift.distributed.local import LocalPool
 from nightshift.errors import SimulatorError
@@ -52,7 +53,7 @@ def with_pool(job: Job, pool: Pool) -> Job:
 
 def run(job: Job, params: config.Params) -> list[Path]:
     collect.run(job, seed=params.seed, env=params.env, collect=params.collect)
-    return sorted(paths.DEMOS.glob(f"*{episode.SUFFIX}"))
+    return sorted(paths.DEMOS.glob(f"*{SUFFIX}"))
 
 
 def test_every_demo_is_a_success_with_complete_provenance(job: Callable[[str], Job], params: config.Params) -> None:
@@ -72,7 +73,7 @@ def test_failures_are_replaced_by_other_init_states(job: Callable[[str], Job], p
     pool = FailingPool(params.env, fails=lambda request: request.init_state % 5 == 0)
     demos = [episode.load(path) for path in run(with_pool(job("collect"), pool), params)]
     assert len(demos) == 2 * params.collect.demos_per_task
-    assert all(demo.provenance.init_state % 5 for demo in demos)
+    assert all((demo.provenance.init_state or 0) % 5 for demo in demos)
     assert len(pool.played) > len(demos)
 
 
@@ -92,7 +93,7 @@ def test_an_episode_that_the_simulator_spoilt_is_no_failure_of_the_expert_and_no
     demos = [episode.load(path) for path in run(with_pool(job("collect"), pool), params)]
     assert len(demos) == 2 * params.collect.demos_per_task
     assert any(request.init_state % 5 == 0 for request in pool.played)
-    assert all(demo.provenance.init_state % 5 for demo in demos)
+    assert all((demo.provenance.init_state or 0) % 5 for demo in demos)
 
 
 def test_attempts_that_the_simulator_cost_are_told_apart(job: Callable[[str], Job], params: config.Params) -> None:
@@ -118,11 +119,12 @@ def test_a_killed_collection_keeps_its_demos_and_ends_with_the_same_ones(
 def test_a_disturbed_expert_is_recorded_as_it_meant_to_act(job: Callable[[str], Job], params: config.Params) -> None:
     pushed = params.collect.model_copy(update={"disturbance": 0.3})
     collect.run(job("collect"), seed=params.seed, env=params.env, collect=pushed)
-    demos = [episode.load(path) for path in sorted(paths.DEMOS.glob(f"*{episode.SUFFIX}"))]
+    demos = [episode.load(path) for path in sorted(paths.DEMOS.glob(f"*{SUFFIX}"))]
     assert {demo.provenance.disturbance for demo in demos} == {0.3}
     for demo in demos:
-        to_go, meant = demo.observations["objects"], demo.actions[:, :3]
+        to_go, meant = demo.observations["objects"][:-1], demo.policy_actions[:-1, :3]
         wanted = np.clip(to_go * POSITION_GAIN / POSITION_SCALE, -1, 1)
         np.testing.assert_allclose(meant, wanted, atol=1e-5)
         moved = to_go[:-1] - to_go[1:]
         assert np.abs(moved - POSITION_SCALE * meant[:-1]).max() > 1e-3
+        np.testing.assert_allclose(moved, POSITION_SCALE * demo.actions[:-2, :3], atol=1e-5)

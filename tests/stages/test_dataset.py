@@ -1,12 +1,14 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift import config, files, paths
 from nightshift.data import episode, store
+from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 from nightshift.job import Job
 from nightshift.stages import collect, dataset
@@ -44,7 +46,7 @@ def test_the_same_demos_give_the_same_bytes(job: Callable[[str], Job], params: c
 
 @pytest.mark.usefixtures("demos")
 def test_a_damaged_demo_is_named_and_nothing_is_written(job: Callable[[str], Job], params: config.Params) -> None:
-    victim = sorted(paths.DEMOS.glob(f"*{episode.SUFFIX}"))[2]
+    victim = sorted(paths.DEMOS.glob(f"*{SUFFIX}"))[2]
     victim.write_bytes(victim.read_bytes()[:-4])
     with pytest.raises(DataError, match=victim.name):
         run(job, params)
@@ -55,13 +57,14 @@ def test_a_damaged_demo_is_named_and_nothing_is_written(job: Callable[[str], Job
 def test_a_demo_that_breaks_the_schema_is_refused_by_file_field_and_step(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
-    victim = sorted(paths.DEMOS.glob(f"*{episode.SUFFIX}"))[1]
+    victim = sorted(paths.DEMOS.glob(f"*{SUFFIX}"))[1]
     demo = episode.load(victim)
-    demo.actions[2, 0] = float("nan")
+    actions = demo.actions.copy()
+    actions[2, 0] = float("nan")
     with files.new_folder(paths.DEMOS) as folder:
-        for path in paths.DEMOS.glob(f"*{episode.SUFFIX}"):
+        for path in paths.DEMOS.iterdir():
             shutil.copy(path, folder)
-        episode.save(demo, folder / victim.name)
+        episode.save(replace(demo, actions=actions), folder / victim.name)
     with pytest.raises(DataError, match=rf"{victim.name}: actions is not finite .*step 2"):
         run(job, params)
 

@@ -27,7 +27,7 @@ def run(job: Callable[[str], Job], params: config.Params) -> dict[str, torch.Ten
 @pytest.mark.usefixtures("data")
 def test_the_policy_comes_closer_to_the_demos(job: Callable[[str], Job], params: config.Params) -> None:
     run(job, params)
-    steps = store.read(paths.DATASET).parts["train"]
+    steps = store.read(paths.DATASET).steps("train", params.policy.inputs)
     cloned = policies.load(paths.SFT_POLICY).act(steps.observations)
     assert np.square(cloned - steps.actions).mean() < 0.3 * np.square(steps.actions).mean()
 
@@ -35,7 +35,7 @@ def test_the_policy_comes_closer_to_the_demos(job: Callable[[str], Job], params:
 @pytest.mark.usefixtures("data")
 def test_an_observation_that_is_not_there_is_named(job: Callable[[str], Job], params: config.Params) -> None:
     policy = params.policy.model_copy(update={"inputs": ("objects", "camera")})
-    with pytest.raises(DataError, match="no observation camera; it has"):
+    with pytest.raises(DataError, match="no observation camera that this policy can read; it has"):
         sft.run(job("sft"), seed=0, policy=policy, sft=params.sft)
 
 

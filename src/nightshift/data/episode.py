@@ -1,104 +1,169 @@
-"""One demonstration on disk: a safetensors file whose header carries the provenance."""
+"""One episode: steps with the semantics of RLDS, and the safetensors file that holds them.
+
+Step t holds what was seen, what was then done, and what came of it: reward and discount. The last step holds the final
+observation; its action, reward and discount say nothing. So N steps are N - 1 transitions.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as to_bytes
+from numpy.typing import NDArray
 
-from nightshift import files
+from nightshift.data import tensors
+from nightshift.data.tensors import Column
 from nightshift.errors import DataError
-from nightshift.types import ACTION_DIM, Array, Provenance, Trajectory
+from nightshift.types import Provenance, Trajectory
 
-SUFFIX = ".safetensors"
-REMEDY = "run `nightshift run`: the collect stage makes the demos again"
+OBSERVATIONS = "observations."
+EXTRAS = "extras."
+NO_POLICY = -1
+"""The policy version of a step at which no learned policy acted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """T steps: what was seen, what was done, and whether it worked."""
+    """N steps of one run of one task, and how it ended."""
 
-    observations: Mapping[str, Array]  # each [T, D]
-    actions: Array  # [T, A] in [-1, 1]
+    observations: Mapping[str, Column]  # each [N, …]
+    actions: Column  # [N, A] as they were executed
+    rewards: Column  # [N]
+    discounts: Column  # [N]
+    interventions: NDArray[np.bool_]  # [N] a person overruled whoever acted
+    policy_actions: Column  # [N, A] what whoever acted had chosen
+    policy_versions: NDArray[np.int64]  # [N] of the policy that acted, NO_POLICY where none did
+    terminated: bool  # the task ended: there is nothing after the last step
+    truncated: bool  # the clock or a person ended it: there would have been more
     success: bool
     provenance: Provenance
+    extras: Mapping[str, Column] = field(default_factory=dict)  # each [N, …]: free metadata of steps
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON: free metadata of the episode
 
     @property
     def length(self) -> int:
+        """Steps, the last included."""
         return len(self.actions)
 
+    @property
+    def is_first(self) -> NDArray[np.bool_]:
+        return np.equal(np.arange(self.length), 0)
 
-def from_trajectory(trajectory: Trajectory, provenance: Provenance) -> Episode:
+    @property
+    def is_last(self) -> NDArray[np.bool_]:
+        return np.equal(np.arange(self.length), self.length - 1)
+
+    @property
+    def is_terminal(self) -> NDArray[np.bool_]:
+        return self.is_last & self.terminated
+
+    @property
+    def masks(self) -> NDArray[np.float32]:
+        """[N - 1] of the transitions: 0 exactly where the next step is terminal."""
+        return 1 - self.is_terminal[1:].astype(np.float32)
+
+    @property
+    def label(self) -> str:
+        """Which episode it is, for people."""
+        origin = self.provenance
+        start = origin.origin if origin.init_state is None else f"init state {origin.init_state}"
+        return f"{origin.task}, {start}"
+
+
+def from_trajectory(trajectory: Trajectory, provenance: Provenance, policy_version: int = NO_POLICY) -> Episode:
+    """The episode of a simulator: the task ends in success or not at all, and only success is rewarded."""
+    steps = trajectory.length + 1
+    rewards = np.zeros(steps, np.float32)
+    rewards[steps - 2] = trajectory.success
     return Episode(
-        observations=trajectory.observations,
-        actions=trajectory.actions,
+        observations={name: _with_last(seen, trajectory.final[name]) for name, seen in trajectory.observations.items()},
+        actions=_with_last(trajectory.executed),
+        rewards=rewards,
+        discounts=np.ones(steps, np.float32),
+        interventions=np.zeros(steps, np.bool_),
+        policy_actions=_with_last(trajectory.actions),
+        policy_versions=np.full(steps, policy_version, np.int64),
+        terminated=trajectory.success,
+        truncated=not trajectory.success,
         success=trajectory.success,
         provenance=provenance,
     )
 
 
+def columns(episode: Episode) -> dict[str, Column]:
+    """Every array of an episode by name, each [N, …]."""
+    return {
+        **{f"{OBSERVATIONS}{name}": column for name, column in episode.observations.items()},
+        **{f"{EXTRAS}{name}": column for name, column in episode.extras.items()},
+        "actions": episode.actions,
+        "rewards": episode.rewards,
+        "discounts": episode.discounts,
+        "interventions": episode.interventions,
+        "policy_actions": episode.policy_actions,
+        "policy_versions": episode.policy_versions,
+    }
+
+
+def header(episode: Episode) -> dict[str, Any]:
+    """Everything of an episode that is no array, as JSON."""
+    return {
+        "terminated": episode.terminated,
+        "truncated": episode.truncated,
+        "success": episode.success,
+        "metadata": dict(episode.metadata),
+        "provenance": asdict(episode.provenance),
+    }
+
+
+def assemble(arrays: Mapping[str, Column], header: Mapping[str, Any]) -> Episode:
+    """The episode of `columns` and `header`; KeyError or TypeError if they are not those of an episode."""
+    plain = {name: a for name, a in arrays.items() if not name.startswith((OBSERVATIONS, EXTRAS))}
+    return Episode(
+        observations={k.removeprefix(OBSERVATIONS): a for k, a in arrays.items() if k.startswith(OBSERVATIONS)},
+        extras={k.removeprefix(EXTRAS): a for k, a in arrays.items() if k.startswith(EXTRAS)},
+        terminated=header["terminated"],
+        truncated=header["truncated"],
+        success=header["success"],
+        metadata=header["metadata"],
+        provenance=Provenance(**header["provenance"]),
+        **plain,
+    )
+
+
 def save(episode: Episode, path: Path) -> None:
-    arrays = {f"observations.{name}": np.ascontiguousarray(a) for name, a in episode.observations.items()}
-    # One entry, since safetensors writes several in any order: the same episode must give the same bytes.
-    header = {"episode": json.dumps({"success": episode.success, "provenance": asdict(episode.provenance)})}
-    files.write_bytes(path, to_bytes({**arrays, "actions": np.ascontiguousarray(episode.actions)}, metadata=header))
+    tensors.write(path, columns(episode), json.dumps(header(episode)))
 
 
 def load(path: Path) -> Episode:
+    """The episode of a file, its arrays as views of it."""
     try:
-        with safe_open(path, framework="numpy") as content:
-            header = json.loads(content.metadata()["episode"])
-            arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        return Episode(
-            observations={k.removeprefix("observations."): v for k, v in arrays.items() if k != "actions"},
-            actions=arrays["actions"],
-            success=header["success"],
-            provenance=Provenance(**header["provenance"]),
-        )
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is not a readable episode: {error}", REMEDY) from None
+        return _decode(*tensors.read(path))
+    except _NO_EPISODE as error:
+        raise DataError(f"{path} is not an episode: {error}") from None
 
 
-def validate(episode: Episode, path: Path, sizes: Mapping[str, int]) -> None:
-    """Refuse an episode that breaks the schema; `sizes` are the observations every episode must have."""
-    if set(episode.observations) != set(sizes):
-        found, wanted = ", ".join(sorted(episode.observations)), ", ".join(sorted(sizes))
-        raise _broken(path, "observations", episode, f"has {found}; the other episodes have {wanted}")
-    for name, size in sizes.items():
-        _check(episode, path, f"observations.{name}", episode.observations[name], size)
-    _check(episode, path, "actions", episode.actions, ACTION_DIM)
-    outside = np.flatnonzero((np.abs(episode.actions) > 1).any(axis=1))
-    if len(outside):
-        raise _broken(path, "actions", episode, "lies outside [-1, 1]", int(outside[0]))
-    if not episode.success:
-        raise _broken(path, "success", episode, "is false: only successful episodes are demos")
-    if episode.provenance.split != "train":
-        raise _broken(
-            path,
-            "provenance.split",
-            episode,
-            f"is {episode.provenance.split!r}: evaluation states are not for training",
-        )
+def to_bytes(episode: Episode) -> bytes:
+    return tensors.to_bytes(columns(episode), json.dumps(header(episode)))
 
 
-def _check(episode: Episode, path: Path, field: str, array: Array, size: int) -> None:
-    if array.dtype != np.float32:
-        raise _broken(path, field, episode, f"is {array.dtype}, not float32")
-    if array.shape != (episode.length, size):
-        raise _broken(path, field, episode, f"has shape {list(array.shape)}, not [{episode.length}, {size}]")
-    if episode.length == 0:
-        raise _broken(path, field, episode, "has no steps")
-    broken = np.flatnonzero(~np.isfinite(array).all(axis=1))
-    if len(broken):
-        raise _broken(path, field, episode, "is not finite", int(broken[0]))
+def from_bytes(content: bytes | bytearray | memoryview) -> Episode:
+    try:
+        return _decode(*tensors.from_bytes(content))
+    except _NO_EPISODE as error:
+        raise DataError(f"these {len(content)} bytes are not an episode: {error}") from None
 
 
-def _broken(path: Path, field: str, episode: Episode, what: str, step: int | None = None) -> DataError:
-    origin = f"{episode.provenance.task}, init state {episode.provenance.init_state}"
-    at = "" if step is None else f", step {step}"
-    return DataError(f"{path}: {field} {what} (episode: {origin}{at})", REMEDY)
+_NO_EPISODE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+def _decode(arrays: Mapping[str, Column], note: str) -> Episode:
+    return assemble(arrays, json.loads(note))
+
+
+def _with_last(column: Column, last: Column | None = None) -> Column:
+    """One more step: the final observation, or zeros where the last step says nothing."""
+    return np.concatenate([column, np.zeros_like(column[:1]) if last is None else last[None]])

@@ -1,8 +1,9 @@
 """A dataset on disk: two splits of episodes, their statistics, and a manifest of sha256 sums.
 
-data/dataset/  train.safetensors, validation.safetensors   steps of all episodes, end to end
-               index.json        every episode: split, length, provenance
-               statistics.json   mean, std, min, max of every field over the training split
+data/dataset/  train.safetensors, validation.safetensors   every field of all episodes, end to end
+               schema.json       dtype, shape and range of every field
+               index.json        every episode: split, length, how it ended, provenance
+               statistics.json   mean, std, min, max of what a policy learns from, over the training split
                manifest.json     sha256 of each file, written last
 """
 
@@ -10,17 +11,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors.numpy import load as from_bytes
-from safetensors.numpy import save as to_bytes
 
 from nightshift import files
-from nightshift.data.episode import Episode
+from nightshift.data import episode as episodes
+from nightshift.data import tensors
+from nightshift.data.episode import OBSERVATIONS, Episode
+from nightshift.data.schema import Schema
+from nightshift.data.shelf import SCHEMA
+from nightshift.data.tensors import SUFFIX, Column
+from nightshift.errors import DataError
 from nightshift.types import Array
 
 INDEX = "index.json"
@@ -28,69 +33,114 @@ STATISTICS = "statistics.json"
 REMEDY = "run `dvc checkout` to restore it, or `nightshift run` to make it again"
 
 Part = Literal["train", "validation"]
+PARTS: tuple[Part, Part] = ("train", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Every step of a split, episodes end to end: N steps."""
+    """Every step of a split at which somebody acted, episodes end to end: N steps."""
 
     observations: Mapping[str, Array]  # each [N, D]
-    actions: Array  # [N, A]
+    actions: Array  # [N, A] to imitate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    parts: Mapping[Part, Steps]
+    """A dataset that was checked; arrays are views of its files until they are used."""
+
+    schema: Schema
     statistics: Mapping[str, Mapping[str, Any]]
     """By field ("actions", "observations.proprio", ...): mean, std, min, max, each a list."""
+    _columns: Mapping[Part, Mapping[str, Column]]
+    _index: Mapping[Part, Sequence[Mapping[str, Any]]]
+
+    @property
+    def observations(self) -> list[str]:
+        return [name.removeprefix(OBSERVATIONS) for name in self.schema.fields if name.startswith(OBSERVATIONS)]
+
+    def steps(self, part: Part, names: Sequence[str]) -> Steps:
+        """What a policy that sees the observations `names` learns from."""
+        learned = _learned(self._columns[part], [entry["length"] for entry in self._index[part]], names)
+        actions = learned.pop("actions")
+        return Steps(observations={k.removeprefix(OBSERVATIONS): v for k, v in learned.items()}, actions=actions)
+
+    def episodes(self, part: Part) -> Iterator[Episode]:
+        """The episodes as they were written."""
+        start = 0
+        for entry in self._index[part]:
+            end = start + entry["length"]
+            yield episodes.assemble({name: c[start:end] for name, c in self._columns[part].items()}, entry)
+            start = end
 
 
-def write(path: Path, parts: Mapping[Part, Sequence[Episode]]) -> None:
+def write(path: Path, parts: Mapping[Part, Sequence[Episode]], schema: Schema) -> None:
+    """`schema` is what every episode was checked against."""
+    columns = {part: _joined(parts[part], schema) for part in PARTS}
+    lengths = [episode.length for episode in parts["train"]]
     with files.new_folder(path) as new:
-        for part, episodes in parts.items():
-            (new / f"{part}.safetensors").write_bytes(to_bytes(_columns(episodes)))
-        files.write_json(new / STATISTICS, _statistics(_columns(parts["train"])))
-        files.write_json(new / INDEX, {"episodes": [_entry(e, part) for part, es in parts.items() for e in es]})
+        for part in PARTS:
+            tensors.write(new / f"{part}{SUFFIX}", columns[part], "")
+        files.write_json(new / SCHEMA, schema.to_json())
+        files.write_json(new / STATISTICS, _statistics(_learned(columns["train"], lengths, _vectors(schema))))
+        files.write_json(new / INDEX, {"episodes": [_entry(e, part) for part in PARTS for e in parts[part]]})
 
 
 def read(path: Path) -> Dataset:
     """The dataset, after checking every file against the manifest."""
     files.verify_folder(path, REMEDY)
-    parts: tuple[Part, Part] = ("train", "validation")
-    return Dataset(
-        parts={part: _steps((path / f"{part}.safetensors").read_bytes()) for part in parts},
-        statistics=json.loads((path / STATISTICS).read_text()),
-    )
+    try:
+        index = json.loads((path / INDEX).read_text())["episodes"]
+        return Dataset(
+            schema=Schema.from_json(json.loads((path / SCHEMA).read_text()), str(path / SCHEMA)),
+            statistics=json.loads((path / STATISTICS).read_text()),
+            _columns={part: tensors.read(path / f"{part}{SUFFIX}")[0] for part in PARTS},
+            _index={part: [entry for entry in index if entry["part"] == part] for part in PARTS},
+        )
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path} was written by another version: it has no {Path(error.filename).name}", REMEDY
+        ) from None
 
 
 def describe(index: bytes) -> dict[str, Any]:
     """What a version holds, from its index.json: episodes and steps by task and split, sources, versions."""
-    episodes = json.loads(index)["episodes"]
-    tasks = Counter((e["provenance"]["task"], e["part"]) for e in episodes)
+    entries = json.loads(index)["episodes"]
+    tasks = Counter((e["provenance"]["task"], e["part"]) for e in entries)
     steps = Counter[tuple[str, str]]()
-    for e in episodes:
+    for e in entries:
         steps[e["provenance"]["task"], e["part"]] += e["length"]
     return {
-        "episodes": len(episodes),
+        "episodes": len(entries),
         "steps": sum(steps.values()),
         "rows": [(task, part, count, steps[task, part]) for (task, part), count in sorted(tasks.items())],
-        "sources": sorted({e["provenance"]["source"] for e in episodes}),
-        "suites": sorted({e["provenance"]["suite"] for e in episodes}),
-        "commits": sorted({e["provenance"]["commit"] for e in episodes}),
-        "versions": sorted({f"{k} {v}" for e in episodes for k, v in e["provenance"]["versions"].items()}),
+        "sources": sorted({e["provenance"]["source"] for e in entries}),
+        "suites": sorted({e["provenance"]["suite"] for e in entries}),
+        "commits": sorted({e["provenance"]["commit"] for e in entries}),
+        "versions": sorted({f"{k} {v}" for e in entries for k, v in e["provenance"]["versions"].items()}),
     }
 
 
-def _columns(episodes: Sequence[Episode]) -> dict[str, Array]:
-    names = episodes[0].observations
-    columns = {f"observations.{name}": np.concatenate([e.observations[name] for e in episodes]) for name in names}
-    return {**columns, "actions": np.concatenate([e.actions for e in episodes])}
+def _joined(parts: Sequence[Episode], schema: Schema) -> dict[str, Column]:
+    columns = [episodes.columns(episode) for episode in parts]
+    return {name: np.concatenate([column[name] for column in columns]) for name in schema.fields}
 
 
-def _steps(content: bytes) -> Steps:
-    columns = from_bytes(content)
-    actions = columns.pop("actions")
-    return Steps(observations={k.removeprefix("observations."): v for k, v in columns.items()}, actions=actions)
+def _vectors(schema: Schema) -> list[str]:
+    """The observations that are not pictures."""
+    named = {k.removeprefix(OBSERVATIONS): field for k, field in schema.fields.items() if k.startswith(OBSERVATIONS)}
+    return [name for name, field in named.items() if len(field.shape) == 1 and field.dtype.startswith("float")]
+
+
+def _learned(columns: Mapping[str, Column], lengths: Sequence[int], names: Sequence[str]) -> dict[str, Array]:
+    """What is seen and what is to be imitated, without the last step of each episode: nobody acts there.
+
+    Whoever acted meant `policy_actions`, whatever pushed the hand; but where a person took over, the person is right.
+    """
+    acting = np.ones(sum(lengths), np.bool_)
+    acting[np.cumsum(lengths) - 1] = False
+    meant = np.where(columns["interventions"][:, None], columns["actions"], columns["policy_actions"])
+    seen = {f"{OBSERVATIONS}{name}": columns[f"{OBSERVATIONS}{name}"][acting] for name in names}
+    return {name: column.astype(np.float32) for name, column in {**seen, "actions": meant[acting]}.items()}
 
 
 def _statistics(columns: Mapping[str, Array]) -> dict[str, dict[str, list[float]]]:
@@ -106,4 +156,4 @@ def _statistics(columns: Mapping[str, Array]) -> dict[str, dict[str, list[float]
 
 
 def _entry(episode: Episode, part: Part) -> dict[str, Any]:
-    return {"part": part, "length": episode.length, "provenance": asdict(episode.provenance)}
+    return {"part": part, "length": episode.length, **episodes.header(episode)}

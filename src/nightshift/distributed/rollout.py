@@ -41,7 +41,9 @@ class _Record:
     """What is written down of one episode while it is played."""
 
     observations: list[Observation] = field(default_factory=list)
+    final: Observation = field(default_factory=dict)
     actions: list[Array] = field(default_factory=list)
+    executed: list[Array] = field(default_factory=list)
     log_probs: list[np.float32] = field(default_factory=list)
     frames: list[NDArray[np.uint8]] = field(default_factory=list)
     success: bool = False
@@ -59,26 +61,36 @@ def _episodes(
     pushes = _pushes(request, members)
     for step in range(horizon):
         actions, log_probs = act(observation)
+        pushed = actions + pushes()
+        executed = np.clip(pushed, -1, 1)
         for lane in np.flatnonzero(active).tolist():
             _film(fleet, request, lane, step, records[lane])
-            records[lane].observations.append({name: values[lane].copy() for name, values in observation.items()})
+            records[lane].observations.append(_row(observation, lane))
             records[lane].actions.append(actions[lane])
+            records[lane].executed.append(executed[lane])
             records[lane].log_probs.append(log_probs[lane])
-        after = fleet.step(actions + pushes(), active)
+        after = fleet.step(pushed, active)
         tick()
         observation = after.observation
         _settle(active, after, records)
         if not active.any():
             break
     for lane, record in enumerate(records):
+        record.final = record.final or _row(observation, lane)
         _film(fleet, request, lane, 0, record)
     return [_trajectory(request, member, record) for member, record in zip(members, records, strict=True)]
+
+
+def _row(observation: Observation, lane: int) -> Observation:
+    """What one simulator shows, kept: the fleet overwrites its arrays."""
+    return {name: values[lane].copy() for name, values in observation.items()}
 
 
 def _settle(active: NDArray[np.bool_], after: Steps, records: Sequence[_Record]) -> None:
     """Take those that ended out of the game."""
     for lane in np.flatnonzero(active & (after.success | after.broken)).tolist():
         records[lane].success, records[lane].broken = bool(after.success[lane]), bool(after.broken[lane])
+        records[lane].final = _row(after.observation, lane)
         active[lane] = False
 
 
@@ -94,7 +106,9 @@ def _trajectory(request: RolloutRequest, member: int, record: _Record) -> Trajec
         request=request,
         member=member,
         observations={name: np.stack([o[name] for o in record.observations]) for name in record.observations[0]},
+        final=record.final,
         actions=np.stack(record.actions),
+        executed=np.stack(record.executed),
         log_probs=np.array(record.log_probs, dtype=np.float32),
         success=record.success,
         valid=not record.broken,

@@ -6,13 +6,13 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from nightshift import config, envs, files, paths
 from nightshift.data import episode
+from nightshift.data.shelf import Shelf
 from nightshift.errors import SimulatorError
 from nightshift.job import Job
 from nightshift.telemetry import progress
@@ -21,14 +21,15 @@ from nightshift.types import Provenance, RolloutRequest, Task, Trajectory
 Result = Literal["solved", "failed", "invalid"]
 """Invalid: the simulator failed, not the expert. The attempt is spent all the same, and another state is tried."""
 
+RANGES = {"actions": (-1.0, 1.0)}
+
 
 def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> None:
     tasks = {task.name: task for task in envs.tasks(env)}
     candidates = {name: _candidates(task, seed, collect) for name, task in tasks.items()}
     missing = dict.fromkeys(tasks, collect.demos_per_task)
     invalid: Counter[str] = Counter()
-    drafts = job.state / "episodes"
-    files.sweep_temporaries(drafts)
+    drafts = Shelf(job.state / "episodes", ranges=RANGES)
     with progress.bar("collect", total=sum(missing.values())) as advance:
         while any(missing.values()):
             requests = _next_round(candidates, missing, invalid, seed, collect.disturbance)
@@ -38,7 +39,7 @@ def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> Non
                     missing[request.task] -= 1
                     advance(f"{request.task}{_spent(invalid.total())}")
     with files.new_folder(paths.DEMOS) as demos:
-        for path in sorted(drafts.glob(f"*{episode.SUFFIX}")):
+        for path in sorted(drafts.folder.iterdir()):
             shutil.copy2(path, demos)
 
 
@@ -79,10 +80,10 @@ def _spent(invalid: int) -> str:
 
 
 def _play(
-    job: Job, env: config.Env, tasks: Mapping[str, Task], requests: Sequence[RolloutRequest], drafts: Path
+    job: Job, env: config.Env, tasks: Mapping[str, Task], requests: Sequence[RolloutRequest], drafts: Shelf
 ) -> Iterator[tuple[RolloutRequest, Result]]:
     """Each request and how it went. A success is on disk before it counts, so a killed run keeps it."""
-    done = [request for request in requests if _draft(drafts, request).exists()]
+    done = [request for request in requests if _key(request) in drafts]
     yield from ((request, "solved") for request in done)
     todo = [request for request in requests if request not in done]
     for index, (trajectory,) in job.pool(env).run(todo) if todo else ():
@@ -91,12 +92,12 @@ def _play(
             continue
         if trajectory.success:
             demo = episode.from_trajectory(trajectory, _provenance(job, tasks[trajectory.request.task], trajectory))
-            episode.save(demo, _draft(drafts, todo[index]))
+            drafts.put(_key(todo[index]), demo)
         yield todo[index], "solved" if trajectory.success else "failed"
 
 
-def _draft(drafts: Path, request: RolloutRequest) -> Path:
-    return drafts / f"{request.task}-{request.init_state:04d}{episode.SUFFIX}"
+def _key(request: RolloutRequest) -> str:
+    return f"{request.task}-{request.init_state:04d}"
 
 
 def _provenance(job: Job, task: Task, trajectory: Trajectory) -> Provenance:

@@ -3,41 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from nightshift import config, files, paths
-from nightshift.data import episode, store
+from nightshift.data import store
 from nightshift.data.episode import Episode
+from nightshift.data.schema import Schema
+from nightshift.data.shelf import Shelf
+from nightshift.errors import DataError
 from nightshift.job import Job
+
+DEMOS = "demos"
+"""The source that is not an import: what the stage collect made."""
 
 
 def run(job: Job, *, seed: int, dataset: config.Dataset) -> None:
-    parts = _split(_checked_demos(), seed, dataset.validation_share)
-    store.write(paths.DATASET, parts)
+    demos, schema = _checked_demos(dataset.sources)
+    parts = _split(demos, seed, dataset.validation_share)
+    store.write(paths.DATASET, parts, schema)
     job.tracker.log({f"dataset/{part}_episodes": len(episodes) for part, episodes in parts.items()}, step=0)
 
 
-def _checked_demos() -> list[Episode]:
-    names = files.verify_folder(paths.DEMOS, episode.REMEDY)
-    demos = {paths.DEMOS / name: episode.load(paths.DEMOS / name) for name in sorted(names)}
-    first = next(iter(demos.values()))
-    sizes = {name: array.shape[-1] for name, array in first.observations.items()}
-    for path, demo in demos.items():
-        episode.validate(demo, path, sizes)
-    return list(demos.values())
+def _checked_demos(sources: Sequence[str]) -> tuple[list[Episode], Schema]:
+    """Every episode of every source, all of one schema: the first source's."""
+    shelves = [_open(source) for source in sources]
+    schema = shelves[0].schema
+    if schema is None:
+        raise DataError(f"{shelves[0].folder} has no episodes", _remedy(sources[0]))
+    demos = []
+    for shelf in shelves:
+        for key in shelf.keys():  # noqa: SIM118 - a shelf is no dict
+            demo = shelf.get(key)
+            schema.check(demo, str(shelf.path(key)))
+            _check_demo(demo, shelf.path(key))
+            demos.append(demo)
+    return demos, schema
+
+
+def _open(source: str) -> Shelf:
+    folder = paths.DEMOS if source == DEMOS else paths.IMPORTS / source
+    files.verify_folder(folder, _remedy(source))
+    return Shelf(folder)
+
+
+def _remedy(source: str) -> str:
+    if source == DEMOS:
+        return "run `nightshift run`: the collect stage makes the demos again"
+    return f"import it with `nightshift import PATH --format FORMAT --name {source}`, or edit dataset.sources"
+
+
+def _check_demo(demo: Episode, path: Path) -> None:
+    if not demo.success:
+        raise DataError(f"{path}: success is false: only successful episodes are demos (episode: {demo.label})")
+    if demo.provenance.split != "train":
+        raise DataError(
+            f"{path}: provenance.split is {demo.provenance.split!r}: evaluation states are not for training "
+            f"(episode: {demo.label})"
+        )
 
 
 def _split(demos: Sequence[Episode], seed: int, validation_share: float) -> Mapping[store.Part, list[Episode]]:
     """Hold back whole init states, task by task, so that no state is on both sides; each side has at least one."""
-    validation: set[tuple[str, int]] = set()
+    validation: set[tuple[str, tuple[int, str]]] = set()
     for task in sorted({demo.provenance.task for demo in demos}):
-        states = sorted({demo.provenance.init_state for demo in demos if demo.provenance.task == task})
+        states = sorted({_start(demo) for demo in demos if demo.provenance.task == task})
         count = min(max(1, round(validation_share * len(states))), len(states) - 1)
-        chosen = np.random.default_rng([seed, len(validation)]).choice(states, size=count, replace=False)
-        validation |= {(task, int(state)) for state in chosen}
+        order = np.random.default_rng([seed, len(validation)]).choice(len(states), size=count, replace=False)
+        validation |= {(task, states[index]) for index in order}
     parts: dict[store.Part, list[Episode]] = {"train": [], "validation": []}
     for demo in demos:
-        held = (demo.provenance.task, demo.provenance.init_state) in validation
+        held = (demo.provenance.task, _start(demo)) in validation
         parts["validation" if held else "train"].append(demo)
     return parts
+
+
+def _start(demo: Episode) -> tuple[int, str]:
+    """Where it began: an init state of ours, or, for an import, the episode itself."""
+    state = demo.provenance.init_state
+    return (-1, demo.provenance.origin) if state is None else (state, "")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from nightshift import checkpoint, config, files, graph, paths, policies
 from nightshift.algorithms.sft import SftLearner
 from nightshift.checkpoint import Checkpoint
 from nightshift.data import store
+from nightshift.data.episode import OBSERVATIONS
 from nightshift.errors import DataError
 from nightshift.job import Job
 from nightshift.policies import gaussian_mlp
@@ -27,20 +30,22 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     learner = SftLearner(_fresh_policy(policy, data), sft)
     generator = torch.Generator().manual_seed(seed)
     job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
-    _train(job, learner, data, generator, sft)
+    parts = {part: _tensors(learner.policy, data.steps(part, policy.inputs)) for part in store.PARTS}
+    _train(job, learner, parts, generator, sft)
     with files.new_folder(paths.SFT_POLICY) as folder:
         policies.save(learner.policy, folder)
 
 
 def _fresh_policy(policy: config.Policy, data: store.Dataset) -> Policy:
-    observations = data.parts["train"].observations
-    unknown = [name for name in policy.inputs if name not in observations]
+    usable = [name for name in data.observations if f"{OBSERVATIONS}{name}" in data.statistics]
+    unknown = [name for name in policy.inputs if name not in usable]
     if unknown:
         raise DataError(
-            f"the dataset has no observation {', '.join(unknown)}; it has {', '.join(observations)}",
+            f"the dataset has no observation {', '.join(unknown)} that this policy can read; "
+            f"it has {', '.join(usable)}",
             "edit policy.inputs in params.yaml",
         )
-    inputs = {name: observations[name].shape[1] for name in policy.inputs}
+    inputs = {name: data.schema.fields[f"{OBSERVATIONS}{name}"].shape[0] for name in policy.inputs}
     fresh = policies.build(
         {"family": gaussian_mlp.FAMILY, "inputs": inputs, "hidden": policy.hidden, "std": INITIAL_STD}
     )
@@ -48,11 +53,18 @@ def _fresh_policy(policy: config.Policy, data: store.Dataset) -> Policy:
     return fresh
 
 
-def _train(job: Job, learner: SftLearner, data: store.Dataset, generator: torch.Generator, sft: config.Sft) -> None:
-    policy = learner.policy
-    features, actions = policy.features(data.parts["train"].observations), torch.tensor(data.parts["train"].actions)
-    held_features = policy.features(data.parts["validation"].observations)
-    held_actions = torch.tensor(data.parts["validation"].actions)
+def _tensors(policy: Policy, steps: store.Steps) -> tuple[Tensor, Tensor]:
+    return policy.features(steps.observations), torch.tensor(steps.actions)
+
+
+def _train(
+    job: Job,
+    learner: SftLearner,
+    parts: Mapping[store.Part, tuple[Tensor, Tensor]],
+    generator: torch.Generator,
+    sft: config.Sft,
+) -> None:
+    features, actions = parts["train"]
     start = _resume(job, learner, generator)
     with progress.bar("sft", total=sft.steps, done=start) as advance:
         for step in range(start, sft.steps):
@@ -61,7 +73,7 @@ def _train(job: Job, learner: SftLearner, data: store.Dataset, generator: torch.
             advance(f"loss {loss:.4f}")
             if (step + 1) % sft.checkpoint_every == 0 or step + 1 == sft.steps:
                 with torch.no_grad():
-                    held = policy.imitation_loss(held_features, held_actions).item()
+                    held = learner.policy.imitation_loss(*parts["validation"]).item()
                 job.tracker.log({"sft/loss": loss, "sft/validation_loss": held, **gpu.sample()}, step + 1)
                 tensors = checkpoint.pack(learner.policy, learner.optimizer, generator)
                 checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))

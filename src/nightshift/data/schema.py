@@ -1,0 +1,117 @@
+"""What every episode of a set must look like. What does not is refused by field, episode and step; nothing is cast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.data.episode import Episode, columns
+from nightshift.data.tensors import DTYPES, Column
+from nightshift.errors import DataError
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One array of an episode, at one step."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    range: Range | None = None  # both ends included
+
+
+_FIXED = {
+    "interventions": Field(dtype="bool", shape=()),
+    "policy_versions": Field(dtype="int64", shape=()),
+}
+_UNIT = (0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The fields of an episode by name: "actions", "observations.proprio", "extras.force", ..."""
+
+    fields: Mapping[str, Field]
+
+    @classmethod
+    def of(cls, episode: Episode, ranges: Mapping[str, Range] | None = None) -> Schema:
+        """The schema that an episode declares for those to come, with `ranges` for the fields that have one."""
+        limits = {"discounts": _UNIT, **(ranges or {})}
+        declared = {
+            name: Field(dtype=column.dtype.name, shape=column.shape[1:], range=limits.get(name))
+            for name, column in columns(episode).items()
+        }
+        scalars = {name: replace(declared[name], shape=()) for name in ("rewards", "discounts")}
+        return cls(fields={**declared, **scalars, **_FIXED})
+
+    def check(self, episode: Episode, where: str) -> None:
+        """Refuse an episode that is not as declared; `where` is the file or the sender, for the sentence."""
+        _check_ending(episode, where)
+        found = columns(episode)
+        if missing := sorted(set(self.fields) - set(found)):
+            raise _broken(episode, where, ", ".join(missing), "is missing")
+        if extra := sorted(set(found) - set(self.fields)):
+            raise _broken(episode, where, ", ".join(extra), f"is not declared; {', '.join(sorted(self.fields))} are")
+        for name, field in self.fields.items():
+            _check_column(episode, where, name, found[name], field)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: asdict(field) for name, field in self.fields.items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], where: str) -> Schema:
+        try:
+            return cls(fields={name: _field(entry) for name, entry in value.items()})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{where} is not a schema of episodes: {error!r}") from None
+
+
+def _field(entry: Mapping[str, Any]) -> Field:
+    low_high = entry["range"]
+    return Field(
+        dtype=str(np.dtype(entry["dtype"])),
+        shape=tuple(map(int, entry["shape"])),
+        range=None if low_high is None else (float(low_high[0]), float(low_high[1])),
+    )
+
+
+def _check_ending(episode: Episode, where: str) -> None:
+    if episode.length == 0:
+        raise _broken(episode, where, "actions", "has no steps")
+    if not (episode.terminated or episode.truncated):
+        raise _broken(episode, where, "terminated", "and truncated are both false: the episode has no end")
+    if episode.policy_actions.shape != episode.actions.shape:
+        shapes = f"{list(episode.policy_actions.shape)}; actions has {list(episode.actions.shape)}"
+        raise _broken(episode, where, "policy_actions", f"has shape {shapes}")
+
+
+def _check_column(episode: Episode, where: str, name: str, column: Column, field: Field) -> None:
+    if column.dtype.name != field.dtype or field.dtype not in DTYPES:
+        raise _broken(episode, where, name, f"is {column.dtype}, not {field.dtype}")
+    expected = (episode.length, *field.shape)
+    if column.shape != expected:
+        raise _broken(episode, where, name, f"has shape {list(column.shape)}, not {list(expected)}")
+    flat = column.reshape(episode.length, -1)
+    if np.issubdtype(column.dtype, np.floating):
+        _refuse(episode, where, name, "is not finite", ~np.isfinite(flat))
+    if field.range is not None and flat.shape[1]:
+        low, high = field.range
+        _refuse(episode, where, name, f"lies outside [{low:g}, {high:g}]", (flat < low) | (flat > high))
+
+
+def _refuse(episode: Episode, where: str, name: str, what: str, wrong: NDArray[np.bool_]) -> None:
+    """`wrong` is [N, …]: the first step at which anything is."""
+    if wrong.any():
+        raise _broken(episode, where, name, what, step=int(np.argmax(wrong.any(axis=1))))
+
+
+def _broken(episode: Episode, where: str, field: str, what: str, step: int | None = None) -> DataError:
+    at = "" if step is None else f", step {step}"
+    return DataError(
+        f"{where}: {field} {what} (episode: {episode.label}{at})", "mend the episode at its source, or leave it out"
+    )
