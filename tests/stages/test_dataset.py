@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nightshift import config, files, paths
 from nightshift.data import episode, store
+from nightshift.data.shelf import Shelf
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 from nightshift.job import Job
@@ -73,3 +75,45 @@ def test_a_demo_that_breaks_the_schema_is_refused_by_file_field_and_step(
 def test_no_file_of_the_dataset_is_a_pickle(job: Callable[[str], Job], params: config.Params) -> None:
     run(job, params)
     assert {path.suffix for path in paths.DATASET.iterdir()} == {".safetensors", ".json"}
+
+
+@pytest.mark.usefixtures("demos")
+def test_imports_stand_beside_the_demos_and_are_split_episode_by_episode(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    with files.new_folder(paths.IMPORTS / "elsewhere") as folder:
+        shelf = Shelf(folder)
+        for number, demo in enumerate(Shelf(paths.DEMOS)):
+            origin = replace(demo.provenance, task="imported", init_state=None, origin=f"demos.hdf5#{number}")
+            shelf.put(f"{number}", replace(demo, provenance=origin))
+    both = params.dataset.model_copy(update={"sources": ("demos", "elsewhere")})
+    dataset.run(job("dataset"), seed=params.seed, dataset=both)
+    rows = store.describe((paths.DATASET / store.INDEX).read_bytes())["rows"]
+    assert {(task, part): count for task, part, count, _ in rows} == {
+        ("far", "train"): 3,
+        ("far", "validation"): 1,
+        ("near", "train"): 3,
+        ("near", "validation"): 1,
+        ("imported", "train"): 6,
+        ("imported", "validation"): 2,
+    }
+
+
+@pytest.mark.usefixtures("demos")
+def test_an_import_that_looks_different_is_refused_by_name(job: Callable[[str], Job], params: config.Params) -> None:
+    with files.new_folder(paths.IMPORTS / "elsewhere") as folder:
+        demo = next(iter(Shelf(paths.DEMOS)))
+        Shelf(folder).put("0", replace(demo, actions=demo.actions.astype(np.float64)))
+    both = params.dataset.model_copy(update={"sources": ("demos", "elsewhere")})
+    with pytest.raises(DataError, match=r"data/imports/elsewhere/0.safetensors: actions is float64, not float32"):
+        dataset.run(job("dataset"), seed=params.seed, dataset=both)
+
+
+@pytest.mark.usefixtures("demos")
+def test_a_source_that_was_never_imported_is_told_with_the_command(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    both = params.dataset.model_copy(update={"sources": ("demos", "kitchen")})
+    with pytest.raises(DataError) as error:
+        dataset.run(job("dataset"), seed=params.seed, dataset=both)
+    assert "nightshift import PATH --format FORMAT --name kitchen" in error.value.next_step
