@@ -156,6 +156,7 @@ def test_each_rule_is_kept_by_naming_episode_and_step(dataset: Any, sentence: st
         ({"observation": np.zeros(3, np.float32)}, r"observation is float32 \[3\]"),
         ({"observation": {"a": np.zeros(2)}}, "observation is missing"),
         ({"note": 1}, "note is new"),
+        ({"reward": {"a": 1}}, "reward is a mapping"),
         ({"is_last": 1}, "is_last is 1, not a bool"),
         ({"action": "left"}, "action is an array of <U4, not of numbers"),
         ({"action": [[1], [1, 2]]}, "action is no array"),
@@ -285,6 +286,15 @@ def test_a_push_returns_the_transitions_really_stored() -> None:
     assert replay.stored[0].mask.tolist() == [1, 0]
     assert replay.stored[0].discount.tolist() == [1, np.float32(0.9)]
     assert [entry.terminated for entry in replay.stored] == [True, False]
+
+
+def test_actions_by_name_are_split_and_pushed_too() -> None:
+    steps = [step(flags, action={"arm": np.zeros(2), "grip": np.int8(n)}) for n, flags in enumerate((F, M, L))]
+    assert [int(row.action["grip"]) for row in converted(steps)] == [0, 1, 2]
+    replay = InMemory()
+    assert rlds.push_to_replay([steps], replay) == 2
+    assert isinstance(replay.stored[0].action, dict)
+    assert replay.stored[0].action["grip"].tolist() == [0, 1]
 
 
 @given(datasets(), st.data())

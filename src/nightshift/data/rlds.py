@@ -82,7 +82,8 @@ def _rows(episode: Stacked, policy_info: PolicyInfo | None) -> Trajectory:
     types = np.full(len(steps), MID, np.int32)
     types[0], types[-1] = FIRST, LAST  # a step that is both is alone, and LAST twice
     following = np.append(types[1:], np.int32(LAST if len(steps) == 1 else FIRST))
-    discount = np.asarray(fields["discount"])
+    discount = np.array(fields["discount"])
+    discount[last & terminal] = 0
     infos = [_info(policy_info, step, after) for step, after in zip(steps, [*steps[1:], None], strict=True)]
     return Trajectory(
         step_type=types,
@@ -91,7 +92,7 @@ def _rows(episode: Stacked, policy_info: PolicyInfo | None) -> Trajectory:
         policy_info=rules.stack(infos),
         next_step_type=following,
         reward=fields["reward"],
-        discount=np.where(last & terminal, np.zeros_like(discount), discount),
+        discount=discount,
         mask=_masks(terminal),
     )
 
@@ -127,7 +128,7 @@ class Transitions:
     """The N - 1 transitions of one episode of N steps: its boundary is none, and its last action led nowhere."""
 
     observation: Tree  # each [N, …]: transition t leads from t to t + 1
-    action: Column  # [N - 1, …]
+    action: Tree  # each [N - 1, …]
     reward: Column  # [N - 1, …]
     discount: Column  # [N - 1, …] as the steps have it
     mask: NDArray[np.float32]  # [N - 1] 0 exactly where the next step is terminal
@@ -179,7 +180,9 @@ def _check_spec(found: Trajectory, wanted: Trajectory | None) -> None:
 def _transitions(episode: Stacked) -> Transitions:
     fields = episode.fields
     terminal = np.asarray(fields["is_terminal"])
-    action, reward, discount = (np.asarray(fields[name])[:-1] for name in ("action", "reward", "discount"))
+    action, reward, discount = (
+        rules.map_tree(itemgetter(slice(-1)), fields[name]) for name in ("action", "reward", "discount")
+    )
     return Transitions(
         observation=fields["observation"],
         action=action,
@@ -201,6 +204,8 @@ _NAMES = {
     "policy_version": "policy_versions",
 }
 """Of one field: in a step of RLDS, and in our episodes."""
+OURS_ALONE = ("intervention", "policy_action", "policy_version")
+"""Fields that RLDS knows nothing of."""
 
 
 def to_fields(episode: Episode) -> dict[str, Column]:

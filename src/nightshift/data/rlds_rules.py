@@ -87,6 +87,8 @@ def shapes_of(step: Step, where: str, place: int) -> Shapes:
     for name in FLAGS:
         if arrays.get(name) != _FLAG:
             raise broken(where, place, f"{name} is {step[name]!r}, not a bool")
+    if nested := [name for name in ("reward", "discount") if name not in arrays]:
+        raise broken(where, place, f"{_listed(nested)} is a mapping, not an array")
     return {**free, **arrays}
 
 
