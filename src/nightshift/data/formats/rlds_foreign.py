@@ -53,8 +53,8 @@ class Read:
     about: Mapping[str, Any]  # of the episode: arrays and texts
 
 
-def check_features(steps: Mapping[str, Feature], task: str, where: str) -> None:
-    """Refuse before anything is read what cannot become episodes."""
+def check_steps(steps: Mapping[str, Feature], where: str) -> None:
+    """Refuse features that are not those of RLDS steps."""
     needed = {"is_first", "is_last"} - set(steps)
     if not any(name == "action" or name.startswith(_ACTION) for name in steps):
         needed.add("action")
@@ -62,6 +62,10 @@ def check_features(steps: Mapping[str, Feature], task: str, where: str) -> None:
         raise DataError(f"{where}: steps have no {', '.join(sorted(needed))}", "they are not RLDS steps")
     if wrong := [name for name in rlds_rules.FLAGS if name in steps and steps[name].dtype != "bool"]:
         raise DataError(f"{where}: {', '.join(wrong)} of the steps is not a bool", "they are not RLDS steps")
+
+
+def check_task(steps: Mapping[str, Feature], task: str, where: str) -> None:
+    """Refuse episodes that nothing could name the task of."""
     if not task and not any(_is_instruction(name, feature.kind == "text") for name, feature in steps.items()):
         raise DataError(f"{where} declares no language instruction, so the task is not known", "name the task")
 

@@ -61,7 +61,9 @@ def entries(path: Path, task: str) -> Sequence[Entry]:
     """
     info = _json(path / INFO)
     layout = _layout(path / FEATURES)
-    rlds_foreign.check_features(layout.steps, task, f"{path / FEATURES}")
+    rlds_foreign.check_steps(layout.steps, str(path / FEATURES))
+    if not layout.is_ours:
+        rlds_foreign.check_task(layout.steps, task, str(path / FEATURES))
     return list(_entries(path, info, layout, task))
 
 

@@ -64,7 +64,9 @@ def decode(feature: Feature, values: Values, count: int) -> Column | list[str]:
     """The `count` values of a feature: [count, …], or texts."""
     if feature.kind == "tensor" and feature.encoding == "none":
         return _from_list(feature, values, count)
-    if not isinstance(values, list) or len(values) != count:
+    if not isinstance(values, list):
+        raise BadFeature("holds numbers, not strings")
+    if len(values) != count:
         raise BadFeature(f"has {len(values)} values, not {count}")
     if feature.kind == "text":
         return [_text(value) for value in values]
