@@ -282,6 +282,7 @@ def leaf(kind: str, **content: Any) -> dict[str, Any]:
         ("observation", leaf("Tensor", shape={"dimensions": ["2"]}), "is a tensor of unknown"),
         ("is_first", leaf("Tensor", dtype="int64"), "is_first of the steps is not a bool"),
         ("action", None, "steps have no action"),
+        ("action", {"pythonClassName": "tensorflow_datasets.x.Text", "text": {}}, "steps have no action"),
         ("is_last", None, "steps have no is_last"),
         ("new", leaf("Tensor", dtype="float32"), "steps/new is missing, though features.json declares it"),
         ("reward", leaf("Tensor", dtype="int32"), "steps/reward holds float32, but int32 is declared"),

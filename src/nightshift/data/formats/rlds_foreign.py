@@ -12,7 +12,7 @@ succeeded if its metadata says so; or else, if it terminated and its last transi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class Read:
 def check_steps(steps: Mapping[str, Feature], where: str) -> None:
     """Refuse features that are not those of RLDS steps."""
     needed = {"is_first", "is_last"} - set(steps)
-    if not any(name == "action" or name.startswith(_ACTION) for name in steps):
+    if not any(_is_action(name) and feature.kind != "text" for name, feature in steps.items()):
         needed.add("action")
     if needed:
         raise DataError(f"{where}: steps have no {', '.join(sorted(needed))}", "they are not RLDS steps")
@@ -71,15 +71,11 @@ def check_task(steps: Mapping[str, Feature], task: str, where: str) -> None:
 
 
 def episode(read: Read, source: Source, task: str, record: Record) -> Episode:
+    """`task` names its task, or else the instruction does."""
     texts = {name: values for name, values in read.steps.items() if isinstance(values, list)}
     columns = {name: column for name, column in read.steps.items() if not isinstance(column, list)}
-    count = len(columns["is_first"])
     missing = [name for name in _DEFAULTS if name not in columns]
-    columns = _one_action(columns, record.label) | {name: np.full(count, _DEFAULTS[name]) for name in missing}
-    for name in ("reward", "discount"):
-        columns[name] = columns[name].reshape(count) if columns[name].size == count else columns[name]
-    columns = {f"{rlds.FREE}{name}" if name in rlds.OURS_ALONE else name: c for name, c in columns.items()}
-    rlds_rules.check_order(columns, record.label)
+    columns = _as_rlds_has_them(columns, missing, record.label)
     instruction = _instruction(texts)
     metadata = _metadata(texts, read.about, instruction) | ({NOT_IN_SOURCE: missing} if missing else {})
     if np.any(columns["reward"][-1]):
@@ -95,9 +91,19 @@ def episode(read: Read, source: Source, task: str, record: Record) -> Episode:
     return rlds.from_fields(columns, header, record.label)
 
 
+def _as_rlds_has_them(columns: dict[str, Column], missing: Sequence[str], where: str) -> dict[str, Column]:
+    count = len(columns["is_first"])
+    filled = _one_action(columns, where) | {name: np.full(count, _DEFAULTS[name]) for name in missing}
+    for name in ("reward", "discount"):
+        if filled[name].size == count:
+            filled[name] = filled[name].reshape(count)
+    rlds_rules.check_order(filled, where)
+    return {f"{rlds.FREE}{name}" if name in rlds.OURS_ALONE else name: column for name, column in filled.items()}
+
+
 def _one_action(columns: dict[str, Column], where: str) -> dict[str, Column]:
     """`columns` with the action [N, A]."""
-    parts = {name: column for name, column in sorted(columns.items()) if name == "action" or name.startswith(_ACTION)}
+    parts = {name: column for name, column in sorted(columns.items()) if _is_action(name)}
     chosen = [name for name, part in parts.items() if part.dtype.kind == "f"] or list(parts)
     if len({parts[name].dtype for name in chosen}) > 1:
         kinds = ", ".join(f"{name} is {parts[name].dtype}" for name in chosen)
@@ -139,6 +145,10 @@ def _plain(value: Any) -> Any:
 def _instruction(texts: Mapping[str, list[str]]) -> str:
     """The name of the text that is the instruction of the episode; "" if it has none."""
     return next((name for name, values in texts.items() if _is_instruction(name, True) and len(set(values)) == 1), "")
+
+
+def _is_action(name: str) -> bool:
+    return name == "action" or name.startswith(_ACTION)
 
 
 def _is_instruction(name: str, is_text: bool) -> bool:
