@@ -1,7 +1,8 @@
 """The features of a TFDS dataset: what features.json declares, and arrays from and to the values of a record.
 
 A feature of the steps has one value per step. Tensors are lists of float32 or int64, or one string of raw bytes each;
-pictures are files, each in a string. float64 and uint64 have no exact list, so they are written as raw bytes.
+pictures are files, each in a string. float64 and uint64 have no exact list, so they are written as raw bytes. A JPEG is
+decoded as exactly as it can be; TensorFlow's quicker way differs from that by a few levels of 255.
 """
 
 from __future__ import annotations
