@@ -1,0 +1,259 @@
+"""RLDS in TFRecord files as TFDS lays them out, read and written without TensorFlow.
+
+FOLDER/  dataset_info.json                              name, splits, episodes per shard
+         features.json                                  the features of an episode and of its steps
+         NAME-SPLIT.tfrecord-00000-of-00002             one record per episode: its features, those of steps end to end
+
+What we write keeps everything of an episode: fields of ours that RLDS has no name for stand beside its own in the
+steps, and all that is no array is JSON in the episode's metadata. Reading it gives back the same episode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nightshift import files
+from nightshift.data import episode as episodes_
+from nightshift.data import rlds
+from nightshift.data.episode import Episode
+from nightshift.data.formats import Entry, rlds_foreign, tf_example, tfds_features, tfrecord
+from nightshift.data.formats.rlds_foreign import LANGUAGE, Read, Source
+from nightshift.data.formats.tf_example import NotAnExample, Values
+from nightshift.data.formats.tfds_features import TEXT, BadFeature, Feature
+from nightshift.data.formats.tfrecord import Record
+from nightshift.data.schema import Schema
+from nightshift.data.tensors import Column
+from nightshift.errors import DataError
+
+INFO = "dataset_info.json"
+FEATURES = "features.json"
+NAME = "nightshift_episodes"
+SHARD_BYTES = 256 * 2**20
+
+_STEPS = "steps/"
+_HEADER = "episode_metadata/nightshift"
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_REMEDY = "give the folder of one version of a TFDS dataset, the one that holds dataset_info.json"
+_NOT_AS_TFDS_WRITES_IT = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The features of a dataset by path."""
+
+    steps: Mapping[str, Feature]
+    episode: Mapping[str, Feature]
+
+    @property
+    def is_ours(self) -> bool:
+        return _HEADER in self.episode
+
+
+def entries(path: Path, task: str) -> Sequence[Entry]:
+    """The episodes of all splits; what is in "train" is for training, and what is in any other is not.
+
+    Their keys are where they lie. Listing reads where records begin and nothing of them.
+    """
+    info = _json(path / INFO)
+    layout = _layout(path / FEATURES)
+    rlds_foreign.check_steps(layout.steps, str(path / FEATURES))
+    if not layout.is_ours:
+        rlds_foreign.check_task(layout.steps, task, str(path / FEATURES))
+    return list(_entries(path, info, layout, task))
+
+
+def write(path: Path, episodes: Iterable[Episode], shard_bytes: int = SHARD_BYTES) -> None:
+    """All episodes have the schema of the first; those for training are the split "train", the others "eval"."""
+    schema: Schema | None = None
+    layout: Layout | None = None
+    splits: dict[str, _Split] = {}
+    with files.new_folder(path) as new:
+        for number, episode in enumerate(episodes):
+            if schema is None or layout is None:
+                schema, layout = Schema.of(episode), _layout_of(episode)
+                files.write_json(new / FEATURES, _features_json(layout, path))
+            schema.check(episode, f"episode {number} for {path}")
+            split = splits.setdefault(episode.provenance.split, _Split(new, episode.provenance.split, shard_bytes))
+            split.append(tf_example.encode(_features(episode, layout)))
+        if schema is None:
+            raise DataError(f"there are no episodes to write to {path}", "choose some that are there")
+        files.write_json(new / INFO, _info_json([split.finish() for split in splits.values()]))
+
+
+def _entries(path: Path, info: Mapping[str, Any], layout: Layout, task: str) -> Iterator[Entry]:
+    try:
+        shards = list(_shards(path, info))
+    except _NOT_AS_TFDS_WRITES_IT as error:
+        raise DataError(f"{path / INFO} is not the description of a TFDS dataset: {error!r}", _REMEDY) from None
+    for source, shard, file, count in shards:
+        records = tfrecord.scan(file)
+        if len(records) != count:
+            raise DataError(
+                f"{file} holds {len(records)} episodes; {INFO} says {count}",
+                "fetch the dataset again: it is incomplete",
+            )
+        for record in records:
+            key = f"{source.split}-{shard:05d}-{record.number:06d}"
+            yield Entry(key=key, load=partial(_load, record, layout, source, task))
+
+
+def _shards(path: Path, info: Mapping[str, Any]) -> Iterator[tuple[Source, int, Path, int]]:
+    """Of every split: where its episodes come from, and number, file and episodes of each shard."""
+    if (kind := info.get("fileFormat", "tfrecord")) != "tfrecord":
+        raise DataError(f"{path} holds {kind} files", "prepare the dataset with TFDS' file_format='tfrecord'")
+    for split in info["splits"]:
+        source = Source(dataset=info["name"], version=str(info.get("version", "")), split=split["name"])
+        lengths = [int(length) for length in split.get("shardLengths", ())]
+        for shard, length in enumerate(lengths):
+            name = _file_name(split.get("filepathTemplate", _TEMPLATE), source, shard, len(lengths))
+            yield source, shard, path / name, length
+
+
+def _file_name(template: str, source: Source, shard: int, shards: int) -> str:
+    values = {
+        "DATASET": source.dataset,
+        "SPLIT": source.split,
+        "FILEFORMAT": "tfrecord",
+        "SHARD_INDEX": f"{shard:05d}",
+        "NUM_SHARDS": f"{shards:05d}",
+        "SHARD_X_OF_Y": f"{shard:05d}-of-{shards:05d}",
+    }
+    for variable, value in values.items():
+        template = template.replace(f"{{{variable}}}", value)
+    if "{" in template or Path(template).name != template:
+        raise ValueError(f"no file is named {template!r}")
+    return template
+
+
+def _load(record: Record, layout: Layout, source: Source, task: str) -> Episode:
+    where = record.label
+    try:
+        values = tf_example.decode(tfrecord.read(record))
+    except NotAnExample as error:
+        raise DataError(f"{where} is not a tf.train.Example: {error}") from None
+    count = len(_feature(values, f"{_STEPS}is_first", where))
+    if not count:
+        raise DataError(f"{where} is an episode without steps", "leave it out")
+    steps = {n: _decoded(f, values, f"{_STEPS}{n}", count, where) for n, f in layout.steps.items()}
+    about = {n: _decoded(f, values, n, 1, where)[0] for n, f in layout.episode.items()}
+    if not layout.is_ours:
+        return rlds_foreign.episode(Read(steps=steps, about=about), source, task, record)
+    try:
+        columns = {name: column for name, column in steps.items() if not isinstance(column, list)}
+        return rlds.from_fields(columns, json.loads(about[_HEADER]), where)
+    except _NOT_AS_TFDS_WRITES_IT as error:
+        raise DataError(f"{where} is not an episode as Nightshift writes it: {error!r}") from None
+
+
+def _decoded(feature: Feature, values: Mapping[str, Values], name: str, count: int, where: str) -> Any:
+    try:
+        return tfds_features.decode(feature, _feature(values, name, where), count)
+    except BadFeature as error:
+        raise DataError(f"{where}: {name} {error}", "prepare the dataset again") from None
+
+
+def _feature(values: Mapping[str, Values], name: str, where: str) -> Values:
+    if name not in values:
+        raise DataError(f"{where}: {name} is missing, though {FEATURES} declares it", "prepare the dataset again")
+    return values[name]
+
+
+def _layout(path: Path) -> Layout:
+    declared = _json(path)
+    try:
+        top = dict(declared["featuresDict"]["features"])
+        steps = top.pop("steps")
+        if not steps["pythonClassName"].endswith(".Dataset"):
+            raise BadFeature(f"steps is a feature of kind {steps['pythonClassName']}, not a Dataset")
+        return Layout(
+            steps=dict(tfds_features.parse(steps["sequence"]["feature"])),
+            episode=dict(tfds_features.parse(tfds_features.features_dict(top))),
+        )
+    except BadFeature as error:
+        raise DataError(f"{path}: {error}", "leave the feature out when you prepare the dataset") from None
+    except _NOT_AS_TFDS_WRITES_IT as error:
+        raise DataError(f"{path} does not declare the features of RLDS episodes: {error!r}", _REMEDY) from None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", _REMEDY) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}", "fetch the dataset again") from None
+
+
+def _layout_of(episode: Episode) -> Layout:
+    steps = {name: tfds_features.feature_of(column) for name, column in rlds.to_fields(episode).items()}
+    return Layout(steps={**steps, LANGUAGE: TEXT}, episode={_HEADER: TEXT})
+
+
+def _features(episode: Episode, layout: Layout) -> dict[str, Values]:
+    fields: dict[str, Column | list[str]] = {
+        **rlds.to_fields(episode),
+        LANGUAGE: [episode.provenance.language] * episode.length,
+    }
+    steps = {f"{_STEPS}{name}": tfds_features.encode(f, fields[name]) for name, f in layout.steps.items()}
+    return {**steps, _HEADER: [json.dumps(episodes_.header(episode)).encode()]}
+
+
+def _features_json(layout: Layout, path: Path) -> dict[str, Any]:
+    try:
+        top = tfds_features.to_json(layout.episode)
+        top["featuresDict"]["features"]["steps"] = tfds_features.steps_json(layout.steps)
+    except BadFeature as error:
+        raise DataError(f"{path} cannot be written: {error}", "rename the observation or extra") from None
+    return top
+
+
+def _info_json(splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": NAME,
+        "version": "1.0.0",
+        "description": "Episodes of Nightshift as RLDS.",
+        "fileFormat": "tfrecord",
+        "splits": splits,
+    }
+
+
+class _Split:
+    """The shards of one split; they get their names when it is known how many there are."""
+
+    def __init__(self, folder: Path, name: str, shard_bytes: int) -> None:
+        self._folder = folder
+        self._name = name
+        self._shard_bytes = shard_bytes
+        self._lengths: list[int] = []
+        self._total = self._in_shard = 0
+
+    def append(self, record: bytes) -> None:
+        content = tfrecord.framed(record)
+        if not self._lengths or self._in_shard + len(content) > self._shard_bytes:
+            self._lengths.append(0)
+            self._in_shard = 0
+        with self._unnamed(len(self._lengths) - 1).open("ab") as stream:
+            stream.write(content)
+        self._lengths[-1] += 1
+        self._in_shard += len(content)
+        self._total += len(record)
+
+    def finish(self) -> dict[str, Any]:
+        """Name the shards; what dataset_info.json says of them."""
+        source = Source(dataset=NAME, version="", split=self._name)
+        for shard in range(len(self._lengths)):
+            self._unnamed(shard).rename(self._folder / _file_name(_TEMPLATE, source, shard, len(self._lengths)))
+        return {
+            "name": self._name,
+            "filepathTemplate": _TEMPLATE,
+            "numBytes": str(self._total),
+            "shardLengths": [str(length) for length in self._lengths],
+        }
+
+    def _unnamed(self, shard: int) -> Path:
+        return self._folder / f"{self._name}-{shard:05d}"
