@@ -108,7 +108,7 @@ def test_what_an_episode_cannot_hold_is_refused_by_file_demo_and_field(
 
 
 def test_a_raw_file_says_what_it_lacks(tmp_path: Path) -> None:
-    demo = {"actions": np.zeros((3, 7)), "states": np.zeros((3, 9))}
+    demo: dict[str, Any] = {"actions": np.zeros((3, 7)), "states": np.zeros((3, 9))}
     with pytest.raises(DataError, match=r"demo_0 has no rewards\n.*dataset_states_to_obs"):
         only(write_robomimic(tmp_path / "raw.hdf5", {"demo_0": demo}, {}))
     demo["rewards"] = np.zeros(3)
