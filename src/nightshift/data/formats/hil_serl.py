@@ -92,6 +92,10 @@ def _check(transition: Any, where: str) -> None:
             raise DataError(f"{where}: {key} are no arrays by name")
         if seen.keys() != transition[_SEEN].keys():
             raise DataError(f"{where}: {_NEXT} has {sorted(seen)} and {_SEEN} has {sorted(transition[_SEEN])}")
+    _check_numbers(transition, where)
+
+
+def _check_numbers(transition: Transition, where: str) -> None:
     if not isinstance(transition["actions"], np.ndarray):
         raise DataError(f"{where}: actions is no array")
     for key in ("rewards", "masks", "dones"):
