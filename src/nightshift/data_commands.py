@@ -19,6 +19,8 @@ from nightshift.telemetry import progress
 SPLITS = ("all", *store.PARTS)
 _ADMITTED = {
     "final_observation_repeated": "the source has no observation after the last action: the one before it stands in",
+    "observations_moved_to_the_next_action": "the source shows what each action led to: every observation is moved to "
+    "the action that follows it, and the first action is left out",
     "success_assumed": "the source has no rewards: they count as demonstrations that succeeded",
     "starts_mid_episode": "they start in the middle of an episode",
     "ends_mid_episode": "they end in the middle of an episode",

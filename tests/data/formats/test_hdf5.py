@@ -47,6 +47,32 @@ def test_where_the_file_has_no_final_observation_the_last_one_stands_in_and_it_i
         np.testing.assert_array_equal(seen[-1], seen[-2])
 
 
+def test_observations_recorded_after_the_action_are_moved_to_the_next_one(tmp_path: Path) -> None:
+    """As LIBERO's own script records: joints that are those of the next state, up to the noise of a playback."""
+    demo = libero_demo(steps=6, seed=1)
+    arm = np.cumsum(np.random.default_rng(0).normal(0, 0.02, (7, 7)), axis=0)
+    demo["states"][:, 1:8] = arm[:-1]
+    demo["obs/joint_states"] = arm[1:] + 1e-4
+    episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
+    assert episode.metadata[hdf5.MOVED] and REPEATED_FINAL not in episode.metadata
+    assert episode.length == 6
+    np.testing.assert_array_equal(episode.actions[:-1], demo["actions"][1:])
+    np.testing.assert_array_equal(episode.extras["states"][:-1], demo["states"][1:])
+    np.testing.assert_array_equal(episode.rewards[:-1], demo["rewards"][1:])
+    for name, seen in episode.observations.items():
+        np.testing.assert_array_equal(seen, demo[f"obs/{name}"])
+    assert np.abs(episode.observations["joint_states"][:-1] - episode.extras["states"][:-1, 1:8]).max() < 1e-3
+
+
+def test_observations_recorded_before_the_action_stay_where_they_are(tmp_path: Path) -> None:
+    """As scripts that regenerate LIBERO's demos record."""
+    demo = libero_demo(steps=6, seed=1)
+    demo["states"][:, 1:8] = demo["obs/joint_states"] + 1e-4
+    episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
+    assert hdf5.MOVED not in episode.metadata
+    np.testing.assert_array_equal(episode.actions[:-1], demo["actions"])
+
+
 def test_a_robomimic_demo_ends_with_the_observation_after_its_last_action(tmp_path: Path) -> None:
     demo = robomimic_demo(steps=4, seed=2)
     path = write_robomimic(tmp_path / "lift.hdf5", {"demo_3": demo}, {"train": ["demo_3"], "valid": ["demo_4"]})

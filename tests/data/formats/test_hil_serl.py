@@ -183,6 +183,21 @@ def test_a_broken_transition_is_refused_with_file_field_and_place(
     assert "spoiled.pkl" in str(refusal.value)
 
 
+def test_a_broken_transition_costs_no_other_episode(tmp_path: Path) -> None:
+    transitions = [*run_of(3, first=0), *run_of(4, first=100), *run_of(2, first=200)]
+    transitions[4]["masks"] = 0.5
+    entries = hil_serl.entries(dump(tmp_path / "a.pkl", transitions), "insert_ram")
+    lengths = []
+    for entry in entries:
+        try:
+            lengths.append(entry.load().length)
+        except DataError as error:
+            assert "a.pkl, transition 4: masks is 0.5" in str(error)
+            lengths.append(0)
+    assert lengths == [4, 2, 0, 3, 3]
+    assert entries[3].load().metadata[hil_serl.STARTS_MID_EPISODE]
+
+
 @dataclass
 class Hostile:
     path: str

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import random
 import tarfile
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from nightshift.data.episode import Episode
 from nightshift.data.formats import REPEATED_FINAL, lerobot
@@ -113,6 +115,21 @@ def test_statistics_of_pictures_are_those_of_their_values() -> None:
     np.testing.assert_allclose(found["q50"].reshape(3), np.quantile(values, 0.5, axis=0), atol=1 / 255)
 
 
+def test_pictures_are_read_as_they_are_in_the_file_or_not_at_all() -> None:
+    depth = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+    grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    for picture in (depth, grey):
+        stream = io.BytesIO()
+        Image.fromarray(picture).save(stream, "PNG")
+        back = pictures.from_file(stream.getvalue(), "here")
+        assert back.dtype == picture.dtype
+        np.testing.assert_array_equal(back, picture[..., None])
+    stream = io.BytesIO()
+    Image.fromarray(grey).convert("P").save(stream, "PNG")
+    with pytest.raises(DataError, match="here is not a readable picture: it has a palette"):
+        pictures.from_file(stream.getvalue(), "here")
+
+
 def test_films_keep_everything_but_the_exact_pictures(tmp_path: Path) -> None:
     made = [replace(episode, observations=_smooth(episode)) for episode in (examples.make(steps=9), examples.make())]
     lerobot.write(tmp_path / "new", made, films=True)
@@ -142,6 +159,7 @@ def test_episodes_that_differ_from_the_first_are_refused_and_nothing_is_left(tmp
     for changed, sentence in (
         (replace(other, actions=other.actions.astype(np.float64)), "action of the episode lift_cube, init state 17"),
         (replace(other, metadata={"fps": 5}), "has 5 steps per second, those before it 20"),
+        (replace(other, metadata={"fps": 12.5}), "fps is 12.5 in the metadata"),
         (examples.make(steps=1), "nobody acts in the episode"),
     ):
         with pytest.raises(DataError, match=sentence):

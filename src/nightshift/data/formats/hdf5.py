@@ -4,9 +4,11 @@ data/           attributes: env_args; of LIBERO also problem_info, bddl_file_nam
   demo_0/       actions, rewards, dones [T, …]; obs/NAME [T, …]; next_obs/NAME if robomimic was asked for it; any more
 mask/NAME       robomimic's filter keys: lists of demos
 
-Observation t goes with action t. LIBERO records what `env.step` returns, but robosuite's sensors sample in the first
-physics step of a control step, so that is what the world looked like as the action began. `dones` is the file's word
-on termination; robosuite pays 1, plain or shaped, where the task is solved.
+robomimic's observation t is what was seen before action t; LIBERO's is what action t led to, since its script records
+what `env.step` returns. The states tell which, for they are always those before the action: where the robot's joints
+are those of the next state, observations are moved to the action that follows them, and the first action, before which
+nothing was seen, is left out. `dones` is the file's word on termination; robosuite pays 1, plain or shaped, where the
+task is solved.
 """
 
 from __future__ import annotations
@@ -31,11 +33,17 @@ SUFFIXES = (".hdf5", ".h5")
 SOLVED = 1
 """The reward of robosuite for a solved task."""
 FILTER_KEYS = "filter_keys"
+MOVED = "observations_moved_to_the_next_action"
 
 _STANDARD = ("actions", "rewards")
 _FOLDERS = ("obs", "next_obs")
 _DESCRIPTIONS = ("env_args", "problem_info", "bddl_file_name")
 """Attributes of a file that its episodes keep; the model's XML and the BDDL text are as long as a demo and stay out."""
+_JOINTS = slice(1, 8)
+"""Of the arm in robosuite's flattened states: after the time, the robot comes first."""
+_JOINT_STATES = "obs/joint_states"
+_CLEARLY = 4
+"""How many times nearer the joints must be to the next state than to their own."""
 _DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, MemoryError, OverflowError)
 """What HDF5 says of a file that is cut, changed, or laid out in another way."""
 
@@ -55,18 +63,20 @@ def load(path: Path, demo: str, task: str) -> Episode:
         described = _description(file["data"])
         arrays = _arrays(file["data"][demo], where)
         filters = _filters(file, demo)
-    actions, rewards = (_taken(arrays, name, where) for name in _STANDARD)
-    observations, final = (_group(arrays, folder) for folder in _FOLDERS)
-    _check_lengths(arrays, len(actions), where)
-    if not observations:
-        raise DataError(f"{where} has no observations", "extract them with robomimic's dataset_states_to_obs first")
-    if not len(actions):
-        raise DataError(f"{where} has no steps")
+    _check(arrays, where)
+    final = _group(arrays, "next_obs")
+    moved = not final and _show_what_followed(arrays)
+    if moved:
+        arrays = {name: array if name.startswith("obs/") else array[1:] for name, array in arrays.items()}
+    actions, rewards = arrays["actions"], arrays["rewards"]
     steps = len(actions) + 1
-    terminated = bool(arrays["dones"][-1]) if "dones" in arrays else bool(rewards[-1] >= SOLVED)
+    solved = bool(np.all(rewards[-1] >= SOLVED))
+    terminated = bool(np.all(arrays["dones"][-1])) if "dones" in arrays else solved
+    marks = {MOVED: moved, REPEATED_FINAL: not moved and not final}
     return Episode(
         observations={
-            name: common.with_last(seen, final[name][-1] if final else seen[-1]) for name, seen in observations.items()
+            name: seen if moved else common.with_last(seen, final[name][-1] if final else seen[-1])
+            for name, seen in _group(arrays, "obs").items()
         },
         actions=common.with_last(actions),
         rewards=common.with_last(rewards),
@@ -76,7 +86,7 @@ def load(path: Path, demo: str, task: str) -> Episode:
         policy_versions=np.full(steps, NO_POLICY, np.int64),
         terminated=terminated,
         truncated=not terminated,
-        success=bool(rewards[-1] >= SOLVED),
+        success=solved,
         provenance=common.provenance(
             source=SOURCE,
             path=path,
@@ -86,7 +96,7 @@ def load(path: Path, demo: str, task: str) -> Episode:
             language=_language(described),
         ),
         extras={name: common.with_last(a) for name, a in arrays.items() if name not in _STANDARD and "/" not in name},
-        metadata={**described, **filters, **({} if final else {REPEATED_FINAL: True})},
+        metadata={**described, **filters, **{mark: True for mark, holds in marks.items() if holds}},
     )
 
 
@@ -138,23 +148,36 @@ def _array(group: h5py.Group, name: str, where: str) -> Column:
     return common.checked(array[()], f"{where}, {name}")
 
 
-def _taken(arrays: Mapping[str, Column], name: str, where: str) -> Column:
-    if name not in arrays:
-        raise DataError(f"{where} has no {name}", "complete it with robomimic's dataset_states_to_obs first")
-    return arrays[name]
-
-
 def _group(arrays: Mapping[str, Column], folder: str) -> dict[str, Column]:
     return {name.removeprefix(f"{folder}/"): a for name, a in arrays.items() if name.startswith(f"{folder}/")}
 
 
-def _check_lengths(arrays: Mapping[str, Column], steps: int, where: str) -> None:
+def _check(arrays: Mapping[str, Column], where: str) -> None:
+    seen, after = (sorted(_group(arrays, folder)) for folder in _FOLDERS)
+    missing = [name for name in _STANDARD if name not in arrays] + ([] if seen else ["observations"])
+    if missing:
+        raise DataError(f"{where} has no {missing[0]}", "complete it with robomimic's dataset_states_to_obs first")
+    steps = len(arrays["actions"])
+    if not steps:
+        raise DataError(f"{where} has no steps")
     for name, array in arrays.items():
         if len(array) != steps:
             raise DataError(f"{where}: {name} has {len(array)} steps and actions has {steps}")
-    seen, after = (sorted(_group(arrays, folder)) for folder in _FOLDERS)
     if after and after != seen:
         raise DataError(f"{where}: next_obs has {', '.join(after)} and obs has {', '.join(seen)}")
+
+
+def _show_what_followed(arrays: Mapping[str, Column]) -> bool:
+    """Whether observation t is what action t led to; only where the states leave no doubt."""
+    joints, states = arrays.get(_JOINT_STATES), arrays.get("states")
+    if joints is None or states is None or states.ndim != 2 or len(states) < 2:  # noqa: PLR2004
+        return False
+    arm = states[:, _JOINTS]
+    if arm.shape != joints.shape:
+        return False
+    with np.errstate(all="ignore"):  # what is not finite is refused by the schema, with field and step
+        to_own, to_next = (np.abs(joints[:-1] - other).mean() for other in (arm[:-1], arm[1:]))
+    return bool(_CLEARLY * to_next < to_own)
 
 
 def _description(data: h5py.Group) -> dict[str, Any]:

@@ -76,8 +76,6 @@ def _read(path: Path) -> Sequence[Transition]:
         raise DataError(f"there is no file {path}") from None
     if not isinstance(content, list) or not content:
         raise DataError(f"{path} is not a list of transitions")
-    for place, transition in enumerate(content):
-        _check(transition, f"{path}, transition {place}")
     return content
 
 
@@ -108,17 +106,27 @@ def _check_numbers(transition: Transition, where: str) -> None:
 
 
 def _segments(files: Sequence[Path], read: Read) -> Iterator[Segment]:
+    """A broken transition is a segment of its own, which cannot be loaded: the others are not to suffer from it."""
     places: list[tuple[Path, int]] = []
     last: Transition | None = None
     after_gap = False
     for file in files:
         for index, transition in enumerate(read(file)):
-            if last is not None and not _continues(last, transition):
+            sound = _is_sound(transition)
+            if places and not (last and sound and _continues(last, transition)):
                 yield Segment(places=places, starts_mid_episode=after_gap)
-                places, after_gap = [], not last["dones"]
+                places, after_gap = [], not (last and last["dones"])
             places.append((file, index))
-            last = transition
+            last = transition if sound else None
     yield Segment(places=places, starts_mid_episode=after_gap)
+
+
+def _is_sound(transition: Any) -> bool:
+    try:
+        _check(transition, "")
+    except DataError:
+        return False
+    return True
 
 
 def _continues(last: Transition, transition: Transition) -> bool:
@@ -137,6 +145,8 @@ def _same(left: Mapping[str, Column], right: Mapping[str, Column]) -> bool:
 
 def _load(segment: Segment, read: Read, task: str) -> Episode:
     transitions = [read(file)[index] for file, index in segment.places]
+    for (file, index), transition in zip(segment.places, transitions, strict=True):
+        _check(transition, f"{file}, transition {index}")
     file, index = segment.places[0]
     where = f"{file}, transitions from {index} on"
     last = transitions[-1]

@@ -30,13 +30,16 @@ def to_png(picture: NDArray[np.uint8]) -> bytes:
     return stream.getvalue()
 
 
-def from_file(content: bytes, where: str) -> NDArray[np.uint8]:
-    """PNG, JPEG or any other picture with three channels."""
+def from_file(content: bytes, where: str) -> NDArray[Any]:
+    """[H, W, channels] of a PNG, a JPEG or any other picture, its values as they are in the file."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
-            return np.asarray(picture.convert("RGB"))
+            if picture.mode == "P":
+                raise ValueError("it has a palette")
+            values = np.asarray(picture)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{where} is not a readable picture: {error}") from None
+    return values if values.ndim > 2 else values[..., None]  # noqa: PLR2004 - no axis for a single channel
 
 
 def write_film(path: Path, frames: Frames, fps: int) -> None:

@@ -152,7 +152,7 @@ def _load(source: Source, place: Place, task: str) -> Episode:
     truncated = bool(columns[layout.TRUNCATED][-1]) if layout.TRUNCATED in columns else not success
     language = "; ".join(place.tasks)
     interventions = columns.pop(layout.INTERVENTION, np.zeros(place.length, np.bool_))
-    observed = {name: columns.pop(name) for name in list(columns) if name.startswith(layout.OBSERVATION[:-1])}
+    observed = {name: columns.pop(name) for name in list(columns) if f"{name}.".startswith(layout.OBSERVATION)}
     return Episode(
         observations=_named({name: common.with_last(seen, seen[-1]) for name, seen in observed.items()}),
         actions=common.with_last(actions),

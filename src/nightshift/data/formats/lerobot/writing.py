@@ -91,7 +91,7 @@ class _NewDataset:
         """Features and frame rate are the first episode's; one that differs is refused."""
         features = {name: self._feature(name, column) for name, column in columns.items()}
         features |= {name: layout.feature(dtype, ()) for name, dtype in layout.COUNTERS.items()}
-        fps = int(episode.metadata.get(FPS, USUAL_FPS))
+        fps = _fps(episode)
         if not self._features:
             self._features, self._fps = features, fps
         elif features != self._features:
@@ -253,6 +253,15 @@ def _write_remainder(path: Path, episode: Episode, where: Mapping[str, str]) -> 
 def _task(episode: Episode) -> str:
     """LeRobot's tasks are instructions."""
     return episode.provenance.language or episode.provenance.task
+
+
+def _fps(episode: Episode) -> int:
+    found = episode.metadata.get(FPS, USUAL_FPS)
+    if not isinstance(found, int | float) or found < 1 or found % 1:
+        raise DataError(
+            f"{FPS} is {found!r} in the metadata of the episode {episode.label}: LeRobot counts whole frames"
+        )
+    return int(found)
 
 
 def _is_picture(name: str) -> bool:
