@@ -56,7 +56,7 @@ def columns(path: Path) -> dict[str, Any]:
     return pq.read_table(path / "data/chunk-000/file-000.parquet").to_pydict()  # type: ignore[no-any-return]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(episodes=st.lists(examples.episodes(min_steps=2), min_size=1, max_size=3))
 def test_what_we_write_comes_back_exactly(tmp_path_factory: pytest.TempPathFactory, episodes: list[Episode]) -> None:
     path = tmp_path_factory.mktemp("dataset") / "new"
