@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
-from nightshift import commands, env_commands, files
+from nightshift import commands, data_commands, env_commands, files
 from nightshift.console import errors
 from nightshift.errors import NightshiftError
 
@@ -44,6 +45,29 @@ def stage(name: Annotated[str, typer.Argument(help="a stage of dvc.yaml")]) -> N
     commands.stage(name)
 
 
+@app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="a file or a folder")],
+    format: Annotated[str, typer.Option(help="hdf5 (LIBERO, robomimic), hil-serl, lerobot or rlds")],
+    name: Annotated[str, typer.Option(help="what to call it here")],
+    task: Annotated[str, typer.Option(help="the task, where the source does not say it")] = "",
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="leave broken episodes out and list them")] = False,
+) -> None:
+    """Bring in successful episodes from another format; run again to resume."""
+    data_commands.import_episodes(path, format, name, task, skip_broken=skip_broken)
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(help="the folder to make")],
+    format: Annotated[str, typer.Option(help="rlds or lerobot")],
+    split: Annotated[str, typer.Option(help="all, train or validation")] = "all",
+    video: Annotated[bool, typer.Option("--video", help="lerobot: pictures as MP4, smaller and not exact")] = False,
+) -> None:
+    """Hand the dataset out in another format."""
+    data_commands.export(path, format, split, video=video)
+
+
 @dataset_app.command("ls")
 def dataset_ls() -> None:
     """List the versions."""
@@ -54,6 +78,15 @@ def dataset_ls() -> None:
 def dataset_show(revision: Annotated[str, typer.Argument(help="a version from `ls`, or any git revision")]) -> None:
     """Tell what is in a version."""
     commands.dataset_show(revision)
+
+
+@dataset_app.command("stats")
+def dataset_stats(
+    source: Annotated[str, typer.Argument(help="an import's name, or demos; the dataset if not given")] = "",
+    plot: Annotated[Path | None, typer.Option(help="a PNG file to draw the histograms into")] = None,
+) -> None:
+    """Tell how long, how rewarded and how diverse the episodes are, with histograms."""
+    data_commands.stats(source, plot)
 
 
 @env_app.command("list")

@@ -1,0 +1,77 @@
+"""Arrow tables of arrays: columns of numbers as LeRobot and its readers expect them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nightshift.data.tensors import Column
+from nightshift.errors import DataError
+
+PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def numbers(column: Column) -> pa.Array:
+    """[T] as numbers, [T, n] as lists of n, more dimensions as lists of lists."""
+    array = pa.array(np.ascontiguousarray(column).reshape(-1))
+    if column.ndim == 2:  # noqa: PLR2004 - a vector per frame
+        return pa.FixedSizeListArray.from_arrays(array, column.shape[1])
+    for axis in range(column.ndim - 1, 0, -1):
+        offsets = np.arange(0, len(array) + 1, column.shape[axis], dtype=np.int32)
+        array = pa.ListArray.from_arrays(pa.array(offsets), array)
+    return array
+
+
+def pictures(files: Sequence[bytes]) -> pa.Array:
+    return pa.array([{"bytes": content, "path": None} for content in files], PICTURE)
+
+
+def to_numpy(column: pa.ChunkedArray, where: str) -> Column:
+    """The numbers of a column, flat; LeRobot's declared shape says the rest."""
+    array = column.combine_chunks()
+    array = array.storage if isinstance(array.type, pa.ExtensionType) else array
+    while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type) or pa.types.is_large_list(array.type):
+        array = array.flatten()
+    if array.null_count:
+        raise DataError(f"{where} has {array.null_count} empty values")
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type) or pa.types.is_boolean(array.type)):
+        raise DataError(f"{where} is a column of {array.type}, not of numbers")
+    found: Column = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def with_index(table: pa.Table, index: str) -> pa.Table:
+    """The table as pandas writes a frame with that index."""
+    columns = [
+        {
+            "name": name,
+            "field_name": name,
+            "pandas_type": "unicode" if pa.types.is_string(table[name].type) else "int64",
+            "numpy_type": "object" if pa.types.is_string(table[name].type) else "int64",
+            "metadata": None,
+        }
+        for name in table.column_names
+    ]
+    note = {"index_columns": [index], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
+    return table.replace_schema_metadata({"pandas": json.dumps(note)})
+
+
+def with_features(table: pa.Table, features: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+    """The table with the note by which the `datasets` library knows pictures from other structs."""
+    described = {name: _described(features[name]) for name in table.column_names}
+    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": described}})})
+
+
+def _described(feature: Mapping[str, Any]) -> dict[str, Any]:
+    shape = feature["shape"]
+    if feature["dtype"] == "image":
+        return {"_type": "Image"}
+    if shape == [1]:
+        return {"dtype": feature["dtype"], "_type": "Value"}
+    if len(shape) == 1:
+        return {"feature": {"dtype": feature["dtype"], "_type": "Value"}, "length": shape[0], "_type": "Sequence"}
+    return {"shape": shape, "dtype": feature["dtype"], "_type": f"Array{len(shape)}D"}

@@ -1,0 +1,143 @@
+"""Bring episodes of another format onto a shelf of this project; after a kill, go on where it ended.
+
+Episodes gather on a shelf among the project's state, each written whole. When all are through, the import takes its
+place under data/imports in one step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from nightshift import files, paths
+from nightshift.data import formats
+from nightshift.data.episode import Episode
+from nightshift.data.formats import Entry
+from nightshift.data.shelf import SCHEMA, Shelf
+from nightshift.errors import DataError
+
+UNSOLVED = "unsolved.jsonl"
+"""Keys of the episodes that did not succeed, so that they are not decoded again."""
+RESERVED = ("demos",)
+"""What the stage collect makes."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """What to import: a source in a format, under a name, with the task where the source does not say it."""
+
+    path: Path
+    format: str
+    name: str
+    task: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in RESERVED:
+            raise DataError(
+                f"{self.name!r} cannot be the name of an import",
+                f"use letters, digits, _ and -; {', '.join(RESERVED)} is taken by the stage collect",
+            )
+        if not self.path.exists():
+            raise DataError(f"there is nothing at {self.path}")
+        if self.target.exists():
+            raise DataError(f"{self.target} is there already", "delete it, or choose another --name")
+
+    @property
+    def target(self) -> Path:
+        return paths.IMPORTS / self.name
+
+    @cached_property
+    def state(self) -> Path:
+        """Where the import gathers: another place for another source, or for one that has changed."""
+        found = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
+        stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found if file.is_file()]
+        content = json.dumps([str(self.path.resolve()), self.format, self.task, stamps])
+        return paths.stage_state("import", hashlib.sha256(content.encode()).hexdigest())
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How an import stands; at the end, what came of it."""
+
+    entries: Sequence[Entry]
+    kept: set[str]
+    unsolved: set[str]
+    broken: dict[str, str] = field(default_factory=dict)
+    """What is wrong with the episodes that were left out for it, by key."""
+
+    @property
+    def done(self) -> int:
+        return len(self.kept) + len(self.unsolved)
+
+
+def begin(job: Import) -> Progress:
+    """List the source, and see what an earlier attempt has already brought in."""
+    entries = formats.reader(job.format).entries(job.path, job.task)
+    listed = {entry.key for entry in entries}
+    kept = listed & set(Shelf(job.state).keys())
+    return Progress(entries=entries, kept=kept, unsolved=listed & set(files.read_journal(job.state / UNSOLVED)))
+
+
+def gather(job: Import, progress: Progress, *, skip_broken: bool, watch: Callable[[str], None]) -> None:
+    """Bring in every episode that is not there yet; one that is broken ends it, or is left out if so wished."""
+    shelf = Shelf(job.state)
+    for entry in progress.entries:
+        if entry.key in progress.kept or entry.key in progress.unsolved:
+            continue
+        try:
+            _take(entry, job, shelf, progress)
+        except DataError as error:
+            if not skip_broken:
+                raise DataError(error.what, _join(error.next_step, "leave such episodes out: --skip-broken")) from None
+            progress.broken[entry.key] = error.what
+        watch(f"{len(progress.kept)} kept")
+
+
+def finish(job: Import, progress: Progress) -> Mapping[str, int]:
+    """Put the import in its place, and count what its episodes' metadata admit."""
+    if not progress.kept:
+        reasons = f"{len(progress.unsolved)} did not succeed, {len(progress.broken)} are broken"
+        first = next(iter(progress.broken.values()), "")
+        raise DataError(f"{job.path} has no episodes to learn from: {reasons}", first and f"the first: {first}")
+    shelf = Shelf(job.state)
+    admitted: Counter[str] = Counter()
+    with files.new_folder(job.target) as new:
+        for key in sorted(progress.kept):
+            _link(shelf.path(key), new)
+            admitted.update(name for name, value in shelf.get(key).metadata.items() if value is True)
+        _link(job.state / SCHEMA, new)
+    shutil.rmtree(job.state)
+    return dict(admitted)
+
+
+def _take(entry: Entry, job: Import, shelf: Shelf, progress: Progress) -> None:
+    episode: Episode = entry.load()
+    if not episode.success:
+        files.append_json(job.state / UNSOLVED, entry.key)
+        progress.unsolved.add(entry.key)
+        return
+    shelf.check(episode, str(job.path))
+    shelf.put(entry.key, episode)
+    progress.kept.add(entry.key)
+
+
+def _link(file: Path, folder: Path) -> None:
+    """The same file under another name where the disk allows it."""
+    try:
+        os.link(file, folder / file.name)
+    except OSError:
+        shutil.copyfile(file, folder / file.name)
+
+
+def _join(*steps: str) -> str:
+    return ", or ".join(step for step in steps if step)

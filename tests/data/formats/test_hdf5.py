@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from nightshift.data.episode import Episode
+from nightshift.data.formats import REPEATED_FINAL, hdf5
+from nightshift.data.shelf import Shelf
+from nightshift.errors import DataError
+from tests.data.formats.hdf5_files import libero_demo, robomimic_demo, write_libero, write_robomimic
+
+
+def only(path: Path, task: str = "") -> Episode:
+    (entry,) = hdf5.entries(path, task)
+    return entry.load()
+
+
+def test_a_libero_demo_keeps_every_value_dtype_and_word(tmp_path: Path) -> None:
+    demo = libero_demo(steps=5, seed=1)
+    episode = only(write_libero(tmp_path / "drawer_demo.hdf5", {"demo_0": demo}))
+    assert episode.length == 6
+    for name, seen in episode.observations.items():
+        np.testing.assert_array_equal(seen[:-1], demo[f"obs/{name}"])
+        assert seen.dtype == demo[f"obs/{name}"].dtype
+    for mine, theirs in {"actions": "actions", "rewards": "rewards", "policy_actions": "actions"}.items():
+        np.testing.assert_array_equal(getattr(episode, mine)[:-1], demo[theirs])
+        assert getattr(episode, mine).dtype == demo[theirs].dtype
+    for name in ("states", "robot_states", "dones"):
+        np.testing.assert_array_equal(episode.extras[name][:-1], demo[name])
+    assert (episode.terminated, episode.truncated, episode.success) == (True, False, True)
+    origin = episode.provenance
+    assert (origin.source, origin.suite) == ("hdf5", "libero_goal")
+    assert origin.task == "open_the_middle_drawer_of_the_cabinet"
+    assert origin.language == "open the middle drawer of the cabinet"
+    assert (origin.split, origin.init_state, origin.origin) == ("train", None, "drawer_demo.hdf5#demo_0")
+
+
+def test_where_the_file_has_no_final_observation_the_last_one_stands_in_and_it_is_said(tmp_path: Path) -> None:
+    episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": libero_demo(steps=5, seed=1)}))
+    assert episode.metadata[REPEATED_FINAL] is True
+    for seen in episode.observations.values():
+        np.testing.assert_array_equal(seen[-1], seen[-2])
+
+
+def test_observations_recorded_after_the_action_are_moved_to_the_next_one(tmp_path: Path) -> None:
+    """As LIBERO's own script records: joints that are those of the next state, up to the noise of a playback."""
+    demo = libero_demo(steps=6, seed=1)
+    arm = np.cumsum(np.random.default_rng(0).normal(0, 0.02, (7, 7)), axis=0)
+    demo["states"][:, 1:8] = arm[:-1]
+    demo["obs/joint_states"] = arm[1:] + 1e-4
+    episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
+    assert episode.metadata[hdf5.MOVED] and REPEATED_FINAL not in episode.metadata
+    assert episode.length == 6
+    np.testing.assert_array_equal(episode.actions[:-1], demo["actions"][1:])
+    np.testing.assert_array_equal(episode.extras["states"][:-1], demo["states"][1:])
+    np.testing.assert_array_equal(episode.rewards[:-1], demo["rewards"][1:])
+    for name, seen in episode.observations.items():
+        np.testing.assert_array_equal(seen, demo[f"obs/{name}"])
+    assert np.abs(episode.observations["joint_states"][:-1] - episode.extras["states"][:-1, 1:8]).max() < 1e-3
+
+
+def test_observations_recorded_before_the_action_stay_where_they_are(tmp_path: Path) -> None:
+    """As scripts that regenerate LIBERO's demos record."""
+    demo = libero_demo(steps=6, seed=1)
+    demo["states"][:, 1:8] = demo["obs/joint_states"] + 1e-4
+    episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
+    assert hdf5.MOVED not in episode.metadata
+    np.testing.assert_array_equal(episode.actions[:-1], demo["actions"])
+
+
+def test_a_robomimic_demo_ends_with_the_observation_after_its_last_action(tmp_path: Path) -> None:
+    demo = robomimic_demo(steps=4, seed=2)
+    path = write_robomimic(tmp_path / "lift.hdf5", {"demo_3": demo}, {"train": ["demo_3"], "valid": ["demo_4"]})
+    episode = only(path)
+    np.testing.assert_array_equal(episode.observations["object"][-1], demo["next_obs/object"][-1])
+    assert REPEATED_FINAL not in episode.metadata
+    assert episode.metadata[hdf5.FILTER_KEYS] == ["train"]
+    assert episode.metadata["env_args"]["env_kwargs"] == {"robots": ["Panda"]}
+    assert (episode.provenance.task, episode.provenance.suite, episode.provenance.language) == ("Lift", "hdf5", "")
+
+
+def test_a_demo_that_ends_unsolved_is_not_a_success(tmp_path: Path) -> None:
+    demo = robomimic_demo(steps=4, seed=2, solved=False)
+    assert not only(write_robomimic(tmp_path / "lift.hdf5", {"demo_0": demo}, {})).success
+
+
+def test_demos_come_in_the_order_of_their_numbers_file_by_file(tmp_path: Path) -> None:
+    demos = {f"demo_{number}": libero_demo(steps=2, seed=number) for number in (0, 1, 2, 9, 10, 11)}
+    write_libero(tmp_path / "a.hdf5", demos)
+    write_libero(tmp_path / "b.hdf5", {"demo_0": libero_demo(steps=2, seed=0)})
+    entries = hdf5.entries(tmp_path, "")
+    places = [entry.load().provenance.origin for entry in entries]
+    assert places == [*(f"a.hdf5#demo_{number}" for number in (0, 1, 2, 9, 10, 11)), "b.hdf5#demo_0"]
+    assert [entry.key for entry in entries] == sorted(entry.key for entry in entries)
+
+
+def test_a_file_without_a_task_asks_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "plain.hdf5"
+    with h5py.File(path, "w") as file:
+        for place, array in libero_demo(steps=2, seed=0).items():
+            file[f"data/demo_0/{place}"] = array
+    with pytest.raises(DataError, match=r"does not say which task it shows\n.*--task NAME"):
+        only(path)
+    assert only(path, "open_drawer").provenance.task == "open_drawer"
+
+
+def test_a_task_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
+    path = write_libero(tmp_path / "a.hdf5", {"demo_0": libero_demo(steps=2, seed=0)})
+    with pytest.raises(DataError, match="says that its task is open_the_middle_drawer_of_the_cabinet, not stack"):
+        only(path, "stack")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        ("obs/ee_pos", np.zeros((3, 3)), "obs/ee_pos has 3 steps and actions has 4"),
+        ("rewards", np.zeros(5), "rewards has 5 steps and actions has 4"),
+        ("obs/words", np.array([b"a"] * 4), r"demo_0, obs, words is of dtype \|S1"),
+        ("states", np.zeros(4, [("a", "f4")]), "states is of dtype"),
+        ("note", 3.0, "note is not an array of steps"),
+    ],
+)
+def test_what_an_episode_cannot_hold_is_refused_by_file_demo_and_field(
+    tmp_path: Path, place: str, value: Any, sentence: str
+) -> None:
+    demo = {**libero_demo(steps=4, seed=0), place: value}
+    with pytest.raises(DataError, match=sentence):
+        only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
+
+
+def test_a_raw_file_says_what_it_lacks(tmp_path: Path) -> None:
+    demo: dict[str, Any] = {"actions": np.zeros((3, 7)), "states": np.zeros((3, 9))}
+    with pytest.raises(DataError, match=r"demo_0 has no rewards\n.*dataset_states_to_obs"):
+        only(write_robomimic(tmp_path / "raw.hdf5", {"demo_0": demo}, {}))
+    demo["rewards"] = np.zeros(3)
+    with pytest.raises(DataError, match=r"demo_0 has no observations\n.*dataset_states_to_obs"):
+        only(write_robomimic(tmp_path / "raw.hdf5", {"demo_0": demo}, {}))
+
+
+def test_a_file_that_points_at_another_file_is_refused(tmp_path: Path) -> None:
+    path = write_libero(tmp_path / "a.hdf5", {"demo_0": libero_demo(steps=3, seed=0)})
+    with h5py.File(tmp_path / "secret.hdf5", "w") as other:
+        other["salaries"] = np.zeros((3, 7))
+    with h5py.File(path, "a") as file:
+        file["data/demo_0/leak"] = h5py.ExternalLink(str(tmp_path / "secret.hdf5"), "salaries")
+    with pytest.raises(DataError, match="demo_0, leak is not an array in this file"):
+        only(path)
+
+
+def test_big_endian_arrays_keep_their_values(tmp_path: Path) -> None:
+    demo = libero_demo(steps=3, seed=0)
+    swapped = {**demo, "actions": demo["actions"].astype(">f8")}
+    episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": swapped}))
+    assert episode.actions.dtype == np.dtype("=f8")
+    np.testing.assert_array_equal(episode.actions[:-1], demo["actions"])
+
+
+def test_something_that_is_no_demo_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.hdf5").write_bytes(b"not hdf5")
+    with h5py.File(tmp_path / "b.hdf5", "w") as file:
+        file["other"] = np.zeros(3)
+    with pytest.raises(DataError, match=r"a\.hdf5 is damaged or laid out in another way"):
+        hdf5.entries(tmp_path / "a.hdf5", "")
+    with pytest.raises(DataError, match=r"b\.hdf5 is neither a LIBERO nor a robomimic file"):
+        hdf5.entries(tmp_path / "b.hdf5", "")
+    with pytest.raises(DataError, match=r"there is no file .*c\.hdf5"):
+        hdf5.entries(tmp_path / "c.hdf5", "")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"has no \.hdf5 or \.h5 files"):
+        hdf5.entries(tmp_path / "empty", "")
+
+
+def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path: Path) -> None:
+    whole = write_libero(tmp_path / "whole.hdf5", {"demo_0": libero_demo(steps=4, seed=0)}).read_bytes()
+    for share in (0.0, 0.01, 0.3, 0.5, 0.9, 0.999):
+        path = tmp_path / "cut.hdf5"
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(DataError, match=r"cut\.hdf5 is damaged or laid out in another way"):
+            only(path)
+
+
+def test_a_flipped_bit_is_a_sentence_or_a_sound_episode_never_a_crash(tmp_path: Path) -> None:
+    """HDF5 has no sums over plain arrays, so a bit in them can only be seen if it makes a number impossible."""
+    whole = write_libero(tmp_path / "whole.hdf5", {"demo_0": libero_demo(steps=4, seed=0)}).read_bytes()
+    places = random.Random(0)
+    refused = 0
+    for trial in range(150):
+        damaged = bytearray(whole)
+        damaged[places.randrange(len(damaged))] ^= 1 << places.randrange(8)
+        path = tmp_path / "flipped.hdf5"
+        path.write_bytes(damaged)
+        try:
+            for entry in hdf5.entries(path, ""):
+                Shelf(tmp_path / f"shelf{trial}").check(entry.load(), "flipped.hdf5")
+        except DataError as error:
+            assert "flipped.hdf5" in str(error)
+            refused += 1
+    assert refused > 0

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.data.statistics import Histogram, compute
+from nightshift.errors import DataError
+from tests.data.examples import make, with_pictures
+
+
+def test_only_steps_at_which_somebody_acts_count() -> None:
+    episodes = [make(steps=5, seed=0), make(steps=9, seed=1, success=False, terminated=False, truncated=True)]
+    episodes[0].actions[-1] = 99
+    episodes[0].rewards[-1] = 99
+    found = compute(episodes)
+    assert (found.episodes, found.steps, found.successes, found.terminated) == (2, 12, 1, 1)
+    assert (found.lengths.smallest, found.lengths.largest, found.lengths.mean) == (4, 8, 6)
+    assert (found.returns.smallest, found.returns.largest) == (1, 1)
+    acted = np.concatenate([episode.actions[:-1] for episode in episodes])
+    for number, dimension in enumerate(found.actions):
+        assert dimension.smallest == pytest.approx(acted[:, number].min())
+        assert dimension.largest == pytest.approx(acted[:, number].max())
+        assert dimension.mean == pytest.approx(acted[:, number].mean(), abs=1e-6)
+        assert dimension.std == pytest.approx(acted[:, number].std(), rel=1e-5)
+
+
+def test_the_share_of_interventions_is_of_the_steps_that_act() -> None:
+    episodes = [with_pictures(steps=8, seed=seed) for seed in range(3)]
+    overruled = sum(int(episode.interventions[:-1].sum()) for episode in episodes)
+    assert compute(episodes).intervention_share == overruled / 21
+
+
+def test_tasks_and_sources_are_counted() -> None:
+    found = compute([make(seed=0), make(seed=1)])
+    assert (found.tasks, found.sources) == ({"lift_cube": 2}, {"expert": 2})
+
+
+def test_nothing_has_no_statistics() -> None:
+    with pytest.raises(DataError, match="there are no episodes"):
+        compute([])
+
+
+@given(values=st.lists(st.one_of(st.integers(-500, 500), st.floats(-1e6, 1e6)), min_size=1, max_size=50))
+def test_every_value_falls_into_one_bin(values: list[float]) -> None:
+    for histogram in (Histogram.of(np.array(values, float)), Histogram.of_counts(np.array(values, float))):
+        assert histogram.counts.sum() == len(values)
+        assert len(histogram.edges) == len(histogram.counts) + 1
+        assert histogram.edges[0] <= min(values) and histogram.edges[-1] >= max(values)
+
+
+@given(values=st.lists(st.integers(0, 5000), min_size=2, max_size=50, unique=True))
+def test_whole_numbers_get_bins_of_whole_width_and_none_in_vain(values: list[int]) -> None:
+    histogram = Histogram.of_counts(np.array(values, float))
+    widths = set(np.diff(histogram.edges))
+    assert len(widths) == 1 and widths.pop() % 1 == 0
+    assert len(histogram.counts) <= 20
+    assert histogram.counts[0] and histogram.counts[-1]
