@@ -30,7 +30,13 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     settings = params.rloo.model_copy(
-        update={"iterations": 25, "groups": 8, "group_size": 8, "learning_rate": 1e-2, "kl_limit": 0.1}
+        update={
+            "iterations": 25,
+            "groups": 8,
+            "group_size": 8,
+            "kl_limit": 0.1,
+            "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 1e-2}),
+        }
     )
     rloo.run(job("rloo"), seed=params.seed, env=params.env, rloo=settings)
     history = json.loads(paths.RLOO_HISTORY.read_text())
@@ -79,7 +85,7 @@ def test_an_iteration_without_one_valid_group_leaves_the_policy_alone(
 
 
 def test_groups_take_tasks_in_turn_and_walk_through_the_training_states(params: config.Params) -> None:
-    schedule = Schedule(tasks(params.env), seed=0, group_size=4)
+    schedule = Schedule(tasks(params.env), seed=0, group_size=4, temperature=1.0)
     requests = [request for iteration in range(120) for request in schedule.requests(iteration, 4)]
     assert [request.task for request in requests[:4]] == ["near", "far", "near", "far"]
     near = [request.init_state for request in requests if request.task == "near"]
@@ -89,5 +95,5 @@ def test_groups_take_tasks_in_turn_and_walk_through_the_training_states(params: 
 
 
 def test_training_never_asks_for_an_evaluation_state(params: config.Params) -> None:
-    schedule = Schedule(tasks(params.env), seed=3, group_size=2)
+    schedule = Schedule(tasks(params.env), seed=3, group_size=2, temperature=1.0)
     assert {request.split for i in range(50) for request in schedule.requests(i, 8)} == {"train"}

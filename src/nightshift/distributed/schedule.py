@@ -16,10 +16,11 @@ _STREAM = 1
 class Schedule:
     """Tasks take turns; every task walks through its training states in a random order of its own, round and round."""
 
-    def __init__(self, tasks: Sequence[Task], *, seed: int, group_size: int) -> None:
+    def __init__(self, tasks: Sequence[Task], *, seed: int, group_size: int, temperature: float) -> None:
         self._tasks = tasks
         self._seed = seed
         self._group_size = group_size
+        self._temperature = temperature
         self._orders = {
             task.name: np.random.default_rng([seed, task.index, _STREAM]).permutation(
                 envs.init_state_count(task, "train")
@@ -42,4 +43,5 @@ class Schedule:
             controller="sample",
             seed=int(np.random.SeedSequence([self._seed, ticket]).generate_state(1)[0]),
             count=self._group_size,
+            temperature=self._temperature,
         )

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from nightshift import checkpoint, config, envs, files, paths, policies
-from nightshift.algorithms.rloo import RlooLearner
+from nightshift.algorithms.on_policy import OnPolicyLearner
+from nightshift.algorithms.sft import Demos
 from nightshift.checkpoint import Checkpoint
+from nightshift.data import store
 from nightshift.distributed.schedule import Schedule
 from nightshift.distributed.worker import snapshot
 from nightshift.job import Job
@@ -24,15 +26,16 @@ Group = list[Trajectory]
 def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
-    policy = policies.load(paths.SFT_POLICY, std=rloo.std)
-    learner = RlooLearner(policy, rloo, torch.Generator().manual_seed(seed))
-    schedule = Schedule(envs.tasks(env), seed=seed, group_size=rloo.group_size)
+    policy = policies.load(paths.SFT_POLICY)
+    torch.manual_seed(seed)  # a critic begins at random
+    learner = OnPolicyLearner(policy, rloo, torch.Generator().manual_seed(seed), demos=_demos(policy, rloo))
+    schedule = Schedule(envs.tasks(env), seed=seed, group_size=rloo.group_size, temperature=rloo.temperature)
     history = _resume(job, learner)
     with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
         for iteration in range(len(history), rloo.iterations):
             groups = _rollouts(job, env, schedule.requests(iteration, rloo.groups), policy)
             complete = [group for group in groups if all(t.valid for t in group)]
-            metrics = {**_outcome(complete), **_faults(groups), **learner.update(complete)}
+            metrics = {**_outcome(complete), **_faults(groups), **learner.update(complete, iteration / rloo.iterations)}
             history.append(metrics)
             job.tracker.log({**metrics, **gpu.sample()}, iteration + 1)
             _save(job, learner, history)
@@ -40,6 +43,14 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     with files.new_folder(paths.RLOO_POLICY) as folder:
         policies.save(policy, folder)
         files.write_json(folder / paths.RLOO_HISTORY.name, history)
+
+
+def _demos(policy: Policy, rloo: config.Rloo) -> Demos | None:
+    """What to go on imitating, if anything."""
+    if not rloo.imitation:
+        return None
+    steps = store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
+    return Demos.seen_by(policy, steps.observations, steps.actions, steps.mask)
 
 
 def _rollouts(job: Job, env: config.Env, requests: list[RolloutRequest], policy: Policy) -> list[Group]:
@@ -79,15 +90,17 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
-def _save(job: Job, learner: RlooLearner, history: list[dict[str, float]]) -> None:
-    tensors = checkpoint.pack(learner.policy, learner.optimizer, learner.generator)
-    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state={"history": history}))
+def _save(job: Job, learner: OnPolicyLearner, history: list[dict[str, float]]) -> None:
+    tensors = checkpoint.pack(learner.trained, learner.generator)
+    state = {"history": history, "learner": learner.state}
+    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state))
 
 
-def _resume(job: Job, learner: RlooLearner) -> list[dict[str, float]]:
+def _resume(job: Job, learner: OnPolicyLearner) -> list[dict[str, float]]:
     """Put the newest complete checkpoint back; the history tells how many iterations are done."""
     newest = checkpoint.newest(job.state)
     if newest is None:
         return []
-    checkpoint.unpack(newest.tensors, learner.policy, learner.optimizer, learner.generator)
+    checkpoint.unpack(newest.tensors, learner.trained, learner.generator)
+    learner.restore(newest.state["learner"])
     return list(newest.state["history"])
