@@ -137,12 +137,39 @@ class Optimizer(Section):
     gradient_norm: Positive
 
 
+class Sampling(Section):
+    """Which groups an iteration learns from."""
+
+    tasks_at_once: Natural
+    """Tasks that a rank works on in one iteration, before it moves on to its next ones; 0 = all it has."""
+    keep_from: Annotated[float, Field(ge=0, le=1, strict=True)]
+    keep_to: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """A group is kept if its success rate lies between the two, both included."""
+    drop_truncated: bool
+    """Whether a group in which an episode ran out of time is dropped."""
+    attempts: Count
+    """Waves of groups per iteration: after the first, as many as are still missing."""
+    oversample: Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)]
+    """Ask for this many times the groups that are missing."""
+    when_short: Literal["train", "skip"]
+    """If all attempts leave groups missing: train on what there is, or end the iteration without an update."""
+    skip_solved: Natural
+    """Pass over an init state that a whole group solved until it has come up this often again."""
+    staleness: Literal[0, 1]
+    """Updates between the policy that plays and the one that learns: 1 plays the next iteration during the update."""
+    curriculum: bool
+    """Whether tasks that can still teach, neither solved nor hopeless, get more groups."""
+
+
 class Rloo(Section):
     iterations: Count
     groups: Count
-    """Init states per iteration, taken in turn from every task."""
+    """Init states per iteration that are learned from, no more and no fewer, taken in turn from every task."""
     group_size: Annotated[int, Field(ge=2, strict=True)]
     """Episodes per init state; a leave-one-out baseline needs at least two."""
+    ranks: Count
+    """Processes that share the update; tasks are dealt out to them in turn."""
+    sampling: Sampling
     temperature: Positive
     """Width of exploration, in standard deviations of the demos' actions."""
     learn_width: bool

@@ -88,6 +88,7 @@ class Trajectory:
     log_probs: Array  # [T, A] of `actions` under the acting policy; zeros for the expert
     chunk: int  # actions per decision: the policy looked at steps 0, chunk, 2 chunk, ...
     success: bool
+    version: int = 0  # of the policy that acted: updates behind it
     valid: bool = True  # False: the simulator failed, so the episode tells nothing about whoever acted
     frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
 

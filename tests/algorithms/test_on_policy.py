@@ -137,7 +137,8 @@ KNOBS: list[tuple[str, Any, dict[str, Any]]] = [
     ("kl_limit", 1e-6, {}),
     ("temperature", 0.4, {}),
 ]
-NOT_THE_LEARNERS = {"iterations", "groups", "group_size"}
+NOT_THE_LEARNERS = {"iterations", "groups", "group_size", "ranks"}
+"""How much is played and by how many; tests/distributed/test_sampling.py walks through the knobs of sampling."""
 
 
 @pytest.mark.parametrize(("knob", "value", "context"), KNOBS)
@@ -150,6 +151,7 @@ def test_no_knob_was_forgotten() -> None:
     for name, field in config.Rloo.model_fields.items():
         inner = getattr(field.annotation, "model_fields", None)
         fields |= {f"{name}.{key}" for key in inner} if inner else {name}
+    fields -= {f"sampling.{key}" for key in config.Sampling.model_fields}
     assert {knob for knob, _, _ in KNOBS} | NOT_THE_LEARNERS | {"micro_batch"} == fields
 
 

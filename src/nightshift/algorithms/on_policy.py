@@ -60,6 +60,8 @@ class OnPolicyLearner:
             self.critic_descent = Descent(self.critic.parameters(), rate)
         self.kl_weight = AdaptiveWeight(settings.kl.weight, target=settings.kl.target, horizon=settings.kl.horizon)
         self._reference = copy.deepcopy(policy).requires_grad_(False) if settings.kl.weight else None
+        self.version = 0
+        """Updates so far."""
         self._demos = demos
         self._settings = settings
         self._clip = Clip(**settings.clip.model_dump())
@@ -79,6 +81,7 @@ class OnPolicyLearner:
                 break
         if history and self._reference:
             self.kl_weight.observe(history[-1]["kl_reference"], ours.total)
+        self.version += 1
         return self._metrics(history)
 
     @property
@@ -91,9 +94,15 @@ class OnPolicyLearner:
 
     @property
     def state(self) -> dict[str, float]:
-        return {"kl_weight": self.kl_weight.value, "steps": self.descent.steps, "skipped": self.descent.skipped}
+        return {
+            "version": self.version,
+            "kl_weight": self.kl_weight.value,
+            "steps": self.descent.steps,
+            "skipped": self.descent.skipped,
+        }
 
     def restore(self, state: Mapping[str, float]) -> None:
+        self.version = int(state["version"])
         self.kl_weight.value = state["kl_weight"]
         self.descent.steps, self.descent.skipped = int(state["steps"]), int(state["skipped"])
         if self.critic is not None:
