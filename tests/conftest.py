@@ -27,8 +27,8 @@ SMALL: dict[str, Any] = {
     "env": {"suite": "fake", "tasks": [], "protocol": "openvla-oft", "horizon": 12},
     "collect": {"demos_per_task": 4, "attempts": 3, "disturbance": 0.0},
     "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3, "checkpoint_every": 20},
-    "policy": {"inputs": ["objects", "task"], "hidden": [16]},
-    "rloo": {"iterations": 12, "groups": 4, "group_size": 4, "std": 0.4, "minibatch": 1024},
+    "policy": {"inputs": ["objects", "task"], "hidden": [16], "chunk": 1},
+    "rloo": {"iterations": 12, "groups": 4, "group_size": 4, "temperature": 0.4, "mini_batch": 1024},
     "evaluate": {"init_states": 10, "film_frames": 0},
 }
 

@@ -67,13 +67,18 @@ def test_an_optimizer_goes_on_exactly_where_it_was() -> None:
         model = torch.nn.Linear(4, 2)
         return model, torch.optim.Adam(model.parameters(), lr=0.1), torch.Generator().manual_seed(seed)
 
+    def pack(
+        model: torch.nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    ) -> dict[str, torch.Tensor]:
+        return checkpoint.pack({"model": (model, optimizer)}, generator)
+
     first = fresh(0)
     for _ in range(3):
         step(*first)
-    packed = {name: tensor.clone() for name, tensor in checkpoint.pack(*first).items()}
+    packed = {name: tensor.clone() for name, tensor in pack(*first).items()}
     step(*first)
-    second = fresh(1)
-    checkpoint.unpack(packed, *second)
+    model, optimizer, generator = second = fresh(1)
+    checkpoint.unpack(packed, {"model": (model, optimizer)}, generator)
     step(*second)
-    for name, tensor in checkpoint.pack(*first).items():
-        assert torch.equal(tensor, checkpoint.pack(*second)[name]), name
+    for name, tensor in pack(*first).items():
+        assert torch.equal(tensor, pack(*second)[name]), name

@@ -30,12 +30,12 @@ def changed(section: str, **values: Any) -> dict[str, Any]:
 
 def test_the_shipped_params_are_valid() -> None:
     params = config.load(REPOSITORY / "params.yaml")
-    assert params.section("rloo").std == PARAMS["rloo"]["std"]
+    assert params.section("rloo").temperature == PARAMS["rloo"]["temperature"]
     assert params.section("register").model == PARAMS["register"]["model"]
 
 
 def test_one_error_lists_every_wrong_key_with_its_path(tmp_path: Path) -> None:
-    params = changed("rloo", learning_rat=0.1, group_size=1, std="0.12")
+    params = changed("rloo", learning_rat=0.1, group_size=1, temperature="0.12")
     params["env"] = {**PARAMS["env"], "horizon": -3}
     params["extra"] = {"a": 1}
     del params["seed"]
@@ -44,7 +44,7 @@ def test_one_error_lists_every_wrong_key_with_its_path(tmp_path: Path) -> None:
     for path in (
         "rloo.learning_rat: unknown key",
         "rloo.group_size",
-        "rloo.std",
+        "rloo.temperature",
         "env.horizon",
         "extra",
         "seed: missing",

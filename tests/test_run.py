@@ -72,7 +72,7 @@ def test_after_dvc_repro_a_run_finds_everything_cached(project: Path) -> None:
 
 
 def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restores(project: Path) -> None:
-    edit(project, "rloo", std=0.2)
+    edit(project, "rloo", temperature=0.2)
     again = {
         "states": "cached",
         "collect": "cached",
@@ -83,7 +83,7 @@ def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restor
         "register": "ran",
     }
     assert ensure_all(project) == again
-    edit(project, "rloo", std=0.4)
+    edit(project, "rloo", temperature=0.4)
     assert ensure_all(project) == again | {"rloo": "restored", "evaluate": "restored"}
 
 
@@ -117,7 +117,7 @@ def test_a_fingerprint_follows_params_inputs_and_code(project: Path) -> None:
     first = run.fingerprint("rloo", Session(project))
     edit(project, "sft", learning_rate=4.0e-3)
     assert run.fingerprint("rloo", Session(project)) == first, "sft's numbers reach rloo through its inputs only"
-    edit(project, "rloo", std=0.3)
+    edit(project, "rloo", temperature=0.3)
     changed = run.fingerprint("rloo", Session(project))
     assert changed != first
     code = project / "src/nightshift/algorithms/__init__.py"
@@ -150,9 +150,9 @@ finally:
 
 
 def test_plan_names_the_number_that_changed(project: Path) -> None:
-    edit(project, "rloo", std=0.2)
+    edit(project, "rloo", temperature=0.2)
     done = nightshift(project, "plan")
-    assert "params.yaml: rloo.std 0.4 → 0.2" in done.stdout
+    assert "params.yaml: rloo.temperature 0.4 → 0.2" in done.stdout
     assert "follows rloo" in done.stdout
 
 

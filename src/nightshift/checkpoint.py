@@ -58,29 +58,34 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def pack(module: torch.nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> dict[str, Tensor]:
+Trained = Mapping[str, tuple[torch.nn.Module, torch.optim.Optimizer]]
+"""What a checkpoint holds, by name: a network and the optimizer that trains it."""
+
+
+def pack(trained: Trained, generator: torch.Generator) -> dict[str, Tensor]:
     """Weights, optimizer moments and RNG state as one flat set of tensors."""
-    moments = {
-        f"optimizer.{index}.{name}": torch.as_tensor(value)
-        for index, values in optimizer.state_dict()["state"].items()
-        for name, value in values.items()
-    }
-    weights = {f"policy.{name}": value for name, value in module.state_dict().items()}
-    return {**weights, **moments, "generator": generator.get_state()}
+    tensors = {"generator": generator.get_state()}
+    for name, (module, optimizer) in trained.items():
+        tensors |= {f"{name}.weights.{key}": value for key, value in module.state_dict().items()}
+        for index, values in optimizer.state_dict()["state"].items():
+            tensors |= {f"{name}.optimizer.{index}.{key}": torch.as_tensor(value) for key, value in values.items()}
+    return tensors
 
 
-def unpack(
-    tensors: Mapping[str, Tensor], module: torch.nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator
-) -> None:
+def unpack(tensors: Mapping[str, Tensor], trained: Trained, generator: torch.Generator) -> None:
     """Put back what `pack` took; learning rates and the like come from params.yaml, not from the checkpoint."""
-    module.load_state_dict({k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")})
-    moments: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith("optimizer."):
-            _, index, name = key.split(".")
-            moments.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     generator.set_state(tensors["generator"])
+    for name, (module, optimizer) in trained.items():
+        module.load_state_dict(_under(tensors, f"{name}.weights."))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in _under(tensors, f"{name}.optimizer.").items():
+            index, _, moment = key.partition(".")
+            moments.setdefault(int(index), {})[moment] = value
+        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def _steps(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from nightshift.errors import ConfigError
 Count = Annotated[int, Field(ge=1, strict=True)]
 Natural = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Name = Annotated[str, Field(min_length=1)]
 
@@ -69,7 +70,7 @@ class Collect(Section):
     """At least two: one to train on and one to validate with."""
     attempts: Count
     """At most this many expert episodes per demo wanted."""
-    disturbance: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+    disturbance: NonNegative
     """Standard deviation of noise on what the expert's hand does, not on what is recorded of the expert."""
 
 
@@ -84,6 +85,8 @@ class Policy(Section):
     inputs: Annotated[Names, Field(min_length=1)]
     """Names of the observations the policy sees, in order."""
     hidden: Annotated[tuple[Count, ...], Field(min_length=1)]
+    chunk: Count
+    """Actions per decision: the policy looks, plays them all, and looks again."""
 
 
 class Sft(Section):
@@ -93,22 +96,105 @@ class Sft(Section):
     checkpoint_every: Count
 
 
+class Clip(Section):
+    """How far the ratio of new to old probability may move and still earn anything."""
+
+    low: Annotated[float, Field(gt=0, lt=1, strict=True)]
+    high: Positive
+    dual: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=True)] | None
+    """Bounds the loss of an action that went badly and became this much likelier; null does not."""
+    log_ratio: Positive | None
+    """Bounds the logarithm of the ratio; null does not."""
+
+
+class Kl(Section):
+    """A penalty for leaving the policy that training started from."""
+
+    weight: NonNegative
+    form: Literal["k1", "k2", "k3", "abs"]
+    target: Positive | None
+    """Adapt the weight so that the distance stays about this; null keeps the weight."""
+    horizon: Count
+    """Over how many episodes an adaptive weight reacts."""
+
+
+class Critic(Section):
+    """What GAE needs; used where advantage is gae."""
+
+    hidden: Annotated[tuple[Count, ...], Field(min_length=1)]
+    learning_rate: Positive
+    discount: Annotated[float, Field(gt=0, le=1, strict=True)]
+    decay: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """GAE's λ: 0 trusts the critic, 1 the outcome."""
+
+
+class Optimizer(Section):
+    learning_rate: Positive
+    weight_decay: NonNegative
+    warmup: Natural
+    """Gradients until the learning rate is reached."""
+    decay: Literal["constant", "cosine"]
+    gradient_norm: Positive
+
+
+class Sampling(Section):
+    """Which groups an iteration learns from."""
+
+    tasks_at_once: Natural
+    """Tasks that a rank works on in one iteration, before it moves on to its next ones; 0 = all it has."""
+    keep_from: Annotated[float, Field(ge=0, le=1, strict=True)]
+    keep_to: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """A group is kept if its success rate lies between the two, both included."""
+    drop_truncated: bool
+    """Whether a group in which an episode ran out of time is dropped."""
+    attempts: Count
+    """Waves of groups per iteration: after the first, as many as are still missing."""
+    oversample: Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)]
+    """Ask for this many times the groups that are missing."""
+    when_short: Literal["train", "skip"]
+    """If all attempts leave groups missing: train on what there is, or end the iteration without an update."""
+    skip_solved: Natural
+    """Pass over an init state that a whole group solved until it has come up this often again."""
+    staleness: Literal[0, 1]
+    """Updates between the policy that plays and the one that learns: 1 plays the next iteration during the update."""
+    curriculum: bool
+    """Whether tasks that can still teach, neither solved nor hopeless, get more groups."""
+
+
 class Rloo(Section):
     iterations: Count
     groups: Count
-    """Init states per iteration, taken in turn from every task."""
+    """Init states per iteration that are learned from, no more and no fewer, taken in turn from every task."""
     group_size: Annotated[int, Field(ge=2, strict=True)]
     """Episodes per init state; a leave-one-out baseline needs at least two."""
-    std: Positive
-    learning_rate: Positive
+    ranks: Count
+    """Processes that share the update; tasks are dealt out to them in turn."""
+    sampling: Sampling
+    temperature: Positive
+    """Width of exploration, in standard deviations of the demos' actions."""
+    learn_width: bool
+    """Whether gradients change the width as well."""
+    advantage: Literal["rloo", "rloo_batch", "grpo", "reinforce++", "gae"]
+    level: Literal["token", "action", "chunk"]
+    """What a ratio is taken of: one dimension of an action, an action, or a chunk of actions."""
+    average: Literal["step", "episode"]
+    """Whether every step weighs the same, or every episode."""
+    clip: Clip
+    old_log_probs: Literal["rollout", "recomputed"]
+    kl: Kl
+    entropy: NonNegative
+    """Weight of a bonus for being undecided; needs learn_width."""
+    imitation: NonNegative
+    """Weight of the cloning loss on the demos."""
+    critic: Critic
     epochs: Count
-    minibatch: Count
-    """Steps per gradient."""
-    clip_low: Annotated[float, Field(gt=0, lt=1, strict=True)]
-    clip_high: Positive
+    mini_batch: Count
+    """Decisions per gradient."""
+    micro_batch: Count
+    """Decisions at a time in memory; never changes the result."""
+    optimizer: Optimizer
     kl_limit: Positive
     """An iteration's update ends when the policy has moved this far from the one that acted."""
-    gradient_norm: Positive
 
 
 class Evaluate(Section):

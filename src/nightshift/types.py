@@ -70,6 +70,7 @@ class RolloutRequest:
     controller: Controller
     seed: int
     count: int = 1
+    temperature: float = 1.0  # of what "sample" draws from
     disturbance: float = 0.0  # standard deviation of noise added to actions on their way to the simulator
     frames_every: int = 0  # keep a rendered frame every so many steps; 0 keeps none
 
@@ -84,8 +85,10 @@ class Trajectory:
     final: Observation  # each [D]: what the last action led to
     actions: Array  # [T, A] as the policy chose them, before the simulator clips
     executed: Array  # [T, A] as the simulator played them: disturbed and clipped
-    log_probs: Array  # [T] of `actions` under the acting policy; zeros for the expert
+    log_probs: Array  # [T, A] of `actions` under the acting policy; zeros for the expert
+    chunk: int  # actions per decision: the policy looked at steps 0, chunk, 2 chunk, ...
     success: bool
+    version: int = 0  # of the policy that acted: updates behind it
     valid: bool = True  # False: the simulator failed, so the episode tells nothing about whoever acted
     frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
 
@@ -99,7 +102,8 @@ class Trajectory:
             final={},
             actions=np.zeros((0, ACTION_DIM), np.float32),
             executed=np.zeros((0, ACTION_DIM), np.float32),
-            log_probs=np.zeros(0, np.float32),
+            log_probs=np.zeros((0, ACTION_DIM), np.float32),
+            chunk=1,
             success=False,
             valid=False,
         )

@@ -15,7 +15,7 @@ from nightshift.adapters import mlflow_registry, mlflow_tracking
 from nightshift.adapters.mlflow_registry import Candidate, Registration
 from nightshift.errors import RegistryError
 
-SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "std": 0.1}
+SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "chunk": 1}
 MODEL = "test-model"
 
 
@@ -95,7 +95,7 @@ model = mlflow.pyfunc.load_model({location!r})
 out = model.predict({{"objects": np.ones((2, 3), np.float32), "task": np.zeros((2, 2), np.float32)}})
 import nightshift
 assert nightshift.__file__.startswith({str(root)!r}), nightshift.__file__
-assert out.shape == (2, 7)
+assert out.shape == (2, 1, 7)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr

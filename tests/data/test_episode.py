@@ -47,7 +47,8 @@ def played(*, success: bool) -> Trajectory:
         final={"proprio": np.array([6, 7], np.float32)},
         actions=meant,
         executed=np.clip(meant, -1, 1),
-        log_probs=np.zeros(3, np.float32),
+        log_probs=np.zeros((3, 7), np.float32),
+        chunk=1,
         success=success,
     )
 

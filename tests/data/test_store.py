@@ -32,16 +32,27 @@ def test_a_policy_learns_from_every_step_at_which_somebody_acted_and_no_other(tm
     write(tmp_path / "d")
     steps = store.read(tmp_path / "d").steps("train", ["objects"])
     expected = [make().actions[:-1], make(seed=1).actions[:-1]]
-    np.testing.assert_array_equal(steps.actions, np.concatenate(expected))
+    np.testing.assert_array_equal(steps.actions[:, 0], np.concatenate(expected))
+    assert steps.mask.all()
     seen = [make().observations["objects"][:-1], make(seed=1).observations["objects"][:-1]]
     np.testing.assert_array_equal(steps.observations["objects"], np.concatenate(seen))
     assert list(steps.observations) == ["objects"]
 
 
+def test_a_chunk_never_reaches_into_the_next_episode(tmp_path: Path) -> None:
+    one, other = make(steps=4, seed=1), make(steps=3, seed=2)
+    store.write(tmp_path / "d", {"train": [one, other], "validation": [one]}, Schema.of(one))
+    steps = store.read(tmp_path / "d").steps("train", [], chunk=3)
+    assert steps.mask.sum(axis=1).tolist() == [3, 2, 1, 2, 1]
+    np.testing.assert_array_equal(steps.actions[0], one.actions[:3])
+    np.testing.assert_array_equal(steps.actions[1, :2], one.actions[1:3])
+    np.testing.assert_array_equal(steps.actions[3, :2], other.actions[:2])
+
+
 def test_a_policy_imitates_what_was_meant_but_where_a_person_took_over_the_person(tmp_path: Path) -> None:
     one = with_pictures()
     store.write(tmp_path / "d", {"train": [one], "validation": [one]}, Schema.of(one))
-    imitated = store.read(tmp_path / "d").steps("train", []).actions
+    imitated = store.read(tmp_path / "d").steps("train", []).actions[:, 0]
     by_person = one.interventions[:-1]
     assert by_person.any()
     assert not by_person.all()
@@ -52,7 +63,7 @@ def test_a_policy_imitates_what_was_meant_but_where_a_person_took_over_the_perso
 def test_statistics_are_those_of_what_the_training_split_teaches(tmp_path: Path) -> None:
     write(tmp_path / "d")
     data = store.read(tmp_path / "d")
-    actions = data.steps("train", []).actions
+    actions = data.steps("train", []).actions[:, 0]
     np.testing.assert_allclose(data.statistics["actions"]["mean"], actions.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(data.statistics["actions"]["max"], actions.max(axis=0))
 

@@ -16,7 +16,7 @@ from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.types import RolloutRequest, Trajectory
 
 ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12)
-POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], std=0.1))
+POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))
 
 
 def requests(count: int) -> list[RolloutRequest]:

@@ -64,12 +64,12 @@ def test_missing_params(root: Path) -> None:
 
 def test_unknown_and_ill_typed_keys_are_listed_together(root: Path) -> None:
     kept = (root / "params.yaml").read_text()
-    edit(root, "rloo", learning_rat=1, std="wide")
+    edit(root, "rloo", learning_rat=1, temperature="wide")
     message = refused(root, "run")
     (root / "params.yaml").write_text(kept)
     assert "2 problems" in message
     assert "rloo.learning_rat: unknown key" in message
-    assert "rloo.std" in message
+    assert "rloo.temperature" in message
 
 
 def test_an_unknown_stage(root: Path) -> None:

@@ -31,6 +31,7 @@ class FailingPool:
         self._fails = fails
         self._breaks = breaks
         self.played: list[RolloutRequest] = []
+        self.versions: list[int] = []
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
@@ -38,6 +39,7 @@ class FailingPool:
         for index, trajectories in self._pool.run(requests, policy):
             request = requests[index]
             self.played.append(request)
+            self.versions.append(trajectories[0].version)
             if self._breaks(request):
                 yield index, [Trajectory.lost(request, member) for member in range(request.count)]
             else:

@@ -13,7 +13,7 @@ from nightshift.job import Job
 from nightshift.reports.intervals import Rate
 from nightshift.stages import register
 
-SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "std": 0.1}
+SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1}
 
 
 @pytest.fixture

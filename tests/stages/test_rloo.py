@@ -1,6 +1,6 @@
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from nightshift import config, paths, policies
-from nightshift.distributed.schedule import Schedule
-from nightshift.envs import tasks
+from nightshift.adapters.tracking import JsonlTracker
 from nightshift.job import Job
 from nightshift.stages import collect, dataset, rloo, sft
 from tests.stages.test_collect import FailingPool
@@ -30,7 +29,13 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     settings = params.rloo.model_copy(
-        update={"iterations": 25, "groups": 8, "group_size": 8, "learning_rate": 1e-2, "kl_limit": 0.1}
+        update={
+            "iterations": 25,
+            "groups": 8,
+            "group_size": 8,
+            "kl_limit": 0.1,
+            "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 1e-2}),
+        }
     )
     rloo.run(job("rloo"), seed=params.seed, env=params.env, rloo=settings)
     history = json.loads(paths.RLOO_HISTORY.read_text())
@@ -46,6 +51,57 @@ def test_one_metrics_line_per_iteration(job: Callable[[str], Job], params: confi
     lines = [json.loads(line) for line in Path(job("rloo").state / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert {"rollout/success", "rollout/success/near", "update/kl", "update/clipped"} <= lines[0].keys()
+
+
+class Stopping(JsonlTracker):
+    """Ctrl-C at some step."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        super().__init__(path)
+        self._at = at
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        super().log(metrics, step)
+        if step == self._at:
+            raise KeyboardInterrupt
+
+
+def weights_of(job: Job, params: config.Params, **sampling: Any) -> dict[str, torch.Tensor]:
+    chosen = params.rloo.model_copy(
+        update={"iterations": 4, "sampling": params.rloo.sampling.model_copy(update=sampling)}
+    )
+    rloo.run(job, seed=params.seed, env=params.env, rloo=chosen)
+    weights: dict[str, torch.Tensor] = policies.load(paths.RLOO_POLICY).state_dict()
+    return weights
+
+
+@pytest.mark.usefixtures("policy")
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(
+    job: Callable[[str], Job], params: config.Params, staleness: int
+) -> None:
+    sampling = {"staleness": staleness, "skip_solved": 2, "curriculum": True, "attempts": 2, "keep_from": 0.1}
+    expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params, **sampling)
+    stopped = replace(job("rloo"), tracker=Stopping(job("rloo").state / "stopped.jsonl", at=3))
+    with pytest.raises(KeyboardInterrupt):
+        weights_of(stopped, params, **sampling)
+    resumed = weights_of(job("rloo"), params, **sampling)
+    assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+
+
+@pytest.mark.usefixtures("policy")
+def test_rollouts_that_overlap_the_update_come_from_the_policy_before_it(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    def versions(staleness: int) -> list[set[int]]:
+        pool = FailingPool(params.env)
+        chosen = replace(job("rloo"), pool=lambda env: pool, state=job("rloo").state / str(staleness))
+        weights_of(chosen, params, staleness=staleness)
+        played = [pool.versions[i : i + params.rloo.groups] for i in range(0, len(pool.versions), params.rloo.groups)]
+        return [set(part) for part in played]
+
+    assert versions(0) == [{0}, {1}, {2}, {3}]
+    assert versions(1) == [{0}, {0}, {1}, {2}]
 
 
 def history_of(job: Job, params: config.Params, pool: FailingPool) -> Any:
@@ -76,18 +132,3 @@ def test_an_iteration_without_one_valid_group_leaves_the_policy_alone(
     assert all(math.isnan(metrics["rollout/success"]) for metrics in history)
     before, after = (policies.load(path).state_dict() for path in (paths.SFT_POLICY, paths.RLOO_POLICY))
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_groups_take_tasks_in_turn_and_walk_through_the_training_states(params: config.Params) -> None:
-    schedule = Schedule(tasks(params.env), seed=0, group_size=4)
-    requests = [request for iteration in range(120) for request in schedule.requests(iteration, 4)]
-    assert [request.task for request in requests[:4]] == ["near", "far", "near", "far"]
-    near = [request.init_state for request in requests if request.task == "near"]
-    assert sorted(near[:200]) == list(range(200))
-    assert near[200:] == near[: len(near) - 200]
-    assert len({request.seed for request in requests}) == len(requests)
-
-
-def test_training_never_asks_for_an_evaluation_state(params: config.Params) -> None:
-    schedule = Schedule(tasks(params.env), seed=3, group_size=2)
-    assert {request.split for i in range(50) for request in schedule.requests(i, 8)} == {"train"}

@@ -21,7 +21,7 @@ NEVER_RUN = "never run"
 
 @dataclass(frozen=True, kw_only=True)
 class StageStatus:
-    """Example: StageStatus(name="rloo", reasons=("params.yaml: rloo.std 0.1 → 0.12",), follows=("sft",))"""
+    """Example: StageStatus(name="rloo", reasons=("params.yaml: rloo.temperature 0.1 → 0.12",), follows=("sft",))"""
 
     name: str
     reasons: tuple[str, ...]

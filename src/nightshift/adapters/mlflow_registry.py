@@ -157,7 +157,7 @@ def _log(candidate: Candidate, scratch: Path) -> Any:
             name="policy",
             python_model=str(Path(__file__).parent / "policy_model.py"),
             artifacts={"policy": str(candidate.policy)},
-            signature=_signature(spec["inputs"]),
+            signature=_signature(spec["inputs"], spec["chunk"]),
             input_example={name: np.zeros((1, size), np.float32) for name, size in spec["inputs"].items()},
             code_paths=[str(_shipped(scratch))],
             pip_requirements=["mlflow", "torch", "numpy", "safetensors"],
@@ -171,9 +171,10 @@ def _hushed() -> Iterator[None]:
         yield
 
 
-def _signature(inputs: Mapping[str, int]) -> ModelSignature:
+def _signature(inputs: Mapping[str, int], chunk: int) -> ModelSignature:
     observations = [TensorSpec(np.dtype(np.float32), (-1, size), name) for name, size in inputs.items()]
-    return ModelSignature(Schema(observations), Schema([TensorSpec(np.dtype(np.float32), (-1, ACTION_DIM))]))
+    actions = TensorSpec(np.dtype(np.float32), (-1, chunk, ACTION_DIM))
+    return ModelSignature(Schema(observations), Schema([actions]))
 
 
 def _shipped(scratch: Path) -> Path:

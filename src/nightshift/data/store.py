@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nightshift import files
 from nightshift.data import episode as episodes
@@ -41,7 +42,8 @@ class Steps:
     """Every step of a split at which somebody acted, episodes end to end: N steps."""
 
     observations: Mapping[str, Array]  # each [N, D]
-    actions: Array  # [N, A] to imitate
+    actions: Array  # [N, C, A] to imitate from there on
+    mask: NDArray[np.bool_]  # [N, C] those that belong to the same episode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +60,17 @@ class Dataset:
     def observations(self) -> list[str]:
         return [name.removeprefix(OBSERVATIONS) for name in self.schema.fields if name.startswith(OBSERVATIONS)]
 
-    def steps(self, part: Part, names: Sequence[str]) -> Steps:
-        """What a policy that sees the observations `names` learns from."""
-        learned = _learned(self._columns[part], [entry["length"] for entry in self._index[part]], names)
+    def steps(self, part: Part, names: Sequence[str], chunk: int = 1) -> Steps:
+        """What a policy that sees the observations `names` and acts in chunks learns from."""
+        lengths = [entry["length"] for entry in self._index[part]]
+        learned = _learned(self._columns[part], lengths, names)
         actions = learned.pop("actions")
-        return Steps(observations={k.removeprefix(OBSERVATIONS): v for k, v in learned.items()}, actions=actions)
+        ahead, mask = _ahead(lengths, chunk)
+        return Steps(
+            observations={k.removeprefix(OBSERVATIONS): v for k, v in learned.items()},
+            actions=actions[ahead],
+            mask=mask,
+        )
 
     def episodes(self, part: Part) -> Iterator[Episode]:
         """The episodes as they were written."""
@@ -141,6 +149,14 @@ def _learned(columns: Mapping[str, Column], lengths: Sequence[int], names: Seque
     meant = np.where(columns["interventions"][:, None], columns["actions"], columns["policy_actions"])
     seen = {f"{OBSERVATIONS}{name}": columns[f"{OBSERVATIONS}{name}"][acting] for name in names}
     return {name: column.astype(np.float32) for name, column in {**seen, "actions": meant[acting]}.items()}
+
+
+def _ahead(lengths: Sequence[int], chunk: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """For every acting step the numbers [N, C] of the steps from there on, and which are of the same episode."""
+    acting = np.array(lengths) - 1
+    ends = np.repeat(np.cumsum(acting), acting)[:, None]
+    ahead = np.arange(acting.sum())[:, None] + np.arange(chunk)
+    return np.minimum(ahead, ends - 1), ahead < ends
 
 
 def _statistics(columns: Mapping[str, Array]) -> dict[str, dict[str, list[float]]]:

@@ -22,6 +22,8 @@ class PolicySnapshot:
 
     spec: Mapping[str, Any]
     weights: Mapping[str, NDArray[np.float32]]
+    version: int = 0
+    """Updates behind it."""
 
 
 class Pool(Protocol):

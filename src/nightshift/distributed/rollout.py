@@ -20,7 +20,7 @@ Tick = Callable[[], None]
 """Called after every control step: whoever plays is alive."""
 
 Act = Callable[[Observation], tuple[Array, Array]]
-"""Actions [N, A] for N observations, and their log-probs [N]."""
+"""A chunk of actions [N, C, A] for each of N observations, and their log-probs [N, C, A]."""
 
 
 def play(
@@ -44,7 +44,8 @@ class _Record:
     final: Observation = field(default_factory=dict)
     actions: list[Array] = field(default_factory=list)
     executed: list[Array] = field(default_factory=list)
-    log_probs: list[np.float32] = field(default_factory=list)
+    log_probs: list[Array] = field(default_factory=list)
+    chunk: int = 1
     frames: list[NDArray[np.uint8]] = field(default_factory=list)
     success: bool = False
     broken: bool = False
@@ -59,8 +60,9 @@ def _episodes(
     records = [_Record() for _ in members]
     active = np.ones(len(members), np.bool_)
     pushes = _pushes(request, members)
+    plan = _Plan(act)
     for step in range(horizon):
-        actions, log_probs = act(observation)
+        actions, log_probs = plan.next(observation)
         pushed = actions + pushes()
         executed = np.clip(pushed, -1, 1)
         for lane in np.flatnonzero(active).tolist():
@@ -77,8 +79,30 @@ def _episodes(
             break
     for lane, record in enumerate(records):
         record.final = record.final or _row(observation, lane)
+        record.chunk = plan.chunk
         _film(fleet, request, lane, 0, record)
     return [_trajectory(request, member, record) for member, record in zip(members, records, strict=True)]
+
+
+class _Plan:
+    """Chunks of actions, one action at a time: whoever acts looks again when the chunk is used up."""
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+        self._actions = self._log_probs = np.empty((0, 0, ACTION_DIM), np.float32)
+        self._turn = 0
+
+    @property
+    def chunk(self) -> int:
+        return self._actions.shape[1]
+
+    def next(self, observation: Observation) -> tuple[Array, Array]:
+        """Actions [N, A] and log-probs [N, A]."""
+        if self._turn == self.chunk:
+            self._actions, self._log_probs = self._act(observation)
+            self._turn = 0
+        self._turn += 1
+        return self._actions[:, self._turn - 1], self._log_probs[:, self._turn - 1]
 
 
 def _row(observation: Observation, lane: int) -> Observation:
@@ -109,7 +133,8 @@ def _trajectory(request: RolloutRequest, member: int, record: _Record) -> Trajec
         final=record.final,
         actions=np.stack(record.actions),
         executed=np.stack(record.executed),
-        log_probs=np.array(record.log_probs, dtype=np.float32),
+        log_probs=np.stack(record.log_probs),
+        chunk=record.chunk,
         success=record.success,
         valid=not record.broken,
         frames=np.stack(record.frames) if record.frames else None,
@@ -117,24 +142,28 @@ def _trajectory(request: RolloutRequest, member: int, record: _Record) -> Trajec
 
 
 def _actor(fleet: Fleet, request: RolloutRequest, members: Sequence[int], attempt: int, policy: Policy | None) -> Act:
-    nothing = np.zeros(len(members), np.float32)
     if request.controller == "expert":
         experts = [Expert() for _ in members]
-        return lambda _: (np.stack([one.act(fleet.scene(lane)) for lane, one in enumerate(experts)]), nothing)
+        return lambda _: _certain(np.stack([one.act(fleet.scene(lane)) for lane, one in enumerate(experts)])[:, None])
     if policy is None:
         raise ValueError(f"controller {request.controller!r} needs a policy")
     if request.controller == "greedy":
-        return lambda observation: (policy.act(observation), nothing)
+        return lambda observation: _certain(policy.act(observation))
     streams = [np.random.default_rng([request.seed, member, attempt]) for member in members]
-    return lambda observation: policy.sample(observation, _noise(streams))
+    return lambda observation: policy.sample(observation, _noise(streams, policy.chunk), request.temperature)
+
+
+def _certain(actions: Array) -> tuple[Array, Array]:
+    """Actions that nobody drew."""
+    return actions, np.zeros_like(actions)
 
 
 def _pushes(request: RolloutRequest, members: Sequence[int]) -> Callable[[], Array]:
     """Of the hand, [N, A] per step. The record keeps what was meant, so who learns from it learns to recover."""
     streams = [np.random.default_rng([request.seed, request.init_state, member]) for member in members]
     still = np.zeros((len(members), ACTION_DIM), np.float32)
-    return lambda: np.float32(request.disturbance) * _noise(streams) if request.disturbance else still
+    return lambda: np.float32(request.disturbance) * _noise(streams, 1)[:, 0] if request.disturbance else still
 
 
-def _noise(streams: Sequence[np.random.Generator]) -> Array:
-    return np.stack([stream.standard_normal(ACTION_DIM, dtype=np.float32) for stream in streams])
+def _noise(streams: Sequence[np.random.Generator], chunk: int) -> Array:
+    return np.stack([stream.standard_normal((chunk, ACTION_DIM), dtype=np.float32) for stream in streams])

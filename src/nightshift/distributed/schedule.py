@@ -1,45 +1,32 @@
-"""Which task and init state each group of an iteration plays: a function of the iteration alone."""
+"""What comes next: tasks are dealt out to ranks, and everything that takes turns goes round in a ring."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-import numpy as np
-
-from nightshift import envs
-from nightshift.types import RolloutRequest, Task
-
-_STREAM = 1
-"""Tells the order of states here from the one demos are collected in: starting on the demos' states would flatter."""
+Item = TypeVar("Item")
 
 
-class Schedule:
-    """Tasks take turns; every task walks through its training states in a random order of its own, round and round."""
+def dealt(tasks: Sequence[Item], ranks: int) -> list[list[Item]]:
+    """Tasks by rank, in turn. Nine on two ranks: [0, 2, 4, 6, 8] and [1, 3, 5, 7]; a rank may get none."""
+    return [list(tasks[rank::ranks]) for rank in range(ranks)]
 
-    def __init__(self, tasks: Sequence[Task], *, seed: int, group_size: int) -> None:
-        self._tasks = tasks
-        self._seed = seed
-        self._group_size = group_size
-        self._orders = {
-            task.name: np.random.default_rng([seed, task.index, _STREAM]).permutation(
-                envs.init_state_count(task, "train")
-            )
-            for task in tasks
-        }
 
-    def requests(self, iteration: int, groups: int) -> list[RolloutRequest]:
-        """The groups of one iteration; position alone decides, so a resumed run asks for the same ones."""
-        return [self._request(iteration * groups + position) for position in range(groups)]
+class Ring(Generic[Item]):
+    """A few things in a fixed order, round and round; a checkpoint holds the cursor.
 
-    def _request(self, ticket: int) -> RolloutRequest:
-        turn, task_index = divmod(ticket, len(self._tasks))
-        task = self._tasks[task_index]
-        order = self._orders[task.name]
-        return RolloutRequest(
-            task=task.name,
-            split="train",
-            init_state=int(order[turn % len(order)]),
-            controller="sample",
-            seed=int(np.random.SeedSequence([self._seed, ticket]).generate_state(1)[0]),
-            count=self._group_size,
-        )
+    Example: Ring([7, 8, 9]).take(4) gives [7, 8, 9, 7], and then take(2) gives [8, 9].
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = list(items)
+        self.cursor = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def take(self, count: int) -> list[Item]:
+        chosen = [self._items[(self.cursor + offset) % len(self._items)] for offset in range(count)]
+        self.cursor += count
+        return chosen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from nightshift import config, envs, policies
@@ -28,7 +30,10 @@ class Worker:
     def run(self, request: RolloutRequest, policy: PolicySnapshot | None) -> list[Trajectory]:
         fleet = self._fleet(request.task)
         self._move()
-        return play(fleet, request, restore(policy) if policy else None, self._horizon, self._move)
+        if policy is None:
+            return play(fleet, request, None, self._horizon, self._move)
+        played = play(fleet, request, restore(policy), self._horizon, self._move)
+        return [replace(episode, version=policy.version) for episode in played]
 
     def progress(self) -> int:
         """A number that moves with every control step, for another thread to ask while `run` is busy."""
@@ -59,7 +64,6 @@ def restore(snapshot: PolicySnapshot) -> Policy:
     return policy
 
 
-def snapshot(policy: Policy) -> PolicySnapshot:
-    return PolicySnapshot(
-        spec=policy.spec, weights={name: tensor.detach().numpy().copy() for name, tensor in policy.state_dict().items()}
-    )
+def snapshot(policy: Policy, version: int = 0) -> PolicySnapshot:
+    weights = {name: tensor.detach().numpy().copy() for name, tensor in policy.state_dict().items()}
+    return PolicySnapshot(spec=policy.spec, weights=weights, version=version)

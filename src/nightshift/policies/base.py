@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,12 +12,29 @@ from nightshift.types import Array, Observation
 
 
 class Policy(nn.Module, ABC):
-    """A torch module that acts. B observations at a time, A action dimensions, D features."""
+    """A torch module that acts in chunks. B observations at a time, C actions per chunk, A dimensions, D features.
+
+    `temperature` widens or narrows what the policy draws from; 0 would be its mean action, which `act` gives.
+    """
 
     @property
     @abstractmethod
     def spec(self) -> Mapping[str, Any]:
         """JSON from which `policies.build` makes the same architecture again."""
+
+    @property
+    @abstractmethod
+    def chunk(self) -> int:
+        """Actions per decision."""
+
+    @property
+    @abstractmethod
+    def feature_size(self) -> int:
+        """D."""
+
+    @abstractmethod
+    def width_parameters(self) -> Sequence[nn.Parameter]:
+        """Those that decide how widely the policy draws, not what it holds best."""
 
     @abstractmethod
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
@@ -29,16 +46,20 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def act(self, observations: Observation) -> Array:
-        """The action the policy holds best, [B, A]."""
+        """The actions the policy holds best, [B, C, A]."""
 
     @abstractmethod
-    def sample(self, observations: Observation, noise: Array) -> tuple[Array, Array]:
-        """A draw from the policy driven by standard normal `noise` [B, A]: actions [B, A] and log-probs [B]."""
+    def sample(self, observations: Observation, noise: Array, temperature: float) -> tuple[Array, Array]:
+        """A draw driven by standard normal `noise` [B, C, A]: actions [B, C, A] and their log-probs [B, C, A]."""
 
     @abstractmethod
-    def log_prob(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Log-density of `actions` [B, A] at `features` [B, D], summed over dimensions: [B]."""
+    def log_prob(self, features: Tensor, actions: Tensor, temperature: float) -> Tensor:
+        """Log-density of `actions` [B, C, A] at `features` [B, D], dimension by dimension: [B, C, A]."""
 
     @abstractmethod
-    def imitation_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """How far the policy is from having chosen `actions`; a scalar to minimise."""
+    def entropy(self, features: Tensor, temperature: float) -> Tensor:
+        """Of what the policy draws from at `features` [B, D], dimension by dimension: [B, C, A]."""
+
+    @abstractmethod
+    def imitation_loss(self, features: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
+        """How far the policy is from having chosen `actions` [B, C, A] where `mask` [B, C] holds; to be minimised."""

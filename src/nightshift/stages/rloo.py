@@ -2,55 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from nightshift import checkpoint, config, envs, files, paths, policies
-from nightshift.algorithms.rloo import RlooLearner
 from nightshift.checkpoint import Checkpoint
-from nightshift.distributed.schedule import Schedule
-from nightshift.distributed.worker import snapshot
+from nightshift.data import store
+from nightshift.distributed.learners import Demonstrated, Learned, Learners, Start, open_learners
+from nightshift.distributed.playing import Playing
+from nightshift.distributed.sampling import Group, Round, Sampler, success_rate
+from nightshift.distributed.worker import restore, snapshot
 from nightshift.job import Job
 from nightshift.policies.base import Policy
 from nightshift.telemetry import gpu, progress
-from nightshift.types import RolloutRequest, Trajectory
 
-Group = list[Trajectory]
+_log = logging.getLogger(__name__)
+_ACTING = "acting."
+"""Of the policy that plays the iteration after the checkpoint: the one before the last update, if that overlaps."""
 
 
 def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
-    policy = policies.load(paths.SFT_POLICY, std=rloo.std)
-    learner = RlooLearner(policy, rloo, torch.Generator().manual_seed(seed))
-    schedule = Schedule(envs.tasks(env), seed=seed, group_size=rloo.group_size)
-    history = _resume(job, learner)
-    with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
-        for iteration in range(len(history), rloo.iterations):
-            groups = _rollouts(job, env, schedule.requests(iteration, rloo.groups), policy)
-            complete = [group for group in groups if all(t.valid for t in group)]
-            metrics = {**_outcome(complete), **_faults(groups), **learner.update(complete)}
-            history.append(metrics)
-            job.tracker.log({**metrics, **gpu.sample()}, iteration + 1)
-            _save(job, learner, history)
-            advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
-    with files.new_folder(paths.RLOO_POLICY) as folder:
-        policies.save(policy, folder)
-        files.write_json(folder / paths.RLOO_HISTORY.name, history)
+    cloned = policies.load(paths.SFT_POLICY)
+    sampler = Sampler(envs.tasks(env), rloo, seed=seed)
+    start = Start(policy=snapshot(cloned), settings=rloo, seed=seed, demos=_demos(cloned, rloo))
+    with contextlib.closing(open_learners(start)) as learners, Playing(job.pool(env), sampler, rloo) as playing:
+        history = _resume(job, learners, sampler, playing)
+        with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
+            for iteration in range(len(history), rloo.iterations):
+                found = playing.found(learners.policy())
+                if iteration + 1 < rloo.iterations:
+                    playing.ahead(learners.policy())
+                update = learners.update(_parts(found, rloo), iteration / rloo.iterations)
+                metrics = {**_outcome(found), **_faults(found.played), **update}
+                history.append(metrics)
+                job.tracker.log({**metrics, **gpu.sample()}, iteration + 1)
+                _save(job, learners, playing, history)
+                advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
+        with files.new_folder(paths.RLOO_POLICY) as folder:
+            policies.save(restore(learners.policy()), folder)
+            files.write_json(folder / paths.RLOO_HISTORY.name, history)
 
 
-def _rollouts(job: Job, env: config.Env, requests: list[RolloutRequest], policy: Policy) -> list[Group]:
-    """Every group, in the order asked for, whoever was done first."""
-    results = dict(job.pool(env).run(requests, snapshot(policy)))
-    return [results[index] for index in range(len(requests))]
+def _demos(policy: Policy, rloo: config.Rloo) -> Demonstrated | None:
+    """What to go on imitating, if anything."""
+    if not rloo.imitation:
+        return None
+    steps = store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
+    return policy.features(steps.observations).numpy(), steps.actions, steps.mask
 
 
-def _outcome(groups: list[Group]) -> dict[str, float]:
+def _parts(found: Round, rloo: config.Rloo) -> list[list[Group]]:
+    """What each rank learns from; nothing at all if too little was found and that is to end the iteration."""
+    if found.missing:
+        _log.warning(
+            "%d of %d groups can be learned from: the others were all solved, all failed or spoilt by the simulator",
+            len(found.accepted),
+            rloo.groups,
+        )
+        if rloo.sampling.when_short == "skip":
+            return [[] for _ in range(rloo.ranks)]
+    return found.by_rank(rloo.ranks)
+
+
+def _outcome(found: Round) -> dict[str, float]:
     """How the episodes went, overall and per task, and how many groups had something to teach."""
-    rates = [_mean([t.success for t in group]) for group in groups]
+    groups = [group for group in found.played if all(episode.valid for episode in group)]
+    rates = [success_rate(group) for group in groups]
     tasks = sorted({group[0].request.task for group in groups})
     per_task = {
         f"rollout/success/{task}": _mean([r for r, g in zip(rates, groups, strict=True) if g[0].request.task == task])
@@ -60,6 +85,9 @@ def _outcome(groups: list[Group]) -> dict[str, float]:
         "rollout/success": _mean(rates),
         "rollout/length": _mean([t.length for group in groups for t in group]),
         "rollout/informative_groups": float(sum(0 < rate < 1 for rate in rates)),
+        "rollout/accepted": len(found.accepted) / max(len(found.played), 1),
+        "rollout/missing_groups": float(found.missing),
+        "rollout/surplus_groups": float(len(found.surplus)),
         **per_task,
     }
 
@@ -79,15 +107,23 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
-def _save(job: Job, learner: RlooLearner, history: list[dict[str, float]]) -> None:
-    tensors = checkpoint.pack(learner.policy, learner.optimizer, learner.generator)
-    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state={"history": history}))
+def _save(job: Job, learners: Learners, playing: Playing, history: list[dict[str, float]]) -> None:
+    learned = learners.learned()
+    ahead = playing.begun_with or learners.policy()
+    acting = {f"{_ACTING}{name}": values for name, values in ahead.weights.items()}
+    tensors = {name: torch.tensor(values) for name, values in {**learned.tensors, **acting}.items()}
+    state = {"history": history, "learner": learned.state, "sampler": playing.sampler_state, "acting": ahead.version}
+    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state))
 
 
-def _resume(job: Job, learner: RlooLearner) -> list[dict[str, float]]:
+def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing) -> list[dict[str, float]]:
     """Put the newest complete checkpoint back; the history tells how many iterations are done."""
     newest = checkpoint.newest(job.state)
     if newest is None:
         return []
-    checkpoint.unpack(newest.tensors, learner.policy, learner.optimizer, learner.generator)
+    tensors = {name: tensor.numpy() for name, tensor in newest.tensors.items()}
+    acting = {k.removeprefix(_ACTING): v for k, v in tensors.items() if k.startswith(_ACTING)}
+    learners.restore(Learned(tensors=tensors, state=newest.state["learner"]))
+    sampler.restore(newest.state["sampler"])
+    playing.ahead(replace(learners.policy(), weights=acting, version=newest.state["acting"]))
     return list(newest.state["history"])

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from nightshift import checkpoint, config, files, graph, paths, policies
-from nightshift.algorithms.sft import SftLearner
+from nightshift.algorithms.sft import Demos, SftLearner
 from nightshift.checkpoint import Checkpoint
 from nightshift.data import store
 from nightshift.data.episode import OBSERVATIONS
@@ -19,9 +18,6 @@ from nightshift.policies import gaussian_mlp
 from nightshift.policies.base import Policy
 from nightshift.telemetry import gpu, progress
 
-INITIAL_STD = 0.1
-"""Width of the action distribution before reinforcement learning sets its own; cloning does not use it."""
-
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     torch.manual_seed(seed)
@@ -30,7 +26,7 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     learner = SftLearner(_fresh_policy(policy, data), sft)
     generator = torch.Generator().manual_seed(seed)
     job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
-    parts = {part: _tensors(learner.policy, data.steps(part, policy.inputs)) for part in store.PARTS}
+    parts = {part: _demos(learner.policy, data, part) for part in store.PARTS}
     _train(job, learner, parts, generator, sft)
     with files.new_folder(paths.SFT_POLICY) as folder:
         policies.save(learner.policy, folder)
@@ -47,35 +43,36 @@ def _fresh_policy(policy: config.Policy, data: store.Dataset) -> Policy:
         )
     inputs = {name: data.schema.fields[f"{OBSERVATIONS}{name}"].shape[0] for name in policy.inputs}
     fresh = policies.build(
-        {"family": gaussian_mlp.FAMILY, "inputs": inputs, "hidden": policy.hidden, "std": INITIAL_STD}
+        {"family": gaussian_mlp.FAMILY, "inputs": inputs, "hidden": policy.hidden, "chunk": policy.chunk}
     )
     fresh.normalise_by(data.statistics)
     return fresh
 
 
-def _tensors(policy: Policy, steps: store.Steps) -> tuple[Tensor, Tensor]:
-    return policy.features(steps.observations), torch.tensor(steps.actions)
+def _demos(policy: Policy, data: store.Dataset, part: store.Part) -> Demos:
+    steps = data.steps(part, list(policy.spec["inputs"]), policy.chunk)
+    return Demos.seen_by(policy, steps.observations, steps.actions, steps.mask)
 
 
 def _train(
     job: Job,
     learner: SftLearner,
-    parts: Mapping[store.Part, tuple[Tensor, Tensor]],
+    parts: Mapping[store.Part, Demos],
     generator: torch.Generator,
     sft: config.Sft,
 ) -> None:
-    features, actions = parts["train"]
+    train, held = parts["train"], parts["validation"]
     start = _resume(job, learner, generator)
     with progress.bar("sft", total=sft.steps, done=start) as advance:
         for step in range(start, sft.steps):
-            chosen = torch.randint(len(actions), (sft.batch_size,), generator=generator)
-            loss = learner.update(features[chosen], actions[chosen], step)
+            chosen = torch.randint(len(train), (sft.batch_size,), generator=generator)
+            loss = learner.update(train[chosen], step)
             advance(f"loss {loss:.4f}")
             if (step + 1) % sft.checkpoint_every == 0 or step + 1 == sft.steps:
                 with torch.no_grad():
-                    held = learner.policy.imitation_loss(*parts["validation"]).item()
-                job.tracker.log({"sft/loss": loss, "sft/validation_loss": held, **gpu.sample()}, step + 1)
-                tensors = checkpoint.pack(learner.policy, learner.optimizer, generator)
+                    held_loss = learner.policy.imitation_loss(held.features, held.actions, held.mask).item()
+                job.tracker.log({"sft/loss": loss, "sft/validation_loss": held_loss, **gpu.sample()}, step + 1)
+                tensors = checkpoint.pack(learner.trained, generator)
                 checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))
 
 
@@ -83,5 +80,5 @@ def _resume(job: Job, learner: SftLearner, generator: torch.Generator) -> int:
     newest = checkpoint.newest(job.state)
     if newest is None:
         return 0
-    checkpoint.unpack(newest.tensors, learner.policy, learner.optimizer, generator)
+    checkpoint.unpack(newest.tensors, learner.trained, generator)
     return newest.step

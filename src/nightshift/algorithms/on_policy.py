@@ -1,0 +1,210 @@
+"""Learning from episodes that the policy itself has just played: RLOO, GRPO, REINFORCE++ and PPO in one update.
+
+They differ in the credit a decision gets (credit.py); what is then done with it is the same. Every sum runs over all
+ranks, so that the update does not depend on how many there are, nor on how much of a minibatch fits into memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from nightshift.algorithms.batch import Batch
+from nightshift.algorithms.collective import Alone, Collective, Share, share
+from nightshift.algorithms.credit import Groups, credited
+from nightshift.algorithms.critics import Critic
+from nightshift.algorithms.descent import Descent
+from nightshift.algorithms.objectives import (
+    AdaptiveWeight,
+    Clip,
+    clipped_surrogate,
+    elements,
+    kl_divergence,
+    kl_penalty,
+)
+from nightshift.algorithms.sft import Demos
+from nightshift.policies.base import Policy
+
+if TYPE_CHECKING:
+    from nightshift import config
+
+
+_TERMS = ("loss", "clipped", "entropy", "kl_reference", "value_loss")
+_REPORTED = (*_TERMS, "gradient_norm")
+
+
+class OnPolicyLearner:
+    def __init__(
+        self,
+        policy: Policy,
+        settings: config.Rloo,
+        generator: torch.Generator,
+        *,
+        demos: Demos | None = None,
+        collective: Collective | None = None,
+    ) -> None:
+        """`generator` is the same on every rank, and so is every draw from it; `demos` are for imitation."""
+        self.policy = policy
+        self.generator = generator
+        for parameter in policy.width_parameters():
+            parameter.requires_grad_(settings.learn_width)
+        self.descent = Descent(policy.parameters(), settings.optimizer)
+        self.critic: Critic | None = None
+        if settings.advantage == "gae":
+            self.critic = Critic(policy.feature_size, settings.critic.hidden)
+            rate = settings.optimizer.model_copy(update={"learning_rate": settings.critic.learning_rate})
+            self.critic_descent = Descent(self.critic.parameters(), rate)
+        self.kl_weight = AdaptiveWeight(settings.kl.weight, target=settings.kl.target, horizon=settings.kl.horizon)
+        self._reference = copy.deepcopy(policy).requires_grad_(False) if settings.kl.weight else None
+        self.version = 0
+        """Updates so far."""
+        self._demos = demos
+        self._settings = settings
+        self._clip = Clip(**settings.clip.model_dump())
+        self._collective = collective or Alone()
+
+    def update(self, groups: Groups, progress: float) -> dict[str, float]:
+        """Move the policy towards what worked; `progress` is the share of training that is behind, for the decay."""
+        batch = credited(groups, self.policy, self.critic, self._settings, self._collective)
+        ours = share(self._collective, len(batch))
+        if self._settings.old_log_probs == "recomputed":
+            batch = batch.with_log_probs(self._log_probs(batch))
+        weights = self._weights(batch)
+        history: list[dict[str, float]] = []
+        for index in self._minibatches(ours):
+            history.append({**self._gradient(batch[index], weights[index], progress), "kl": self._moved(batch, ours)})
+            if history[-1]["kl"] > self._settings.kl_limit:
+                break
+        if history and self._reference:
+            self.kl_weight.observe(history[-1]["kl_reference"], ours.total)
+        self.version += 1
+        return self._metrics(history)
+
+    @property
+    def trained(self) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
+        """What a checkpoint must hold of networks; `state` is the rest."""
+        networks: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {"policy": (self.policy, self.descent.optimizer)}
+        if self.critic is not None:
+            networks["critic"] = (self.critic, self.critic_descent.optimizer)
+        return networks
+
+    @property
+    def state(self) -> dict[str, float]:
+        return {
+            "version": self.version,
+            "kl_weight": self.kl_weight.value,
+            "steps": self.descent.steps,
+            "skipped": self.descent.skipped,
+        }
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        self.version = int(state["version"])
+        self.kl_weight.value = state["kl_weight"]
+        self.descent.steps, self.descent.skipped = int(state["steps"]), int(state["skipped"])
+        if self.critic is not None:
+            self.critic_descent.steps = self.descent.steps
+
+    def _minibatches(self, ours: Share) -> Iterator[Tensor]:
+        """Our part of every minibatch; the same order on all ranks."""
+        for _ in range(self._settings.epochs if ours.total else 0):
+            order = torch.randperm(ours.total, generator=self.generator)
+            for part in torch.split(order, self._settings.mini_batch):
+                yield ours.of(part)
+
+    def _weights(self, batch: Batch) -> Tensor:
+        """Of each element of a decision [N]: one, or its part of its episode."""
+        if self._settings.average == "step":
+            return torch.ones(len(batch))
+        _, counted = elements(batch.log_probs, batch.mask, self._settings.level)
+        sizes = torch.zeros(int(batch.episode.max()) + 1 if len(batch) else 0).index_add_(
+            0, batch.episode, counted.sum(1).float()
+        )
+        return 1 / sizes[batch.episode]
+
+    def _gradient(self, part: Batch, weights: Tensor, progress: float) -> dict[str, float]:
+        """One step on one minibatch, piece by piece; what its terms came to on average."""
+        _, counted = elements(part.log_probs, part.mask, self._settings.level)
+        totals = torch.stack([(weights[:, None] * counted).sum(), torch.tensor(float(len(part)))])
+        self._collective.sum([totals])
+        sums = torch.zeros(len(_TERMS))
+        for piece in self._pieces(part):
+            sums += self._backward(part[piece], weights[piece], totals)
+        self._imitate()
+        self._collective.sum([sums, *self.descent.gradients()])
+        norm = self.descent.step(progress)
+        if self.critic is not None:
+            self._collective.sum(self.critic_descent.gradients())
+            self.critic_descent.step(progress)
+        return {**dict(zip(_TERMS, sums.tolist(), strict=True)), "gradient_norm": norm}
+
+    def _backward(self, part: Batch, weights: Tensor, totals: Tensor) -> Tensor:
+        """Add the gradient of one piece of a minibatch; its part of every term's average."""
+        settings = self._settings
+        log_probs, counted = self._elements(part, self._now(part))
+        old, _ = self._elements(part, part.log_probs)
+        weight = weights[:, None] * counted / totals[0]
+        surrogate = clipped_surrogate(log_probs, old, part.advantages[:, None], self._clip)
+        entropy, _ = self._elements(part, self.policy.entropy(part.features, settings.temperature))
+        kl = kl_penalty(log_probs, self._elements(part, self._before(part))[0], settings.kl.form)
+        terms = [(weight * values).sum() for values in (surrogate.losses, surrogate.clipped, entropy, kl)]
+        loss, _, bonus, penalty = terms
+        value_loss = torch.tensor(0.0)
+        if self.critic is not None:
+            value_loss = (self.critic(part.features) - part.returns).square().sum() / totals[1]
+        total = loss - settings.entropy * bonus + self.kl_weight.value * penalty + value_loss
+        total.backward()  # type: ignore[no-untyped-call]
+        return torch.stack([*terms, value_loss]).detach()
+
+    def _imitate(self) -> None:
+        """Add the gradient of cloning; every rank its share of the same one."""
+        if self._demos is not None and self._settings.imitation:
+            chosen = torch.randint(len(self._demos), (self._settings.mini_batch,), generator=self.generator)
+            demos = self._demos[chosen]
+            loss = self.policy.imitation_loss(demos.features, demos.actions, demos.mask)
+            share_of_it = loss * self._settings.imitation / self._collective.size
+            share_of_it.backward()  # type: ignore[no-untyped-call]
+
+    def _now(self, part: Batch) -> Tensor:
+        return self.policy.log_prob(part.features, part.actions, self._settings.temperature)
+
+    def _before(self, part: Batch) -> Tensor:
+        """Under the policy that training started from; where that does not matter, under the one that acted."""
+        if self._reference is None:
+            return part.log_probs
+        return self._reference.log_prob(part.features, part.actions, self._settings.temperature)
+
+    def _elements(self, part: Batch, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        return elements(log_probs, part.mask, self._settings.level)
+
+    @torch.no_grad()
+    def _log_probs(self, batch: Batch) -> Tensor:
+        """Under the policy as it is now."""
+        return torch.cat([batch.log_probs[:0], *(self._now(batch[piece]) for piece in self._pieces(batch))])
+
+    def _pieces(self, batch: Batch) -> Sequence[Tensor]:
+        """What fits into memory at a time."""
+        return torch.split(torch.arange(len(batch)), self._settings.micro_batch) if len(batch) else ()
+
+    @torch.no_grad()
+    def _moved(self, batch: Batch, ours: Share) -> float:
+        """How far, per decision, the policy is from the one that acted."""
+        new, _ = elements(self._log_probs(batch), batch.mask, "chunk")
+        old, _ = elements(batch.log_probs, batch.mask, "chunk")
+        total = kl_divergence(new, old).sum()
+        self._collective.sum([total])
+        return total.item() / ours.total
+
+    def _metrics(self, history: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        count = len(history)
+        means = {name: sum(entry[name] for entry in history) / count if count else 0.0 for name in _REPORTED}
+        return {
+            "update/gradients": float(count),
+            "update/kl": history[-1]["kl"] if history else 0.0,
+            "update/kl_weight": self.kl_weight.value,
+            "update/skipped": float(self.descent.skipped),
+            **{f"update/{name}": mean for name, mean in means.items()},
+        }

@@ -1,0 +1,212 @@
+"""The processes that share an update: one, in this process, or several on Ray that add up their gradients.
+
+    stage (driver)                        ranks (Ray actors, one learner each)
+    ──────────────                        ────────────────────────────────────
+    update(parts) ── part r to rank r ──▶ credit, minibatches; every gradient is summed over all ranks (gloo or nccl)
+      │◀─ metrics of rank 0 ─────────────┘ all ranks hold the same weights before and after
+      └─ a rank that died: all are started again from where they were, and the update is made again
+
+A rank waits for the others at every sum, also when it has nothing to add; the driver waits for all.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from ray.exceptions import RayError, RayTaskError
+from torch import Tensor
+
+from nightshift import checkpoint, config
+from nightshift.algorithms.credit import Groups
+from nightshift.algorithms.on_policy import OnPolicyLearner
+from nightshift.algorithms.sft import Demos
+from nightshift.distributed.base import PolicySnapshot
+from nightshift.distributed.pool import start_ray
+from nightshift.distributed.worker import restore, snapshot
+from nightshift.errors import NightshiftError, RolloutError
+
+ATTEMPTS = 3
+
+Demonstrated = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+"""Features [N, D], actions [N, C, A] and mask [N, C] of the demos."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What every rank begins with."""
+
+    policy: PolicySnapshot
+    settings: config.Rloo
+    seed: int
+    demos: Demonstrated | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """All that a learner knows: what a checkpoint holds."""
+
+    tensors: Mapping[str, NDArray[Any]]
+    state: Mapping[str, float]
+
+
+class Learners(Protocol):
+    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]: ...
+
+    def policy(self) -> PolicySnapshot: ...
+
+    def learned(self) -> Learned: ...
+
+    def restore(self, learned: Learned) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_learners(start: Start) -> Learners:
+    return Single(start) if start.settings.ranks == 1 else RayLearners(start)
+
+
+class Single:
+    """One learner in this process."""
+
+    def __init__(self, start: Start) -> None:
+        self._rank = _Rank(start)
+
+    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
+        return self._rank.update(parts[0], progress)
+
+    def policy(self) -> PolicySnapshot:
+        return self._rank.policy()
+
+    def learned(self) -> Learned:
+        return self._rank.learned()
+
+    def restore(self, learned: Learned) -> None:
+        self._rank.restore(learned)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class RayLearners:
+    """Several learners on Ray; rank r learns from part r of what was played."""
+
+    def __init__(self, start: Start) -> None:
+        start_ray(start.settings.ranks)
+        self._start = ray.put(start)
+        self._count = start.settings.ranks
+        self._ranks: list[Any] = []
+        self._policy, self._learned = start.policy, _Rank(start).learned()
+
+    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
+        references = [ray.put(part) for part in parts]
+        for _ in range(ATTEMPTS):
+            try:
+                return self._together(references, progress)
+            except RayError as error:
+                if isinstance(error, RayTaskError) and isinstance(error.cause, NightshiftError):
+                    raise error.cause from None
+                cause = error
+                self.close()
+        raise RolloutError(f"an update failed {ATTEMPTS} times: {cause}", "run again: it resumes") from cause
+
+    def policy(self) -> PolicySnapshot:
+        return self._policy
+
+    def learned(self) -> Learned:
+        return self._learned
+
+    def restore(self, learned: Learned) -> None:
+        self.close()
+        self._learned = learned
+        self._begin()
+        self._policy = ray.get(self._ranks[0].policy.remote())
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            ray.kill(rank)
+        self._ranks = []
+
+    def _together(self, references: Sequence[Any], progress: float) -> dict[str, float]:
+        if not self._ranks:
+            self._begin()
+        futures = [rank.update.remote(part, progress) for rank, part in zip(self._ranks, references, strict=True)]
+        _all_or_error(futures)
+        metrics: dict[str, float] = ray.get(futures[0])
+        self._policy, self._learned = ray.get([self._ranks[0].policy.remote(), self._ranks[0].learned.remote()])
+        return metrics
+
+    def _begin(self) -> None:
+        """Start every rank where the last update ended, and let them find each other."""
+        actor = ray.remote(num_cpus=0)(_Rank)
+        self._ranks = [actor.remote(self._start) for _ in range(self._count)]
+        address = ray.get(self._ranks[0].address.remote())
+        _all_or_error([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)])
+        _all_or_error([rank.restore.remote(self._learned) for rank in self._ranks])
+
+
+def _all_or_error(futures: Sequence[Any]) -> None:
+    """Wait for all, but not for the others once one has failed: they may wait for it for ever."""
+    waiting = list(futures)
+    while waiting:
+        done, waiting = ray.wait(waiting)
+        ray.get(done)
+
+
+class _Rank:
+    """A learner and its place among the others."""
+
+    def __init__(self, start: Start) -> None:
+        torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
+        torch.manual_seed(start.seed)  # a critic begins at random
+        demos = None if start.demos is None else Demos(*map(torch.tensor, start.demos))
+        generator = torch.Generator().manual_seed(start.seed)
+        self._collective = _Gloo()
+        self._learner = OnPolicyLearner(
+            restore(start.policy), start.settings, generator, demos=demos, collective=self._collective
+        )
+
+    def address(self) -> str:
+        """Where the others find rank 0."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def join(self, address: str, rank: int, size: int) -> None:
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, init_method=address, rank=rank, world_size=size)
+        self._collective.rank, self._collective.size = rank, size
+
+    def update(self, groups: Groups, progress: float) -> dict[str, float]:
+        return self._learner.update(groups, progress)
+
+    def policy(self) -> PolicySnapshot:
+        return snapshot(self._learner.policy, self._learner.version)
+
+    def learned(self) -> Learned:
+        packed = checkpoint.pack(self._learner.trained, self._learner.generator)
+        tensors = {name: tensor.detach().numpy().copy() for name, tensor in packed.items()}
+        return Learned(tensors=tensors, state=self._learner.state)
+
+    def restore(self, learned: Learned) -> None:
+        tensors = {name: torch.tensor(values) for name, values in learned.tensors.items()}
+        checkpoint.unpack(tensors, self._learner.trained, self._learner.generator)
+        self._learner.restore(learned.state)
+
+
+class _Gloo:
+    """Sums over torch's process group; alone until it has joined one."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        if self.size > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor)

@@ -1,0 +1,64 @@
+"""Playing an iteration's episodes: after the update before it, or (staleness 1) while that update runs.
+
+staleness 0   play 0 ─ update 0 ─ play 1 ─ update 1 ─ play 2 ─ update 2
+staleness 1   play 0 ─┬ update 0 ─┬ update 1 ─┬ update 2
+                      └ play 1 ───┴ play 2 ───┘            each with the policy before the update beside it
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from nightshift import config
+from nightshift.distributed.base import PolicySnapshot, Pool
+from nightshift.distributed.sampling import Group, Round, Sampler
+
+
+class Playing:
+    def __init__(self, pool: Pool, sampler: Sampler, settings: config.Rloo) -> None:
+        self._pool = pool
+        self._sampler = sampler
+        self._overlaps = settings.sampling.staleness > 0
+        self._executor = ThreadPoolExecutor(1)
+        self._stopped = False
+        self._future: Future[Round] | None = None
+        self._before: dict[str, Any] | None = None
+        self.begun_with: PolicySnapshot | None = None
+        """Who plays the iteration that was begun ahead; None if none was."""
+
+    def __enter__(self) -> Playing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nobody playing; what was begun and not asked for is given up, group by group."""
+        self._stopped = True
+        self._executor.shutdown()
+
+    @property
+    def sampler_state(self) -> dict[str, Any]:
+        """Where the sampler was before the iteration that is to be played next."""
+        return self._before or self._sampler.state
+
+    def ahead(self, policy: PolicySnapshot) -> None:
+        """Begin the next iteration, if it may overlap with what comes now."""
+        if self._overlaps:
+            self._before, self.begun_with = self._sampler.state, policy
+            self._future = self._executor.submit(self._play, policy)
+
+    def found(self, policy: PolicySnapshot) -> Round:
+        """The iteration that was begun ahead, or a new one played by `policy`."""
+        future, self._future, self._before, self.begun_with = self._future, None, None, None
+        return self._play(policy) if future is None else future.result()
+
+    def _play(self, policy: PolicySnapshot) -> Round:
+        """Wave after wave until there is enough to learn from. Groups are taken in the order they were asked for."""
+        found = self._sampler.begin()
+        while requests := found.wave():
+            results: dict[int, Group] = {}
+            for index, group in self._pool.run(requests, policy):
+                results[index] = group
+                if self._stopped:
+                    return found
+            found.take([results[index] for index in range(len(requests))])
+        return found
