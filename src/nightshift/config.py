@@ -200,6 +200,8 @@ class Rloo(Section):
 class Evaluate(Section):
     init_states: CountOrAuto
     """Held-out init states per task, each counted once; auto takes the protocol's number."""
+    temperature: NonNegative
+    """0 takes the action the policy holds best; above, it draws as widely as training would at that temperature."""
     film_frames: Natural
 
 

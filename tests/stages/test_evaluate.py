@@ -30,9 +30,9 @@ def two_policies(project: object) -> None:
             files.write_json(folder / paths.RLOO_HISTORY.name, [{"rollout/success": 0.5, "update/kl": 0.01}])
 
 
-def run(job: Job, params: config.Params) -> dict[str, object]:
+def run(job: Job, params: config.Params) -> dict[str, Any]:
     evaluate.run(job, env=params.env, evaluate=params.evaluate)
-    report: dict[str, object] = json.loads(paths.EVALUATION_REPORT.read_text())
+    report: dict[str, Any] = json.loads(paths.EVALUATION_REPORT.read_text())
     return report
 
 
@@ -137,7 +137,21 @@ def test_the_report_says_what_was_played_under_which_conditions(
         "seed": 0,
         "pictures": "not used",
         "versions": {"nightshift": version("nightshift")},
+        "temperature": 0.0,
     }
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_a_policy_that_draws_its_actions_is_another_evaluation(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    best = run(job("evaluate"), params)
+    warm = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"temperature": 1.0})})
+    drawing = replace(job("evaluate"), state=job("evaluate").state / "warm")
+    drawn = run(drawing, warm)
+    assert drawn["grid"]["digest"] != best["grid"]["digest"]
+    assert drawn["policies"] != best["policies"]
+    assert run(replace(drawing, state=drawing.state / "again"), warm)["policies"] == drawn["policies"]
 
 
 def test_auto_plays_as_many_states_as_the_protocol(params: config.Params) -> None:

@@ -31,9 +31,10 @@ Outcome = dict[str, Any]
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
-    requests = grid(env, evaluate.init_states)
+    requests = grid(env, evaluate.init_states, evaluate.temperature)
     candidates = {"sft": _load(paths.SFT_POLICY), "rloo": _load(paths.RLOO_POLICY)}
-    conditions = envs.conditions(env, _cameras(candidates.values()))
+    cameras = _cameras(candidates.values())
+    conditions = {**envs.conditions(env, cameras), "temperature": evaluate.temperature}
     outcomes = {name: _outcomes(job, env, requests, name, policy, evaluate) for name, policy in candidates.items()}
     report: dict[str, Any] = {
         "grid": {"digest": _digest(env, requests, conditions), "suite": env.suite, "episodes": len(requests)},
@@ -51,8 +52,8 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     job.tracker.artifact(paths.EVALUATION)
 
 
-def grid(env: config.Env, init_states: config.CountOrAuto) -> list[RolloutRequest]:
-    """Every task on its first held-out states. Greedy acting in a deterministic simulator needs no seed."""
+def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 0.0) -> list[RolloutRequest]:
+    """Every task on its first held-out states. At temperature 0 the policy takes the action it holds best."""
     requests = []
     if init_states == "auto":
         init_states = protocols.find(env.protocol).trials
@@ -64,7 +65,14 @@ def grid(env: config.Env, init_states: config.CountOrAuto) -> list[RolloutReques
                 "lower evaluate.init_states in params.yaml",
             )
         requests += [
-            RolloutRequest(task=task.name, split="eval", init_state=state, controller="greedy", seed=0)
+            RolloutRequest(
+                task=task.name,
+                split="eval",
+                init_state=state,
+                controller="sample" if temperature else "greedy",
+                seed=state,
+                temperature=temperature,
+            )
             for state in range(init_states)
         ]
     return requests
