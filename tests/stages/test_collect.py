@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +44,11 @@ class FailingPool:
                 yield index, [Trajectory.lost(request, member) for member in range(request.count)]
             else:
                 yield index, [replace(t, success=t.success and not self._fails(request)) for t in trajectories]
+
+    workers = 1
+
+    def spent(self) -> Mapping[str, float]:
+        return self._pool.spent()
 
     def close(self) -> None:
         self._pool.close()

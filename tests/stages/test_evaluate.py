@@ -147,11 +147,16 @@ def test_a_policy_that_draws_its_actions_is_another_evaluation(
 ) -> None:
     best = run(job("evaluate"), params)
     warm = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"temperature": 1.0})})
-    drawing = replace(job("evaluate"), state=job("evaluate").state / "warm")
-    drawn = run(drawing, warm)
+    drawn = run(replace(job("evaluate"), state=job("evaluate").state / "warm"), warm)
     assert drawn["grid"]["digest"] != best["grid"]["digest"]
-    assert drawn["policies"] != best["policies"]
-    assert run(replace(drawing, state=drawing.state / "again"), warm)["policies"] == drawn["policies"]
+    assert drawn["conditions"]["temperature"] == 1.0
+
+
+def test_every_state_has_draws_of_its_own(params: config.Params) -> None:
+    requests = evaluate.grid(params.env, 5, 0.5)
+    assert {(request.controller, request.temperature) for request in requests} == {("sample", 0.5)}
+    assert len({(request.task, request.seed) for request in requests}) == len(requests)
+    assert {request.controller for request in evaluate.grid(params.env, 5)} == {"greedy"}
 
 
 def test_auto_plays_as_many_states_as_the_protocol(params: config.Params) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,8 @@ class PolicySnapshot:
     weights: Mapping[str, NDArray[np.float32]]
     version: int = 0
     """Updates behind it."""
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells it from every other, so that who has it already need not build it again."""
 
 
 class Pool(Protocol):
@@ -36,5 +39,12 @@ class Pool(Protocol):
         works its episodes are invalid, and only when too many are is it an error.
         """
         ...
+
+    def spent(self) -> Mapping[str, float]:
+        """Seconds of all workers together so far: "busy", and of these in "simulation" and "inference"."""
+        ...
+
+    @property
+    def workers(self) -> int: ...
 
     def close(self) -> None: ...

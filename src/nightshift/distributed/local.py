@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nightshift import config, envs
 from nightshift.distributed.base import MakeFleet, PolicySnapshot
@@ -31,6 +31,13 @@ class LocalPool:
             while trajectories is None:
                 trajectories = self._attempt(index, requests[index], policy, setbacks)
             yield index, trajectories
+
+    def spent(self) -> Mapping[str, float]:
+        return self._worker.spent()
+
+    @property
+    def workers(self) -> int:
+        return 1
 
     def close(self) -> None:
         self._worker.close()

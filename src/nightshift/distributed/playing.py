@@ -7,12 +7,16 @@ staleness 1   play 0 ─┬ update 0 ─┬ update 1 ─┬ update 2
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from nightshift import config
 from nightshift.distributed.base import PolicySnapshot, Pool
+from nightshift.distributed.rollout import INFERENCE, SIMULATION
 from nightshift.distributed.sampling import Group, Round, Sampler
+from nightshift.distributed.worker import BUSY
 
 
 class Playing:
@@ -53,6 +57,7 @@ class Playing:
 
     def _play(self, policy: PolicySnapshot) -> Round:
         """Wave after wave until there is enough to learn from. Groups are taken in the order they were asked for."""
+        started, before = time.perf_counter(), self._pool.spent()
         found = self._sampler.begin()
         while requests := found.wave():
             results: dict[int, Group] = {}
@@ -61,4 +66,18 @@ class Playing:
                 if self._stopped:
                     return found
             found.take([results[index] for index in range(len(requests))])
+        found.times = shares(before, self._pool.spent(), self._pool.workers, time.perf_counter() - started)
         return found
+
+
+def shares(before: Mapping[str, float], after: Mapping[str, float], workers: int, seconds: float) -> dict[str, float]:
+    """What part of the workers' time playing went where; what is left of a busy worker's time is keeping the record."""
+    capacity = workers * seconds
+    spent = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / capacity for name in (BUSY, SIMULATION, INFERENCE)}
+    return {
+        "time/play": seconds,
+        "time/share_simulation": spent[SIMULATION],
+        "time/share_inference": spent[INFERENCE],
+        "time/share_record": spent[BUSY] - spent[SIMULATION] - spent[INFERENCE],
+        "time/share_idle": 1 - spent[BUSY],
+    }

@@ -21,7 +21,7 @@ import os
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +57,7 @@ class RayPool:
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         start_ray(workers)
-        self._workers = workers
+        self.workers = workers
         self._patience = patience
         # A group of one thread each: `run` keeps to its own, since a GL context belongs to the thread that made it.
         actor = ray.remote(num_cpus=1, concurrency_groups={_WATCH: 1})(Worker)
@@ -73,7 +73,7 @@ class RayPool:
         running: dict[Any, _Game] = {}
         try:
             while waiting or running:
-                while waiting and len(running) < self._workers:
+                while waiting and len(running) < self.workers:
                     game = _Game(waiting.popleft(), self._idle.popleft() if self._idle else self._start())
                     running[game.actor.run.remote(requests[game.index], reference)] = game
                 for future in self._ended(running):
@@ -91,6 +91,13 @@ class RayPool:
             # A consumer that stops early leaves workers busy; fresh ones take their place when there is work again.
             for game in running.values():
                 ray.kill(game.actor)
+
+    def spent(self) -> Mapping[str, float]:
+        """Of the workers that are idle: one that is busy, or died, does not tell."""
+        total: Counter[str] = Counter()
+        for seconds in ray.get([actor.spent.remote() for actor in self._idle]):
+            total.update(seconds)
+        return total
 
     def close(self) -> None:
         for actor in self._idle:

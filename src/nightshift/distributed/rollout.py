@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,11 @@ from numpy.typing import NDArray
 from nightshift.envs.base import Fleet, Steps
 from nightshift.policies.base import Policy
 from nightshift.policies.expert import Expert
+from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import ACTION_DIM, Array, Observation, RolloutRequest, Trajectory
+
+SIMULATION, INFERENCE = "simulation", "inference"
+"""What the time of playing is spent on; everything else is keeping the record."""
 
 ATTEMPTS = 3
 """An episode whose simulator fails is played again from the same init state, this often in all."""
@@ -23,16 +28,38 @@ Act = Callable[[Observation], tuple[Array, Array]]
 """A chunk of actions [N, C, A] for each of N observations, and their log-probs [N, C, A]."""
 
 
-def play(
-    fleet: Fleet, request: RolloutRequest, policy: Policy | None, horizon: int, tick: Tick = lambda: None
-) -> list[Trajectory]:
+class Game:
+    """Simulators and a clock: how long to play, whom to tell that it goes on, and where the time goes."""
+
+    def __init__(self, fleet: Fleet, horizon: int, tick: Tick, watch: Stopwatch) -> None:
+        self.fleet = fleet
+        self.horizon = horizon
+        self._tick = tick
+        self._watch = watch
+
+    def reset(self, request: RolloutRequest, count: int) -> Observation:
+        with self._watch.timing(SIMULATION):
+            return self.fleet.reset(request.split, [request.init_state] * count)
+
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        with self._watch.timing(SIMULATION):
+            after = self.fleet.step(actions, active)
+        self._tick()
+        return after
+
+    def decide(self, act: Act, observation: Observation) -> tuple[Array, Array]:
+        with self._watch.timing(INFERENCE):
+            return act(observation)
+
+
+def play(game: Game, request: RolloutRequest, policy: Policy | None) -> list[Trajectory]:
     """The group of episodes that `request` asks for, side by side, each with a random stream of its own."""
     played: dict[int, Trajectory] = {}
     for attempt in range(ATTEMPTS):
         members = [member for member in range(request.count) if member not in played or not played[member].valid]
         if members:
-            act = _actor(fleet, request, members, attempt, policy)
-            played |= dict(zip(members, _episodes(fleet, request, members, act, horizon, tick), strict=True))
+            act = _actor(game.fleet, request, members, attempt, policy)
+            played |= dict(zip(members, _episodes(game, request, members, act), strict=True))
     return [played[member] for member in range(request.count)]
 
 
@@ -51,28 +78,25 @@ class _Record:
     broken: bool = False
 
 
-def _episodes(
-    fleet: Fleet, request: RolloutRequest, members: Sequence[int], act: Act, horizon: int, tick: Tick
-) -> list[Trajectory]:
+def _episodes(game: Game, request: RolloutRequest, members: Sequence[int], act: Act) -> list[Trajectory]:
     """Until each is solved or broken, or out of time. Those that are done keep their row, so that batches keep their
     shape: what one member does never depends on when another ends."""
-    observation = fleet.reset(request.split, [request.init_state] * len(members))
+    observation = game.reset(request, len(members))
     records = [_Record() for _ in members]
     active = np.ones(len(members), np.bool_)
     pushes = _pushes(request, members)
-    plan = _Plan(act)
-    for step in range(horizon):
+    plan = _Plan(partial(game.decide, act))
+    for step in range(game.horizon):
         actions, log_probs = plan.next(observation)
         pushed = actions + pushes()
         executed = np.clip(pushed, -1, 1)
         for lane in np.flatnonzero(active).tolist():
-            _film(fleet, request, lane, step, records[lane])
+            _film(game.fleet, request, lane, step, records[lane])
             records[lane].observations.append(_row(observation, lane))
             records[lane].actions.append(actions[lane])
             records[lane].executed.append(executed[lane])
             records[lane].log_probs.append(log_probs[lane])
-        after = fleet.step(pushed, active)
-        tick()
+        after = game.step(pushed, active)
         observation = after.observation
         _settle(active, after, records)
         if not active.any():
@@ -80,7 +104,7 @@ def _episodes(
     for lane, record in enumerate(records):
         record.final = record.final or _row(observation, lane)
         record.chunk = plan.chunk
-        _film(fleet, request, lane, 0, record)
+        _film(game.fleet, request, lane, 0, record)
     return [_trajectory(request, member, record) for member, record in zip(members, records, strict=True)]
 
 

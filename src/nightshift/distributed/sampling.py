@@ -130,6 +130,7 @@ class Round:
         self.accepted: list[Group] = []
         self.surplus: list[Group] = []
         self.played: list[Group] = []
+        self.times: Mapping[str, float] = {}
 
     @property
     def missing(self) -> int:

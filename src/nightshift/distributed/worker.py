@@ -8,11 +8,14 @@ import torch
 
 from nightshift import config, envs, policies
 from nightshift.distributed.base import MakeFleet, PolicySnapshot
-from nightshift.distributed.rollout import play
+from nightshift.distributed.rollout import Game, play
 from nightshift.envs.base import Fleet
 from nightshift.errors import SimulatorError
 from nightshift.policies.base import Policy
+from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Task, Trajectory
+
+BUSY = "busy"
 
 
 class Worker:
@@ -25,15 +28,22 @@ class Worker:
         self._tasks: dict[str, Task] = {task.name: task for task in envs.tasks(env)}
         self._make_fleet = make_fleet
         self._fleets: dict[str, Fleet] = {}
+        self._policy: tuple[str, Policy] | None = None
+        self._watch = Stopwatch()
         self._moves = 0
 
     def run(self, request: RolloutRequest, policy: PolicySnapshot | None) -> list[Trajectory]:
-        fleet = self._fleet(request.task)
-        self._move()
-        if policy is None:
-            return play(fleet, request, None, self._horizon, self._move)
-        played = play(fleet, request, restore(policy), self._horizon, self._move)
-        return [replace(episode, version=policy.version) for episode in played]
+        with self._watch.timing(BUSY):
+            game = Game(self._fleet(request.task), self._horizon, self._move, self._watch)
+            self._move()
+            if policy is None:
+                return play(game, request, None)
+            played = play(game, request, self._restored(policy))
+            return [replace(episode, version=policy.version) for episode in played]
+
+    def spent(self) -> dict[str, float]:
+        """Seconds so far: busy in all, and of these in simulation and inference."""
+        return dict(self._watch.seconds)
 
     def progress(self) -> int:
         """A number that moves with every control step, for another thread to ask while `run` is busy."""
@@ -52,6 +62,12 @@ class Worker:
         if task not in self._fleets:
             self._fleets[task] = self._make_fleet(self._tasks[task], self._protocol)
         return self._fleets[task]
+
+    def _restored(self, snapshot: PolicySnapshot) -> Policy:
+        """Built once, however many requests it plays."""
+        if self._policy is None or self._policy[0] != snapshot.token:
+            self._policy = snapshot.token, restore(snapshot)
+        return self._policy[1]
 
     def _move(self) -> None:
         self._moves += 1

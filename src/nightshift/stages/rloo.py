@@ -21,6 +21,7 @@ from nightshift.distributed.worker import restore, snapshot
 from nightshift.job import Job
 from nightshift.policies.base import Policy
 from nightshift.telemetry import gpu, progress
+from nightshift.telemetry.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
 _ACTING = "acting."
@@ -37,13 +38,15 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
         history = _resume(job, learners, sampler, playing)
         with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
             for iteration in range(len(history), rloo.iterations):
+                watch = Stopwatch()
                 found = playing.found(learners.policy())
                 if iteration + 1 < rloo.iterations:
                     playing.ahead(learners.policy())
-                update = learners.update(_parts(found, rloo), iteration / rloo.iterations)
+                with watch.timing("time/update"):
+                    update = learners.update(_parts(found, rloo), iteration / rloo.iterations)
                 metrics = {**_outcome(found), **_faults(found.played), **update}
                 history.append(metrics)
-                job.tracker.log({**metrics, **gpu.sample()}, iteration + 1)
+                job.tracker.log({**metrics, **found.times, **watch.seconds, **gpu.sample()}, iteration + 1)
                 _save(job, learners, playing, history)
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
         with files.new_folder(paths.RLOO_POLICY) as folder:
