@@ -1,0 +1,152 @@
+"""On-policy training on Ray: where an iteration's time goes, how rollouts scale, and what sending weights costs.
+
+One JSON line each, {name, ours, peer, ratio, …}; medians over rounds that take turns, with the least and the most:
+  iteration    `ours` is the share of an iteration in which a worker neither simulates, infers nor records, and the
+               update does not run: idle and orchestration; the other shares stand beside it, `peer` is the goal
+  scaling      episodes per second with two workers, over one (`peer`)
+  broadcast    seconds until 8 processes hold 100 MB of weights: once through the object store, or sent to each (`peer`)
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Python looks for modules beside the script first, where benchmarks/libero.py would pass for the package `libero`.
+sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent.resolve()]
+
+import ray
+
+from nightshift import config, envs, policies
+from nightshift.distributed.base import PolicySnapshot
+from nightshift.distributed.learners import Single, Start
+from nightshift.distributed.playing import Playing
+from nightshift.distributed.pool import RayPool
+from nightshift.distributed.sampling import Sampler
+from nightshift.distributed.worker import snapshot
+from nightshift.policies.gaussian_mlp import FAMILY
+from nightshift.types import RolloutRequest
+
+ROUNDS = 5
+GROUPS = 8
+"""Enough to keep two workers busy."""
+GOAL = 0.10
+MEGABYTES = 100
+RECEIVERS = 8
+
+PARAMS = config.load(Path(__file__).parent.parent / "params.yaml")
+
+
+def fresh_policy() -> PolicySnapshot:
+    """Random weights of the default size: what it does is worthless, how long it takes is not."""
+    (task, *_) = envs.tasks(PARAMS.env)
+    fleet = envs.make_fleet(task, PARAMS.env.protocol)
+    seen = fleet.reset("train", [0])
+    fleet.close()
+    inputs = {name: seen[name].shape[1] for name in PARAMS.policy.inputs}
+    spec = {"family": FAMILY, "inputs": inputs, "hidden": PARAMS.policy.hidden, "chunk": PARAMS.policy.chunk}
+    return snapshot(policies.build(spec))
+
+
+def report(name: str, ours: Sequence[float], peer: Sequence[float], **more: Any) -> None:
+    ratios = [a / b for a, b in zip(ours, peer, strict=True)]
+    line = {
+        "name": name,
+        "ours": round(statistics.median(ours), 4),
+        "peer": round(statistics.median(peer), 4),
+        "ratio": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3),
+        "most": round(max(ratios), 3),
+    }
+    print(json.dumps({**line, **more}), flush=True)
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    started = time.perf_counter()
+    result = work()
+    return time.perf_counter() - started, result
+
+
+def iteration(policy: PolicySnapshot) -> None:
+    """Default iterations with two workers. Outcomes are made up after playing, so that there is something to learn."""
+    pool = RayPool(2, PARAMS.env)
+    settings = PARAMS.rloo.model_copy(update={"kl_limit": 1e9, "advantage": "rloo_batch"})
+    learner = Single(Start(policy=policy, settings=settings, seed=0, demos=None))
+    rounds = []
+    with Playing(pool, Sampler(envs.tasks(PARAMS.env), settings, seed=0), settings) as playing:
+        playing.found(policy)  # compiles
+        for _ in range(ROUNDS):
+            whole, (found, update) = timed(lambda: _iterate(playing, learner))
+            rounds.append({**found.times, "update": update, "whole": whole})
+    pool.close()
+    lost = [1 - (r["time/play"] * (1 - r["time/share_idle"]) + r["update"]) / r["whole"] for r in rounds]
+    shares = {
+        name: round(statistics.median(r["time/play"] * r[f"time/share_{name}"] / r["whole"] for r in rounds), 3)
+        for name in ("simulation", "inference", "record")
+    }
+    update = round(statistics.median(r["update"] / r["whole"] for r in rounds), 3)
+    report("iteration", lost, [GOAL] * ROUNDS, **shares, update=update, seconds=round(rounds[-1]["whole"], 2))
+
+
+def _iterate(playing: Playing, learner: Single) -> tuple[Any, float]:
+    found = playing.found(learner.policy())
+    half_solved = [[replace(episode, success=episode.member % 2 == 0) for episode in group] for group in found.accepted]
+    update, _ = timed(lambda: learner.update([half_solved], 0.0))
+    return found, update
+
+
+def scaling(policy: PolicySnapshot) -> None:
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    pool = RayPool(2, PARAMS.env)
+    sampler = Sampler(envs.tasks(PARAMS.env), PARAMS.rloo, seed=0)
+    list(pool.run(sampler.begin().wave()[:GROUPS], policy))  # both compile
+    for _ in range(ROUNDS):
+        requests = sampler.begin().wave()[:GROUPS]
+        for workers, rate in rates.items():
+            pool.workers = workers
+            seconds, played = timed(partial(_all, pool, requests, policy))
+            rate.append(sum(len(group) for _, group in played) / seconds)
+    pool.close()
+    report("scaling", rates[2], rates[1], unit="episodes per second")
+
+
+def _all(pool: RayPool, requests: Sequence[RolloutRequest], policy: PolicySnapshot) -> list[Any]:
+    return list(pool.run(requests, policy))
+
+
+class Receiver:
+    def take(self, weights: Any) -> int:
+        return sum(values.nbytes for values in weights.values())
+
+
+def broadcast() -> None:
+    weights = {f"layer{index}": np.random.default_rng(index).random(MEGABYTES * 2**17 // 8) for index in range(8)}
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=3 * 2**30, log_to_driver=False)
+    receivers = [ray.remote(num_cpus=0)(Receiver).remote() for _ in range(RECEIVERS)]
+    once, each = [], []
+    ray.get([receiver.take.remote({"warm": np.zeros(1)}) for receiver in receivers])
+    for _ in range(ROUNDS):
+        once.append(timed(lambda: _send(receivers, ray.put(weights)))[0])
+        each.append(timed(lambda: ray.get([receiver.take.remote(weights) for receiver in receivers]))[0])
+    ray.shutdown()
+    report("broadcast", once, each, unit="seconds; a ratio below 1 is faster", megabytes=MEGABYTES)
+
+
+def _send(receivers: Sequence[Any], reference: Any) -> Any:
+    return ray.get([receiver.take.remote(reference) for receiver in receivers])
+
+
+if __name__ == "__main__":
+    chosen = fresh_policy()
+    iteration(chosen)
+    scaling(chosen)
+    broadcast()
