@@ -1,0 +1,191 @@
+"""Pickles of other projects, read as data: numpy arrays, scalars and dtypes in plain containers, and nothing else.
+
+A pickle is a program that may call anything it can name. Here it can name only what stands in `ADMITTED`, and numpy's
+own constructors are replaced by ones that check what they are given: numpy's trust a file's word about the memory it
+describes. Arrays come back as read-only views of the bytes in the file.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.errors import DataError
+
+Allowed = Mapping[str, Callable[..., Any]]
+"""What stands in for the classes and functions a file may name, by dotted name; called with what the file says."""
+
+RECORD = SimpleNamespace
+"""Stands in for a class of plain fields: they become attributes, whatever the class would have done with them."""
+
+_NOT_A_PICKLE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
+"""What Python says of a pickle that is cut, changed, or not one at all."""
+_DTYPE = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248]|c8|c16|[SU]\d{1,6})")
+
+
+def load(path: Path, allowed: Allowed | None = None) -> Any:
+    """What a pickle holds; a file that names anything beyond `ADMITTED` and `allowed` is refused before it runs."""
+    with path.open("rb") as stream:
+        return _load(stream, str(path), allowed or {})
+
+
+def loads(content: bytes, name: str, allowed: Allowed | None = None) -> Any:
+    """As `load`, of a pickle in memory; `name` says in errors whose it is."""
+    return _load(BytesIO(content), name, allowed or {})
+
+
+def _load(stream: IO[bytes], name: str, allowed: Allowed) -> Any:
+    try:
+        return _settled(_Unpickler(stream, name, {**ADMITTED, **allowed}).load(), {})
+    except _NOT_A_PICKLE as error:
+        raise DataError(f"{name} is not a readable pickle: {error}") from None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: IO[bytes], name: str, admitted: Allowed) -> None:
+        super().__init__(stream)
+        self._name = name
+        self._admitted = admitted
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return self._admitted[f"{module}.{name}"]
+        except KeyError:
+            raise DataError(
+                f"{self._name} is refused: it asks for {module}.{name}, and a pickle that names code can run it",
+                "use the file only if you trust its origin, and convert it where it was made",
+            ) from None
+
+
+class _Dtype:
+    """A dtype while its pickle is read: plain numbers and text only, no fields, no objects."""
+
+    def __init__(self, code: str) -> None:
+        if not isinstance(code, str) or not _DTYPE.fullmatch(code):
+            raise pickle.UnpicklingError(f"it holds an array of dtype {code!r}; only numbers and text are admitted")
+        self.value = np.dtype(code)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, order, *composite = state[:5]
+        if composite != [None, None, None]:
+            raise pickle.UnpicklingError("it holds an array with named fields")
+        self.value = self.value.newbyteorder(order)
+
+
+class _Array:
+    """An array while its pickle is read."""
+
+    def __init__(self) -> None:
+        self.value: NDArray[Any] = np.zeros(0)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, is_fortran, content = state
+        content = content.encode("latin1") if isinstance(content, str) else content  # written by Python 2
+        self.value = _array(content, dtype, shape, "F" if is_fortran else "C")
+
+
+def _array(content: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
+    if not isinstance(dtype, _Dtype) or not isinstance(content, bytes | bytearray):
+        raise pickle.UnpicklingError("an array in it does not consist of bytes of a dtype")
+    if not isinstance(shape, tuple) or any(type(size) is not int or size < 0 for size in shape):
+        raise pickle.UnpicklingError(f"an array in it has shape {shape}")
+    if len(content) != math.prod(shape) * dtype.value.itemsize:
+        raise pickle.UnpicklingError(f"an array in it has {len(content)} bytes and shape {shape}")
+    array: NDArray[Any] = np.ndarray(shape, dtype.value, content, order="F" if order == "F" else "C")
+    array.flags.writeable = False
+    return array
+
+
+def _empty_array(_subtype: Any, _shape: Any, _dtype: Any) -> _Array:
+    """Where numpy would reserve memory of any shape: the state that follows says what the array is."""
+    return _Array()
+
+
+def _array_of_buffer(content: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
+    return _array(content, dtype, shape, order)
+
+
+def _scalar(dtype: Any, content: Any) -> Any:
+    content = content.encode("latin1") if isinstance(content, str) else content
+    return _array(content, dtype, (), "C")[()]
+
+
+def _dtype(code: Any, _align: Any = False, _copy: Any = False) -> _Dtype:
+    return _Dtype(code)
+
+
+def _latin1(text: str, encoding: str = "latin1") -> bytes:
+    """How protocols 0 to 2 write bytes."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it encodes text as {encoding}")
+    return text.encode("latin1")
+
+
+def _no_bytes() -> bytes:
+    """How protocols 0 to 2 write b""; with an argument, `bytes` would reserve any amount of memory."""
+    return b""
+
+
+def _subtype(*_: Any) -> None:
+    raise pickle.UnpicklingError("it builds a bare ndarray")
+
+
+ADMITTED: Allowed = {
+    **{
+        f"{module}.{kind.__name__}": kind
+        for module in ("builtins", "__builtin__")
+        for kind in (set, frozenset, complex)
+    },
+    "collections.OrderedDict": OrderedDict,
+    "collections.deque": deque,
+    "_codecs.encode": _latin1,
+    "__builtin__.bytes": _no_bytes,
+    "numpy.ndarray": _subtype,
+    "numpy.dtype": _dtype,
+    **{
+        f"numpy.{core}.{name}": stand_in
+        for core in ("core", "_core")
+        for name, stand_in in (
+            ("multiarray._reconstruct", _empty_array),
+            ("multiarray.scalar", _scalar),
+            ("numeric._frombuffer", _array_of_buffer),
+        )
+    },
+}
+
+
+def _settled(value: Any, done: dict[int, Any]) -> Any:
+    """`value` with every stand-in replaced by what it stands for; containers that can change are changed in place."""
+    if isinstance(value, _Array | _Dtype):
+        return value.value
+    if id(value) in done:
+        return value
+    if isinstance(value, dict | list | deque | SimpleNamespace):
+        done[id(value)] = value
+        fields: Any = vars(value) if isinstance(value, SimpleNamespace) else value
+        for key in range(len(fields)) if isinstance(fields, list | deque) else fields:
+            fields[key] = _settled(fields[key], done)
+    elif isinstance(value, tuple):
+        return tuple(_settled(entry, done) for entry in value)
+    return value

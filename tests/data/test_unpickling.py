@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import os
+import pickle
+from collections import OrderedDict, deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from nightshift.data import unpickling
+from nightshift.errors import DataError
+
+PLAIN = arrays.boolean_dtypes() | arrays.integer_dtypes() | arrays.unsigned_integer_dtypes() | arrays.floating_dtypes()
+
+
+class Calls:
+    """A pickle of this runs `function(*arguments)` wherever it is read without care."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+class Point:
+    def __init__(self) -> None:
+        self.x = np.arange(3)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@given(array=arrays.arrays(PLAIN | arrays.unicode_string_dtypes(), arrays.array_shapes(min_dims=0, min_side=0)))
+def test_arrays_of_every_protocol_come_back(protocol: int, array: Any) -> None:
+    content = pickle.dumps({"a": array, "again": [array], "t": (np.copy(array, order="F"),)}, protocol)
+    loaded = unpickling.loads(content, "content")
+    for found in (loaded["a"], loaded["again"][0], loaded["t"][0]):
+        assert type(found) is np.ndarray
+        assert found.dtype == array.dtype and found.shape == array.shape
+        assert found.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_containers_scalars_and_dtypes_come_back(protocol: int) -> None:
+    value: dict[str, Any] = {
+        "scalars": [np.float32(1.5), np.int64(-3), np.bool_(True), np.str_("cup"), 2**70, None, 1j],
+        "containers": (
+            OrderedDict(a=1),
+            deque([1, np.zeros(2)]),
+            {1, 2},
+            frozenset("ab"),
+            b"\x00\xff",
+            bytearray(b"x"),
+        ),
+        "dtype": np.dtype(">f4"),
+    }
+    value["containers"] = value["containers"][:5] if protocol < 5 else value["containers"]
+    loaded = unpickling.loads(pickle.dumps(value, protocol), "content")
+    assert loaded["scalars"] == value["scalars"] and type(loaded["scalars"][0]) is np.float32
+    assert loaded["dtype"] == np.dtype(">f4")
+    assert loaded["containers"][0] == OrderedDict(a=1) and loaded["containers"][2:] == value["containers"][2:]
+    assert np.array_equal(loaded["containers"][1][1], np.zeros(2))
+
+
+def test_a_list_that_holds_itself_comes_back() -> None:
+    ring: list[Any] = [np.arange(2)]
+    ring.append(ring)
+    loaded = unpickling.loads(pickle.dumps(ring), "ring")
+    assert loaded[1] is loaded and np.array_equal(loaded[0], [0, 1])
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        Calls(os.system, "touch owned"),
+        Calls(eval, "open('owned', 'w')"),
+        Calls(getattr, "", "join"),
+        Calls(np.load, "owned.npy"),
+        Calls(__import__, "os"),
+        Calls(pickle.loads, b""),
+    ],
+)
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_hostile_file_is_refused_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: Calls, protocol: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "transitions.pkl"
+    path.write_bytes(pickle.dumps([np.zeros(2), {"a": hostile}], protocol))
+    with pytest.raises(DataError, match=r"transitions\.pkl is refused: it asks for"):
+        unpickling.load(path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_attributes_of_admitted_names_are_out_of_reach() -> None:
+    for dotted in (b"builtins\nset.__class__\n", b"numpy\nndarray.tofile\n", b"collections\nOrderedDict.__init__\n"):
+        with pytest.raises(DataError, match="is refused"):
+            unpickling.loads(b"\x80\x04c" + dotted + b".", "content")
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.array([object], dtype=object)[:0], "dtype 'O8'"),
+        (np.zeros(2, [("a", "f4"), ("b", "O")]), "dtype 'V12'"),
+        (np.zeros(2, "M8[s]"), "dtype 'M8'"),
+    ],
+)
+def test_dtypes_that_could_hide_pointers_are_refused(array: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        unpickling.loads(pickle.dumps(array), "content")
+
+
+def test_a_dtype_cannot_gain_fields_from_its_state() -> None:
+    class Forged:
+        def __reduce__(self) -> Any:
+            fields = {"a": (np.dtype("f8"), 0)}
+            return np.dtype, ("f8", False, True), (3, "|", None, ("a",), fields, 8, 8, 0)
+
+    with pytest.raises(DataError, match="named fields"):
+        unpickling.loads(pickle.dumps(Forged()), "content")
+
+
+def test_an_array_cannot_claim_more_memory_than_its_bytes() -> None:
+    rebuild = np.zeros(1).__reduce__()[0]
+
+    class Forged:
+        def __reduce__(self) -> Any:
+            return rebuild, (np.ndarray, (2**50,), b"b"), (1, (2**50,), np.dtype("u1"), False, b"12")
+
+    with pytest.raises(DataError, match="has 2 bytes and shape"):
+        unpickling.loads(pickle.dumps(Forged()), "content")
+
+
+@given(data=st.data())
+def test_a_cut_or_changed_pickle_gives_a_value_or_a_sentence(data: st.DataObject) -> None:
+    content = bytearray(pickle.dumps({"a": np.arange(6, dtype=np.int16), "b": ["text", 1.5]}))
+    content = content[: data.draw(st.integers(0, len(content)))]
+    for position, byte in data.draw(st.dictionaries(st.integers(0, 200), st.integers(0, 255), max_size=4)).items():
+        if position < len(content):
+            content[position] = byte
+    try:
+        unpickling.loads(bytes(content), "content")
+    except DataError as error:
+        assert "content" in str(error)
+
+
+def test_a_class_that_is_allowed_comes_back_as_the_stand_in_and_runs_nothing_of_its_own() -> None:
+    content = pickle.dumps([Point()])
+    with pytest.raises(DataError, match=r"asks for tests\.data\.test_unpickling\.Point"):
+        unpickling.loads(content, "content")
+    [point] = unpickling.loads(content, "content", {f"{Point.__module__}.Point": unpickling.RECORD})
+    assert type(point) is SimpleNamespace and np.array_equal(point.x, [0, 1, 2])
