@@ -28,7 +28,7 @@ Allowed = Mapping[str, Callable[..., Any]]
 RECORD = SimpleNamespace
 """Stands in for a class of plain fields: they become attributes, whatever the class would have done with them."""
 
-_NOT_A_PICKLE = (
+NOT_A_PICKLE = (
     pickle.UnpicklingError,
     EOFError,
     ValueError,
@@ -58,7 +58,7 @@ def loads(content: bytes, name: str, allowed: Allowed | None = None) -> Any:
 def _load(stream: IO[bytes], name: str, allowed: Allowed) -> Any:
     try:
         return _settled(_Unpickler(stream, name, {**ADMITTED, **allowed}).load(), {})
-    except _NOT_A_PICKLE as error:
+    except NOT_A_PICKLE as error:
         raise DataError(f"{name} is not a readable pickle: {error}") from None
 
 
