@@ -38,7 +38,7 @@ NOT_A_PICKLE = (
     AttributeError,
     OverflowError,
     MemoryError,
-    RecursionError,
+    RuntimeError,
 )
 """What Python says of a pickle that is cut, changed, or not one at all."""
 _DTYPE = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248]|c8|c16|[SU]\d{1,6})")

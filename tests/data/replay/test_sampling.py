@@ -74,7 +74,11 @@ def test_windows_stay_inside_their_episode(
     stored = [data.draw(trajectories(uid)) for uid in range(count)]
     window, capacity = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 4))
     path = tmp_path_factory.mktemp("live") if where == "disk" else None
-    view = {"stack": data.draw(st.integers(1, 4)), "n_step": data.draw(st.integers(1, 4)), "discount": 0.5}
+    view: dict[str, Any] = {
+        "stack": data.draw(st.integers(1, 4)),
+        "n_step": data.draw(st.integers(1, 4)),
+        "discount": 0.5,
+    }
     with TrajectoryReplay(
         sample_window_size=window,
         capacity=capacity,
@@ -130,13 +134,13 @@ def test_an_empty_buffer_and_a_batch_of_nothing_are_errors() -> None:
 def test_global_generators_are_left_alone(tmp_path: Path) -> None:
     np.random.seed(3)
     torch.manual_seed(3)
-    before = np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
+    before = str(np.random.get_state(legacy=False)), torch.get_rng_state().tolist()
     with TrajectoryReplay(auto_save_path=tmp_path / "live") as replay:
         replay.add_trajectories([plain(uid=1)])
         replay.sample(4)
         replay.save_checkpoint(tmp_path / "checkpoint")
         replay.load_checkpoint(tmp_path / "checkpoint")
-    assert before == (np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes())  # type: ignore[union-attr]
+    assert before == (str(np.random.get_state(legacy=False)), torch.get_rng_state().tolist())
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40), newest=st.integers(0, 6), data=st.data())

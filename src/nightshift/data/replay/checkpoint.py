@@ -86,7 +86,7 @@ def metadata(entries: Sequence[Entry], counter: int, seed: int, generator: torch
 def load(folder: Path, shard: Shard, seed: int) -> Saved:
     """What the folder holds for a rank, after checking that rank's files; `seed` if the folder names none."""
     content = _read_json(folder / METADATA)
-    index = folder / (INDEX if (folder / INDEX).exists() else LEGACY_INDEX)
+    index = folder / (LEGACY_INDEX if (folder / LEGACY_INDEX).exists() and not (folder / INDEX).exists() else INDEX)
     everything = from_json(_read_json(index), index)
     entries = shard.of(everything)
     suffix = f".{content.get('trajectory_format')}"

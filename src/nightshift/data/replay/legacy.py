@@ -66,7 +66,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".pt":
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, ValueError, EOFError, KeyError, *unpickling.NOT_A_PICKLE) as error:
+        except unpickling.NOT_A_PICKLE as error:
             raise DataError(f"{path} is refused: {str(error).splitlines()[0]}") from None
     else:
         content = unpickling.load(path, _ALLOWED)
@@ -81,11 +81,11 @@ def _storage(content: bytes) -> Any:
 
 
 def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> torch.Tensor:
-    """A tensor as its storage holds it; torch checks neither end of a storage that a file describes."""
+    """What torch does with these, after checking that the storage is as large as the file says."""
+    flat = torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage)
     reach = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else 0
-    if min((offset, *size, *stride)) < 0 or reach >= max(1, len(storage)):
+    if min((offset, *size, *stride)) < 0 or reach >= max(1, len(flat)):
         raise ValueError("a tensor in it reaches beyond its storage")
-    flat = torch.frombuffer(bytearray(bytes(storage.untyped())), dtype=storage.dtype)
     return flat.as_strided(size, stride, offset)
 
 
