@@ -157,8 +157,8 @@ def test_the_index_finds_what_a_list_finds(sizes: list[int], newest: int, data: 
         assert list(index) == model and index.total_samples == sum(e.num_samples for e in model)
         rows = [(e.trajectory_id, row) for e in model[-newest if newest else 0 :] for row in range(e.num_samples)]
         assert index.window_samples(newest) == len(rows)
-        ids, local = index.locate(np.arange(len(rows)), newest)
-        assert list(zip(ids.tolist(), local.tolist(), strict=True)) == rows
+        positions, local = index.locate(np.arange(len(rows)), newest)
+        assert list(zip(index.ids(positions).tolist(), local.tolist(), strict=True)) == rows
 
 
 def test_the_index_lets_go_of_what_was_evicted() -> None:
@@ -169,8 +169,8 @@ def test_the_index_lets_go_of_what_was_evicted() -> None:
         )
         if len(index) > 10:
             index.pop_oldest()
-    assert len(index._numbers) < 5_000 and index.total_samples == 20
-    assert index.locate(np.array([0, 19]), 0)[0].tolist() == [9990, 9999]
+    assert len(index._ends) < 5_000 and index.total_samples == 20
+    assert index.ids(index.locate(np.array([0, 19]), 0)[0]).tolist() == [9990, 9999]
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])

@@ -6,16 +6,16 @@ episode starts or ends, steps are missing, the trajectory ends) the walk stops.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.data.replay.gather import Addresses, address, gather, prefetch
-from nightshift.data.replay.trajectory import FORWARD_INPUTS, NONE, Rows, TrajectoryBatch, neighbours
+from nightshift.data.replay.gather import Addresses, gather, prefetch
+from nightshift.data.replay.table import AFTER, BEFORE, FRAMES, Selection
+from nightshift.data.replay.trajectory import FORWARD_INPUTS, NONE, Rows
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
@@ -41,58 +41,37 @@ class View:
             raise DataError(f"a return over {self.n_step} steps needs a discount", "pass `discount`")
 
 
-class Flat:
-    """A trajectory with its rows end to end, R = T·B, and where its arrays lie."""
-
-    def __init__(self, trajectory: TrajectoryBatch) -> None:
-        self.trajectory = trajectory
-        self.columns = {name: a.reshape(-1, *a.shape[2:]) for name, a in trajectory.columns().items()}
-        self.frames = trajectory.frames
-        self.addresses = {name: address(column) for name, column in self.columns.items()}
-        self.frame_addresses = {name: address(frames) for name, frames in self.frames.items()}
-
-    @cached_property
-    def neighbours(self) -> tuple[Rows, Rows]:
-        """[R] the row before and the row after each row."""
-        return neighbours(self.trajectory.episode, self.trajectory.t)
-
-
-def assemble(flats: Sequence[Flat], which: Rows, rows: Rows, view: View, *, cold: bool) -> Batch:
-    """The transitions that begin at row `rows[i]` of trajectory `flats[which[i]]`; `cold`: most are still on disk."""
-    table = _Table(flats, which)
-    last, rewards, steps = _returns(table, rows, view)
+def assemble(selection: Selection, rows: Rows, view: View, *, cold: bool) -> Batch:
+    """The transitions that begin at these rows of the selected trajectories; `cold`: some are still on disk."""
+    reader = _Reader(selection)
+    last, rewards, steps = _returns(reader, rows, view)
     batch: Batch = {"rewards": rewards}
-    for name in flats[0].columns:
+    trajectory = selection.example.trajectory
+    for name in trajectory.columns():
         if name not in ("rewards", "curr", "next"):
-            batch[name] = table.column(name, last if name in _LAST_STEP else rows)
+            batch[name] = reader.column(name, last if name in _LAST_STEP else rows)
     batch["mask"] = 1 - batch["terminations"].reshape(len(rows), -1).any(axis=1).astype(np.float32)
     batch["discounts"] = _power(view, steps).astype(np.float32)
-    wanted = {"curr_obs": table.column("curr", _history(table, rows, view.stack))}
-    if flats[0].trajectory.next is not None:
-        seen = table.column("curr", _history(table, last, view.stack - 1)) if view.stack > 1 else None
-        led_to = table.column("next", last)[:, None]
-        wanted["next_obs"] = led_to if seen is None else np.concatenate([seen, led_to], axis=1)
-    batch |= table.frames(wanted, squeeze=view.stack == 1, cold=cold)
+    wanted = {"curr_obs": reader.column("curr", _history(reader, rows, view.stack))}
+    if trajectory.next is not None:
+        led_to = reader.column("next", last)[:, None]
+        seen = [reader.column("curr", _history(reader, last, view.stack - 1))] if view.stack > 1 else []
+        wanted["next_obs"] = np.concatenate([*seen, led_to], axis=1)
+    batch |= reader.frames(wanted, squeeze=view.stack == 1, cold=cold)
     return _nested(batch)
 
 
-class _Table:
-    """The same rows of the same trajectories, for every column."""
+class _Reader:
+    """Reads the same samples' trajectories, column by column."""
 
-    def __init__(self, flats: Sequence[Flat], which: Rows) -> None:
-        self.flats = flats
-        self._which = which
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
 
     def column(self, name: str, rows: Rows) -> Column:
-        """`rows` is [n, …], its entries valid; the result has one more of the column's own shape per entry."""
-        columns = [flat.columns[name] for flat in self.flats]
-        return self._take([flat.addresses[name] for flat in self.flats], columns[0], rows)
-
-    def before(self, rows: Rows) -> Rows:
-        return self._neighbour(0, rows)
-
-    def after(self, rows: Rows) -> Rows:
-        return self._neighbour(1, rows)
+        """For row numbers [n, …] that are in the trajectories: the column's entries [n, …, …]."""
+        sources, out = self._job(name, rows)
+        gather(sources, out)
+        return out.reshape(*rows.shape, *out.shape[1:])
 
     def frames(self, wanted: Mapping[str, Rows], *, squeeze: bool, cold: bool) -> dict[str, dict[str, Column]]:
         """Frames by key and name, for frame numbers [n, k]; k is dropped if `squeeze`."""
@@ -100,12 +79,11 @@ class _Table:
         found: dict[str, dict[str, Column]] = {}
         for key, numbers in wanted.items():
             found[key] = {}
-            for name, example in self.flats[0].frames.items():
-                sources = self._sources([flat.frame_addresses[name] for flat in self.flats], example, numbers)
-                out = np.empty((numbers.size, *example.shape[1:]), example.dtype)
+            shape = numbers.shape[:1] if squeeze else numbers.shape
+            for name in self._selection.example.trajectory.frames:
+                sources, out = self._job(f"{FRAMES}{name}", numbers)
                 jobs.append((sources, out))
-                shape = numbers.shape[:1] if squeeze else numbers.shape
-                found[key][name] = out.reshape(*shape, *example.shape[1:])
+                found[key][name] = out.reshape(*shape, *out.shape[1:])
         if cold:
             for sources, out in jobs:
                 prefetch(sources, out.nbytes // len(out))
@@ -113,36 +91,29 @@ class _Table:
             gather(sources, out)
         return found
 
-    def _neighbour(self, side: int, rows: Rows) -> Rows:
-        columns = [flat.neighbours[side] for flat in self.flats]
-        return self._take([address(column) for column in columns], columns[0], rows)
-
-    def _take(self, bases: list[int], example: Column, rows: Rows) -> Column:
-        out = np.empty((rows.size, *example.shape[1:]), example.dtype)
-        gather(self._sources(bases, example, rows), out)
-        return out.reshape(*rows.shape, *example.shape[1:])
-
-    def _sources(self, bases: list[int], example: Column, rows: Rows) -> Addresses:
-        row_bytes = example.nbytes // len(example)
-        per_row = np.array(bases, np.int64)[self._which].reshape(-1, *[1] * (rows.ndim - 1))
-        return (per_row + rows * row_bytes).ravel()
+    def _job(self, name: str, rows: Rows) -> tuple[Addresses, Column]:
+        """Where the entries lie, and room for them."""
+        example = self._selection.example.arrays[name]
+        bases = self._selection.bases[:, self._selection.columns[name]].reshape(-1, *[1] * (rows.ndim - 1))
+        sources = (bases + rows * (example.nbytes // len(example))).ravel()
+        return sources, np.empty((rows.size, *example.shape[1:]), example.dtype)
 
 
-def _returns(table: _Table, rows: Rows, view: View) -> tuple[Rows, Column, NDArray[np.int64]]:
+def _returns(reader: _Reader, rows: Rows, view: View) -> tuple[Rows, Column, NDArray[np.int64]]:
     """The last row of each n-step transition, the discounted sum of its rewards, and how many steps it has."""
     last, steps = rows, np.ones(len(rows), np.int64)
-    rewards = table.column("rewards", rows)
+    rewards = reader.column("rewards", rows)
     if view.n_step == 1:
         return last, rewards, steps
     going = np.ones(len(rows), np.bool_)
     returns = rewards.astype(np.float64)
     for _ in range(view.n_step - 1):
         # An episode does not go on after its end (`checks`), so there is no need to ask whether a row ended it.
-        after = table.after(last)
+        after = reader.column(AFTER, last)
         going &= after != NONE
         last = np.where(going, after, last)
         weight = np.where(going, _power(view, steps), 0)
-        returns += table.column("rewards", last) * weight.reshape(-1, *[1] * (returns.ndim - 1))
+        returns += reader.column("rewards", last) * weight.reshape(-1, *[1] * (returns.ndim - 1))
         steps += going
     return last, returns.astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32), steps
 
@@ -151,11 +122,11 @@ def _power(view: View, steps: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.power(1.0 if view.discount is None else view.discount, steps)
 
 
-def _history(table: _Table, rows: Rows, length: int) -> Rows:
+def _history(reader: _Reader, rows: Rows, length: int) -> Rows:
     """[n, length] the rows of the last steps up to `rows`, oldest first; before the first there is the first again."""
     history = [rows]
     for _ in range(length - 1):
-        before = table.before(history[-1])
+        before = reader.column(BEFORE, history[-1])
         history.append(np.where(before == NONE, history[-1], before))
     return np.stack(history[::-1], axis=1)
 

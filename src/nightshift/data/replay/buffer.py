@@ -17,9 +17,10 @@ import torch
 
 from nightshift.data.replay import checkpoint, checks
 from nightshift.data.replay.batch import Batch, View, assemble
+from nightshift.data.replay.disk import OnDisk
 from nightshift.data.replay.index import INDEX, METADATA, Entry, Index, to_json
-from nightshift.data.replay.keeping import InMemory, Keeping, OnDisk
-from nightshift.data.replay.trajectory import TrajectoryBatch, own
+from nightshift.data.replay.keeping import InMemory, Keeping
+from nightshift.data.replay.trajectory import NONE, Rows, TrajectoryBatch, own
 from nightshift.errors import DataError
 
 SEED = 1234
@@ -60,13 +61,14 @@ class TrajectoryReplay:
         self.auto_save_path = auto_save_path
         self._lock = threading.RLock()
         self._index = Index()
-        self._schema: checks.Schema = {}
         self._counter = 0
         self._generator = torch.Generator().manual_seed(seed)
         self._on_disk = (
-            None if auto_save_path is None else OnDisk(auto_save_path, cache_size, self._lock, self._describe)
+            None
+            if auto_save_path is None
+            else OnDisk(auto_save_path, cache_size, self._index, self._lock, self._describe)
         )
-        self._keeping: Keeping = self._on_disk or InMemory()
+        self._keeping: Keeping = self._on_disk or InMemory(self._index)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -99,10 +101,10 @@ class TrajectoryReplay:
             checks.check(trajectory)
         kept = [own(trajectory) for trajectory in trajectories]
         with self._lock:
-            schema = self._schema or (checks.schema(kept[0]) if kept else {})
-            for trajectory in kept:
-                checks.check_schema(checks.schema(trajectory), schema)
-            self._schema = schema
+            forms = [checks.schema(trajectory) for trajectory in kept]
+            for form in forms:
+                self._keeping.table.check(form)
+                checks.check_schema(form, forms[0])
             return [self._add(trajectory) for trajectory in kept]
 
     def sample(self, num_chunks: int, *, stack: int = 1, n_step: int = 1, discount: float | None = None) -> Batch:
@@ -121,20 +123,20 @@ class TrajectoryReplay:
             raise DataError(f"a batch of {num_chunks} samples was asked for", "ask for at least one")
         self._keeping.keep_up()
         with self._lock:
-            ids, rows = self._draw(num_chunks)
-            unique, which = np.unique(ids, return_inverse=True)
-            flats, is_cold = self._keeping.get(self._index[int(trajectory_id)] for trajectory_id in unique)
-            if is_cold:
-                for flat in flats:
-                    checks.check_schema(checks.schema(flat.trajectory), self._schema)
-        return assemble(flats, which, rows, view, cold=is_cold)
+            positions, rows = self._draw(num_chunks)
+            absent = np.unique(positions[self._index.slots(positions) == NONE])
+            if len(absent):
+                self._keeping.open(self._index[trajectory_id] for trajectory_id in self._index.ids(absent).tolist())
+            selection = self._keeping.table.select(self._index.slots(positions))
+            self._keeping.trim()
+        return assemble(selection, rows, view, cold=len(absent) > 0)
 
     def clear(self) -> None:
         """Forget all trajectories; numbers that were given out are not given again."""
         with self._lock:
             while len(self._index):
                 self._keeping.drop(self._index.pop_oldest())
-            self._schema = {}
+            self._keeping.table.reset()
         self.flush()
 
     def flush(self) -> None:
@@ -164,27 +166,22 @@ class TrajectoryReplay:
         saved = checkpoint.load(load_path, shard, self.seed)
         self._keeping.flush()
         with self._keeping.steady(), self._lock:
-            self._keeping.adopt(saved.items())
-            self._index = Index(saved.entries)
+            self._keeping.adopt(saved.entries, saved.source)
             self._counter = saved.counter
             self.seed = saved.seed
             self._generator = saved.generator
-            self._schema = {}
-            for entry in saved.entries[:1]:
-                [first], _ = self._keeping.get([entry])
-                self._schema = checks.schema(first.trajectory)
         self._keeping.flush()
 
     def _add(self, trajectory: TrajectoryBatch) -> int:
         entry = Entry.of(self._counter, trajectory)
-        self._keeping.put(entry, trajectory)
         self._index.append(entry)
+        self._keeping.put(entry, trajectory)
         self._counter += 1
         if self.capacity and len(self._index) > self.capacity:
             self._keeping.drop(self._index.pop_oldest())
         return entry.trajectory_id
 
-    def _draw(self, count: int) -> tuple[Any, Any]:
+    def _draw(self, count: int) -> tuple[Rows, Rows]:
         available = self._index.window_samples(self.sample_window_size)
         if not available:
             raise DataError("the replay buffer is empty: there is nothing to sample", "add trajectories first")
@@ -198,5 +195,5 @@ class TrajectoryReplay:
         """The JSON files beside the data: they list what is on disk."""
         assert self._on_disk is not None
         with self._lock:
-            listed = self._on_disk.listed(self._index)
+            listed = self._on_disk.listed()
             return {METADATA: self._metadata(listed), INDEX: to_json(listed)}

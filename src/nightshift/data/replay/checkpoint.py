@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import torch
 from nightshift import files
 from nightshift.data.replay import legacy
 from nightshift.data.replay.index import INDEX, LEGACY_INDEX, METADATA, Entry, from_json, to_json
-from nightshift.data.replay.keeping import Export, Source
+from nightshift.data.replay.keeping import Export
+from nightshift.data.replay.trajectory import TrajectoryBatch
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 
@@ -54,10 +55,9 @@ class Saved:
     generator: torch.Generator
     suffix: str
 
-    def items(self) -> Iterator[tuple[Entry, Source]]:
-        for entry in self.entries:
-            path = self.folder / entry.file_name(self.suffix)
-            yield entry, path if self.suffix == SUFFIX else legacy.read(path, entry)
+    def source(self, entry: Entry) -> TrajectoryBatch | Path:
+        path = self.folder / entry.file_name(self.suffix)
+        return path if self.suffix == SUFFIX else legacy.read(path, entry)
 
 
 def save(path: Path, exports: Sequence[tuple[Entry, Export]], metadata: dict[str, Any]) -> None:

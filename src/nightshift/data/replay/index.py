@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nightshift.data.replay.trajectory import Rows, TrajectoryBatch
+from nightshift.data.replay.trajectory import NONE, Rows, TrajectoryBatch
 from nightshift.errors import DataError
 
 INDEX = "trajectory_index.json"
@@ -43,9 +44,14 @@ class Entry:
 class Index:
     """Adding and looking up cost the same however many there are."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self) -> None:
+        self.reset(())
+
+    def reset(self, entries: Iterable[Entry]) -> None:
         self._entries: dict[int, Entry] = {}
-        self._numbers = np.zeros((1024, 2), np.int64)  # by position: samples up to its end, id
+        self._ends = np.zeros(1024, np.int64)  # by position: samples up to its end
+        self._ids = np.zeros(1024, np.int64)
+        self._slots = np.zeros(1024, np.int64)
         self._first = self._end = 0  # positions in use
         for entry in entries:
             self.append(entry)
@@ -59,54 +65,62 @@ class Index:
     def __getitem__(self, trajectory_id: int) -> Entry:
         return self._entries[trajectory_id]
 
-    def __contains__(self, trajectory_id: int) -> bool:
-        return trajectory_id in self._entries
-
     @property
     def total_samples(self) -> int:
         return self._samples_before(self._end) - self._samples_before(self._first)
 
     def append(self, entry: Entry) -> None:
-        if self._end == len(self._numbers):
+        """Its id is larger than those before."""
+        if self._end == len(self._ends):
             self._make_room()
-        self._numbers[self._end] = self._samples_before(self._end) + entry.num_samples, entry.trajectory_id
+        self._ends[self._end] = self._samples_before(self._end) + entry.num_samples
+        self._ids[self._end] = entry.trajectory_id
+        self._slots[self._end] = NONE
         self._end += 1
         self._entries[entry.trajectory_id] = entry
 
     def pop_oldest(self) -> Entry:
-        entry = self._entries.pop(int(self._numbers[self._first, 1]))
+        entry = self._entries.pop(int(self._ids[self._first]))
         self._first += 1
         return entry
 
-    def set_sum(self, trajectory_id: int, sha256: str) -> None:
-        self._entries[trajectory_id] = replace(self._entries[trajectory_id], sha256=sha256)
+    def set_slot(self, trajectory_id: int, slot: int) -> None:
+        """Note where a trajectory is at hand; NONE if it no longer is."""
+        ids = self._ids[self._first : self._end]
+        self._slots[self._first + np.searchsorted(ids, trajectory_id)] = slot
 
     def window_samples(self, newest: int) -> int:
         """Samples in the newest trajectories; 0 means all of them."""
         return self._samples_before(self._end) - self._samples_before(self._window_start(newest))
 
     def locate(self, samples: Rows, newest: int) -> tuple[Rows, Rows]:
-        """For samples counted from the start of the window: ids of their trajectories, and their rows in them."""
+        """For samples counted from the start of the window: positions of their trajectories, and their rows in them."""
         start = self._window_start(newest)
         samples = samples + self._samples_before(start)
         # As torch.bucketize(right=True): the first trajectory that ends beyond the sample.
-        position = start + np.searchsorted(self._numbers[start : self._end, 0], samples, side="right")
-        begins = np.where(position > 0, self._numbers[position - 1, 0], 0)
-        return self._numbers[position, 1], samples - begins
+        position = start + np.searchsorted(self._ends[start : self._end], samples, side="right")
+        begins = np.where(position > 0, self._ends[position - 1], 0)
+        return position, samples - begins
+
+    def ids(self, positions: Rows) -> Rows:
+        return self._ids[positions]
+
+    def slots(self, positions: Rows) -> Rows:
+        return self._slots[positions]
 
     def _window_start(self, newest: int) -> int:
         return self._first if newest == 0 else max(self._first, self._end - newest)
 
     def _samples_before(self, position: int) -> int:
-        return int(self._numbers[position - 1, 0]) if position else 0
+        return int(self._ends[position - 1]) if position else 0
 
     def _make_room(self) -> None:
         """Let go of what was popped, and double: both are paid for by the appends in between."""
-        kept = self._numbers[max(self._first - 1, 0) : self._end].copy()
+        kept = slice(max(self._first - 1, 0), self._end)
+        room = np.zeros(max(1024, self._end - kept.start), np.int64)
+        self._ends, self._ids, self._slots = (np.append(a[kept], room) for a in (self._ends, self._ids, self._slots))
+        self._end -= kept.start
         self._first = min(self._first, 1)
-        self._end = len(kept)
-        self._numbers = np.zeros((max(1024, 2 * len(kept)), 2), np.int64)
-        self._numbers[: len(kept)] = kept
 
 
 def to_json(entries: Iterable[Entry]) -> dict[str, Any]:
@@ -118,9 +132,12 @@ def from_json(content: Mapping[str, Any], path: Path) -> list[Entry]:
     """Entries in their order; also of an index that RLinf wrote."""
     try:
         listed = content["trajectory_index"]
-        return [_entry(listed[str(trajectory_id)]) for trajectory_id in content["trajectory_id_list"]]
+        entries = [_entry(listed[str(trajectory_id)]) for trajectory_id in content["trajectory_id_list"]]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not an index of trajectories: {error!r}") from None
+    if any(left.trajectory_id >= right.trajectory_id for left, right in pairwise(entries)):
+        raise DataError(f"{path} lists trajectories out of order or twice")
+    return entries
 
 
 def _entry(content: Mapping[str, Any]) -> Entry:

@@ -8,8 +8,8 @@ next step saw, wherever the next step is in the trajectory.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ NONE = -1
 """In place of a row: there is none."""
 
 Rows = NDArray[np.int64]
+
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,20 +131,37 @@ FLAGS = ("terminations", "truncations", "dones", "intervene_flags")
 
 
 def own(trajectory: TrajectoryBatch, *, copy: bool = False) -> TrajectoryBatch:
-    """The same in arrays that nobody can change any more: those that could be are copied, or all if `copy` is set."""
+    """The same in arrays that nobody can change any more: those that could be are copied, or all if `copy` is set.
 
-    def kept(value: Any) -> Any:
+    Copies lie in one block of memory, since what is sampled together is then read from one place.
+    """
+    values: dict[str, Any] = {entry.name: getattr(trajectory, entry.name) for entry in fields(trajectory)}
+    arrays = [
+        array
+        for value in values.values()
+        for array in (value.values() if isinstance(value, Mapping) else [value])
+        if isinstance(array, np.ndarray) and (copy or array.flags.writeable or not array.flags.c_contiguous)
+    ]
+    copies = dict(zip(map(id, arrays), _copied(arrays), strict=True))
+    for name, value in values.items():
         if isinstance(value, Mapping):
-            return {name: kept(entry) for name, entry in value.items()}
-        if not isinstance(value, np.ndarray):
-            return value
-        if not (copy or value.flags.writeable) and value.flags.c_contiguous:
-            return value
-        array = np.array(value, order="C")
-        array.flags.writeable = False
-        return array
+            values[name] = {key: copies.get(id(array), array) for key, array in value.items()}
+        else:
+            values[name] = copies.get(id(value), value)
+    return TrajectoryBatch(**values)
 
-    return replace(trajectory, **{entry.name: kept(getattr(trajectory, entry.name)) for entry in fields(trajectory)})
+
+def _copied(arrays: Sequence[Column]) -> list[Column]:
+    """Read-only copies in one block."""
+    ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays], dtype=np.int64)
+    block = np.empty(int(ends[-1]) if arrays else 0, np.uint8)
+    copies = []
+    for array, start in zip(arrays, [0, *ends.tolist()], strict=False):
+        place: Column = block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        place[...] = array
+        place.flags.writeable = False
+        copies.append(place)
+    return copies
 
 
 def weights_id(versions: Column) -> str:
