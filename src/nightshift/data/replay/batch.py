@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.data.replay.gather import Addresses, gather, prefetch
+from nightshift.data.replay.recycling import Recycler
 from nightshift.data.replay.table import AFTER, BEFORE, FRAMES, Selection
 from nightshift.data.replay.trajectory import FORWARD_INPUTS, NONE, Rows
 from nightshift.data.tensors import Column
@@ -41,9 +42,9 @@ class View:
             raise DataError(f"a return over {self.n_step} steps needs a discount", "pass `discount`")
 
 
-def assemble(selection: Selection, rows: Rows, view: View, *, cold: bool) -> Batch:
+def assemble(selection: Selection, rows: Rows, view: View, recycler: Recycler, *, cold: bool) -> Batch:
     """The transitions that begin at these rows of the selected trajectories; `cold`: some are still on disk."""
-    reader = _Reader(selection)
+    reader = _Reader(selection, recycler)
     last, rewards, steps = _returns(reader, rows, view)
     batch: Batch = {"rewards": rewards}
     trajectory = selection.example.trajectory
@@ -64,8 +65,9 @@ def assemble(selection: Selection, rows: Rows, view: View, *, cold: bool) -> Bat
 class _Reader:
     """Reads the same samples' trajectories, column by column."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Selection, recycler: Recycler) -> None:
         self._selection = selection
+        self._recycler = recycler
 
     def column(self, name: str, rows: Rows) -> Column:
         """For row numbers [n, …] that are in the trajectories: the column's entries [n, …, …]."""
@@ -96,7 +98,7 @@ class _Reader:
         example = self._selection.example.arrays[name]
         bases = self._selection.bases[:, self._selection.columns[name]].reshape(-1, *[1] * (rows.ndim - 1))
         sources = (bases + rows * (example.nbytes // len(example))).ravel()
-        return sources, np.empty((rows.size, *example.shape[1:]), example.dtype)
+        return sources, self._recycler.empty((rows.size, *example.shape[1:]), example.dtype)
 
 
 def _returns(reader: _Reader, rows: Rows, view: View) -> tuple[Rows, Column, NDArray[np.int64]]:

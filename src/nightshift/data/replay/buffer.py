@@ -20,6 +20,7 @@ from nightshift.data.replay.batch import Batch, View, assemble
 from nightshift.data.replay.disk import OnDisk
 from nightshift.data.replay.index import INDEX, METADATA, Entry, Index, to_json
 from nightshift.data.replay.keeping import InMemory, Keeping
+from nightshift.data.replay.recycling import Recycler
 from nightshift.data.replay.trajectory import NONE, Rows, TrajectoryBatch, own
 from nightshift.errors import DataError
 
@@ -62,6 +63,7 @@ class TrajectoryReplay:
         self._lock = threading.RLock()
         self._index = Index()
         self._counter = 0
+        self._recycler = Recycler()
         self._generator = torch.Generator().manual_seed(seed)
         self._on_disk = (
             None
@@ -129,7 +131,7 @@ class TrajectoryReplay:
                 self._keeping.open(self._index[trajectory_id] for trajectory_id in self._index.ids(absent).tolist())
             selection = self._keeping.table.select(self._index.slots(positions))
             self._keeping.trim()
-        return assemble(selection, rows, view, cold=len(absent) > 0)
+        return assemble(selection, rows, view, self._recycler, cold=len(absent) > 0)
 
     def clear(self) -> None:
         """Forget all trajectories; numbers that were given out are not given again."""
