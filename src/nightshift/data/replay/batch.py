@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.data.replay.gather import Addresses, gather, prefetch
+from nightshift.data.replay.gather import Addresses, gather, gather_all, prefetch
 from nightshift.data.replay.recycling import Recycler
 from nightshift.data.replay.table import AFTER, BEFORE, FRAMES, Selection
 from nightshift.data.replay.trajectory import FORWARD_INPUTS, NONE, Rows
@@ -89,8 +89,7 @@ class _Reader:
         if cold:
             for sources, out in jobs:
                 prefetch(sources, out.nbytes // len(out))
-        for sources, out in jobs:
-            gather(sources, out)
+        gather_all(jobs)
         return found
 
     def _job(self, name: str, rows: Rows) -> tuple[Addresses, Column]:

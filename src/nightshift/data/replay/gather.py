@@ -6,6 +6,9 @@ Whoever calls keeps the arrays alive and has checked that the rows are in them.
 from __future__ import annotations
 
 import mmap
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -20,6 +23,8 @@ Addresses = NDArray[np.int64]
 _size = types.intp
 _memcpy: Any = types.ExternalFunction("memcpy", _size(_size, _size, _size))
 _madvise: Any = types.ExternalFunction("madvise", types.intc(_size, _size, types.intc))
+_WORTH_THREADS = 8 << 20
+_THREADS = min(4, os.cpu_count() or 1)
 _PAGE = mmap.PAGESIZE
 _WILL_NEED = mmap.MADV_WILLNEED
 
@@ -32,6 +37,17 @@ def gather(sources: Addresses, out: Column) -> None:
     """Copy the row at each address into the row of `out`, which is contiguous."""
     if out.size:
         _copy(sources, address(out), out.nbytes // len(out))
+
+
+def gather_all(jobs: Sequence[tuple[Addresses, Column]]) -> None:
+    """`gather` each; large ones on several cores, in threads that live only as long, so that a fork finds none."""
+    if sum(out.nbytes for _, out in jobs) < _WORTH_THREADS:
+        for sources, out in jobs:
+            gather(sources, out)
+        return
+    with ThreadPoolExecutor(max_workers=min(len(jobs), _THREADS)) as pool:
+        for done in [pool.submit(gather, sources, out) for sources, out in jobs]:
+            done.result()
 
 
 def prefetch(sources: Addresses, nbytes: int) -> None:
