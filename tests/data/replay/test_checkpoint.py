@@ -9,14 +9,13 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nightshift.data.replay import TrajectoryReplay
 from nightshift.errors import DataError
@@ -75,12 +74,10 @@ def test_loading_into_a_used_buffer_replaces_it(where: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("where", PLACES)
-@given(count=st.integers(0, 7), world=st.integers(1, 4))
-@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize(("count", "world"), [(0, 2), (1, 1), (2, 3), (7, 3)])
 def test_ranks_share_the_trajectories_in_order_and_the_first_get_one_more(
-    where: str, tmp_path_factory: pytest.TempPathFactory, count: int, world: int
+    where: str, tmp_path: Path, count: int, world: int
 ) -> None:
-    tmp_path = tmp_path_factory.mktemp("ranks")
     with buffer(where, tmp_path / "live") as replay:
         replay.add_trajectories([plain(uid) for uid in range(count)])
         replay.save_checkpoint(tmp_path / "checkpoint")
@@ -345,3 +342,29 @@ def test_a_kill_between_two_names_leaves_a_checkpoint(tmp_path: Path, monkeypatc
     os.waitpid(in_a_process(lambda: replay.save_checkpoint(tmp_path / "c")), 0)
     replay.load_checkpoint(tmp_path / "c")
     assert uids(replay) == [0]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_after_a_load_other_fields_are_still_refused(where: str, tmp_path: Path) -> None:
+    with TrajectoryReplay() as saved:
+        saved.add_trajectories([plain(0)])
+        saved.save_checkpoint(tmp_path / "c")
+    with buffer(where, tmp_path / "live") as replay:
+        replay.load_checkpoint(tmp_path / "c")
+        with pytest.raises(DataError, match="versions of a trajectory is not there"):
+            replay.add_trajectories([replace(plain(1), versions=None)])
+        replay.clear()
+        replay.add_trajectories([replace(plain(1), versions=None)])
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_buffer_closes_used_or_not_once_or_twice(where: str, tmp_path: Path) -> None:
+    buffer(where, tmp_path / "unused").close()
+    replay = buffer(where, tmp_path / "live")
+    replay.add_trajectories([plain(0)])
+    replay.close()
+    replay.close()
+    assert uids(replay) == [0]
+    with pytest.raises(DataError, match="closed"):
+        replay.add_trajectories([plain(1)])
+    assert len(replay) == 1

@@ -148,7 +148,7 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
     index["trajectory_index"]["0"]["model_weights_id"] = "/../../x"
     (folder / "trajectory_0_").mkdir()
     (folder / "trajectory_index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="is not an index"):
         TrajectoryReplay().load_checkpoint(folder)
 
 
@@ -181,3 +181,12 @@ def test_a_pickled_tensor_cannot_reach_beyond_its_storage(tmp_path: Path) -> Non
     content = rollout(1) | {"rewards": Forged()}
     with pytest.raises(DataError, match="beyond its storage"):
         TrajectoryReplay().load_checkpoint(folder_of(tmp_path / "rlinf", "pkl", [content]))
+
+
+def test_a_rollout_without_observations_loads(tmp_path: Path) -> None:
+    content = rollout(1) | {"curr_obs": {}, "next_obs": {}, "terminations": None, "truncations": None}
+    replay = TrajectoryReplay()
+    replay.load_checkpoint(folder_of(tmp_path / "rlinf", "pt", [content]))
+    batch = replay.sample(20)
+    assert batch["curr_obs"] == {} and "next_obs" not in batch
+    assert np.array_equal(batch["terminations"], batch["dones"])

@@ -207,10 +207,11 @@ def test_threads_that_add_and_sample_see_whole_trajectories(where: str, tmp_path
 def test_a_mixer_draws_from_replays() -> None:
     online, demos = TrajectoryReplay(), TrajectoryReplay(seed=7)
     online.add_trajectories([plain(uid=1)])
-    mixer = Mixer({"online": online, "demos": demos}, {"online": 0.5, "demos": 0.5})
+    view: dict[str, Any] = {"stack": 2, "n_step": 3, "discount": 0.9}
+    mixer = Mixer({"online": online.source(**view), "demos": demos.source(**view)}, {"online": 0.5, "demos": 0.5})
     with pytest.raises(DataError, match="source demos is empty"):
         mixer.sample(8)
     demos.add_trajectories([plain(uid=2)])
     batch = mixer.sample(8, slices=3)
     assert np.array_equal(batch["versions"], batch["source"] + 1)
-    assert np.array_equal(batch["curr_obs"]["state"][:, 0], batch["source"] + 1)
+    assert np.array_equal(batch["curr_obs"]["state"][:, :, 0], np.stack([batch["source"] + 1] * 2, axis=1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,6 +64,7 @@ class TrajectoryReplay:
         self._lock = threading.RLock()
         self._index = Index()
         self._counter = 0
+        self._is_closed = False
         self._recycler = Recycler()
         self._generator = torch.Generator().manual_seed(seed)
         self._on_disk = (
@@ -98,6 +100,8 @@ class TrajectoryReplay:
 
     def add_trajectories(self, trajectories: Sequence[TrajectoryBatch]) -> list[int]:
         """Store all of them or, with an error, none; their ids. The oldest go where there is no more room."""
+        if self._is_closed:
+            raise DataError("this replay buffer is closed", "add to an open one")
         self._keeping.keep_up()
         for trajectory in trajectories:
             checks.check(trajectory)
@@ -120,18 +124,11 @@ class TrajectoryReplay:
         in for those before it. Rewards are summed over up to `n_step` steps of the same episode, and `next_obs` and
         the flags are those of the last one.
         """
-        view = View(stack=stack, n_step=n_step, discount=discount)
-        if num_chunks < 1:
-            raise DataError(f"a batch of {num_chunks} samples was asked for", "ask for at least one")
-        self._keeping.keep_up()
-        with self._lock:
-            positions, rows = self._draw(num_chunks)
-            absent = np.unique(positions[self._index.slots(positions) == NONE])
-            if len(absent):
-                self._keeping.open(self._index[trajectory_id] for trajectory_id in self._index.ids(absent).tolist())
-            selection = self._keeping.table.select(self._index.slots(positions))
-            self._keeping.trim()
-        return assemble(selection, rows, view, self._recycler, cold=len(absent) > 0)
+        return self._sample(num_chunks, View(stack=stack, n_step=n_step, discount=discount))
+
+    def source(self, *, stack: int = 1, n_step: int = 1, discount: float | None = None) -> ReplaySource:
+        """This buffer as a source for a `Mixer`, sampled in one way; the arguments are those of `sample`."""
+        return ReplaySource(self, View(stack=stack, n_step=n_step, discount=discount))
 
     def clear(self) -> None:
         """Forget all trajectories; numbers that were given out are not given again."""
@@ -146,7 +143,8 @@ class TrajectoryReplay:
         self._keeping.flush()
 
     def close(self) -> None:
-        """Write what is left and stop."""
+        """Write what is left and stop; what is there can still be sampled."""
+        self._is_closed = True
         self._keeping.close()
 
     def save_checkpoint(self, save_path: Path) -> None:
@@ -179,9 +177,22 @@ class TrajectoryReplay:
         self._index.append(entry)
         self._keeping.put(entry, trajectory)
         self._counter += 1
-        if self.capacity and len(self._index) > self.capacity:
+        while self.capacity and len(self._index) > self.capacity:
             self._keeping.drop(self._index.pop_oldest())
         return entry.trajectory_id
+
+    def _sample(self, num_chunks: int, view: View) -> Batch:
+        if num_chunks < 1:
+            raise DataError(f"a batch of {num_chunks} samples was asked for", "ask for at least one")
+        self._keeping.keep_up()
+        with self._lock:
+            positions, rows = self._draw(num_chunks)
+            absent = np.unique(positions[self._index.slots(positions) == NONE])
+            if len(absent):
+                self._keeping.open(self._index[trajectory_id] for trajectory_id in self._index.ids(absent).tolist())
+            selection = self._keeping.table.select(self._index.slots(positions))
+            self._keeping.trim()
+        return assemble(selection, rows, view, self._recycler, cold=len(absent) > 0)
 
     def _draw(self, count: int) -> tuple[Rows, Rows]:
         available = self._index.window_samples(self.sample_window_size)
@@ -199,3 +210,18 @@ class TrajectoryReplay:
         with self._lock:
             listed = self._on_disk.listed()
             return {METADATA: self._metadata(listed), INDEX: to_json(listed)}
+
+
+@dataclass(frozen=True)
+class ReplaySource:
+    """A buffer, sampled in one way."""
+
+    replay: TrajectoryReplay
+    view: View
+
+    @property
+    def total_samples(self) -> int:
+        return self.replay.total_samples
+
+    def sample(self, count: int, /) -> Batch:
+        return self.replay._sample(count, self.view)

@@ -111,7 +111,7 @@ def _verify(folder: Path, entries: Sequence[Entry], suffix: str) -> None:
         files.verify_folder(folder, REMEDY, only={*names, INDEX, METADATA})
         return
     for name, entry in zip(names, entries, strict=True):
-        if "/" in name or not (folder / name).is_file():
+        if not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing, and the index lists it", REMEDY)
         if entry.sha256 and files.sha256(folder / name) != entry.sha256:
             raise DataError(f"{folder / name} is damaged: its sha256 is not the one in {INDEX}", REMEDY)

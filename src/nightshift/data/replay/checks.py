@@ -13,7 +13,7 @@ from nightshift.errors import DataError
 Schema = dict[str, tuple[str, tuple[int, ...]]]
 """Name → dtype and shape of one row."""
 
-_WEIGHTS_ID = re.compile(r"[A-Za-z0-9-]{0,64}")
+WEIGHTS_ID = re.compile(r"[A-Za-z0-9-]{0,64}")
 """It is a part of file names."""
 
 
@@ -47,7 +47,7 @@ def check_bounds(trajectory: TrajectoryBatch) -> None:
         for pointer in (trajectory.curr, trajectory.next):
             if pointer is not None and (pointer.min() < 0 or pointer.max() >= len(frames)):
                 raise DataError(f"a trajectory has {len(frames)} frames of {name} and rows that point beyond them")
-    if not _WEIGHTS_ID.fullmatch(trajectory.model_weights_id):
+    if not WEIGHTS_ID.fullmatch(trajectory.model_weights_id):
         raise DataError(f"model_weights_id {trajectory.model_weights_id!r} is not made of letters, digits and dashes")
 
 

@@ -114,7 +114,9 @@ class OnDisk:
             for entry in entries:
                 staged, origin = stage / entry.file_name(SUFFIX), source(entry)
                 sums[entry.trajectory_id] = (
-                    _link(staged, origin, entry.sha256) if isinstance(origin, Path) else formats.write(staged, origin)
+                    _link(staged, origin, entry.sha256 or files.sha256(origin))
+                    if isinstance(origin, Path)
+                    else formats.write(staged, origin)
                 )
             names = {staged.name for staged in stage.iterdir()}
             for name in names:
@@ -123,6 +125,7 @@ class OnDisk:
         self._doomed = [path for path in self._folder.glob(f"trajectory_*{SUFFIX}") if path.name not in names]
         self._holds_other_data = False
         self._index.reset(entries)
+        self.open(entries[:1])  # so that what is added next must have the same fields
 
     def steady(self) -> contextlib.AbstractContextManager[Any]:
         return self._folder_lock
@@ -139,6 +142,8 @@ class OnDisk:
         self._raise_failures()
 
     def flush(self) -> None:
+        if self._is_closed:
+            return
         self._wait()
         if self._holds_other_data:
             return

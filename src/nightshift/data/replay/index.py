@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nightshift.data.replay.checks import WEIGHTS_ID
 from nightshift.data.replay.trajectory import NONE, Rows, TrajectoryBatch
 from nightshift.errors import DataError
 
@@ -141,7 +142,7 @@ def from_json(content: Mapping[str, Any], path: Path) -> list[Entry]:
 
 
 def _entry(content: Mapping[str, Any]) -> Entry:
-    return Entry(
+    entry = Entry(
         trajectory_id=int(content["trajectory_id"]),
         num_samples=int(content["num_samples"]),
         shape=tuple(int(size) for size in content["shape"]),
@@ -149,3 +150,6 @@ def _entry(content: Mapping[str, Any]) -> Entry:
         model_weights_id=str(content["model_weights_id"]),
         sha256=str(content.get("sha256", "")),
     )
+    if entry.num_samples < 1 or not WEIGHTS_ID.fullmatch(entry.model_weights_id):
+        raise ValueError(entry)
+    return entry
