@@ -3,7 +3,7 @@
 TRAJECTORIES trajectories of 100 steps of one lane: two 128x128 cameras, a state vector, actions. Batches of 256.
 
 sample_warm      milliseconds per batch with all data in memory: RLinf's with its cache as large as the buffer, ours
-                 with its files open and in the page cache
+                 with its files open and in the page cache; after WARM_UP batches, which touch 95 % of the pictures
 sample_cold      milliseconds per batch from disk: own caches empty (RLinf's switched off, ours holding one trajectory),
                  and before each batch all files are dropped from the page cache (posix_fadvise DONTNEED), both sides
 resident_memory  megabytes of the process (VmRSS) after the warm batches. Ours holds views of files, which count here as
@@ -14,7 +14,9 @@ index_bare       the same without pictures: nothing to copy, so that what is lef
                  trajectories lie in the processor's cache while 100,000 do not
 
 One JSON line each: {name, ours, peer, ratio, least, most}. `ratio` is how many times better ours is; for the index it
-is 100,000 over 100, where 1 is flat. Figures are medians; `least` and `most` are of single batches. `--trajectories N` makes it small, `--folder` says where the files go (10 + 5 GB for 500).
+is 100,000 over 100, where 1 is flat. Figures are medians; `least` and `most` are of single batches.
+
+`--trajectories N` makes it small, `--folder` says where the files go (5 and then 10 GB for 500).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import numpy as np
 SIDE = 128
 STEPS = 100
 BATCH = 256
+WARM_UP = 300
 WARM_BATCHES = 200
 COLD_BATCHES = 5
 GROWTH = (100, 100_000)
@@ -177,7 +180,7 @@ def measure(side: Ours | Peer) -> dict[str, Any]:
     side.open(warm=True)
     for path in side.folder.iterdir():  # into the page cache, for whoever reads files
         path.read_bytes()
-    for _ in range(10):
+    for _ in range(WARM_UP):
         side.buffer.sample(BATCH)
     warm = [timed(lambda: side.buffer.sample(BATCH)) for _ in range(WARM_BATCHES)]
     return {"cold": cold, "warm": warm, "memory": memory()}

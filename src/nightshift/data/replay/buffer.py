@@ -144,8 +144,8 @@ class TrajectoryReplay:
 
     def close(self) -> None:
         """Write what is left and stop; what is there can still be sampled."""
-        self._is_closed = True
         self._keeping.close()
+        self._is_closed = True
 
     def save_checkpoint(self, save_path: Path) -> None:
         """Replace the folder by one that holds every trajectory, the index, and where the random draws stand."""

@@ -137,7 +137,7 @@ class OnDisk:
                 "load them with load_checkpoint, or choose another folder",
             )
         while len(self._writes) > MOST_PENDING:
-            wait([self._writes[0]])
+            wait(list(self._writes)[:1])
             self._raise_failures()
         self._raise_failures()
 
@@ -155,13 +155,9 @@ class OnDisk:
         self._wait()
 
     def close(self) -> None:
-        if self._is_closed:
-            return
-        try:
-            self.flush()
-        finally:
-            self._is_closed = True
-            self._writer.shutdown()
+        self.flush()  # if that fails nothing is closed, and there is another try
+        self._is_closed = True
+        self._writer.shutdown()
 
     def _path(self, entry: Entry) -> Path:
         return self._folder / entry.file_name(SUFFIX)

@@ -13,7 +13,9 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from nightshift.data.tensors import Column
@@ -23,6 +25,9 @@ Addresses = NDArray[np.int64]
 _size = types.intp
 _memcpy: Any = types.ExternalFunction("memcpy", _size(_size, _size, _size))
 _madvise: Any = types.ExternalFunction("madvise", types.intc(_size, _size, types.intc))
+LINE = 64
+"""Bytes of a cache line."""
+_LARGE_ROW = 4096
 _WORTH_THREADS = 8 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 _PAGE = mmap.PAGESIZE
@@ -35,8 +40,13 @@ def address(array: Column) -> int:
 
 def gather(sources: Addresses, out: Column) -> None:
     """Copy the row at each address into the row of `out`, which is contiguous."""
-    if out.size:
-        _copy(sources, address(out), out.nbytes // len(out))
+    if not out.size:
+        return
+    target, row_bytes = address(out), out.nbytes // len(out)
+    if row_bytes >= _LARGE_ROW and row_bytes % LINE == 0 and target % LINE == 0:
+        _stream(sources, target, row_bytes)
+    else:
+        _copy(sources, target, row_bytes)
 
 
 def gather_all(jobs: Sequence[tuple[Addresses, Column]]) -> None:
@@ -53,6 +63,42 @@ def gather_all(jobs: Sequence[tuple[Addresses, Column]]) -> None:
 def prefetch(sources: Addresses, nbytes: int) -> None:
     """Have the operating system read rows of mapped files, all at once instead of one by one as they are touched."""
     _announce(sources, nbytes)
+
+
+@intrinsic
+def _store_line(_: Any, target: Any, source: Any) -> Any:
+    """Copy one line past the caches: a batch is larger than they are, and a line need not be read to be written."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        line = ir.VectorType(ir.IntType(64), LINE // 8)
+        to, origin = (builder.inttoptr(argument, line.as_pointer()) for argument in arguments)
+        value = builder.load(origin)
+        value.align = 1
+        stored = builder.store(value, to)
+        stored.align = LINE
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@intrinsic
+def _finish_stores(_: Any) -> Any:
+    """What went past the caches is there for every thread."""
+
+    def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@numba.njit(cache=True, nogil=True)
+def _stream(sources, out, nbytes):  # type: ignore[no-untyped-def]
+    for row in range(len(sources)):
+        for offset in range(0, nbytes, LINE):
+            _store_line(out + row * nbytes + offset, sources[row] + offset)  # type: ignore[call-arg]
+    _finish_stores()  # type: ignore[call-arg]
 
 
 @numba.njit(cache=True, nogil=True)

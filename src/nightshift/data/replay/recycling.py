@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.data.replay.gather import LINE, address
 from nightshift.data.tensors import Column
 
 SMALLEST = 1 << 20
@@ -38,7 +39,9 @@ class Recycler:
     def _block(self, nbytes: int) -> NDArray[np.uint8]:
         with self._lock:
             if not self._blocks[nbytes]:
-                return np.empty(nbytes, np.uint8)
+                block = np.empty(nbytes + LINE, np.uint8)
+                start = -address(block) % LINE  # of a cache line, which is what `gather` can write fastest
+                return block[start : start + nbytes]
             self._kept -= nbytes
             return self._blocks[nbytes].pop()
 
