@@ -51,13 +51,18 @@ def gather(sources: Addresses, out: Column) -> None:
 
 def gather_all(jobs: Sequence[tuple[Addresses, Column]]) -> None:
     """`gather` each; large ones on several cores, in threads that live only as long, so that a fork finds none."""
-    if sum(out.nbytes for _, out in jobs) < _WORTH_THREADS:
-        for sources, out in jobs:
-            gather(sources, out)
-        return
-    with ThreadPoolExecutor(max_workers=min(len(jobs), _THREADS)) as pool:
-        for done in [pool.submit(gather, sources, out) for sources, out in jobs]:
-            done.result()
+    is_large = sum(out.nbytes for _, out in jobs) >= _WORTH_THREADS
+    mine, *others = [jobs[start::_THREADS] for start in range(_THREADS)] if is_large else [jobs]
+    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        at_work = [pool.submit(_gather_each, share) for share in others]
+        _gather_each(mine)
+        for share in at_work:
+            share.result()
+
+
+def _gather_each(jobs: Sequence[tuple[Addresses, Column]]) -> None:
+    for sources, out in jobs:
+        gather(sources, out)
 
 
 def prefetch(sources: Addresses, nbytes: int) -> None:
