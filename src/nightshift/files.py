@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nightshift.errors import DataError, ProjectError
 
 MANIFEST = "manifest.json"
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def sha256(path: Path) -> str:
@@ -59,8 +62,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its place, manifest last, when the block ends without an error."""
+def new_folder(path: Path, known: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its place, manifest last, when the block ends without an error.
+
+    `known` may name the sha256 sums of files that were summed as they were written, so that they are not read again.
+    """
     with _sentences(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep_temporaries(path.parent, path.name)
@@ -68,7 +74,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
-            write_json(temporary / MANIFEST, {"sha256": _sums(temporary)})
+            write_json(temporary / MANIFEST, {"sha256": _sums(temporary, known or {})})
             for file in temporary.rglob("*"):
                 _sync(file)
             _replace_folder(temporary, path)
@@ -77,15 +83,21 @@ def new_folder(path: Path) -> Iterator[Path]:
         _sync(path.parent)
 
 
-def verify_folder(path: Path, remedy: str) -> Mapping[str, str]:
-    """The sha256 sums a folder was written with, after checking each; `remedy` is the next step if one is off."""
+def verify_folder(path: Path, remedy: str, only: Collection[str] | None = None) -> Mapping[str, str]:
+    """The sha256 sums a folder was written with, after checking each; `remedy` is the next step if one is off.
+
+    `only` these files are checked, and must be in the manifest.
+    """
     try:
         sums: Mapping[str, str] = json.loads((path / MANIFEST).read_text())["sha256"]
     except FileNotFoundError:
         raise DataError(f"{path / MANIFEST} is missing: the folder is not complete", remedy) from None
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path / MANIFEST} is damaged", remedy) from None
-    for name, expected in sums.items():
+    for name in sums if only is None else only:
+        expected = sums.get(name)
+        if expected is None:
+            raise DataError(f"{path / name} is not in {MANIFEST}", remedy)
         if not (path / name).is_file():
             raise DataError(f"{path / name} is missing", remedy)
         if sha256(path / name) != expected:
@@ -137,19 +149,32 @@ def _temporary(path: Path) -> Path:
     return path.parent / f".{path.name}.partial-{uuid.uuid4().hex[:8]}"
 
 
-def _sums(folder: Path) -> dict[str, str]:
+def _sums(folder: Path, known: Mapping[str, str]) -> dict[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    return {str(file.relative_to(folder)): sha256(file) for file in files}
+    names = [str(file.relative_to(folder)) for file in files]
+    return {name: known.get(name) or sha256(file) for name, file in zip(names, files, strict=True)}
 
 
 def _replace_folder(new: Path, path: Path) -> None:
     if not path.exists():
         new.rename(path)
         return
+    if _exchange(new, path):
+        shutil.rmtree(new)
+        return
     old = _temporary(path)
     path.rename(old)
     new.rename(path)
     shutil.rmtree(old)
+
+
+def _exchange(left: Path, right: Path) -> bool:
+    """Swap two names in one step, so that a kill never finds neither; False where the system has no such call."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(left), _AT_FDCWD, os.fsencode(right), _RENAME_EXCHANGE) == 0)
 
 
 def _sync(path: Path) -> None:

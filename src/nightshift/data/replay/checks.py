@@ -1,0 +1,113 @@
+"""What a trajectory must be before it may enter a replay buffer, and what all of a buffer must have in common."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from nightshift.data.replay.trajectory import FLAGS, NONE, TrajectoryBatch, neighbours
+from nightshift.data.tensors import DTYPES, Column
+from nightshift.errors import DataError
+
+Schema = dict[str, tuple[str, tuple[int, ...]]]
+"""Name → dtype and shape of one row."""
+
+WEIGHTS_ID = re.compile(r"[A-Za-z0-9-]{0,64}")
+"""It is a part of file names."""
+
+
+def check(trajectory: TrajectoryBatch) -> None:
+    """Refuse a trajectory whose rows are not what they claim to be, naming field, episode and step."""
+    check_bounds(trajectory)
+    for name, column in [*trajectory.columns().items(), *trajectory.frames.items()]:
+        if column.dtype.name not in DTYPES or not column.dtype.isnative:
+            raise DataError(f"{name} of a trajectory is {column.dtype}; it must be one of {', '.join(DTYPES)}")
+    for name in FLAGS:
+        column = getattr(trajectory, name)
+        if column is not None and column.dtype != np.bool_:
+            raise DataError(f"{name} of a trajectory is {column.dtype}, not bool")
+    _check_identity(trajectory)
+    _check_ends(trajectory)
+
+
+def check_bounds(trajectory: TrajectoryBatch) -> None:
+    """What reading rows relies on: every column has all rows, and every row points to frames that are there."""
+    for name in ("episode", "t", "curr", "next"):
+        column = getattr(trajectory, name)
+        if column is not None and (column.dtype != np.int64 or column.ndim != len(("T", "B"))):
+            raise DataError(f"{name} of a trajectory is {column.dtype} {list(column.shape)}, not int64 [T, B]")
+    if not trajectory.num_samples:
+        raise DataError(f"a trajectory of shape {list(trajectory.episode.shape)} has no steps")
+    for name, column in trajectory.columns().items():
+        if column.shape[:2] != trajectory.shape:
+            steps, lanes = trajectory.shape
+            raise DataError(f"{name} of a trajectory has shape {list(column.shape)}, not [{steps}, {lanes}, …]")
+    for name, frames in trajectory.frames.items():
+        for pointer in (trajectory.curr, trajectory.next):
+            if pointer is not None and (pointer.min() < 0 or pointer.max() >= len(frames)):
+                raise DataError(f"a trajectory has {len(frames)} frames of {name} and rows that point beyond them")
+    if not WEIGHTS_ID.fullmatch(trajectory.model_weights_id):
+        raise DataError(f"model_weights_id {trajectory.model_weights_id!r} is not made of letters, digits and dashes")
+
+
+def schema(trajectory: TrajectoryBatch) -> Schema:
+    rows = {name: (column.dtype.name, column.shape[2:]) for name, column in trajectory.columns().items()}
+    return rows | {
+        f"frames.{name}": (frames.dtype.name, frames.shape[1:]) for name, frames in trajectory.frames.items()
+    }
+
+
+def check_schema(found: Schema, wanted: Schema) -> None:
+    """All trajectories of a buffer make up one batch, so they have the same fields."""
+    if found == wanted:
+        return
+    for name in [*wanted, *found]:
+        if found.get(name) != wanted.get(name):
+            raise DataError(
+                f"{name} of a trajectory is {_words(found, name)}; in this buffer it is {_words(wanted, name)}",
+                "keep trajectories of another form in a buffer of their own",
+            )
+
+
+def _words(schema: Schema, name: str) -> str:
+    if name not in schema:
+        return "not there"
+    dtype, shape = schema[name]
+    return f"{dtype} {list(shape)}"
+
+
+def _check_identity(trajectory: TrajectoryBatch) -> None:
+    episode, t = trajectory.episode.ravel(), trajectory.t.ravel()
+    order = np.lexsort((t, episode))
+    same_episode = np.diff(episode[order]) == 0
+    twice = np.flatnonzero(same_episode & (np.diff(t[order]) == 0))
+    if len(twice):
+        raise DataError(_at("a trajectory holds a step twice", trajectory, int(order[twice[0]])))
+    lane = order % trajectory.shape[1]
+    crossing = np.flatnonzero(same_episode & (np.diff(lane) != 0))
+    if len(crossing):
+        raise DataError(_at("an episode lies in two lanes", trajectory, int(order[1:][crossing[0]])))
+
+
+def _check_ends(trajectory: TrajectoryBatch) -> None:
+    _, after = neighbours(trajectory.episode, trajectory.t)
+    goes_on = after != NONE
+    ended = row_flags(trajectory.terminations) | row_flags(trajectory.truncations)
+    wrong = np.flatnonzero(ended & goes_on)
+    if len(wrong):
+        raise DataError(_at("an episode goes on after it ended", trajectory, int(wrong[0])))
+    if trajectory.next is not None:
+        wrong = np.flatnonzero(goes_on & (trajectory.next.ravel() != trajectory.curr.ravel()[after]))
+        if len(wrong):
+            raise DataError(_at("a step leads to another frame than the next one saw", trajectory, int(wrong[0])))
+
+
+def row_flags(column: Column) -> Column:
+    """One flag per row, set if any of the row's is."""
+    return np.asarray(column.reshape(column.shape[0] * column.shape[1], -1).any(axis=1))
+
+
+def _at(what: str, trajectory: TrajectoryBatch, row: int) -> str:
+    episode, t = int(trajectory.episode.ravel()[row]), int(trajectory.t.ravel()[row])
+    return f"{what} (episode {episode}, step {t})"

@@ -1,0 +1,260 @@
+"""Trajectories in files that one thread writes behind whoever adds.
+
+    put ──▶ pending (in memory) ──▶ writer thread: file, fsync ──▶ open files, at most `cache_size`, first in first out
+                                          └─ failure: stays in memory, is raised to the next caller, flush tries again
+
+An open file is views of it, so the operating system keeps in memory what is used and lets go of it when it must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nightshift import files
+from nightshift.data.replay import formats
+from nightshift.data.replay.index import INDEX, METADATA, Entry, Index
+from nightshift.data.replay.keeping import Export, Source, missing, open_file
+from nightshift.data.replay.table import Flat, Table
+from nightshift.data.replay.trajectory import NONE, TrajectoryBatch
+from nightshift.data.tensors import SUFFIX
+from nightshift.errors import DataError, NightshiftError
+
+HEAD = 64 * 1024
+"""Of a file: its header and all that is not a picture, for trajectories of ordinary length."""
+MOST_PENDING = 64
+"""Trajectories waiting to be written before whoever adds has to wait too."""
+LISTED_SHARE = 0.01
+"""The index on disk is written again once this share of it is out of date: its cost per trajectory stays the same."""
+
+
+class OnDisk:
+    """A file per trajectory in a folder, with an index beside them that lists only what is there. See `Keeping`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cache_size: int,
+        index: Index,
+        lock: threading.RLock,
+        describe: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """`lock` is the buffer's; `describe` gives the content of the JSON files, and is called by the writer."""
+        self.table = Table()
+        self._folder = folder
+        self._cache_size = cache_size
+        self._index = index
+        self._lock = lock
+        self._describe = describe
+        self._pending: dict[int, tuple[Entry, int]] = {}  # by id: what is to be written, and its slot
+        self._opened: dict[int, int] = {}  # by id: slots of open files, first opened first
+        self._sums: dict[int, str] = {}  # by id: sha256 of the files that are there
+        self._doomed: list[Path] = []  # files to remove once the index on disk no longer lists them
+        self._unlisted = 0
+        self._is_closed = False
+        self._folder_lock = threading.Lock()  # taken before the buffer's lock, never after
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay-writer")
+        self._writes: deque[Future[None]] = deque()
+        folder.mkdir(parents=True, exist_ok=True)
+        files.sweep_temporaries(folder)
+        self._holds_other_data = (folder / INDEX).exists()
+
+    def put(self, entry: Entry, trajectory: TrajectoryBatch) -> None:
+        slot = self.table.put(Flat(trajectory))
+        self._pending[entry.trajectory_id] = (entry, slot)
+        self._index.set_slot(entry.trajectory_id, slot)
+        self._submit(partial(self._write, entry))
+
+    def open(self, entries: Iterable[Entry]) -> None:
+        entries = list(entries)
+        for entry in entries:
+            _announce_head(self._path(entry))
+        for entry in entries:
+            self._hold(entry, open_file(self._path(entry), entry))
+
+    def trim(self) -> None:
+        while len(self._opened) > self._cache_size:
+            trajectory_id = next(iter(self._opened))
+            self.table.remove(self._opened.pop(trajectory_id))
+            self._index.set_slot(trajectory_id, NONE)
+
+    def drop(self, entry: Entry) -> None:
+        trajectory_id = entry.trajectory_id
+        if trajectory_id in self._pending:
+            self.table.remove(self._pending.pop(trajectory_id)[1])
+        if trajectory_id in self._opened:
+            self.table.remove(self._opened.pop(trajectory_id))
+        if self._sums.pop(trajectory_id, None):
+            self._doomed.append(self._path(entry))
+        self._unlisted += 1
+
+    def export(self, entry: Entry) -> Export:
+        if entry.trajectory_id in self._pending:
+            _, slot = self._pending[entry.trajectory_id]
+            return partial(formats.write, trajectory=self.table.flat(slot).trajectory)
+        return partial(_link, source=self._path(entry), sha256=self._sums[entry.trajectory_id])
+
+    def listed(self) -> list[Entry]:
+        """Those whose files are there, with their sums."""
+        sums = self._sums
+        return [replace(e, sha256=sums[e.trajectory_id]) for e in self._index if e.trajectory_id in sums]
+
+    def adopt(self, entries: Sequence[Entry], source: Source) -> None:
+        with _stage(self._folder) as stage:
+            sums = {}
+            for entry in entries:
+                staged, origin = stage / entry.file_name(SUFFIX), source(entry)
+                sums[entry.trajectory_id] = (
+                    _link(staged, origin, entry.sha256 or files.sha256(origin))
+                    if isinstance(origin, Path)
+                    else formats.write(staged, origin)
+                )
+            names = {staged.name for staged in stage.iterdir()}
+            for name in names:
+                (stage / name).replace(self._folder / name)
+        self.table, self._opened, self._pending, self._sums = Table(), {}, {}, sums
+        self._doomed = [path for path in self._folder.glob(f"trajectory_*{SUFFIX}") if path.name not in names]
+        self._holds_other_data = False
+        self._index.reset(entries)
+        self.open(entries[:1])  # so that what is added next must have the same fields
+
+    def steady(self) -> contextlib.AbstractContextManager[Any]:
+        return self._folder_lock
+
+    def keep_up(self) -> None:
+        if self._holds_other_data:
+            raise DataError(
+                f"{self._folder} holds the trajectories of an earlier buffer",
+                "load them with load_checkpoint, or choose another folder",
+            )
+        while len(self._writes) > MOST_PENDING:
+            wait(list(self._writes)[:1])
+            self._raise_failures()
+        self._raise_failures()
+
+    def flush(self) -> None:
+        if self._is_closed:
+            return
+        self._wait()
+        if self._holds_other_data:
+            return
+        with self._lock:
+            unwritten = [entry for entry, _ in self._pending.values()]
+        for entry in unwritten:
+            self._submit(partial(self._write, entry))
+        self._submit(self._list)
+        self._wait()
+
+    def close(self) -> None:
+        self.flush()  # if that fails nothing is closed, and there is another try
+        self._is_closed = True
+        self._writer.shutdown()
+
+    def _path(self, entry: Entry) -> Path:
+        return self._folder / entry.file_name(SUFFIX)
+
+    def _hold(self, entry: Entry, flat: Flat) -> None:
+        slot = self.table.put(flat)
+        self._opened[entry.trajectory_id] = slot
+        self._index.set_slot(entry.trajectory_id, slot)
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        self._writes.append(self._writer.submit(job))
+
+    def _write(self, entry: Entry) -> None:
+        with self._folder_lock:
+            with self._lock:
+                if entry.trajectory_id not in self._pending:
+                    return  # dropped before its turn came, or written when a flush tried again
+                _, slot = self._pending[entry.trajectory_id]
+                trajectory = self.table.flat(slot).trajectory
+            path = self._path(entry)
+            sha256 = formats.write(path, trajectory)
+            written = open_file(path, entry)
+            with self._lock:
+                is_wanted = self._pending.pop(entry.trajectory_id, None) is not None
+                if is_wanted:
+                    self.table.remove(slot)
+                    self._sums[entry.trajectory_id] = sha256
+                    self._hold(entry, written)
+                    self.trim()
+                else:
+                    self._doomed.append(path)
+                self._unlisted += 1
+                is_due = self._unlisted > LISTED_SHARE * len(self._sums)
+        if is_due:
+            self._list()
+
+    def _list(self) -> None:
+        """Write the index, then remove the files that it no longer lists."""
+        with self._folder_lock:
+            with self._lock:
+                content, doomed = self._describe(), list(self._doomed)
+                self._unlisted = 0
+            for name in (METADATA, INDEX):
+                files.write_json(self._folder / name, content[name])
+            for path in doomed:
+                path.unlink(missing_ok=True)
+            with self._lock:
+                self._doomed = self._doomed[len(doomed) :]
+
+    def _wait(self) -> None:
+        wait(list(self._writes))
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
+        failures = []
+        with self._lock:
+            while self._writes and self._writes[0].done():
+                failure = self._writes.popleft().exception()
+                if failure is not None:
+                    failures.append(failure)
+        if not failures:
+            return
+        if not isinstance(failures[0], OSError | NightshiftError):
+            raise failures[0]
+        raise DataError(
+            f"{len(failures)} writes to {self._folder} failed, the first because: {failures[0]}",
+            "what was not written is still in memory: remove the cause, and flush() or the next checkpoint writes it",
+        ) from failures[0]
+
+
+@contextlib.contextmanager
+def _stage(folder: Path) -> Iterator[Path]:
+    """A folder for files on their way in, on the same disk."""
+    stage = folder / ".incoming.partial-"
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir()
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage)
+
+
+def _link(path: Path, source: Path, sha256: str) -> str:
+    """A second name for a file, which outlives the first; a copy where the disk has no such thing.
+
+    Files of trajectories are replaced and removed but never changed, so two names for one are as good as two files.
+    """
+    try:
+        os.link(source, path)
+    except FileNotFoundError:
+        raise missing(source) from None
+    except OSError:
+        shutil.copyfile(source, path)
+    return sha256
+
+
+def _announce_head(path: Path) -> None:
+    """Have the operating system read it in the background, while those of other files are read too."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as stream:
+        os.posix_fadvise(stream.fileno(), 0, HEAD, os.POSIX_FADV_WILLNEED)

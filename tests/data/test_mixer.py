@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.data.mixer import Mixer
+from nightshift.errors import DataError
+
+
+class Numbers:
+    """A source that says who it is."""
+
+    def __init__(self, value: int, total_samples: int = 10, **more: Any) -> None:
+        self.total_samples = total_samples
+        self._value = value
+        self._more = more
+
+    def sample(self, count: int, /) -> dict[str, Any]:
+        return {"x": np.full(count, self._value), "obs": {"y": np.full((count, 2), self._value)}, **self._more}
+
+
+def two(online: float, **demos: Any) -> Mixer:
+    return Mixer({"online": Numbers(0), "demos": Numbers(1, **demos)}, {"online": online, "demos": 1 - online})
+
+
+def test_half_of_256_is_128_in_every_slice() -> None:
+    mixer = two(0.5)
+    for _ in range(3):
+        batch = mixer.sample(256, slices=20)
+        assert batch["source"].shape == (20 * 256,)
+        assert (batch["source"].reshape(20, 256).sum(axis=1) == 128).all()
+
+
+def test_rows_carry_the_source_they_come_from() -> None:
+    batch = two(0.3).sample(10, slices=2)
+    assert np.array_equal(batch["x"], batch["source"])
+    assert np.array_equal(batch["obs"]["y"], np.stack([batch["source"]] * 2, axis=1))
+    assert sorted(np.bincount(batch["source"])) == [6, 14]
+
+
+@given(
+    share=st.fractions(0, 1, max_denominator=1000),
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=8),
+)
+def test_every_run_of_slices_of_two_sources_is_within_one_of_its_share(
+    share: Fraction, sizes: list[tuple[int, int]]
+) -> None:
+    mixer = two(float(share))
+    edges, counts = [0], [0]
+    for size, slices in sizes:
+        for part in mixer.sample(size, slices=slices)["source"].reshape(slices, size):
+            edges.append(edges[-1] + size)
+            counts.append(counts[-1] + int((part == 0).sum()))
+    for begin, end in combinations(range(len(edges)), 2):
+        assert abs(counts[end] - counts[begin] - share * (edges[end] - edges[begin])) <= 1
+
+
+@given(
+    weights=st.lists(st.integers(0, 20), min_size=3, max_size=6).filter(any),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=10),
+)
+def test_more_sources_are_within_one_of_their_share_of_all_so_far(weights: list[int], sizes: list[int]) -> None:
+    shares = [Fraction(weight, sum(weights)) for weight in weights]
+    names = [f"s{i}" for i in range(len(weights))]
+    mixer = Mixer({n: Numbers(i) for i, n in enumerate(names)}, dict(zip(names, map(float, shares), strict=True)))
+    counts, total = np.zeros(len(weights), np.int64), 0
+    for size in sizes:
+        counts += np.bincount(mixer.sample(size)["source"], minlength=len(weights))
+        total += size
+        assert counts.sum() == total
+        for count, share in zip(counts, shares, strict=True):
+            assert abs(int(count) - share * total) < 1
+
+
+def test_nothing_drifts_over_many_samples() -> None:
+    mixer = two(0.1)
+    for _ in range(300):
+        assert (mixer.sample(10, slices=10)["source"].reshape(10, 10) == 0).sum(axis=1).tolist() == [1] * 10
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=2, max_size=8), cut=st.integers(0, 7))
+def test_a_mixer_that_resumes_deals_as_one_that_never_stopped(sizes: list[int], cut: int) -> None:
+    whole, before, after = two(0.37), two(0.37), two(0.37)
+    expected = [whole.sample(size)["source"].tolist() for size in sizes]
+    found = [before.sample(size)["source"].tolist() for size in sizes[:cut]]
+    after.load_state_dict(before.state_dict())
+    found += [after.sample(size)["source"].tolist() for size in sizes[cut:]]
+    assert found == expected
+
+
+def test_an_empty_source_is_named_and_the_deal_waits() -> None:
+    demos = Numbers(1, total_samples=0)
+    mixer = Mixer({"online": Numbers(0), "demos": demos}, {"online": 0.5, "demos": 0.5})
+    with pytest.raises(DataError, match="source demos is empty"):
+        mixer.sample(8)
+    demos.total_samples = 1
+    assert mixer.state_dict() == {"counts": [0, 0]}
+    assert np.bincount(mixer.sample(8)["source"]).tolist() == [4, 4]
+
+
+def test_a_source_that_gives_other_fields_or_fewer_rows_is_named() -> None:
+    with pytest.raises(DataError, match="online and demos has z"):
+        two(0.5, z=np.zeros(4)).sample(8)
+    with pytest.raises(DataError, match=r"obs\.y of the source demos is float64"):
+        two(0.5, obs={"y": np.zeros((4, 2))}).sample(8)
+    with pytest.raises(DataError, match="demos was asked for 4 samples and gave 3 of x"):
+        two(0.5, x=np.zeros(3, np.int64)).sample(8)
+
+
+@pytest.mark.parametrize("ratio", [{"a": 1.0}, {"a": 0.5, "b": 0.6}, {"a": 1.5, "b": -0.5}, {}])
+def test_a_ratio_that_is_none_is_refused(ratio: dict[str, float]) -> None:
+    with pytest.raises(DataError):
+        Mixer({"a": Numbers(0), "b": Numbers(1)}, ratio)
