@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from nightshift import config, paths
 from nightshift.adapters.tracking import JsonlTracker
 from nightshift.distributed.base import Pool
 from nightshift.distributed.local import LocalPool
 from nightshift.job import Job
+
+# No test depends on how fast the machine is.
+settings.register_profile("nightshift", deadline=None)
+settings.load_profile("nightshift")
 
 REPOSITORY = Path(__file__).parent.parent
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only

@@ -2,6 +2,7 @@
 
 from nightshift.data.replay.batch import Batch, View
 from nightshift.data.replay.buffer import ReplaySource, TrajectoryReplay
+from nightshift.data.replay.episodes import of_episode
 from nightshift.data.replay.trajectory import TrajectoryBatch
 
-__all__ = ["Batch", "ReplaySource", "TrajectoryBatch", "TrajectoryReplay", "View"]
+__all__ = ["Batch", "ReplaySource", "TrajectoryBatch", "TrajectoryReplay", "View", "of_episode"]

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+
+from nightshift.data import rlds
+from nightshift.data.replay import TrajectoryReplay
+from nightshift.data.rlds_replay import IntoTrajectoryReplay
+from nightshift.errors import DataError
+from tests.data.examples import make, with_pictures
+
+
+def test_pushed_episodes_are_sampled_with_their_masks_and_their_own_next_frames() -> None:
+    some = [
+        with_pictures(seed=0),
+        with_pictures(seed=1, steps=1),
+        with_pictures(seed=2, terminated=False, truncated=True),
+    ]
+    replay = TrajectoryReplay()
+    assert rlds.push_to_replay(map(rlds.to_steps, some), IntoTrajectoryReplay(replay)) == 10 == replay.total_samples
+    batch = replay.sample(200)
+    masks = [some[0].masks, some[2].masks]
+    for row in range(200):
+        source = next(e for e in (some[0], some[2]) if (e.actions[batch["t"][row]] == batch["actions"][row]).all())
+        t = batch["t"][row]
+        np.testing.assert_array_equal(batch["next_obs"]["front"][row], source.observations["front"][t + 1])
+        assert batch["mask"][row] == source.masks[t]
+    assert masks[0].min() == 0 and masks[1].min() == 1
+
+
+def test_a_push_of_other_data_stores_nothing() -> None:
+    replay = TrajectoryReplay()
+    rlds.push_to_replay([rlds.to_steps(make())], IntoTrajectoryReplay(replay))
+    other = make(actions=np.zeros((6, 2), np.float32), policy_actions=np.zeros((6, 2), np.float32))
+    with pytest.raises(DataError):
+        rlds.push_to_replay([rlds.to_steps(other)], IntoTrajectoryReplay(replay))
+    assert replay.total_samples == 5
+
+
+def test_only_what_there_is_room_for_is_counted() -> None:
+    replay = TrajectoryReplay(capacity=2)
+    some = [rlds.to_steps(make(steps=n, seed=n)) for n in (3, 4, 5)]
+    assert rlds.push_to_replay(some, IntoTrajectoryReplay(replay)) == 7 == replay.total_samples
