@@ -40,6 +40,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """As `write_bytes`, of content that is not in one piece."""
+    with staged(path, chunks) as temporary:
+        settle(temporary, path)
+
+
+@contextlib.contextmanager
+def staged(path: Path, chunks: Iterable[bytes | memoryview]) -> Iterator[Path]:
+    """A temporary file beside `path` whose content has reached the disk; `settle` it, or it is gone after the block."""
     with _sentences(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
@@ -48,10 +55,15 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
                 stream.writelines(chunks)
                 stream.flush()
                 os.fsync(stream.fileno())
-            temporary.replace(path)
+            yield temporary
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """Put a staged file in its place; when this returns it stays there through a power cut."""
+    temporary.replace(path)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -70,11 +82,11 @@ def new_folder(path: Path) -> Iterator[Path]:
             yield temporary
             write_json(temporary / MANIFEST, {"sha256": _sums(temporary)})
             for file in temporary.rglob("*"):
-                _sync(file)
+                sync(file)
             _replace_folder(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def verify_folder(path: Path, remedy: str) -> Mapping[str, str]:
@@ -128,6 +140,15 @@ def sweep_temporaries(folder: Path, name: str = "*") -> None:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, have reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _is_litter(path: Path) -> bool:
     """Interpreter caches and editors' swap and backup files; .dvcignore names the same."""
     return "__pycache__" in path.parts or path.name.startswith((".", "#")) or path.name.endswith("~")
@@ -150,14 +171,6 @@ def _replace_folder(new: Path, path: Path) -> None:
     path.rename(old)
     new.rename(path)
     shutil.rmtree(old)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
