@@ -193,6 +193,7 @@ def test_a_renamed_episode_is_synced_before_a_new_learner_vouches_for_it(
     assert synced == [tmp_path / "episodes"]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_episodes_are_known_without_asking_the_disk(tmp_path: Path) -> None:
     (tmp_path / "episodes").mkdir(parents=True)
     for number in range(100_000):

@@ -18,7 +18,7 @@ from nightshift.errors import NightshiftError
 ROUND = 16
 """Parcels between two questions for newer weights."""
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 10.0
+_LONGEST_PAUSE = 5.0
 
 _log = logging.getLogger(__name__)
 

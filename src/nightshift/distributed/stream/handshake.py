@@ -38,10 +38,10 @@ def greet(channel: Channel, token: str | None) -> None:
     ours = secrets.token_bytes(_NONCE_BYTES)
     channel.send({"protocol": PROTOCOL, "secured": token is not None, "nonce": ours})
     answer, _ = channel.receive(largest=0)
+    theirs = _nonce(octets(answer, "nonce"))
     if token is None:
         channel.send({"proof": b""})
         return
-    theirs = _nonce(octets(answer, "nonce"))
     if not hmac.compare_digest(octets(answer, "proof"), _proof(token, b"actor", ours + theirs)):
         channel.send({"error": "the token of this actor is not the learner's"})
         raise NotTrusted("it does not know the token")
