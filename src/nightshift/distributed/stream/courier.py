@@ -18,7 +18,6 @@ from nightshift.errors import NightshiftError
 ROUND = 16
 """Parcels between two questions for newer weights."""
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -26,11 +25,12 @@ _log = logging.getLogger(__name__)
 class Courier:
     """While the link is down it tries again, ever more slowly; an error that ends it is raised by the spool's `put`."""
 
-    def __init__(self, spool: Spool, link: Link, *, ask_every: float = 1.0) -> None:
-        """`ask_every` so many seconds for newer weights while nothing is to be sent."""
+    def __init__(self, spool: Spool, link: Link, *, ask_every: float = 1.0, longest_pause: float = 5.0) -> None:
+        """In seconds: how often to ask for weights while nothing is to be sent, and to try a link that is down."""
         self._spool = spool
         self._link = link
         self._ask_every = ask_every
+        self._longest_pause = longest_pause
         self._newest: Weights | None = None
         self._failures = 0
         self._stop = threading.Event()
@@ -71,7 +71,7 @@ class Courier:
             self._spool.hinder(error.what)
             if not self._failures:
                 _log.warning("%s; episodes wait in the spool", error.what)
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
+            pause = min(self._longest_pause, _FIRST_PAUSE * 2 ** min(self._failures, 10))
             self._failures += 1
             self._stop.wait(pause * random.uniform(0.5, 1))
         else:
@@ -82,6 +82,7 @@ class Courier:
     def _deliver(self) -> None:
         for receipt in self._link.send(self._parcels()):
             self._spool.settle(receipt)
+            self._failures = 0  # a link that breaks after every parcel still carries every parcel
 
     def _parcels(self) -> Iterator[Parcel]:
         return itertools.takewhile(lambda _: not self._stop.is_set(), self._spool.waiting(ROUND))
