@@ -1,4 +1,4 @@
-"""Rollouts on Ray actors. The only file that imports ray.
+"""Rollouts on Ray actors.
 
     stage (driver)                       workers (Ray actors, one simulator process each)
     ──────────────                       ───────────────────────────────────────────────
@@ -56,7 +56,7 @@ class RayPool:
         make_fleet: MakeFleet = envs.make_fleet,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        _start_ray(workers)
+        start_ray(workers)
         self._workers = workers
         self._patience = patience
         # A group of one thread each: `run` keeps to its own, since a GL context belongs to the thread that made it.
@@ -154,7 +154,7 @@ class _Game:
                 self._ask()
 
 
-def _start_ray(workers: int) -> None:
+def start_ray(workers: int) -> None:
     """Join the cluster at RAY_ADDRESS, or start a small one here. Ray must not keep our signal handlers."""
     if ray.is_initialized():
         return
