@@ -10,12 +10,14 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
 from nightshift.errors import DataError, ProjectError
 
 MANIFEST = "manifest.json"
+_PIECE = 2 * 2**20
 
 
 def sha256(path: Path) -> str:
@@ -52,7 +54,8 @@ def staged(path: Path, chunks: Iterable[bytes | memoryview]) -> Iterator[Path]:
         temporary = _temporary(path)
         try:
             with temporary.open("wb") as stream:
-                stream.writelines(chunks)
+                for chunk in chunks:
+                    _write(stream, memoryview(chunk).cast("B"))
                 stream.flush()
                 os.fsync(stream.fileno())
             yield temporary
@@ -171,6 +174,15 @@ def _replace_folder(new: Path, path: Path) -> None:
     path.rename(old)
     new.rename(path)
     shutil.rmtree(old)
+
+
+def _write(stream: BufferedWriter, content: memoryview) -> None:
+    """Write, and have the disk begin at once with what is large: `fsync` then waits for the rest only."""
+    for start in range(0, len(content), _PIECE):
+        position = stream.tell()
+        size = stream.write(content[start : start + _PIECE])
+        if size == _PIECE and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(stream.fileno(), position, size, os.POSIX_FADV_DONTNEED)
 
 
 @contextlib.contextmanager

@@ -1,3 +1,4 @@
+import contextlib
 import logging
 import pickle
 import socket
@@ -47,14 +48,19 @@ def knock(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), 10)
 
 
+def say(connection: socket.socket, content: bytes) -> None:
+    """Say this and nothing more, to one who may hang up at any moment."""
+    with contextlib.suppress(OSError):
+        connection.sendall(content)
+        connection.shutdown(socket.SHUT_WR)
+
+
 def hung_up(connection: socket.socket) -> bool:
     """Whether the learner closes the connection, after whatever it says first."""
     connection.settimeout(10)
-    try:
+    with contextlib.suppress(ConnectionResetError):
         while connection.recv(65536):
             pass
-    except ConnectionResetError:
-        pass
     return True
 
 
@@ -218,8 +224,7 @@ def test_a_hostile_client_is_hung_up_on_and_harms_nobody(
     link = TcpLink("127.0.0.1", server.port, token=TOKEN if where == "guarded" else None)
     assert [r.outcome for r in link.send([parcel(identity(0))])] == ["accepted"]
     with knock(server) as connection, caplog.at_level(logging.WARNING):
-        connection.sendall(HOSTILE[which])
-        connection.shutdown(socket.SHUT_WR)
+        say(connection, HOSTILE[which])
         assert hung_up(connection)
     assert [r.outcome for r in link.send([parcel(identity(1))])] == ["accepted"]
     assert which == "nothing" or "hung up on 127.0.0.1" in caplog.text
@@ -242,8 +247,7 @@ def test_a_client_that_is_let_in_and_then_hostile_is_hung_up_on(desk: Desk, serv
 @given(noise=st.binary(max_size=200), polite=st.booleans())
 def test_no_noise_stops_a_learner(desk: Desk, server: Server, noise: bytes, polite: bool) -> None:
     with knock(server) as connection:
-        connection.sendall((HELLO_BACK if polite else b"") + noise)
-        connection.shutdown(socket.SHUT_WR)
+        say(connection, (HELLO_BACK if polite else b"") + noise)
         assert hung_up(connection)
     link = TcpLink("127.0.0.1", server.port)
     assert link.weights(-1) is None
@@ -277,13 +281,27 @@ def test_too_many_connections_are_turned_away(desk: Desk, monkeypatch: pytest.Mo
         link.close()
 
 
-def test_an_episode_larger_than_allowed_is_not_taken_into_memory(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Server(desk, largest=100)) as server, pytest.raises(LinkDown):
-        list(TcpLink("127.0.0.1", server.port).send([parcel(identity(0))]))
-    assert not len(desk.inbox)
+def test_an_episode_too_large_for_the_learner_is_rejected_and_those_behind_it_arrive(desk: Desk) -> None:
+    small, large = parcel(identity(0)), parcel(identity(1), metadata={"note": "x" * 10_000})
+    with closing(Server(desk, largest=len(small.content))) as server:
+        link = TcpLink("127.0.0.1", server.port)
+        receipts = {r.label.identity.number: r for r in link.send([small, large, parcel(identity(2))])}
+        link.close()
+    assert {number: r.outcome for number, r in receipts.items()} == {0: "accepted", 1: "rejected", 2: "accepted"}
+    assert f"the learner takes {len(small.content)}" in receipts[1].reason
 
 
-@pytest.mark.parametrize("answer", [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x02")])
+def test_a_frame_larger_than_allowed_is_not_taken_into_memory(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(Server(desk, largest=100)) as server, knock(server) as connection:
+        say(connection, HELLO_BACK + frame(b"\x80", b"x" * 101))
+        assert hung_up(connection)
+    assert "a frame of 1 + 101 bytes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x02"), frame(b"\x82\xa8protocol\x01\xa7secured\xc2")],
+)
 def test_an_actor_survives_a_learner_that_talks_nonsense(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

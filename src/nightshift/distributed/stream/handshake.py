@@ -1,6 +1,6 @@
 """How a connection begins: both sides prove that they know the token, and neither says it.
 
-    learner ─▶ {protocol, secured, nonce}
+    learner ─▶ {protocol, secured, nonce, largest}
     actor   ─▶ {nonce, proof: HMAC(token, "actor" + both nonces)}
     learner ─▶ {proof: HMAC(token, "learner" + both nonces)}, or {error}
 
@@ -36,7 +36,8 @@ def check_token(token: str | None) -> None:
 def greet(channel: Channel, token: str | None) -> None:
     """The learner's side."""
     ours = secrets.token_bytes(_NONCE_BYTES)
-    channel.send({"protocol": PROTOCOL, "secured": token is not None, "nonce": ours})
+    hello = {"protocol": PROTOCOL, "secured": token is not None, "nonce": ours, "largest": channel.largest}
+    channel.send(hello)
     answer, _ = channel.receive(largest=0)
     theirs = _nonce(octets(answer, "nonce"))
     if token is None:
@@ -48,8 +49,8 @@ def greet(channel: Channel, token: str | None) -> None:
     channel.send({"proof": _proof(token, b"learner", ours + theirs)})
 
 
-def enter(channel: Channel, token: str | None) -> None:
-    """The actor's side."""
+def enter(channel: Channel, token: str | None) -> int:
+    """The actor's side; returns how many bytes an episode may have."""
     hello, _ = channel.receive(largest=0)
     if number(hello, "protocol") != PROTOCOL:
         raise NotTrusted(f"the learner speaks version {hello['protocol']} of the protocol, and this actor {PROTOCOL}")
@@ -63,6 +64,7 @@ def enter(channel: Channel, token: str | None) -> None:
         raise NotTrusted(text(answer, "error"))
     if token and not hmac.compare_digest(octets(answer, "proof"), _proof(token, b"learner", nonces)):
         raise NotTrusted("the learner does not know the token")
+    return number(hello, "largest")
 
 
 def _proof(token: str, side: bytes, nonces: bytes) -> bytes:

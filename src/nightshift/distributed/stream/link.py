@@ -20,7 +20,7 @@ class Link(Protocol):
     """Used by one thread at a time. Every failure is a LinkDown, after which the link may be used again."""
 
     def send(self, parcels: Iterable[Parcel]) -> Iterator[Receipt]:
-        """Hand parcels over; yields one receipt each, in order, as they come."""
+        """Hand parcels over; yields one receipt each, as they come."""
         ...
 
     def weights(self, newer_than: int) -> Weights | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+import google_crc32c
+import numpy as np
 
 from nightshift.distributed.stream.identity import Identity
 from nightshift.errors import DataError
@@ -19,7 +21,7 @@ Outcome = Literal["accepted", "duplicate", "rejected"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Which episode it is, and the CRC-32 of its bytes: as long as they agree it is the one that was spooled."""
+    """Which episode it is, and the CRC-32C of its bytes: as long as they agree it is the one that was spooled."""
 
     identity: Identity
     checksum: int
@@ -54,5 +56,5 @@ class Receipt:
 def checksum(pieces: Iterable[Buffer]) -> int:
     value = 0
     for piece in pieces:
-        value = zlib.crc32(piece, value)
+        value = google_crc32c.extend(value, np.frombuffer(piece, np.uint8))
     return value

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -99,8 +100,7 @@ class Server:
         try:
             channel = self._open(connection)
             greet(channel, self._token)
-            while not self._closing:
-                self._answer(channel, *channel.receive(idle=IDLE_SECONDS))
+            self._converse(channel, connection)
         except Hangup:
             pass
         except (BrokenFrame, NotTrusted, OSError, MemoryError) as error:
@@ -111,6 +111,26 @@ class Server:
             with self._lock:
                 self._connections.discard(connection)
                 self._threads.discard(threading.current_thread())
+
+    def _converse(self, channel: Channel, connection: socket.socket) -> None:
+        """One request is answered while the next one is on its way; answers keep the order of requests."""
+
+        def answer(request: dict[str, Any], payload: memoryview) -> None:
+            try:
+                self._answer(channel, request, payload)
+            except BaseException:
+                _shut(connection)
+                raise
+
+        with ThreadPoolExecutor(1, f"{threading.current_thread().name} answers") as answering:
+            last = answering.submit(lambda: None)
+            try:
+                while not self._closing:
+                    request, payload = channel.receive(idle=IDLE_SECONDS)
+                    last.result()
+                    last = answering.submit(answer, request, payload)
+            finally:
+                last.result()
 
     def _answer(self, channel: Channel, request: dict[str, Any], payload: memoryview) -> None:
         try:

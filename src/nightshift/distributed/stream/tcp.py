@@ -30,13 +30,19 @@ class TcpLink:
         self._token = token
         self._patience = patience
         self._open: Channel | None = None
+        self._largest = 0
 
     def send(self, parcels: Iterable[Parcel]) -> Iterator[Receipt]:
         under_way: deque[Label] = deque()
         try:
             for parcel in parcels:
                 with self._channel() as channel:
-                    channel.send({"ask": "store", "key": parcel.label.key}, parcel.content)
+                    too_large = len(parcel.content) > self._largest
+                    if not too_large:
+                        channel.send({"ask": "store", "key": parcel.label.key}, parcel.content)
+                if too_large:
+                    yield self._refusal(parcel)
+                    continue
                 under_way.append(parcel.label)
                 if len(under_way) == _UNDER_WAY:
                     yield self._receipt(under_way.popleft())
@@ -67,6 +73,11 @@ class TcpLink:
                 raise BrokenFrame(f"an outcome {outcome!r:.80}")
             return Receipt(label, outcome, text(answer, "reason"))  # type: ignore[arg-type]
 
+    def _refusal(self, parcel: Parcel) -> Receipt:
+        """The learner would hang up on it, and on every next attempt: it must not hold up those behind it."""
+        size = f"{len(parcel.content)} bytes; the learner takes {self._largest}"
+        return Receipt(parcel.label, "rejected", f"{parcel.label.identity}: it has {size}")
+
     @contextlib.contextmanager
     def _channel(self) -> Iterator[Channel]:
         """The connection; an error in its use ends it."""
@@ -83,7 +94,7 @@ class TcpLink:
     def _connect(self) -> Channel:
         channel = Channel(socket.create_connection(self._address, self._patience), patience=self._patience)
         try:
-            enter(channel, self._token)
+            self._largest = enter(channel, self._token)
         except BaseException:
             channel.close()
             raise

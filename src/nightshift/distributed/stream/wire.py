@@ -27,6 +27,7 @@ PATIENCE = 30.0
 _SLOWEST = 2**20
 """Bytes per second below which the other side counts as gone."""
 _PREFIX = struct.Struct(">4sIQ")
+_TIMEVAL = struct.Struct("ll")
 
 
 class Hangup(StreamError):
@@ -44,23 +45,24 @@ class Channel:
         self, connection: socket.socket, *, patience: float = PATIENCE, largest: int = LARGEST_PAYLOAD
     ) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(None)  # the system keeps the deadlines: a large frame is then one call, not hundreds
         self._connection = connection
         self._patience = patience
-        self._largest = largest
-        self._buffer = np.empty(0, np.uint8)
+        self.largest = largest
+        self._buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
 
     def send(self, header: Mapping[str, Any], payload: Buffer = b"") -> None:
         head = msgpack.packb(dict(header))
-        self._connection.settimeout(self._allowed(len(payload)))
-        self._connection.sendall(_PREFIX.pack(MAGIC, len(head), len(payload)) + head)
-        self._connection.sendall(payload)
+        deadline = time.monotonic() + self._allowed(len(payload))
+        self._all(_PREFIX.pack(MAGIC, len(head), len(payload)) + head, deadline)
+        self._all(payload, deadline)
 
     def receive(self, *, idle: float | None = None, largest: int | None = None) -> tuple[dict[str, Any], memoryview]:
-        """The next frame; its bytes are good until the one after. `idle` seconds may pass before it begins."""
+        """The next frame; its bytes are good until the one after the next. `idle` seconds may pass before it begins."""
         deadline = time.monotonic() + (self._patience if idle is None else idle)
         prefix = self._exactly(bytearray(_PREFIX.size), deadline, may_end=True)
         magic, head_size, size = _PREFIX.unpack(prefix)
-        limit = self._largest if largest is None else largest
+        limit = self.largest if largest is None else largest
         if magic != MAGIC:
             raise BrokenFrame(f"a frame begins with {bytes(magic)!r}, not {MAGIC!r}")
         if head_size > LARGEST_HEADER or size > limit:
@@ -76,17 +78,33 @@ class Channel:
         return self._patience + size / _SLOWEST
 
     def _room(self, size: int) -> memoryview:
-        """Memory that is used again, and that a mere announcement does not fill."""
-        if len(self._buffer) < size:
-            self._buffer = np.empty(size, np.uint8)
-        return self._buffer.data[:size]
+        """Memory that is used in turns, and that a mere announcement does not fill."""
+        self._buffers.reverse()
+        if len(self._buffers[0]) < size:
+            self._buffers[0] = np.empty(size, np.uint8)
+        return self._buffers[0].data[:size]
+
+    def _all(self, content: Buffer, deadline: float) -> None:
+        view = memoryview(content)
+        sent = 0
+        while sent < len(view):
+            self._limit(socket.SO_SNDTIMEO, deadline)
+            sent += self._connection.send(view[sent:])
+
+    def _limit(self, option: int, deadline: float) -> None:
+        """Let the next call on the connection take until the deadline; it ends with what it has, or BlockingIOError."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the other side is too slow")
+        seconds, rest = divmod(max(int(left * 1e6), 1), 10**6)
+        self._connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, rest))
 
     def _exactly(self, target: bytearray | memoryview, deadline: float, *, may_end: bool = False) -> memoryview:
         view = memoryview(target)
         got = 0
         while got < len(view):
-            self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            count = self._connection.recv_into(view[got:])
+            self._limit(socket.SO_RCVTIMEO, deadline)
+            count = self._connection.recv_into(view[got:], 0, socket.MSG_WAITALL)
             if not count and may_end and not got:
                 raise Hangup("the other side closed the connection")
             if not count:
