@@ -220,3 +220,21 @@ def test_two_learners_cannot_share_an_inbox(tmp_path: Path) -> None:
         open_inbox(tmp_path)
     inbox.close()
     open_inbox(tmp_path)
+
+
+def test_the_inbox_of_another_run_is_not_taken_over(tmp_path: Path) -> None:
+    inbox = open_inbox(tmp_path)
+    inbox.receive(parcel(identity(0)))
+    inbox.close()
+    with pytest.raises(DataError, match="holds episodes of run night-1, not of night-2"):
+        Inbox(tmp_path, run="night-2")
+
+
+def test_a_copied_file_is_noticed(tmp_path: Path) -> None:
+    inbox = open_inbox(tmp_path)
+    inbox.receive(parcel(identity(0)))
+    inbox.close()
+    path = inbox.since(0)[0].path
+    path.with_name(path.name.replace("000000001", "000000002", 1)).write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="holds an episode twice"):
+        open_inbox(tmp_path)

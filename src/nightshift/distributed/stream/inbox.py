@@ -57,6 +57,7 @@ class Inbox:
         self._shelf = Shelf(folder / EPISODES, ranges=ranges)
         self._arrivals = _recover(self._shelf)
         self._known = {arrival.label.identity: arrival.label for arrival in self._arrivals}
+        self._refuse_mixture()
         self._last = self._arrivals[-1].position if self._arrivals else 0
         self._arrived = threading.Condition()
         self._counts: Counter[str] = Counter()
@@ -104,6 +105,14 @@ class Inbox:
     def _refuse_foreign(self, label: Label) -> None:
         if label.identity.run != self._run:
             raise DataError(f"{label.identity}: this is the learner of run {self._run}")
+
+    def _refuse_mixture(self) -> None:
+        """What no learner of this run can have left here."""
+        if runs := {identity.run for identity in self._known} - {self._run}:
+            found = f"{self._shelf.folder} holds episodes of run {', '.join(sorted(runs))}, not of {self._run}"
+            raise DataError(found, "use another folder, or name the run as it was")
+        if len(self._known) < len(self._arrivals):
+            raise DataError(f"{self._shelf.folder} holds an episode twice", "move the copy away")
 
     def _duplicate(self, label: Label) -> Receipt | None:
         known = self._known.get(label.identity)

@@ -36,12 +36,8 @@ class TcpLink:
         under_way: deque[Label] = deque()
         try:
             for parcel in parcels:
-                with self._channel() as channel:
-                    too_large = len(parcel.content) > self._largest
-                    if not too_large:
-                        channel.send({"ask": "store", "key": parcel.label.key}, parcel.content)
-                if too_large:
-                    yield self._refusal(parcel)
+                if refused := self._hand_over(parcel):
+                    yield refused
                     continue
                 under_way.append(parcel.label)
                 if len(under_way) == _UNDER_WAY:
@@ -65,6 +61,15 @@ class TcpLink:
             self._open.close()
             self._open = None
 
+    def _hand_over(self, parcel: Parcel) -> Receipt | None:
+        """Send it off. One that the learner would hang up on, every time, is refused here: others wait behind it."""
+        with self._channel() as channel:
+            if (size := len(parcel.content)) > self._largest:
+                reason = f"{parcel.label.identity}: it has {size} bytes; the learner takes {self._largest}"
+                return Receipt(parcel.label, "rejected", reason)
+            channel.send({"ask": "store", "key": parcel.label.key}, parcel.content)
+        return None
+
     def _receipt(self, label: Label) -> Receipt:
         with self._channel() as channel:
             answer, _ = _answer(channel)
@@ -72,11 +77,6 @@ class TcpLink:
             if outcome not in _OUTCOMES:
                 raise BrokenFrame(f"an outcome {outcome!r:.80}")
             return Receipt(label, outcome, text(answer, "reason"))  # type: ignore[arg-type]
-
-    def _refusal(self, parcel: Parcel) -> Receipt:
-        """The learner would hang up on it, and on every next attempt: it must not hold up those behind it."""
-        size = f"{len(parcel.content)} bytes; the learner takes {self._largest}"
-        return Receipt(parcel.label, "rejected", f"{parcel.label.identity}: it has {size}")
 
     @contextlib.contextmanager
     def _channel(self) -> Iterator[Channel]:
