@@ -17,5 +17,5 @@ An episode is in the spool until its receipt is there, and in the inbox before i
 killed, it is in one of them or in both, and in the inbox at most once: its name there is its identity.
 
 `put` waits for room in the spool, the courier for the learner, the learner for its disk; nobody waits for an actor.
-Links: in this process (`local`), between processes of a Ray cluster (`on_ray`), between machines (`tcp`).
+Links: in this process (`link`), between processes of a Ray cluster (`on_ray`), between machines (`tcp`, `server`).
 """
