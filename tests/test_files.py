@@ -30,6 +30,19 @@ def test_a_failed_rewrite_leaves_the_old_folder(tmp_path: Path) -> None:
     files.verify_folder(target, "")
 
 
+def test_a_large_file_is_written_whole_whatever_its_pieces(tmp_path: Path) -> None:
+    content = os.urandom(5 * 2**20 + 7)
+    files.write_chunks(tmp_path / "a", [content[:3], memoryview(content)[3:], b""])
+    assert (tmp_path / "a").read_bytes() == content
+
+
+def test_what_was_staged_and_not_settled_is_gone(tmp_path: Path) -> None:
+    with files.staged(tmp_path / "a", [b"1"]) as temporary:
+        assert temporary.read_bytes() == b"1"
+        assert not (tmp_path / "a").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("damage", ["change", "remove"])
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     target = tmp_path / "out"

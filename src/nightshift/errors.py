@@ -10,6 +10,7 @@ NightshiftError
 ├── CheckpointError        a checkpoint is damaged
 ├── CacheError             DVC refuses (locked, damaged cache)
 ├── RegistryError          MLflow has no such model, version or alias
+├── StreamError            episodes or weights cannot travel between actor and learner
 └── RolloutError           a simulator worker failed
 """
 
@@ -63,6 +64,10 @@ class CacheError(NightshiftError):
 
 class RegistryError(NightshiftError):
     """MLflow has no such model, version or alias."""
+
+
+class StreamError(NightshiftError):
+    """Episodes or weights cannot travel between actor and learner."""
 
 
 class RolloutError(NightshiftError):

@@ -11,6 +11,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from nightshift.errors import DataError, ProjectError
 MANIFEST = "manifest.json"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_PIECE = 2 * 2**20
 
 
 def sha256(path: Path) -> str:
@@ -43,18 +45,31 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """As `write_bytes`, of content that is not in one piece."""
+    with staged(path, chunks) as temporary:
+        settle(temporary, path)
+
+
+@contextlib.contextmanager
+def staged(path: Path, chunks: Iterable[bytes | memoryview]) -> Iterator[Path]:
+    """A temporary file beside `path` whose content has reached the disk; `settle` it, or it is gone after the block."""
     with _sentences(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
         try:
             with temporary.open("wb") as stream:
-                stream.writelines(chunks)
+                for chunk in chunks:
+                    _write(stream, memoryview(chunk).cast("B"))
                 stream.flush()
                 os.fsync(stream.fileno())
-            temporary.replace(path)
+            yield temporary
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """Put a staged file in its place; when this returns it stays there through a power cut."""
+    temporary.replace(path)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -76,11 +91,11 @@ def new_folder(path: Path, known: Mapping[str, str] | None = None) -> Iterator[P
             yield temporary
             write_json(temporary / MANIFEST, {"sha256": _sums(temporary, known or {})})
             for file in temporary.rglob("*"):
-                _sync(file)
+                sync(file)
             _replace_folder(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def verify_folder(path: Path, remedy: str, only: Collection[str] | None = None) -> Mapping[str, str]:
@@ -140,6 +155,15 @@ def sweep_temporaries(folder: Path, name: str = "*") -> None:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, have reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _is_litter(path: Path) -> bool:
     """Interpreter caches and editors' swap and backup files; .dvcignore names the same."""
     return "__pycache__" in path.parts or path.name.startswith((".", "#")) or path.name.endswith("~")
@@ -177,12 +201,13 @@ def _exchange(left: Path, right: Path) -> bool:
     return bool(rename(_AT_FDCWD, os.fsencode(left), _AT_FDCWD, os.fsencode(right), _RENAME_EXCHANGE) == 0)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(stream: BufferedWriter, content: memoryview) -> None:
+    """Write, and have the disk begin at once with what is large: `fsync` then waits for the rest only."""
+    for start in range(0, len(content), _PIECE):
+        position = stream.tell()
+        size = stream.write(content[start : start + _PIECE])
+        if size == _PIECE and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(stream.fileno(), position, size, os.POSIX_FADV_DONTNEED)
 
 
 @contextlib.contextmanager

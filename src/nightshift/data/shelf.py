@@ -51,10 +51,14 @@ class Shelf:
     def put(self, key: str, episode: Episode) -> None:
         """Keep an episode; when this returns it survives a power cut."""
         path = self.path(key)
-        self.check(episode, str(path))
+        self.admit(episode, str(path))
+        episodes.save(episode, path)
+
+    def admit(self, episode: Episode, where: str) -> None:
+        """Refuse an episode that does not belong here; the first one declares which do."""
+        self.check(episode, where)
         if self._schema is None:
             self._declare(Schema.of(episode, self._ranges))
-        episodes.save(episode, path)
 
     def check(self, episode: Episode, where: str) -> None:
         """Refuse an episode that does not belong here."""

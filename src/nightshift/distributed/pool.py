@@ -1,4 +1,4 @@
-"""Rollouts on Ray actors. The only file that imports ray.
+"""Rollouts on Ray actors.
 
     stage (driver)                       workers (Ray actors, one simulator process each)
     ──────────────                       ───────────────────────────────────────────────

@@ -1,0 +1,110 @@
+"""An actor, a learner and the cable between them, as processes to be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from nightshift.data.episode import Episode
+from nightshift.distributed.stream.courier import Courier
+from nightshift.distributed.stream.parcel import Receipt
+from nightshift.distributed.stream.server import Server
+from nightshift.distributed.stream.spool import Room, Spool
+from nightshift.distributed.stream.tcp import TcpLink
+from tests.data.examples import make
+from tests.distributed.stream.parts import RUN, open_desk
+
+STEPS = 400
+CUT_AFTER = 200_000
+"""Bytes that the cable carries before it breaks, on average: a few episodes, and then a part of one."""
+
+
+def episode(actor: str, seed: int) -> Episode:
+    """The `seed`th episode of an actor, before it has an identity."""
+    made = make(steps=STEPS, seed=seed)
+    return replace(made, metadata={"actor": actor, "seed": seed})
+
+
+def learner(folder: Path, port: int) -> None:
+    """Stores what comes, and publishes new weights all the time."""
+    desk = open_desk(folder)
+    server = Server(desk, port=port, patience=5)
+    while server.port:
+        version = desk.publisher.publish({"w": np.full(7, desk.publisher.version + 1, np.float32)})
+        _journal(folder / "published", str(version))
+        time.sleep(0.05)
+
+
+class Recording(Spool):
+    """Writes down what was acknowledged, after it was and before the spool forgets it."""
+
+    def settle(self, receipt: Receipt) -> None:
+        _journal(self._folder / "receipts", f"{receipt.label.key} {receipt.outcome}")
+        super().settle(receipt)
+
+
+def actor(folder: Path, port: int, count: int) -> None:
+    """Puts `count` episodes, those excepted that it has put in an earlier life."""
+    spool = Recording(folder, run=RUN, actor=folder.name, room=Room(episodes=8, patience=60))
+    courier = Courier(spool, TcpLink("127.0.0.1", port, patience=5), ask_every=0.05, longest_pause=0.2)
+    journal = folder / "put"
+    for seed in range(len(journal.read_text().splitlines()) if journal.exists() else 0, count):
+        identity = spool.put(episode(folder.name, seed))
+        _journal(folder / "acted", str(courier.version))
+        _journal(journal, identity.key)
+    spool.await_empty(timeout=60)
+    courier.close()
+
+
+def cable(port: int, learner_port: int) -> None:
+    """Passes bytes on, and breaks now and then in the middle of a frame."""
+    listener = socket.create_server(("127.0.0.1", port))
+    while True:
+        near, _ = listener.accept()
+        threading.Thread(target=_connect, args=(near, learner_port), daemon=True).start()
+
+
+def _connect(near: socket.socket, port: int) -> None:
+    try:
+        far = socket.create_connection(("127.0.0.1", port), 5)
+    except OSError:
+        near.close()
+        return
+    left = [random.expovariate(1 / CUT_AFTER)]
+    back = threading.Thread(target=_pass_on, args=(far, near, left), daemon=True)
+    back.start()
+    _pass_on(near, far, left)
+
+
+def _pass_on(source: socket.socket, target: socket.socket, left: list[float]) -> None:
+    with contextlib.suppress(OSError):
+        while left[0] > 0 and (data := source.recv(8192)):
+            target.sendall(data[: max(1, int(left[0]))])
+            left[0] -= len(data)
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def play(log: Path, role: Callable[..., None], *arguments: object) -> None:
+    """What a process does: a role, with all that it says in a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    role(*arguments)
+
+
+def _journal(path: Path, line: str) -> None:
+    with path.open("a") as stream:
+        stream.write(line + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,151 @@
+"""Actors, their learner and the cable between them are killed for real, again and again, at random moments."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift.data import episode as episodes
+from nightshift.distributed.stream.inbox import Inbox
+from nightshift.distributed.stream.parcel import Label
+from tests.distributed.stream.parts import RUN, contents
+from tests.faults.stream_processes import actor, cable, episode, learner, play
+
+ACTORS = ("left", "middle", "right")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Theatre:
+    """The processes by name, each of which can be killed and started again."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        learner_port, cable_port = free_port(), free_port()
+        self.roles: dict[str, tuple[Any, ...]] = {
+            "learner": (learner, folder / "learner", learner_port),
+            "cable": (cable, cable_port, learner_port),
+            **{name: (actor, folder / name, cable_port, count) for name in ACTORS},
+        }
+        self.running: dict[str, BaseProcess] = {}
+        # Forks of a process that has imported everything: they start at once and can die often.
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["tests.faults.stream_processes"])
+
+    def start(self, name: str) -> None:
+        self.running[name] = self.context.Process(target=play, args=(self.folder / "log", *self.roles[name]))
+        self.running[name].start()
+
+    def kill(self, name: str) -> None:
+        self.running[name].kill()
+        self.running[name].join()
+
+    def await_actors(self, seconds: float) -> None:
+        for name in ACTORS:
+            self.running[name].join(seconds)
+            assert self.running[name].exitcode == 0, (self.folder / "log").read_text()[-5000:]
+
+    def close(self) -> None:
+        for name in self.running:
+            self.kill(name)
+
+
+@pytest.fixture
+def theatre(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Theatre]:
+    made = Theatre(tmp_path, request.param)
+    for name in made.roles:
+        (tmp_path / name).mkdir()
+        made.start(name)
+    yield made
+    made.close()
+
+
+def lines(path: Path) -> list[str]:
+    """Those that were written whole."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def stored_keys(folder: Path) -> list[str]:
+    names = [path.stem for path in (folder / "learner" / "inbox" / "episodes").glob("*.safetensors")]
+    return [name.partition(".")[2] for name in names]
+
+
+def acknowledged(folder: Path) -> set[str]:
+    return {line.split()[0] for name in ACTORS for line in lines(folder / name / "receipts")}
+
+
+def is_busy(theatre: Theatre) -> bool:
+    return any(theatre.running[name].is_alive() for name in ACTORS)
+
+
+def wreak_havoc(theatre: Theatre, kills: int) -> Counter[str]:
+    """Kill whoever, whenever, and see each time that what was acknowledged is stored, once."""
+    killed: Counter[str] = Counter()
+    while killed.total() < kills and is_busy(theatre):
+        time.sleep(random.uniform(0.01, 0.25))
+        victim = random.choice(["learner", "cable", *ACTORS])
+        if theatre.running[victim].is_alive():
+            killed[victim] += 1
+        theatre.kill(victim)
+        promised = acknowledged(theatre.folder)
+        stored = stored_keys(theatre.folder)
+        assert promised <= set(stored)
+        assert len(stored) == len(set(stored))
+        time.sleep(random.uniform(0, 0.1))
+        theatre.start(victim)
+    return killed
+
+
+def check(theatre: Theatre, count: int) -> None:
+    theatre.await_actors(90)
+    theatre.kill("learner")
+    folder = theatre.folder
+    inbox = Inbox(folder / "learner" / "inbox", run=RUN)
+    stored = contents(inbox)
+    put = {line for name in ACTORS for line in lines(folder / name / "put")}
+    assert put <= {identity.key for identity in stored}
+    assert {Label.of_key(key).identity for key in acknowledged(folder)} == set(stored)
+    assert not [path for name in ACTORS for path in (folder / name).glob("*/*.safetensors")]
+    seeds = Counter[tuple[str, int]]()
+    for identity, content in stored.items():
+        arrived = episodes.from_bytes(content)
+        name, seed = arrived.metadata["actor"], arrived.metadata["seed"]
+        made = episode(name, seed)
+        named = replace(made, provenance=replace(made.provenance, origin=identity.key))
+        assert content == episodes.to_bytes(named)
+        seeds[name, seed] += 1
+    assert set(seeds) == {(name, seed) for name in ACTORS for seed in range(count)}
+    versions = [int(line) for line in lines(folder / "learner" / "published")]
+    assert versions == sorted(set(versions))
+    for name in ACTORS:
+        assert set(map(int, lines(folder / name / "acted"))) <= {-1, *versions, versions[-1] + 1}
+    inbox.close()
+
+
+@pytest.mark.parametrize("theatre", [60], indirect=True)
+def test_what_is_stored_is_what_was_acknowledged_each_once_whoever_is_killed(theatre: Theatre) -> None:
+    killed = wreak_havoc(theatre, 30)
+    assert killed.total() >= 10, f"too little was killed while it worked: {killed}"
+    check(theatre, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theatre", [400], indirect=True)
+def test_the_same_holds_through_a_long_night(theatre: Theatre) -> None:
+    killed = wreak_havoc(theatre, 200)
+    assert killed.total() >= 60, f"too little was killed while it worked: {killed}"
+    check(theatre, 400)
