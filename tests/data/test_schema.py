@@ -45,6 +45,9 @@ def test_an_episode_declares_a_schema_that_its_like_fit(one: Episode, other: Epi
         ({"observations": {**make().observations, "extra": make().actions}}, "observations.extra is not declared"),
         ({"extras": {"force": np.zeros(6)}}, "extras.force is not declared"),
         ({"terminated": False}, "the episode has no end"),
+        ({"success": 1}, "success is 1, not true or false"),
+        ({"actions": np.float32(0) + np.zeros((), np.float32)}, "actions has no steps"),
+        ({"rewards": np.zeros((), np.float32)}, "rewards has shape [], not [6]"),
     ],
 )
 def test_what_breaks_the_schema_is_refused_by_place_field_episode_and_step(changes: dict[str, Any], words: str) -> None:

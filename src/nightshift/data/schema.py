@@ -81,7 +81,10 @@ def _field(entry: Mapping[str, Any]) -> Field:
 
 
 def _check_ending(episode: Episode, where: str) -> None:
-    if episode.length == 0:
+    for name in ("terminated", "truncated", "success"):
+        if type(getattr(episode, name)) is not bool:
+            raise _broken(episode, where, name, f"is {getattr(episode, name)!r}, not true or false")
+    if episode.actions.ndim == 0 or episode.length == 0:
         raise _broken(episode, where, "actions", "has no steps")
     if not (episode.terminated or episode.truncated):
         raise _broken(episode, where, "terminated", "and truncated are both false: the episode has no end")
