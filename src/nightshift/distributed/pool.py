@@ -95,8 +95,9 @@ class RayPool:
     def spent(self) -> Mapping[str, float]:
         """Of the workers that are idle: one that is busy, or died, does not tell."""
         total: Counter[str] = Counter()
-        for seconds in ray.get([actor.spent.remote() for actor in self._idle]):
-            total.update(seconds)
+        for answer in [actor.spent.remote() for actor in self._idle]:
+            with contextlib.suppress(RayError):
+                total.update(ray.get(answer))
         return total
 
     def close(self) -> None:
