@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from nightshift.errors import ConfigError
 
@@ -145,20 +153,27 @@ class Sampling(Section):
     keep_from: Annotated[float, Field(ge=0, le=1, strict=True)]
     keep_to: Annotated[float, Field(ge=0, le=1, strict=True)]
     """A group is kept if its success rate lies between the two, both included."""
-    drop_truncated: bool
-    """Whether a group in which an episode ran out of time is dropped."""
-    attempts: Count
-    """Waves of groups per iteration: after the first, as many as are still missing."""
+    waves: Count
+    """Of groups per iteration: after the first, as many as are still missing."""
     oversample: Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)]
-    """Ask for this many times the groups that are missing."""
+    """Ask for this many times the groups that are missing. Who is left over is counted, and not learned from: the next
+    update is another policy's."""
     when_short: Literal["train", "skip"]
-    """If all attempts leave groups missing: train on what there is, or end the iteration without an update."""
+    """If all waves leave groups missing: train on what there is, or end the iteration without an update."""
     skip_solved: Natural
     """Pass over an init state that a whole group solved until it has come up this often again."""
     staleness: Literal[0, 1]
     """Updates between the policy that plays and the one that learns: 1 plays the next iteration during the update."""
     curriculum: bool
     """Whether tasks that can still teach, neither solved nor hopeless, get more groups."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Sampling:
+        if self.keep_from > self.keep_to:
+            raise ValueError("keep_from is above keep_to: no group could be kept")
+        if self.oversample > 1 and (self.keep_from, self.keep_to) == (0, 1):
+            raise ValueError("oversample above 1 wastes episodes while keep_from and keep_to keep every group")
+        return self
 
 
 class Rloo(Section):
@@ -194,7 +209,15 @@ class Rloo(Section):
     """Decisions at a time in memory; never changes the result."""
     optimizer: Optimizer
     kl_limit: Positive
-    """An iteration's update ends when the policy has moved this far from the one that acted."""
+    """An iteration's update ends when it has moved the policy this far."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Rloo:
+        if self.entropy and not self.learn_width:
+            raise ValueError("entropy has no effect while learn_width is false: the width alone decides it")
+        if self.kl.target is not None and not self.kl.weight:
+            raise ValueError("kl.target has no effect while kl.weight is 0: give a weight to adapt")
+        return self
 
 
 class Evaluate(Section):

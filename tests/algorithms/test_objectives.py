@@ -43,7 +43,7 @@ def test_the_dual_clip_bounds_what_went_badly_and_became_far_likelier() -> None:
 
 def test_the_log_ratio_clamp_keeps_the_ratio_finite() -> None:
     far = torch.tensor([200.0])
-    assert not clipped_surrogate(far, torch.zeros(1), torch.tensor([-1.0]), CLIP).losses.isfinite()
+    assert clipped_surrogate(far, torch.zeros(1), torch.tensor([-1.0]), CLIP).losses.isfinite()
     bounded = clipped_surrogate(far, torch.zeros(1), torch.tensor([-1.0]), CLIP._replace(log_ratio=2.0)).losses
     torch.testing.assert_close(bounded, torch.tensor([math.exp(2)]))
 
@@ -73,6 +73,13 @@ def test_golden_values_of_the_kl_forms(form: KlForm, expected: float) -> None:
     assert kl_penalty(torch.tensor([0.5]), torch.tensor([0.0]), form).item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("form", ["k1", "k2", "k3", "abs"])
+def test_every_kl_form_pulls_towards_the_reference(form: KlForm) -> None:
+    log_probs = torch.tensor([0.5, -0.5], requires_grad=True)
+    (gradient,) = torch.autograd.grad(kl_penalty(log_probs, torch.zeros(2), form).sum(), log_probs)
+    assert gradient[0] > 0 > gradient[1]
+
+
 def test_k3_stays_finite_however_far_apart_the_policies_are() -> None:
     assert kl_penalty(torch.tensor([-1000.0]), torch.tensor([0.0]), "k3").item() == 10
 
@@ -90,6 +97,9 @@ def test_an_adaptive_weight_rises_and_falls_with_the_distance_and_is_bounded() -
     assert weight.value == pytest.approx(1 + 0.2 * 0.5)
     weight.observe(0.0, 50)
     assert weight.value == pytest.approx(1.1 * (1 - 0.2 * 0.5))
+    weight.observe(float("nan"), 50)
+    weight.observe(0.0, 10**9)
+    assert weight.value == pytest.approx(1.1 * 0.9 * 0.8)
 
 
 def test_a_fixed_weight_stays() -> None:

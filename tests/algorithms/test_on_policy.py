@@ -13,6 +13,7 @@ import yaml
 from nightshift import config
 from nightshift.algorithms.batch import collate
 from nightshift.algorithms.credit import Groups
+from nightshift.algorithms.objectives import Level, elements
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.policies.gaussian_mlp import GaussianMlp
@@ -120,7 +121,7 @@ KNOBS: list[tuple[str, Any, dict[str, Any]]] = [
     ("kl.form", "k2", PENALISED),
     ("kl.form", "abs", PENALISED),
     ("kl.target", 0.001, PENALISED),
-    ("kl.horizon", 17, {**PENALISED, "kl.target": 0.001}),
+    ("kl.horizon", 100, {**PENALISED, "kl.target": 0.001}),
     ("entropy", 0.1, WIDE),
     ("imitation", 0.5, {}),
     ("critic.hidden", [5], GAE),
@@ -166,13 +167,13 @@ def test_gradients_do_not_depend_on_the_micro_batch(advantage: str, average: str
 
 
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
-def test_without_an_update_every_ratio_is_one(level: str) -> None:
+def test_without_an_update_every_ratio_is_one(level: Level) -> None:
     actor = policy()
     batch = collate(actor, [e for group in groups(actor, *MIXED) for e in group])
     with torch.no_grad():
         now = actor.log_prob(batch.features, batch.actions, settings().temperature)
-    ratio = ((now - batch.log_probs) * batch.mask[..., None]).exp()
-    torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
+    new, old = (elements(log_probs, batch.mask, level)[0] for log_probs in (now, batch.log_probs))
+    torch.testing.assert_close((new - old).exp(), torch.ones_like(new), atol=1e-5, rtol=0)
 
 
 def test_a_batch_counts_the_step_that_ended_the_episode_and_nothing_after_it() -> None:
@@ -220,10 +221,36 @@ def test_uniform_groups_leave_the_policy_alone() -> None:
     assert same(before, actor.state_dict())
 
 
+@pytest.mark.parametrize("advantage", ["rloo", "rloo_batch", "grpo", "reinforce++", "gae"])
+def test_an_iteration_without_episodes_changes_nothing_and_harms_nothing(advantage: str) -> None:
+    def learned(*, idle_first: bool) -> dict[str, torch.Tensor]:
+        actor = policy()
+        learner = OnPolicyLearner(actor, settings(advantage=advantage), torch.Generator().manual_seed(0))
+        torch.manual_seed(7)
+        if idle_first:
+            assert learner.update([], 0.0)["update/gradients"] == 0
+        learner.update(groups(actor, *MIXED), 0.0)
+        return actor.state_dict()
+
+    assert same(learned(idle_first=True), learned(idle_first=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"entropy": 0.1}, "learn_width"), ({"kl.target": 0.1}, "kl.weight is 0")]
+)
+def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        settings(**changes)
+
+
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
     actor = policy()
     before = copy.deepcopy(actor.state_dict())
-    played = [[replace(e, log_probs=np.full_like(e.log_probs, -1e6)) for e in g] for g in groups(actor, *MIXED)]
+    blind = {"proprio": np.full((9, 3), np.nan, np.float32)}
+    played = [
+        [replace(e, observations={k: v[: e.length] for k, v in blind.items()}) for e in g]
+        for g in groups(actor, *MIXED)
+    ]
     learner = OnPolicyLearner(actor, settings(epochs=1, mini_batch=1000), torch.Generator().manual_seed(0))
     metrics = learner.update(played, 0.0)
     assert metrics["update/skipped"] == 1

@@ -80,7 +80,7 @@ def weights_of(job: Job, params: config.Params, **sampling: Any) -> dict[str, to
 def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(
     job: Callable[[str], Job], params: config.Params, staleness: int
 ) -> None:
-    sampling = {"staleness": staleness, "skip_solved": 2, "curriculum": True, "attempts": 2, "keep_from": 0.1}
+    sampling = {"staleness": staleness, "skip_solved": 2, "curriculum": True, "waves": 2, "keep_from": 0.1}
     expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params, **sampling)
     stopped = replace(job("rloo"), tracker=Stopping(job("rloo").state / "stopped.jsonl", at=3))
     with pytest.raises(KeyboardInterrupt):
@@ -102,6 +102,17 @@ def test_rollouts_that_overlap_the_update_come_from_the_policy_before_it(
 
     assert versions(0) == [{0}, {1}, {2}, {3}]
     assert versions(1) == [{0}, {0}, {1}, {2}]
+
+
+@pytest.mark.usefixtures("policy")
+@pytest.mark.parametrize(("when_short", "learns"), [("train", True), ("skip", False)])
+def test_too_few_groups_are_learned_from_or_end_the_iteration_as_told(
+    job: Callable[[str], Job], params: config.Params, when_short: str, learns: bool
+) -> None:
+    before = policies.load(paths.SFT_POLICY).state_dict()
+    pool = FailingPool(params.env, breaks=lambda request: request.task == "far")
+    after = weights_of(replace(job("rloo"), pool=lambda env: pool), params, when_short=when_short)
+    assert all(torch.equal(before[name], value) for name, value in after.items()) is not learns
 
 
 def history_of(job: Job, params: config.Params, pool: FailingPool) -> Any:

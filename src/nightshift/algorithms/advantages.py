@@ -26,9 +26,9 @@ def leave_one_out(returns: Tensor) -> Tensor:
 
 def leave_one_out_of_all(returns: Tensor, everyone: Moments) -> Tensor:
     """RLOO over the whole batch: each return minus the mean of all others, by the moments of all. Any shape."""
-    if everyone.number < 2:  # noqa: PLR2004 - as above
+    if everyone.number == 1:
         raise ValueError("leave-one-out needs K >= 2 episodes: with one there is nobody to compare with")
-    return (returns - everyone.mean.to(returns)) * (everyone.number / (everyone.number - 1))
+    return (returns - everyone.mean.to(returns)) * (everyone.number / max(everyone.number - 1, 1))
 
 
 def group_relative(returns: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Critic(nn.Module):
 
     def centre_on(self, features: Moments) -> None:
         """Scale what it sees by the first batch there is, once and for all."""
-        if not self.centred:
+        if features.number and not self.centred:
             self.mean.copy_(features.mean)
             self.std.copy_(features.variance.sqrt().clamp(min=_LEAST_STD))
             self.centred.fill_(True)

@@ -6,6 +6,7 @@ were played. Elements are what ratios are taken of: dimensions, actions or whole
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 Level = Literal["token", "action", "chunk"]
 KlForm = Literal["k1", "k2", "k3", "abs"]
 
+_OVERFLOW = 20.0
+"""Log-ratios beyond this are as good as infinite, and a gradient of infinity is none."""
 _K3_INNER, _K3_OUTER = 20.0, 10.0
 _FARTHEST = 0.2
 """Relative error of the KL beyond which the weight reacts no stronger."""
@@ -25,7 +28,7 @@ class Clip(NamedTuple):
     low: float
     high: float
     dual: float | None = None  # bounds the loss of what went badly and became far likelier
-    log_ratio: float | None = None  # bounds the logarithm itself, against overflow
+    log_ratio: float | None = None  # bounds the logarithm itself
 
 
 class Surrogate(NamedTuple):
@@ -45,10 +48,8 @@ def elements(log_probs: Tensor, mask: Tensor, level: Level) -> tuple[Tensor, Ten
 
 def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: Clip) -> Surrogate:
     """PPO's pessimistic objective with separate bounds below and above; advantages broadcast over elements."""
-    log_ratio = log_probs - old_log_probs
-    if clip.log_ratio is not None:
-        log_ratio = log_ratio.clamp(-clip.log_ratio, clip.log_ratio)
-    ratio = log_ratio.exp()
+    farthest = _OVERFLOW if clip.log_ratio is None else clip.log_ratio
+    ratio = (log_probs - old_log_probs).clamp(-farthest, farthest).exp()
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip.low, 1 + clip.high)
     losses = torch.maximum(plain, bounded)
@@ -58,14 +59,18 @@ def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tens
 
 
 def kl_penalty(log_probs: Tensor, reference: Tensor, form: KlForm) -> Tensor:
-    """Estimates of KL(policy || reference) from what the policy did, element by element."""
+    """Estimates of KL(policy || reference) from what the policy did, element by element.
+
+    The gradient of k1 itself would not depend on the reference at all: its value comes with the gradient of k2.
+    """
     distance = log_probs - reference
+    squared = 0.5 * distance.square()
     if form == "k1":
-        return distance
+        return squared + (distance - squared).detach()
     if form == "abs":
         return distance.abs()
     if form == "k2":
-        return 0.5 * distance.square()
+        return squared
     inverse = (-distance).clamp(-_K3_INNER, _K3_INNER)
     return (inverse.exp() - inverse - 1).clamp(-_K3_OUTER, _K3_OUTER)
 
@@ -85,7 +90,7 @@ class AdaptiveWeight:
         self._target = target
         self._horizon = horizon
 
-    def observe(self, kl: float, samples: int) -> None:
-        if self._target is not None:
+    def observe(self, kl: float, episodes: int) -> None:
+        if self._target is not None and math.isfinite(kl):
             error = min(max(kl / self._target - 1, -_FARTHEST), _FARTHEST)
-            self.value *= 1 + error * samples / self._horizon
+            self.value *= 1 + error * min(episodes / self._horizon, 1.0)

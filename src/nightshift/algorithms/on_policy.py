@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nightshift import config
 
 
-_TERMS = ("loss", "clipped", "entropy", "kl_reference", "value_loss")
+_TERMS = ("loss", "clipped", "entropy", "kl_reference")
 _REPORTED = (*_TERMS, "gradient_norm")
 
 
@@ -73,14 +73,18 @@ class OnPolicyLearner:
         ours = share(self._collective, len(batch))
         if self._settings.old_log_probs == "recomputed":
             batch = batch.with_log_probs(self._log_probs(batch))
-        weights = self._weights(batch)
+        weights, start = self._weights(batch), self._log_probs(batch)
         history: list[dict[str, float]] = []
         for index in self._minibatches(ours):
-            history.append({**self._gradient(batch[index], weights[index], progress), "kl": self._moved(batch, ours)})
+            terms = self._gradient(batch[index], weights[index], progress)
+            history.append({**terms, "kl": self._moved(batch, start, ours)})
             if history[-1]["kl"] > self._settings.kl_limit:
                 break
-        if history and self._reference:
-            self.kl_weight.observe(history[-1]["kl_reference"], ours.total)
+        if self.critic is not None:
+            for index in self._minibatches(ours):
+                self._fit(self.critic, batch[index], progress)
+        if history:
+            self.kl_weight.observe(_mean(history, "kl_reference"), self._episodes(batch))
         self.version += 1
         return self._metrics(history)
 
@@ -128,36 +132,40 @@ class OnPolicyLearner:
     def _gradient(self, part: Batch, weights: Tensor, progress: float) -> dict[str, float]:
         """One step on one minibatch, piece by piece; what its terms came to on average."""
         _, counted = elements(part.log_probs, part.mask, self._settings.level)
-        totals = torch.stack([(weights[:, None] * counted).sum(), torch.tensor(float(len(part)))])
-        self._collective.sum([totals])
+        total = (weights[:, None] * counted).sum()
+        self._collective.sum([total])
         sums = torch.zeros(len(_TERMS))
         for piece in self._pieces(part):
-            sums += self._backward(part[piece], weights[piece], totals)
+            sums += self._backward(part[piece], weights[piece], total)
         self._imitate()
         self._collective.sum([sums, *self.descent.gradients()])
         norm = self.descent.step(progress)
-        if self.critic is not None:
-            self._collective.sum(self.critic_descent.gradients())
-            self.critic_descent.step(progress)
         return {**dict(zip(_TERMS, sums.tolist(), strict=True)), "gradient_norm": norm}
 
-    def _backward(self, part: Batch, weights: Tensor, totals: Tensor) -> Tensor:
+    def _fit(self, critic: Critic, part: Batch, progress: float) -> None:
+        """One step of the critic towards what came of it."""
+        total = torch.tensor(float(len(part)))
+        self._collective.sum([total])
+        for piece in self._pieces(part):
+            loss = (critic(part.features[piece]) - part.returns[piece]).square().sum() / total
+            loss.backward()
+        self._collective.sum(self.critic_descent.gradients())
+        self.critic_descent.step(progress)
+
+    def _backward(self, part: Batch, weights: Tensor, total: Tensor) -> Tensor:
         """Add the gradient of one piece of a minibatch; its part of every term's average."""
         settings = self._settings
         log_probs, counted = self._elements(part, self._now(part))
         old, _ = self._elements(part, part.log_probs)
-        weight = weights[:, None] * counted / totals[0]
+        weight = weights[:, None] * counted / total
         surrogate = clipped_surrogate(log_probs, old, part.advantages[:, None], self._clip)
         entropy, _ = self._elements(part, self.policy.entropy(part.features, settings.temperature))
-        kl = kl_penalty(log_probs, self._elements(part, self._before(part))[0], settings.kl.form)
+        kl = self._penalty(part, log_probs)
         terms = [(weight * values).sum() for values in (surrogate.losses, surrogate.clipped, entropy, kl)]
         loss, _, bonus, penalty = terms
-        value_loss = torch.tensor(0.0)
-        if self.critic is not None:
-            value_loss = (self.critic(part.features) - part.returns).square().sum() / totals[1]
-        total = loss - settings.entropy * bonus + self.kl_weight.value * penalty + value_loss
-        total.backward()  # type: ignore[no-untyped-call]
-        return torch.stack([*terms, value_loss]).detach()
+        objective = loss - settings.entropy * bonus + self.kl_weight.value * penalty
+        objective.backward()  # type: ignore[no-untyped-call]
+        return torch.stack(terms).detach()
 
     def _imitate(self) -> None:
         """Add the gradient of cloning; every rank its share of the same one."""
@@ -171,11 +179,13 @@ class OnPolicyLearner:
     def _now(self, part: Batch) -> Tensor:
         return self.policy.log_prob(part.features, part.actions, self._settings.temperature)
 
-    def _before(self, part: Batch) -> Tensor:
-        """Under the policy that training started from; where that does not matter, under the one that acted."""
+    def _penalty(self, part: Batch, log_probs: Tensor) -> Tensor:
+        """For every element, how far the policy is from the one that training started from; if that matters."""
         if self._reference is None:
-            return part.log_probs
-        return self._reference.log_prob(part.features, part.actions, self._settings.temperature)
+            return torch.zeros_like(log_probs)
+        with torch.no_grad():
+            before = self._reference.log_prob(part.features, part.actions, self._settings.temperature)
+        return kl_penalty(log_probs, self._elements(part, before)[0], self._settings.kl.form)
 
     def _elements(self, part: Batch, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         return elements(log_probs, part.mask, self._settings.level)
@@ -190,17 +200,23 @@ class OnPolicyLearner:
         return torch.split(torch.arange(len(batch)), self._settings.micro_batch) if len(batch) else ()
 
     @torch.no_grad()
-    def _moved(self, batch: Batch, ours: Share) -> float:
-        """How far, per decision, the policy is from the one that acted."""
+    def _moved(self, batch: Batch, start: Tensor, ours: Share) -> float:
+        """How far, per decision, the policy is from the one that the update began with."""
         new, _ = elements(self._log_probs(batch), batch.mask, "chunk")
-        old, _ = elements(batch.log_probs, batch.mask, "chunk")
+        old, _ = elements(start, batch.mask, "chunk")
         total = kl_divergence(new, old).sum()
         self._collective.sum([total])
         return total.item() / ours.total
 
+    def _episodes(self, batch: Batch) -> int:
+        """Of all ranks."""
+        count = torch.tensor(len(torch.unique(batch.episode)))
+        self._collective.sum([count])
+        return int(count)
+
     def _metrics(self, history: Sequence[Mapping[str, float]]) -> dict[str, float]:
         count = len(history)
-        means = {name: sum(entry[name] for entry in history) / count if count else 0.0 for name in _REPORTED}
+        means = {name: _mean(history, name) if count else 0.0 for name in _REPORTED}
         return {
             "update/gradients": float(count),
             "update/kl": history[-1]["kl"] if history else 0.0,
@@ -208,3 +224,7 @@ class OnPolicyLearner:
             "update/skipped": float(self.descent.skipped),
             **{f"update/{name}": mean for name, mean in means.items()},
         }
+
+
+def _mean(history: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(entry[name] for entry in history) / len(history)

@@ -99,7 +99,7 @@ class RayLearners:
 
     def __init__(self, start: Start) -> None:
         start_ray(start.settings.ranks)
-        self._start = ray.put(start)
+        self._start = start
         self._count = start.settings.ranks
         self._ranks: list[Any] = []
         self._policy, self._learned = start.policy, _Rank(start).learned()
@@ -124,9 +124,9 @@ class RayLearners:
 
     def restore(self, learned: Learned) -> None:
         self.close()
-        self._learned = learned
-        self._begin()
-        self._policy = ray.get(self._ranks[0].policy.remote())
+        same = _Rank(self._start)
+        same.restore(learned)
+        self._policy, self._learned = same.policy(), learned
 
     def close(self) -> None:
         for rank in self._ranks:
@@ -145,7 +145,8 @@ class RayLearners:
     def _begin(self) -> None:
         """Start every rank where the last update ended, and let them find each other."""
         actor = ray.remote(num_cpus=0)(_Rank)
-        self._ranks = [actor.remote(self._start) for _ in range(self._count)]
+        start = ray.put(self._start)
+        self._ranks = [actor.remote(start) for _ in range(self._count)]
         address = ray.get(self._ranks[0].address.remote())
         _all_or_error([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)])
         _all_or_error([rank.restore.remote(self._learned) for rank in self._ranks])
@@ -167,7 +168,7 @@ class _Rank:
         torch.manual_seed(start.seed)  # a critic begins at random
         demos = None if start.demos is None else Demos(*map(torch.tensor, start.demos))
         generator = torch.Generator().manual_seed(start.seed)
-        self._collective = _Gloo()
+        self._collective = _Torch()
         self._learner = OnPolicyLearner(
             restore(start.policy), start.settings, generator, demos=demos, collective=self._collective
         )
@@ -179,8 +180,8 @@ class _Rank:
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def join(self, address: str, rank: int, size: int) -> None:
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, init_method=address, rank=rank, world_size=size)
+        on_gpu = next(self._learner.policy.parameters()).is_cuda
+        dist.init_process_group("nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=size)
         self._collective.rank, self._collective.size = rank, size
 
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
@@ -200,7 +201,7 @@ class _Rank:
         self._learner.restore(learned.state)
 
 
-class _Gloo:
+class _Torch:
     """Sums over torch's process group; alone until it has joined one."""
 
     rank = 0

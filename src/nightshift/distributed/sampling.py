@@ -2,7 +2,7 @@
 
     Sampler                    what lasts: cursors, which states are solved, how well each task goes
       └─ begin() ─▶ Round      one iteration
-                     wave()    requests for what is still missing; none when done or out of attempts
+                     wave()    requests for what is still missing; none when done or out of waves
                      take()    their groups, in the order asked for: kept, or filtered and replaced
 
 Nothing here depends on who is done first, so the same episodes give the same iteration on any number of workers.
@@ -11,8 +11,8 @@ Nothing here depends on who is done first, so the same episodes give the same it
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,11 @@ class Sampler:
         self._groups = settings.groups
         self._temperature = settings.temperature
         self._seed = seed
-        parts = dealt([task.name for task in tasks], settings.ranks)
-        self._ranks = [Ring(part) for part in parts]
-        self._rank_of = {name: rank for rank, part in enumerate(parts) for name in part}
+        self._ranks = [Ring(part) for part in dealt([task.name for task in tasks], settings.ranks)]
         self._states = {task.name: Ring(_order(task, seed)) for task in tasks}
         self._solved: dict[str, dict[int, int]] = {task.name: {} for task in tasks}
         self._rates: dict[str, float] = {}
+        self._asked: dict[str, float] = {task.name: 0.0 for task in tasks}
         self._tickets = 0
 
     def begin(self) -> Round:
@@ -76,15 +75,19 @@ class Sampler:
         else:
             self._solved[request.task].pop(request.init_state, None)
 
-    def rank(self, task: str) -> int:
-        return self._rank_of[task]
+    def next_task(self, tasks: Sequence[str]) -> str:
+        """Whose turn it is: in turn, also from iteration to iteration; a curriculum makes the turns of tasks that can
+        still teach shorter."""
+        task = min(tasks, key=lambda name: self._asked[name])
+        self._asked[task] += 1 / self._weight(task)
+        return task
 
-    def weights(self, tasks: Sequence[str]) -> list[float]:
-        """How much each task can still teach: all the same without a curriculum."""
+    def _weight(self, task: str) -> float:
+        """How much a task can still teach: all the same without a curriculum."""
         if not self._settings.curriculum:
-            return [1.0] * len(tasks)
-        rates = [self._rates.get(task, 0.5) for task in tasks]
-        return [_LEAST_CHANCE + (1 - _LEAST_CHANCE) * 4 * rate * (1 - rate) for rate in rates]
+            return 1.0
+        rate = self._rates.get(task, 0.5)
+        return _LEAST_CHANCE + (1 - _LEAST_CHANCE) * 4 * rate * (1 - rate)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -95,6 +98,7 @@ class Sampler:
             "states": {task: ring.cursor for task, ring in self._states.items()},
             "solved": {task: sorted(solved.items()) for task, solved in self._solved.items()},
             "rates": dict(self._rates),
+            "asked": dict(self._asked),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -105,6 +109,7 @@ class Sampler:
             self._states[task].cursor = cursor
         self._solved = {task: dict(map(tuple, solved)) for task, solved in state["solved"].items()}
         self._rates = dict(state["rates"])
+        self._asked = dict(state["asked"])
 
     def _next_state(self, task: str) -> int:
         """The next in the ring; one that is solved is passed over until it has come up often enough to look again."""
@@ -125,8 +130,7 @@ class Round:
         self._tasks = tasks
         self._groups = groups
         self._settings = settings
-        self._attempts = 0
-        self._asked: Counter[str] = Counter()
+        self._waves = 0
         self.accepted: list[Group] = []
         self.surplus: list[Group] = []
         self.played: list[Group] = []
@@ -137,11 +141,11 @@ class Round:
         return self._groups - len(self.accepted)
 
     def wave(self) -> list[RolloutRequest]:
-        if not self.missing or self._attempts == self._settings.attempts:
+        if not self.missing or self._waves == self._settings.waves:
             return []
-        self._attempts += 1
+        self._waves += 1
         count = math.ceil(self.missing * self._settings.oversample)
-        return [self._sampler.request(self._next_task()) for _ in range(count)]
+        return [self._sampler.request(self._sampler.next_task(self._tasks)) for _ in range(count)]
 
     def take(self, groups: Sequence[Group]) -> None:
         """The groups of a wave, in the order they were asked for."""
@@ -154,24 +158,13 @@ class Round:
                 (self.accepted if self.missing else self.surplus).append(group)
 
     def by_rank(self, ranks: int) -> list[list[Group]]:
-        """What each rank learns from."""
-        parts: list[list[Group]] = [[] for _ in range(ranks)]
-        for group in self.accepted:
-            parts[self._sampler.rank(group[0].request.task)].append(group)
-        return parts
+        """What each rank learns from: its run of the groups in the order they were asked for, so that the update does
+        not depend on how many ranks there are."""
+        bounds = [round(rank * len(self.accepted) / ranks) for rank in range(ranks + 1)]
+        return [self.accepted[start:end] for start, end in pairwise(bounds)]
 
     def _keeps(self, group: Group) -> bool:
-        settings = self._settings
-        if settings.drop_truncated and not all(episode.success for episode in group):
-            return False
-        return settings.keep_from <= success_rate(group) <= settings.keep_to
-
-    def _next_task(self) -> str:
-        """Whose share of the groups asked for so far is farthest below its weight; in turn if all weigh the same."""
-        weights = self._sampler.weights(self._tasks)
-        task = min(zip(self._tasks, weights, strict=True), key=lambda pair: self._asked[pair[0]] / pair[1])[0]
-        self._asked[task] += 1
-        return task
+        return self._settings.keep_from <= success_rate(group) <= self._settings.keep_to
 
 
 def success_rate(group: Group) -> float:

@@ -32,10 +32,11 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
+    pool = job.pool(env)  # first: it is the one that makes room for itself on Ray
     sampler = Sampler(envs.tasks(env), rloo, seed=seed)
     start = Start(policy=snapshot(cloned), settings=rloo, seed=seed, demos=_demos(cloned, rloo))
-    with contextlib.closing(open_learners(start)) as learners, Playing(job.pool(env), sampler, rloo) as playing:
-        history = _resume(job, learners, sampler, playing)
+    with contextlib.closing(open_learners(start)) as learners, Playing(pool, sampler, rloo) as playing:
+        history = _resume(job, learners, sampler, playing, rloo.iterations)
         with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
             for iteration in range(len(history), rloo.iterations):
                 watch = Stopwatch()
@@ -66,7 +67,7 @@ def _parts(found: Round, rloo: config.Rloo) -> list[list[Group]]:
     """What each rank learns from; nothing at all if too little was found and that is to end the iteration."""
     if found.missing:
         _log.warning(
-            "%d of %d groups can be learned from: the others were all solved, all failed or spoilt by the simulator",
+            "%d of %d groups can be learned from: keep_from and keep_to, or the simulator, left out the others",
             len(found.accepted),
             rloo.groups,
         )
@@ -119,7 +120,9 @@ def _save(job: Job, learners: Learners, playing: Playing, history: list[dict[str
     checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state))
 
 
-def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing) -> list[dict[str, float]]:
+def _resume(
+    job: Job, learners: Learners, sampler: Sampler, playing: Playing, iterations: int
+) -> list[dict[str, float]]:
     """Put the newest complete checkpoint back; the history tells how many iterations are done."""
     newest = checkpoint.newest(job.state)
     if newest is None:
@@ -128,5 +131,6 @@ def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing) ->
     acting = {k.removeprefix(_ACTING): v for k, v in tensors.items() if k.startswith(_ACTING)}
     learners.restore(Learned(tensors=tensors, state=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
-    playing.ahead(replace(learners.policy(), weights=acting, version=newest.state["acting"]))
+    if newest.step < iterations:
+        playing.ahead(replace(learners.policy(), weights=acting, version=newest.state["acting"]))
     return list(newest.state["history"])
