@@ -39,3 +39,18 @@ def test_only_what_there_is_room_for_is_counted() -> None:
     replay = TrajectoryReplay(capacity=2)
     some = [rlds.to_steps(make(steps=n, seed=n)) for n in (3, 4, 5)]
     assert rlds.push_to_replay(some, IntoTrajectoryReplay(replay)) == 7 == replay.total_samples
+
+
+def test_actions_in_several_arrays_are_refused_and_named() -> None:
+    steps = [
+        {**step, "action": {"arm": step["action"][:6], "hand": step["action"][6:]}} for step in rlds.to_steps(make())
+    ]
+    with pytest.raises(DataError, match="action/arm, action/hand"):
+        rlds.push_to_replay([steps], IntoTrajectoryReplay(TrajectoryReplay()))
+
+
+def test_no_two_episodes_have_one_number() -> None:
+    replay = TrajectoryReplay()
+    for _ in range(2):
+        rlds.push_to_replay([rlds.to_steps(make()), rlds.to_steps(make(seed=1))], IntoTrajectoryReplay(replay))
+    assert len(set(replay.sample(500)["episode"].tolist())) == 4

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,13 @@ from hypothesis import given
 from nightshift.data.episode import Episode
 from nightshift.data.schema import Schema
 from nightshift.errors import DataError
-from tests.data.examples import episodes, make
+from nightshift.types import Provenance
+from tests.data.examples import PROVENANCE, episodes, make
+
+
+def odd(**changes: Any) -> Provenance:
+    return replace(PROVENANCE, **changes)
+
 
 SCHEMA = Schema.of(make(), {"actions": (-1, 1)})
 
@@ -46,6 +53,16 @@ def test_an_episode_declares_a_schema_that_its_like_fit(one: Episode, other: Epi
         ({"extras": {"force": np.zeros(6)}}, "extras.force is not declared"),
         ({"terminated": False}, "the episode has no end"),
         ({"success": 1}, "success is 1, not true or false"),
+        ({"provenance": odd(task=5)}, "provenance.task is 5, not text"),
+        ({"provenance": odd(split="test")}, "provenance.split is 'test', not train or eval"),
+        ({"provenance": odd(seed="0")}, "provenance.seed is '0', not a whole number"),
+        ({"provenance": odd(versions=None)}, "provenance.versions is None"),
+        ({"provenance": odd(disturbance=math.nan)}, "provenance.disturbance is nan"),
+        ({"metadata": None}, "metadata is None, not values by name"),
+        ({"metadata": {"grip": (1, 2)}}, "metadata.grip is (1, 2), which JSON cannot hold as it is"),
+        ({"metadata": {"grip": {1: 2}}}, "metadata.grip is {1: 2}"),
+        ({"metadata": {"grip": np.float32(1)}}, "metadata.grip is"),
+        ({"rewards": make().rewards.astype(">f4")}, "rewards is >f4, not float32"),
         ({"actions": np.float32(0) + np.zeros((), np.float32)}, "actions has no steps"),
         ({"rewards": np.zeros((), np.float32)}, "rewards has shape [], not [6]"),
     ],

@@ -15,6 +15,8 @@ from nightshift.errors import SimulatorError
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.types import RolloutRequest, Trajectory
 
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+"""Before there is any Ray."""
 ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12)
 POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))
 
@@ -71,8 +73,7 @@ def test_a_pool_that_was_left_early_goes_on_working(pool: RayPool) -> None:
 
 def test_ray_leaves_the_signal_handlers_alone(pool: RayPool) -> None:
     assert ray.is_initialized()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert {number: signal.getsignal(number) for number in HANDLERS} == HANDLERS
 
 
 def worker_pids() -> list[int]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nightshift.data import rlds_rules
 from nightshift.data.replay import TrajectoryBatch, TrajectoryReplay
 from nightshift.data.rlds import Transitions
+from nightshift.errors import DataError
 
 
 class IntoTrajectoryReplay:
-    """A `TrajectoryReplay` as `push_to_replay` wants it; nested fields are named "outer/inner"."""
+    """A `TrajectoryReplay` as `push_to_replay` wants it; nested observations are named "outer/inner"."""
 
     spec = None  # the replay refuses what is not like the trajectories it holds, before it stores any
 
@@ -18,16 +19,21 @@ class IntoTrajectoryReplay:
         self._replay = replay
 
     def add(self, episodes: Sequence[Transitions]) -> int:
-        self._replay.add_trajectories([_trajectory(episode) for episode in episodes])
+        """Episodes are numbered on from the transitions that are there, so that no two have one number."""
+        first = self._replay.total_samples
+        self._replay.add_trajectories([_trajectory(episode, first + n) for n, episode in enumerate(episodes)])
         kept = episodes[-self._replay.capacity :]  # all if it is 0; else the others had to make room for them
         return sum(episode.length for episode in kept)
 
 
-def _trajectory(episode: Transitions) -> TrajectoryBatch:
+def _trajectory(episode: Transitions, number: int) -> TrajectoryBatch:
+    if isinstance(episode.action, Mapping):
+        names = ", ".join(name for name, _ in rlds_rules.leaves(episode.action, "action"))
+        raise DataError(f"the replay holds one array of actions, and these steps have {names}", "join them into one")
     return TrajectoryBatch.of_steps(
         {name.removeprefix("/") or "observation": a for name, a in rlds_rules.leaves(episode.observation, "")},
         {"actions": episode.action, "rewards": episode.reward, "forward_inputs": {"discounts": episode.discount}},
-        episode=0,
+        episode=number,
         terminated=episode.terminated,
         truncated=not episode.terminated,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from nightshift.data.episode import Episode, columns
 from nightshift.data.tensors import DTYPES, Column
 from nightshift.errors import DataError
+from nightshift.types import Split
 
 Range = tuple[float, float]
 
@@ -52,6 +55,8 @@ class Schema:
     def check(self, episode: Episode, where: str) -> None:
         """Refuse an episode that is not as declared; `where` is the file or the sender, for the sentence."""
         _check_ending(episode, where)
+        _check_provenance(episode, where)
+        _check_metadata(episode, where)
         found = columns(episode)
         if missing := sorted(set(self.fields) - set(found)):
             raise _broken(episode, where, ", ".join(missing), "is missing")
@@ -93,8 +98,43 @@ def _check_ending(episode: Episode, where: str) -> None:
         raise _broken(episode, where, "policy_actions", f"has shape {shapes}")
 
 
+_TEXTS = ("source", "suite", "task", "language", "commit", "origin")
+
+
+def _check_provenance(episode: Episode, where: str) -> None:
+    origin = episode.provenance
+    for name in _TEXTS:
+        if not isinstance(getattr(origin, name), str):
+            raise _broken(episode, where, f"provenance.{name}", f"is {getattr(origin, name)!r}, not text")
+    if origin.split not in get_args(Split):
+        raise _broken(episode, where, "provenance.split", f"is {origin.split!r}, not {' or '.join(get_args(Split))}")
+    for name in ("init_state", "seed"):
+        if type(getattr(origin, name)) not in (int, type(None)):
+            raise _broken(episode, where, f"provenance.{name}", f"is {getattr(origin, name)!r}, not a whole number")
+    if not isinstance(origin.versions, Mapping) or not all(
+        isinstance(part, str) for item in origin.versions.items() for part in item
+    ):
+        raise _broken(episode, where, "provenance.versions", f"is {origin.versions!r}, not texts by name")
+    if type(origin.disturbance) not in (int, float) or not math.isfinite(origin.disturbance):
+        raise _broken(episode, where, "provenance.disturbance", f"is {origin.disturbance!r}, not a number")
+
+
+def _check_metadata(episode: Episode, where: str) -> None:
+    """It must come back from JSON as it is."""
+    metadata = episode.metadata
+    if not isinstance(metadata, Mapping):
+        raise _broken(episode, where, "metadata", f"is {metadata!r}, not values by name")
+    for name, value in metadata.items():
+        try:
+            same = isinstance(name, str) and json.loads(json.dumps(value)) == value
+        except (TypeError, ValueError, RecursionError):
+            same = False
+        if not same:
+            raise _broken(episode, where, f"metadata.{name}", f"is {value!r:.80}, which JSON cannot hold as it is")
+
+
 def _check_column(episode: Episode, where: str, name: str, column: Column, field: Field) -> None:
-    if column.dtype.name != field.dtype or field.dtype not in DTYPES:
+    if column.dtype.name != field.dtype or field.dtype not in DTYPES or not column.dtype.isnative:
         raise _broken(episode, where, name, f"is {column.dtype}, not {field.dtype}")
     expected = (episode.length, *field.shape)
     if column.shape != expected:

@@ -79,7 +79,7 @@ BAD = {
     "by its own word it is": parcel_of(identity(1), episodes.to_bytes(episode_of(identity(2)))),
     "this is the learner of run night-1": parcel(identity(1, run="night-2")),
     "another episode is stored under this identity": parcel(identity(0), rewards=np.zeros(6, np.float32)),
-    "not an episode": parcel(identity(1), actions=np.float32(3)),
+    "actions has no steps": parcel(identity(1), actions=np.float32(3)),
 }
 
 

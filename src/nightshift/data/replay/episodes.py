@@ -24,7 +24,8 @@ def of_episode(episode: Episode, number: int) -> TrajectoryBatch:
         "versions": episode.policy_versions[acting],
         "forward_inputs": {
             "policy_actions": episode.policy_actions[acting],
-            **{name: column[acting] for name, column in episode.extras.items()},
+            "discounts": episode.discounts[acting],
+            **{f"extras.{name}": column[acting] for name, column in episode.extras.items()},
         },
     }
     return TrajectoryBatch.of_steps(
