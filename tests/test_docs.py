@@ -24,4 +24,4 @@ def test_the_program_on_the_page_about_data_runs(
     for block in blocks:
         exec(compile(block, "docs/data.md", "exec"), scope)
     assert "'stream/acknowledged': 8.0" in capsys.readouterr().out
-    assert len(scope["batch"]["source"]) == 20 * 256  # type: ignore[index]
+    assert len(scope["batch"]["actions"]) == 64  # type: ignore[index]

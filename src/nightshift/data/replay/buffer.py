@@ -95,6 +95,15 @@ class TrajectoryReplay:
         """Transitions of all trajectories."""
         return self._index.total_samples
 
+    @property
+    def random_state(self) -> bytes:
+        """Where the draws stand; set it to draw on from there."""
+        return self._generator.get_state().numpy().tobytes()
+
+    @random_state.setter
+    def random_state(self, state: bytes) -> None:
+        self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
     def is_ready(self, min_samples: int) -> bool:
         return self._index.window_samples(self.sample_window_size) >= min_samples
 
