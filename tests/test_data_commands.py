@@ -269,9 +269,12 @@ def test_stats_tell_counts_ranges_and_shares(project: Path, tmp_path: Path, caps
 
 def test_stats_of_what_is_not_there_say_what_is(project: Path, tmp_path: Path) -> None:
     take(demo_file(tmp_path / "goal.hdf5", count=1))
-    with pytest.raises(DataError, match="there is no import 'gaol'") as refusal:
+    with pytest.raises(DataError, match="there is no source 'gaol'; there are demos, goal"):
         data_commands.stats("gaol", None)
-    assert "demos, goal" in refusal.value.next_step
+    with pytest.raises(DataError, match=r"there is no source '\.\./imports/goal'"):
+        data_commands.stats("../imports/goal", None)
+    with pytest.raises(DataError, match=r"data/demos/manifest\.json is missing"):
+        data_commands.stats("demos", None)
     with pytest.raises(DataError, match="there is no data/dataset yet"):
         data_commands.stats("", None)
 

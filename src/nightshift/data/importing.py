@@ -22,12 +22,11 @@ from nightshift.data import formats
 from nightshift.data.episode import Episode
 from nightshift.data.formats import Entry
 from nightshift.data.shelf import SCHEMA, Shelf
+from nightshift.data.sources import DEMOS
 from nightshift.errors import DataError
 
 UNSOLVED = "unsolved.jsonl"
 """Keys of the episodes that did not succeed, so that they are not decoded again."""
-RESERVED = ("demos",)
-"""What the stage collect makes."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
@@ -42,10 +41,10 @@ class Import:
     task: str = ""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or self.name in RESERVED:
+        if not _NAME.fullmatch(self.name) or self.name == DEMOS:
             raise DataError(
                 f"{self.name!r} cannot be the name of an import",
-                f"use letters, digits, _ and -; {', '.join(RESERVED)} is taken by the stage collect",
+                f"use letters, digits, _ and -; {DEMOS} is taken by the stage collect",
             )
         if not self.path.exists():
             raise DataError(f"there is nothing at {self.path}")
