@@ -129,6 +129,20 @@ def test_an_import_that_stopped_goes_on_without_decoding_again(
     assert decoded == ["demo_3", "demo_4", "demo_5"]
 
 
+def test_two_imports_of_one_source_do_not_meet(project: Path, tmp_path: Path) -> None:
+    path = demo_file(tmp_path / "goal.hdf5", count=2)
+    job = importing.Import(path=path, format="hdf5", name="goal")
+    with importing.alone(job):
+        unfinished = job.state / ".0.safetensors.partial-0123abcd"
+        unfinished.touch()
+        done = nightshift(project, "import", str(path), "--format", "hdf5", "--name", "other")
+        assert done.returncode != 0
+        assert "another import of" in done.stderr and "is under way" in done.stderr
+        assert unfinished.exists()
+    take(path)
+    assert not job.state.exists()
+
+
 def test_a_source_that_changed_is_imported_from_the_start(project: Path, tmp_path: Path) -> None:
     path = demo_file(tmp_path / "goal.hdf5", demo_5=with_nan(7))
     with pytest.raises(DataError, match="not finite"):

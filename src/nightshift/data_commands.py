@@ -35,12 +35,13 @@ def import_episodes(path: Path, format: str, name: str, task: str, *, skip_broke
     path = Path(os.path.abspath(path))
     enter()
     job = importing.Import(path=path, format=format, name=name, task=task)
-    state = importing.begin(job)
-    if state.done:
-        console.print(f"resuming: {state.done} of {len(state.entries)} episodes are through")
-    with progress.bar("import", len(state.entries), state.done) as advance:
-        importing.gather(job, state, skip_broken=skip_broken, watch=advance)
-    admitted = importing.finish(job, state)
+    with importing.alone(job):
+        state = importing.begin(job)
+        if state.done:
+            console.print(f"resuming: {state.done} of {len(state.entries)} episodes are through")
+        with progress.bar("import", len(state.entries), state.done) as advance:
+            importing.gather(job, state, skip_broken=skip_broken, watch=advance)
+        admitted = importing.finish(job, state)
     console.print(f"[bold]{job.target}[/]: {_episodes(len(state.kept))}")
     if state.unsolved:
         console.print(f"left out: {_episodes(len(state.unsolved))} that did not succeed")

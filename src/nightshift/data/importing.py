@@ -6,13 +6,15 @@ place under data/imports in one step.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +79,21 @@ class Progress:
     @property
     def done(self) -> int:
         return len(self.kept) + len(self.unsolved)
+
+
+@contextlib.contextmanager
+def alone(job: Import) -> Iterator[None]:
+    """One process at a time brings in a source: two would sweep away what the other is about to write."""
+    job.state.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(job.state, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another import of {job.path} is under way", "wait for it") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def begin(job: Import) -> Progress:
