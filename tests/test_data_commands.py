@@ -129,6 +129,20 @@ def test_an_import_that_stopped_goes_on_without_decoding_again(
     assert decoded == ["demo_3", "demo_4", "demo_5"]
 
 
+def test_two_imports_of_one_source_do_not_meet(project: Path, tmp_path: Path) -> None:
+    path = demo_file(tmp_path / "goal.hdf5", count=2)
+    job = importing.Import(path=path, format="hdf5", name="goal")
+    with importing.alone(job):
+        unfinished = job.state / ".0.safetensors.partial-0123abcd"
+        unfinished.touch()
+        done = nightshift(project, "import", str(path), "--format", "hdf5", "--name", "other")
+        assert done.returncode != 0
+        assert "another import of" in done.stderr and "is under way" in done.stderr
+        assert unfinished.exists()
+    take(path)
+    assert not job.state.exists()
+
+
 def test_a_source_that_changed_is_imported_from_the_start(project: Path, tmp_path: Path) -> None:
     path = demo_file(tmp_path / "goal.hdf5", demo_5=with_nan(7))
     with pytest.raises(DataError, match="not finite"):
@@ -269,9 +283,12 @@ def test_stats_tell_counts_ranges_and_shares(project: Path, tmp_path: Path, caps
 
 def test_stats_of_what_is_not_there_say_what_is(project: Path, tmp_path: Path) -> None:
     take(demo_file(tmp_path / "goal.hdf5", count=1))
-    with pytest.raises(DataError, match="there is no import 'gaol'") as refusal:
+    with pytest.raises(DataError, match="there is no source 'gaol'; there are demos, goal"):
         data_commands.stats("gaol", None)
-    assert "demos, goal" in refusal.value.next_step
+    with pytest.raises(DataError, match=r"there is no source '\.\./imports/goal'"):
+        data_commands.stats("../imports/goal", None)
+    with pytest.raises(DataError, match=r"data/demos/manifest\.json is missing"):
+        data_commands.stats("demos", None)
     with pytest.raises(DataError, match="there is no data/dataset yet"):
         data_commands.stats("", None)
 

@@ -1,6 +1,8 @@
 import errno
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +74,84 @@ def test_the_digest_of_a_tree_ignores_interpreter_caches(tmp_path: Path) -> None
     assert files.sha256_tree(tmp_path) == before
     (tmp_path / "a.py").rename(tmp_path / "b.py")
     assert files.sha256_tree(tmp_path) != before
+
+
+KILLED_BETWEEN_TWO_NAMES = """
+import os, signal, sys
+from pathlib import Path
+from nightshift import files
+target = Path(sys.argv[1])
+rename = Path.rename
+def die_after_moving_away(self, other):
+    rename(self, other)
+    if self == target:
+        os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = die_after_moving_away
+files._exchange = lambda *_: False
+with files.new_folder(target) as folder:
+    (folder / "a").write_text("new")
+"""
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Path:
+    """A folder that a kill caught while it was being replaced on a system that cannot exchange names."""
+    target = tmp_path / "out"
+    with files.new_folder(target) as folder:
+        (folder / "a").write_text("old")
+    done = subprocess.run([sys.executable, "-c", KILLED_BETWEEN_TWO_NAMES, str(target)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not target.exists()
+    return target
+
+
+def test_a_kill_between_two_names_loses_no_folder(cut: Path) -> None:
+    files.verify_folder(cut, "")
+    assert (cut / "a").read_text() == "old"
+    files.sweep_temporaries(cut.parent)
+    assert list(cut.parent.iterdir()) == [cut]
+
+
+def test_a_rewrite_that_fails_after_such_a_kill_leaves_the_old_folder(cut: Path) -> None:
+    with pytest.raises(RuntimeError), files.new_folder(cut):
+        raise RuntimeError
+    assert (cut / "a").read_text() == "old"
+    assert list(cut.parent.iterdir()) == [cut]
+
+
+def test_where_names_cannot_be_exchanged_a_folder_is_replaced_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    for content in ("old", "new"):
+        with files.new_folder(tmp_path / "out") as folder:
+            (folder / "a").write_text(content)
+    assert (tmp_path / "out" / "a").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_the_new_name_reaches_the_disk_before_the_old_folder_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out"
+    with files.new_folder(target) as folder:
+        (folder / "a").write_text("old")
+    order: list[str] = []
+    sync, rmtree = files.sync, shutil.rmtree
+
+    def watched_sync(path: Path) -> None:
+        order.append(f"sync {path.name}")
+        sync(path)
+
+    def watched_rmtree(path: Path, *, ignore_errors: bool = False) -> None:
+        order.append("remove")
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(files, "sync", watched_sync)
+    monkeypatch.setattr(shutil, "rmtree", watched_rmtree)
+    with files.new_folder(target) as folder:
+        (folder / "a").write_text("new")
+    assert f"sync {tmp_path.name}" in order[order.index("sync a") : order.index("remove")]
 
 
 WRITE_UNTIL_FULL = """

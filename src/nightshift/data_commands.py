@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from nightshift import files, paths
+from nightshift import paths
 from nightshift.commands import enter
 from nightshift.console import console
 from nightshift.data import store
@@ -35,12 +35,13 @@ def import_episodes(path: Path, format: str, name: str, task: str, *, skip_broke
     path = Path(os.path.abspath(path))
     enter()
     job = importing.Import(path=path, format=format, name=name, task=task)
-    state = importing.begin(job)
-    if state.done:
-        console.print(f"resuming: {state.done} of {len(state.entries)} episodes are through")
-    with progress.bar("import", len(state.entries), state.done) as advance:
-        importing.gather(job, state, skip_broken=skip_broken, watch=advance)
-    admitted = importing.finish(job, state)
+    with importing.alone(job):
+        state = importing.begin(job)
+        if state.done:
+            console.print(f"resuming: {state.done} of {len(state.entries)} episodes are through")
+        with progress.bar("import", len(state.entries), state.done) as advance:
+            importing.gather(job, state, skip_broken=skip_broken, watch=advance)
+        admitted = importing.finish(job, state)
     console.print(f"[bold]{job.target}[/]: {_episodes(len(state.kept))}")
     if state.unsolved:
         console.print(f"left out: {_episodes(len(state.unsolved))} that did not succeed")
@@ -83,11 +84,11 @@ def export(path: Path, format: str, split: str, *, video: bool) -> None:
 def stats(source: str, plot: Path | None) -> None:
     """What the dataset, an import or the demos are like, in numbers and histograms."""
     from nightshift import dataset_view
-    from nightshift.data import statistics
+    from nightshift.data import sources, statistics
 
     plot = None if plot is None else Path(os.path.abspath(plot))
     enter()
-    found = statistics.compute(_shelf(source) if source else _dataset("all"))
+    found = statistics.compute(sources.open_shelf(source) if source else _dataset("all"))
     title = source or str(paths.DATASET)
     console.print(dataset_view.render(title, found))
     if plot is not None:
@@ -102,18 +103,6 @@ def _dataset(split: str) -> Iterator[Episode]:
     for part in store.PARTS:
         if split in ("all", part):
             yield from dataset.episodes(part)
-
-
-def _shelf(source: str) -> Iterable[Episode]:
-    from nightshift.data.shelf import Shelf
-
-    imports = sorted(folder.name for folder in paths.IMPORTS.glob("[!.]*") if folder.is_dir())
-    if source not in ("demos", *imports):
-        known = ", ".join(["demos", *imports])
-        raise DataError(f"there is no import {source!r}", f"there are {known}; without a name: the dataset")
-    folder = paths.DEMOS if source == "demos" else paths.IMPORTS / source
-    files.verify_folder(folder, f"make it again: delete {folder}, then run or import")
-    return Shelf(folder)
 
 
 def _watched(episodes: Iterable[Episode], advance: progress.Advance) -> Iterator[Episode]:

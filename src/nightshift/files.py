@@ -18,6 +18,8 @@ from typing import Any
 from nightshift.errors import DataError, ProjectError
 
 MANIFEST = "manifest.json"
+_ASIDE = ".old-"
+"""In the name of a whole folder while another takes its place, where the system cannot exchange the two."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _PIECE = 2 * 2**20
@@ -103,6 +105,8 @@ def verify_folder(path: Path, remedy: str, only: Collection[str] | None = None) 
 
     `only` these files are checked, and must be in the manifest.
     """
+    if not path.exists():
+        _bring_back(path.parent, path.name)
     try:
         sums: Mapping[str, str] = json.loads((path / MANIFEST).read_text())["sha256"]
     except FileNotFoundError:
@@ -151,6 +155,7 @@ def refusal(error: OSError, path: Path | None = None) -> ProjectError | None:
 
 def sweep_temporaries(folder: Path, name: str = "*") -> None:
     """Remove what a killed process left half-written of `name`, or of everything in the folder."""
+    _bring_back(folder, name)
     for leftover in folder.glob(f".{name}.partial-*"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
@@ -183,13 +188,27 @@ def _replace_folder(new: Path, path: Path) -> None:
     if not path.exists():
         new.rename(path)
         return
-    if _exchange(new, path):
-        shutil.rmtree(new)
-        return
-    old = _temporary(path)
-    path.rename(old)
-    new.rename(path)
-    shutil.rmtree(old)
+    old = new
+    if not _exchange(new, path):
+        old = path.parent / f".{path.name}{_ASIDE}{uuid.uuid4().hex[:8]}"
+        path.rename(old)
+        new.rename(path)
+    sync(path.parent)
+    _remove(old, path)
+
+
+def _remove(old: Path, path: Path) -> None:
+    """Delete what `path` was before; under a name that says so from the start, since a kill may leave a part of it."""
+    leftover = _temporary(path)
+    old.rename(leftover)
+    shutil.rmtree(leftover)
+
+
+def _bring_back(folder: Path, name: str) -> None:
+    """Where a kill came between the two names of a folder that was being replaced, the old one is in force again."""
+    for aside in folder.glob(f".{name}{_ASIDE}*"):
+        path = folder / aside.name[1:].rpartition(_ASIDE)[0]
+        _remove(aside, path) if path.exists() else aside.rename(path)
 
 
 def _exchange(left: Path, right: Path) -> bool:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.data.episode import Episode
 from nightshift.data.statistics import Histogram, compute
 from nightshift.errors import DataError
 from tests.data.examples import make, with_pictures
@@ -57,3 +61,35 @@ def test_whole_numbers_get_bins_of_whole_width_and_none_in_vain(values: list[int
     assert len(widths) == 1 and widths.pop() % 1 == 0
     assert len(histogram.counts) <= 20
     assert histogram.counts[0] and histogram.counts[-1]
+
+
+def test_returns_that_differ_in_their_last_bit_share_one_bin() -> None:
+    near = [np.array([0.1, 0.2, 0.3, 0]), np.array([0.3, 0.2, 0.1, 0])]
+    found = compute(make(steps=4, rewards=rewards) for rewards in near)
+    assert found.returns.smallest < found.returns.largest
+    assert found.returns.histogram.counts.tolist() == [2]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_actions_of_any_shape_have_a_dimension_for_each_number(shape: tuple[int, ...]) -> None:
+    actions = np.arange(float(4 * np.prod(shape, dtype=int))).reshape(4, *shape)
+    found = compute([make(steps=4, actions=actions), make(steps=1, actions=actions[:1])])
+    assert [dimension.largest for dimension in found.actions] == actions[2].reshape(-1).tolist()
+    assert found.steps == 3
+
+
+def test_no_episode_is_held_longer_than_it_is_looked_at() -> None:
+    pictures = []
+
+    def episodes() -> Iterator[Episode]:
+        for seed in range(6):
+            episode = with_pictures(seed=seed)
+            pictures.append(weakref.ref(episode.observations["front"]))
+            yield episode
+
+    def watched() -> Iterator[Episode]:
+        for episode in episodes():
+            yield episode
+            assert sum(picture() is not None for picture in pictures) == 1
+
+    assert compute(watched()).episodes == 6

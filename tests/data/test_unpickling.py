@@ -156,3 +156,81 @@ def test_a_class_that_is_allowed_comes_back_as_the_stand_in_and_runs_nothing_of_
         unpickling.loads(content, "content")
     [point] = unpickling.loads(content, "content", {f"{Point.__module__}.Point": unpickling.RECORD})
     assert type(point) is SimpleNamespace and np.array_equal(point.x, [0, 1, 2])
+
+
+NESTED = b"N" + b"\x85" + b"2\x86" * 60
+"""t = (t, t) sixty times over: 2**60 tuples in 122 bytes."""
+REMEMBERED = b"\x80\x04N\x85" + b"".join(b"\x94h" + bytes([n]) + b"\x86" for n in range(60))
+
+
+@pytest.mark.parametrize("nested", [NESTED, REMEMBERED])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"", b""),
+        (b"]", b"a"),
+        (b"}", b"Ns"),
+        (b"\x8f(", b"\x90"),
+        (b"(", b"\x91"),
+        (b"cbuiltins\nset\n]", b"a\x85R"),
+        (b"cnumpy\ndtype\n", b"\x85R"),
+        (b"c_codecs\nencode\nN", b"\x86R"),
+    ],
+)
+def test_a_tuple_that_unfolds_without_end_is_refused_at_once(nested: bytes, before: bytes, after: bytes) -> None:
+    with pytest.raises(DataError, match="content is not a readable pickle: a tuple in it is"):
+        unpickling.loads(before + nested + after + b".", "content")
+
+
+def test_a_tuple_too_deep_for_the_machine_to_hash_is_refused() -> None:
+    with pytest.raises(DataError, match="is 101 deep"):
+        unpickling.loads(b"}N" + b"\x85" * 500_000 + b"Ns.", "content")
+
+
+def test_lists_too_deep_to_go_through_are_refused() -> None:
+    with pytest.raises(DataError, match="not a readable pickle"):
+        unpickling.loads(b"]" * 5000 + b"a" * 4999 + b".", "content")
+
+
+def test_what_is_shared_stays_shared() -> None:
+    pair = (np.arange(2), "x")
+    loaded = unpickling.loads(pickle.dumps([pair, pair, {"again": pair, ("a", ("b", 1)): 2}]), "content")
+    assert loaded[0] is loaded[1] is loaded[2]["again"] and np.array_equal(loaded[0][0], [0, 1])
+    assert loaded[2]["a", ("b", 1)] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("_codecs\nencode", (None, {"__defaults__": ("utf16",)})),
+        ("_codecs\nencode", {"mark": 1}),
+        ("_codecs\nencode", (None, {"_function": None})),
+        ("numpy\ndtype", (None, {"__kwdefaults__": None})),
+        ("builtins\nset", (None, {"add": None})),
+        ("collections\nOrderedDict", {"mark": 1}),
+    ],
+)
+def test_a_file_cannot_change_what_it_may_call(name: str, state: Any) -> None:
+    content = b"c" + name.encode() + b"\n" + pickle.dumps(state, 2)[2:-1] + b"b."
+    with pytest.raises(DataError, match="not a readable pickle"):
+        unpickling.loads(content, "content")
+    assert unpickling.loads(b"c_codecs\nencode\nVab\n\x85R.", "content") == b"ab"
+
+
+def test_a_function_allowed_by_the_caller_cannot_be_changed_either() -> None:
+    def ours() -> int:
+        return 1
+
+    content = b"cours\nours\n" + pickle.dumps({"mark": 1}, 2)[2:-1] + b"b."
+    with pytest.raises(DataError, match="not a readable pickle"):
+        unpickling.loads(content, "content", {"ours.ours": ours})
+    assert not vars(ours)
+
+
+@pytest.mark.parametrize(
+    "value", [{np.dtype("f4"): 1}, {(np.dtype("f4"),): 1}, {np.dtype("f4")}, frozenset([1j, (np.dtype("f4"),)])]
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_nothing_comes_back_with_a_stand_in_inside(value: Any, protocol: int) -> None:
+    with pytest.raises(DataError, match="an array or a dtype for a key"):
+        unpickling.loads(pickle.dumps(value, protocol), "content")

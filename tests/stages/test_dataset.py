@@ -117,3 +117,17 @@ def test_a_source_that_was_never_imported_is_told_with_the_command(
     with pytest.raises(DataError) as error:
         dataset.run(job("dataset"), seed=params.seed, dataset=both)
     assert "nightshift import PATH --format FORMAT --name kitchen" in error.value.next_step
+
+
+@pytest.mark.usefixtures("demos")
+def test_a_task_of_one_demo_is_refused_by_name(job: Callable[[str], Job], params: config.Params) -> None:
+    with files.new_folder(paths.IMPORTS / "elsewhere") as folder:
+        demo = next(iter(Shelf(paths.DEMOS)))
+        origin = replace(demo.provenance, task="imported", init_state=None, origin="demos.hdf5#0")
+        Shelf(folder).put("0", replace(demo, provenance=origin))
+    for sources in (("elsewhere",), ("demos", "elsewhere")):
+        chosen = params.dataset.model_copy(update={"sources": sources})
+        with pytest.raises(DataError, match=r"the task imported has demos of one start only.* at least two") as error:
+            dataset.run(job("dataset"), seed=params.seed, dataset=chosen)
+        assert "more demos of imported" in error.value.next_step
+    assert not paths.DATASET.exists()

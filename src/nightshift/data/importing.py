@@ -6,13 +6,15 @@ place under data/imports in one step.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +24,11 @@ from nightshift.data import formats
 from nightshift.data.episode import Episode
 from nightshift.data.formats import Entry
 from nightshift.data.shelf import SCHEMA, Shelf
+from nightshift.data.sources import DEMOS
 from nightshift.errors import DataError
 
 UNSOLVED = "unsolved.jsonl"
 """Keys of the episodes that did not succeed, so that they are not decoded again."""
-RESERVED = ("demos",)
-"""What the stage collect makes."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
@@ -42,10 +43,10 @@ class Import:
     task: str = ""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or self.name in RESERVED:
+        if not _NAME.fullmatch(self.name) or self.name == DEMOS:
             raise DataError(
                 f"{self.name!r} cannot be the name of an import",
-                f"use letters, digits, _ and -; {', '.join(RESERVED)} is taken by the stage collect",
+                f"use letters, digits, _ and -; {DEMOS} is taken by the stage collect",
             )
         if not self.path.exists():
             raise DataError(f"there is nothing at {self.path}")
@@ -78,6 +79,21 @@ class Progress:
     @property
     def done(self) -> int:
         return len(self.kept) + len(self.unsolved)
+
+
+@contextlib.contextmanager
+def alone(job: Import) -> Iterator[None]:
+    """One process at a time brings in a source: two would sweep away what the other is about to write."""
+    job.state.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(job.state, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another import of {job.path} is under way", "wait for it") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def begin(job: Import) -> Progress:

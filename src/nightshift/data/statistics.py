@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ class Histogram:
 
     @classmethod
     def of(cls, values: Numbers, bins: int = BINS) -> Histogram:
-        """Bins of equal width; values that are all the same get one bin."""
+        """Bins of equal width; values that are all the same, or too near each other to divide, get one bin."""
         low, high = float(values.min()), float(values.max())
-        if low == high:
+        edges = np.linspace(low, high, bins + 1)
+        if not (np.diff(edges) > 0).all():
             return cls(edges=np.array([low, high]), counts=np.array([len(values)]))
-        counts, edges = np.histogram(values, bins)
-        return cls(edges=edges, counts=counts)
+        return cls(edges=edges, counts=np.histogram(values, edges)[0])
 
     @classmethod
     def of_counts(cls, values: Numbers, bins: int = BINS) -> Histogram:
@@ -98,22 +99,49 @@ class Statistics:
 
 
 def compute(episodes: Iterable[Episode]) -> Statistics:
-    found = list(episodes)
+    """Goes through the episodes once, and keeps only what is small of each."""
+    found = [_Brief.of(episode) for episode in episodes]
     if not found:
         raise DataError("there are no episodes")
-    actions = np.concatenate([episode.actions[:-1] for episode in found]).astype(np.float64)
+    actions = np.concatenate([brief.actions for brief in found])
     return Statistics(
-        tasks=dict(sorted(Counter(episode.provenance.task for episode in found).items())),
-        sources=dict(sorted(Counter(episode.provenance.source for episode in found).items())),
+        tasks=dict(sorted(Counter(brief.task for brief in found).items())),
+        sources=dict(sorted(Counter(brief.source for brief in found).items())),
         episodes=len(found),
         steps=len(actions),
-        successes=sum(episode.success for episode in found),
-        terminated=sum(episode.terminated for episode in found),
-        interventions=int(sum(episode.interventions[:-1].sum() for episode in found)),
-        lengths=Spread.of([episode.length - 1 for episode in found]),
-        returns=Spread.of([float(episode.rewards[:-1].sum(dtype=np.float64)) for episode in found]),
+        successes=sum(brief.success for brief in found),
+        terminated=sum(brief.terminated for brief in found),
+        interventions=sum(brief.interventions for brief in found),
+        lengths=Spread.of([len(brief.actions) for brief in found]),
+        returns=Spread.of([brief.reward for brief in found]),
         actions=[_dimension(values) for values in actions.T] if len(actions) else [],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Brief:
+    """What of one episode is counted."""
+
+    task: str
+    source: str
+    success: bool
+    terminated: bool
+    interventions: int
+    reward: float
+    actions: Numbers  # [N - 1, A]
+
+    @classmethod
+    def of(cls, episode: Episode) -> _Brief:
+        acted = episode.actions[:-1]
+        return cls(
+            task=episode.provenance.task,
+            source=episode.provenance.source,
+            success=episode.success,
+            terminated=episode.terminated,
+            interventions=int(episode.interventions[:-1].sum()),
+            reward=float(episode.rewards[:-1].sum(dtype=np.float64)),
+            actions=acted.reshape(len(acted), math.prod(acted.shape[1:])).astype(np.float64),
+        )
 
 
 def _dimension(values: Numbers) -> Dimension:

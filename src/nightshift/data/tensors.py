@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift import files
+from nightshift.data import mapped
 from nightshift.errors import DataError
 
 Column = NDArray[Any]
@@ -61,11 +61,7 @@ def to_bytes(columns: Mapping[str, Column], note: str) -> bytes:
 def read(path: Path) -> tuple[dict[str, Column], str]:
     """The arrays of a file, as read-only views of it, and its note."""
     try:
-        with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size < _LENGTH_BYTES:
-                raise ValueError(f"it has {size} bytes")
-            return _parse(np.memmap(stream, dtype=np.uint8, mode="r"))
+        return _parse(mapped.view(path))
     except _NOT_A_FILE_OF_ARRAYS as error:
         raise DataError(f"{path} is not a readable safetensors file: {error}") from None
 

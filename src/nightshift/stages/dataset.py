@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nightshift import config, files, paths
-from nightshift.data import store
+from nightshift import config, paths
+from nightshift.data import sources, store
 from nightshift.data.episode import Episode
 from nightshift.data.schema import Schema
-from nightshift.data.shelf import Shelf
 from nightshift.errors import DataError
 from nightshift.job import Job
 
-DEMOS = "demos"
-"""The source that is not an import: what the stage collect made."""
+_FEWEST_STARTS = 2
+"""Of a task: init states or, in imports, episodes."""
 
 
 def run(job: Job, *, seed: int, dataset: config.Dataset) -> None:
@@ -26,12 +25,12 @@ def run(job: Job, *, seed: int, dataset: config.Dataset) -> None:
     job.tracker.log({f"dataset/{part}_episodes": len(episodes) for part, episodes in parts.items()}, step=0)
 
 
-def _checked_demos(sources: Sequence[str]) -> tuple[list[Episode], Schema]:
+def _checked_demos(names: Sequence[str]) -> tuple[list[Episode], Schema]:
     """Every episode of every source, all of one schema: the first source's."""
-    shelves = [_open(source) for source in sources]
+    shelves = [sources.open_shelf(source) for source in names]
     schema = shelves[0].schema
     if schema is None:
-        raise DataError(f"{shelves[0].folder} has no episodes", _remedy(sources[0]))
+        raise DataError(f"{shelves[0].folder} has no episodes", sources.remedy(names[0]))
     demos = []
     for shelf in shelves:
         for key in shelf.keys():  # noqa: SIM118 - a shelf is no dict
@@ -40,18 +39,6 @@ def _checked_demos(sources: Sequence[str]) -> tuple[list[Episode], Schema]:
             _check_demo(demo, shelf.path(key))
             demos.append(demo)
     return demos, schema
-
-
-def _open(source: str) -> Shelf:
-    folder = paths.DEMOS if source == DEMOS else paths.IMPORTS / source
-    files.verify_folder(folder, _remedy(source))
-    return Shelf(folder)
-
-
-def _remedy(source: str) -> str:
-    if source == DEMOS:
-        return "run `nightshift run`: the collect stage makes the demos again"
-    return f"import it with `nightshift import PATH --format FORMAT --name {source}`, or edit dataset.sources"
 
 
 def _check_demo(demo: Episode, path: Path) -> None:
@@ -69,6 +56,12 @@ def _split(demos: Sequence[Episode], seed: int, validation_share: float) -> Mapp
     validation: set[tuple[str, tuple[int, str]]] = set()
     for task in sorted({demo.provenance.task for demo in demos}):
         states = sorted({_start(demo) for demo in demos if demo.provenance.task == task})
+        if len(states) < _FEWEST_STARTS:
+            raise DataError(
+                f"the task {task} has demos of one start only; each task needs at least two, one to train on and one "
+                "to validate with",
+                f"collect or import more demos of {task}, or leave its source out of dataset.sources",
+            )
         count = min(max(1, round(validation_share * len(states))), len(states) - 1)
         order = np.random.default_rng([seed, len(validation)]).choice(len(states), size=count, replace=False)
         validation |= {(task, states[index]) for index in order}

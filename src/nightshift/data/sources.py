@@ -1,0 +1,32 @@
+"""Where a project's episodes come from, by name: the demos of the stage collect, and imports."""
+
+from __future__ import annotations
+
+from nightshift import files, paths
+from nightshift.data.shelf import Shelf
+from nightshift.errors import DataError
+
+DEMOS = "demos"
+"""The source that is not an import: what the stage collect makes."""
+
+
+def names() -> list[str]:
+    return [DEMOS, *sorted(folder.name for folder in paths.IMPORTS.glob("[!.]*") if folder.is_dir())]
+
+
+def open_shelf(source: str) -> Shelf:
+    """The shelf of a source, every file of it checked."""
+    if source not in names():
+        raise DataError(f"there is no source {source!r}; there are {', '.join(names())}", remedy(source))
+    folder = paths.DEMOS if source == DEMOS else paths.IMPORTS / source
+    files.verify_folder(folder, remedy(source))
+    return Shelf(folder)
+
+
+def remedy(source: str) -> str:
+    """How to get a source that is missing or damaged."""
+    if source == DEMOS:
+        return "run `nightshift run`: the collect stage makes the demos again"
+    folder = paths.IMPORTS / source
+    again = f"delete {folder}, then " if folder.is_dir() else ""
+    return f"{again}import it with `nightshift import PATH --format FORMAT --name {source}`, or name another source"
