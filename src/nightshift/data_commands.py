@@ -11,19 +11,19 @@ from rich.text import Text
 from nightshift import paths
 from nightshift.commands import enter
 from nightshift.console import console
-from nightshift.data import store
+from nightshift.data import formats, store
 from nightshift.data.episode import Episode
 from nightshift.errors import DataError
 from nightshift.telemetry import progress
 
 SPLITS = ("all", *store.PARTS)
 _ADMITTED = {
-    "final_observation_repeated": "the source has no observation after the last action: the one before it stands in",
-    "observations_moved_to_the_next_action": "the source shows what each action led to: every observation is moved to "
+    formats.REPEATED_FINAL: "the source has no observation after the last action: the one before it stands in",
+    formats.MOVED: "the source shows what each action led to: every observation is moved to "
     "the action that follows it, and the first action is left out",
-    "success_assumed": "the source has no rewards: they count as demonstrations that succeeded",
-    "starts_mid_episode": "they start in the middle of an episode",
-    "ends_mid_episode": "they end in the middle of an episode",
+    formats.SUCCESS_ASSUMED: "the source has no rewards: they count as demonstrations that succeeded",
+    formats.STARTS_MID_EPISODE: "they start in the middle of an episode",
+    formats.ENDS_MID_EPISODE: "they end in the middle of an episode",
 }
 """Words for what episodes say of themselves in their metadata."""
 
@@ -58,8 +58,6 @@ def import_episodes(path: Path, format: str, name: str, task: str, *, skip_broke
 
 def export(path: Path, format: str, split: str, *, video: bool) -> None:
     """The dataset as a new folder in another format."""
-    from nightshift.data import formats
-
     path = Path(os.path.abspath(path))
     enter()
     if split not in SPLITS:

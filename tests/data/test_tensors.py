@@ -102,3 +102,9 @@ def test_objects_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="object"):
         tensors.write(tmp_path / "a", {"a": np.array([{}])}, "")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_byte_order_of_another_machine_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a is of dtype >f4; .* in this machine's byte order"):
+        tensors.write(tmp_path / "a", {"a": np.zeros(2, ">f4")}, "")
+    assert not list(tmp_path.iterdir())

@@ -80,12 +80,12 @@ def from_trajectory(trajectory: Trajectory, provenance: Provenance, policy_versi
     rewards = np.zeros(steps, np.float32)
     rewards[steps - 2] = trajectory.success
     return Episode(
-        observations={name: _with_last(seen, trajectory.final[name]) for name, seen in trajectory.observations.items()},
-        actions=_with_last(trajectory.executed),
+        observations={name: with_last(seen, trajectory.final[name]) for name, seen in trajectory.observations.items()},
+        actions=with_last(trajectory.executed),
         rewards=rewards,
         discounts=np.ones(steps, np.float32),
         interventions=np.zeros(steps, np.bool_),
-        policy_actions=_with_last(trajectory.actions),
+        policy_actions=with_last(trajectory.actions),
         policy_versions=np.full(steps, policy_version, np.int64),
         terminated=trajectory.success,
         truncated=not trajectory.success,
@@ -164,6 +164,6 @@ def _decode(arrays: Mapping[str, Column], note: str) -> Episode:
     return assemble(arrays, json.loads(note))
 
 
-def _with_last(column: Column, last: Column | None = None) -> Column:
+def with_last(column: Column, last: Column | None = None) -> Column:
     """One more step: the final observation, or zeros where the last step says nothing."""
     return np.concatenate([column, np.zeros_like(column[:1]) if last is None else last[None]])

@@ -82,7 +82,9 @@ def chunks(columns: Mapping[str, Column], note: str) -> Iterator[bytes | memoryv
     for name in ordered:
         column = columns[name]
         if column.dtype.name not in _CODES or not column.dtype.isnative:
-            raise DataError(f"{name} is of dtype {column.dtype}; files hold {', '.join(DTYPES)}")
+            raise DataError(
+                f"{name} is of dtype {column.dtype}; files hold {', '.join(DTYPES)}, in this machine's byte order"
+            )
         header[name] = {
             "dtype": _CODES[column.dtype.name],
             "shape": list(column.shape),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nightshift.data.episode import Episode
-from nightshift.data.formats import REPEATED_FINAL, hdf5
+from nightshift.data.formats import MOVED, REPEATED_FINAL, hdf5
 from nightshift.data.shelf import Shelf
 from nightshift.errors import DataError
 from tests.data.formats.hdf5_files import libero_demo, robomimic_demo, write_libero, write_robomimic
@@ -54,7 +54,7 @@ def test_observations_recorded_after_the_action_are_moved_to_the_next_one(tmp_pa
     demo["states"][:, 1:8] = arm[:-1]
     demo["obs/joint_states"] = arm[1:] + 1e-4
     episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
-    assert episode.metadata[hdf5.MOVED] and REPEATED_FINAL not in episode.metadata
+    assert episode.metadata[MOVED] and REPEATED_FINAL not in episode.metadata
     assert episode.length == 6
     np.testing.assert_array_equal(episode.actions[:-1], demo["actions"][1:])
     np.testing.assert_array_equal(episode.extras["states"][:-1], demo["states"][1:])
@@ -69,7 +69,7 @@ def test_observations_recorded_before_the_action_stay_where_they_are(tmp_path: P
     demo = libero_demo(steps=6, seed=1)
     demo["states"][:, 1:8] = demo["obs/joint_states"] + 1e-4
     episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
-    assert hdf5.MOVED not in episode.metadata
+    assert MOVED not in episode.metadata
     np.testing.assert_array_equal(episode.actions[:-1], demo["actions"])
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.data.episode import Episode
-from nightshift.data.formats import hil_serl
+from nightshift.data.formats import ENDS_MID_EPISODE, STARTS_MID_EPISODE, hil_serl
 from nightshift.errors import DataError
 
 Transition = dict[str, Any]
@@ -77,8 +77,8 @@ def test_intervention_segments_are_never_glued_together(tmp_path: Path) -> None:
     assert [episode.length for episode in episodes] == [6, 6]
     np.testing.assert_array_equal(episodes[1].observations["wrist_1"][0], look(10)["wrist_1"][0])
     np.testing.assert_array_equal(episodes[0].observations["wrist_1"][-1], look(5)["wrist_1"][0])
-    assert [hil_serl.STARTS_MID_EPISODE in episode.metadata for episode in episodes] == [False, True]
-    assert [hil_serl.ENDS_MID_EPISODE in episode.metadata for episode in episodes] == [True, True]
+    assert [STARTS_MID_EPISODE in episode.metadata for episode in episodes] == [False, True]
+    assert [ENDS_MID_EPISODE in episode.metadata for episode in episodes] == [True, True]
     assert all(episode.truncated and not episode.terminated for episode in episodes)
 
 
@@ -126,7 +126,7 @@ def test_the_file_decides_what_terminates(tmp_path: Path) -> None:
     timeout, truncated = load(dump(tmp_path / "a.pkl", [*theirs, *honest]))
     assert (timeout.terminated, timeout.success) == (True, False)
     assert (truncated.terminated, truncated.truncated) == (False, True)
-    assert hil_serl.ENDS_MID_EPISODE not in truncated.metadata
+    assert ENDS_MID_EPISODE not in truncated.metadata
 
 
 def test_infos_give_interventions_and_the_grasp_penalty_and_the_rest_is_named(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_broken_transition_costs_no_other_episode(tmp_path: Path) -> None:
             assert "a.pkl, transition 4: masks is 0.5" in str(error)
             lengths.append(0)
     assert lengths == [4, 2, 0, 3, 3]
-    assert entries[3].load().metadata[hil_serl.STARTS_MID_EPISODE]
+    assert entries[3].load().metadata[STARTS_MID_EPISODE]
 
 
 @dataclass

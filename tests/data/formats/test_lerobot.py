@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from nightshift.data.episode import Episode
-from nightshift.data.formats import REPEATED_FINAL, lerobot
-from nightshift.data.formats.lerobot import layout, pictures, reading, stats
+from nightshift.data.formats import REPEATED_FINAL, SUCCESS_ASSUMED, lerobot
+from nightshift.data.formats.lerobot import layout, pictures, stats
 from nightshift.errors import DataError
 from tests.data import examples
 
@@ -214,7 +214,7 @@ def test_a_dataset_written_by_lerobot_is_read(theirs: Path, kind: str) -> None:
         assert episode.provenance.origin == f"{kind}#{number}"
         assert episode.metadata[REPEATED_FINAL] and episode.metadata["fps"] == 10
         assert episode.success and episode.terminated
-        assert (reading.SUCCESS_ASSUMED in episode.metadata) == (kind == "theirs_films")
+        assert (SUCCESS_ASSUMED in episode.metadata) == (kind == "theirs_films")
 
 
 def test_a_dataset_of_theirs_survives_a_round_trip_through_ours(theirs: Path, tmp_path: Path) -> None:

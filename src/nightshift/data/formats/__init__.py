@@ -24,8 +24,16 @@ MODULES = {
 WRITABLE = ("lerobot", "rlds")
 
 REPEATED_FINAL = "final_observation_repeated"
-"""Set in an episode's metadata where the source has no observation after its last action, so that the one before it
-stands in. Harmless where the episode terminated: nothing is bootstrapped from it."""
+"""In an episode's metadata, as the others here: the source has no observation after its last action, so that the one
+before it stands in. Harmless where the episode terminated: nothing is bootstrapped from it."""
+MOVED = "observations_moved_to_the_next_action"
+"""The source shows what each action led to."""
+SUCCESS_ASSUMED = "success_assumed"
+"""The source has no rewards: it is one of demonstrations, and whoever recorded them kept what worked."""
+STARTS_MID_EPISODE = "starts_mid_episode"
+"""The transition before it in the source was not done and does not lead to it."""
+ENDS_MID_EPISODE = "ends_mid_episode"
+"""Its last transition is not done."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,9 @@
-"""What every format needs on the way to an episode: its key, its task, its origin, and a last step."""
+"""What every format needs on the way to an episode: its key, its task and its origin."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-
-import numpy as np
 
 from nightshift.data.tensors import DTYPES, Column
 from nightshift.errors import DataError
@@ -47,11 +45,6 @@ def provenance(*, source: str, path: Path, place: str, task: str, suite: str = "
         commit="",
         origin=f"{path.name}#{place}",
     )
-
-
-def with_last(column: Column, last: Column | None = None) -> Column:
-    """One more step: the final observation, or zeros where the last step says nothing."""
-    return np.concatenate([column, np.zeros_like(column[:1]) if last is None else last[None]])
 
 
 def checked(column: Column, where: str) -> Column:

@@ -23,8 +23,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from nightshift.data.episode import NO_POLICY, Episode
-from nightshift.data.formats import REPEATED_FINAL, Entry, common
+from nightshift.data.episode import NO_POLICY, Episode, with_last
+from nightshift.data.formats import MOVED, REPEATED_FINAL, Entry, common
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
@@ -33,7 +33,6 @@ SUFFIXES = (".hdf5", ".h5")
 SOLVED = 1
 """The reward of robosuite for a solved task."""
 FILTER_KEYS = "filter_keys"
-MOVED = "observations_moved_to_the_next_action"
 
 _STANDARD = ("actions", "rewards")
 _FOLDERS = ("obs", "next_obs")
@@ -75,14 +74,14 @@ def load(path: Path, demo: str, task: str) -> Episode:
     marks = {MOVED: moved, REPEATED_FINAL: not moved and not final}
     return Episode(
         observations={
-            name: seen if moved else common.with_last(seen, final[name][-1] if final else seen[-1])
+            name: seen if moved else with_last(seen, final[name][-1] if final else seen[-1])
             for name, seen in _group(arrays, "obs").items()
         },
-        actions=common.with_last(actions),
-        rewards=common.with_last(rewards),
+        actions=with_last(actions),
+        rewards=with_last(rewards),
         discounts=np.ones(steps, np.float32),
         interventions=np.zeros(steps, np.bool_),
-        policy_actions=common.with_last(actions),
+        policy_actions=with_last(actions),
         policy_versions=np.full(steps, NO_POLICY, np.int64),
         terminated=terminated,
         truncated=not terminated,
@@ -95,7 +94,7 @@ def load(path: Path, demo: str, task: str) -> Episode:
             suite=_suite(described),
             language=_language(described),
         ),
-        extras={name: common.with_last(a) for name, a in arrays.items() if name not in _STANDARD and "/" not in name},
+        extras={name: with_last(a) for name, a in arrays.items() if name not in _STANDARD and "/" not in name},
         metadata={**described, **filters, **{mark: True for mark, holds in marks.items() if holds}},
     )
 

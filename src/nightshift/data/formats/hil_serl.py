@@ -16,16 +16,12 @@ from typing import Any
 import numpy as np
 
 from nightshift.data import unpickling
-from nightshift.data.episode import NO_POLICY, Episode
-from nightshift.data.formats import Entry, common
+from nightshift.data.episode import NO_POLICY, Episode, with_last
+from nightshift.data.formats import ENDS_MID_EPISODE, STARTS_MID_EPISODE, Entry, common
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
 SOURCE = "hil-serl"
-STARTS_MID_EPISODE = "starts_mid_episode"
-"""The transition before it in the file was not done and does not lead to it."""
-ENDS_MID_EPISODE = "ends_mid_episode"
-"""Its last transition is not done."""
 OBS_HORIZON = "obs_horizon"
 """1 where every observation had an axis of one frame, which is left out here."""
 INFOS_LEFT_OUT = "infos_left_out"
@@ -158,11 +154,11 @@ def _load(segment: Segment, read: Read, task: str) -> Episode:
     marks = {STARTS_MID_EPISODE: segment.starts_mid_episode, ENDS_MID_EPISODE: not last["dones"]}
     return Episode(
         observations=observations,
-        actions=common.with_last(actions),
-        rewards=common.with_last(rewards),
+        actions=with_last(actions),
+        rewards=with_last(rewards),
         discounts=np.ones(len(transitions) + 1, np.float32),
         interventions=np.array([*overruled, False]),
-        policy_actions=common.with_last(actions),
+        policy_actions=with_last(actions),
         policy_versions=np.full(len(transitions) + 1, NO_POLICY, np.int64),
         terminated=terminated,
         truncated=not terminated,
@@ -219,7 +215,7 @@ def _penalties(transitions: Sequence[Transition], where: str) -> dict[str, Colum
     if None in found:
         raise DataError(f"{where}: {_PENALTY} is missing (step {found.index(None)})")
     numbers = [_number(penalty, f"{where}: {_PENALTY}") for penalty in found]
-    return {_PENALTY: common.with_last(_stack(numbers, f"{where}: {_PENALTY}"))}
+    return {_PENALTY: with_last(_stack(numbers, f"{where}: {_PENALTY}"))}
 
 
 def _left_out(transitions: Sequence[Transition]) -> dict[str, list[str]]:

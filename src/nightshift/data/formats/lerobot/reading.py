@@ -16,16 +16,14 @@ import pyarrow.parquet as pq
 from nightshift import files
 from nightshift.data import episode as episodes_module
 from nightshift.data import tensors
-from nightshift.data.episode import NO_POLICY, Episode
-from nightshift.data.formats import REPEATED_FINAL, Entry, common
+from nightshift.data.episode import NO_POLICY, Episode, with_last
+from nightshift.data.formats import REPEATED_FINAL, SUCCESS_ASSUMED, Entry, common
 from nightshift.data.formats.lerobot import layout, pictures, tables
 from nightshift.data.formats.lerobot.writing import FPS
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
 SOURCE = "lerobot"
-SUCCESS_ASSUMED = "success_assumed"
-"""The dataset has no rewards: it is one of demonstrations, and whoever recorded them kept what worked."""
 LEFT_OUT = "features_left_out"
 """Names of the features that hold text."""
 
@@ -154,12 +152,12 @@ def _load(source: Source, place: Place, task: str) -> Episode:
     interventions = columns.pop(layout.INTERVENTION, np.zeros(place.length, np.bool_))
     observed = {name: columns.pop(name) for name in list(columns) if f"{name}.".startswith(layout.OBSERVATION)}
     return Episode(
-        observations=_named({name: common.with_last(seen, seen[-1]) for name, seen in observed.items()}),
-        actions=common.with_last(actions),
-        rewards=common.with_last(rewards),
+        observations=_named({name: with_last(seen, seen[-1]) for name, seen in observed.items()}),
+        actions=with_last(actions),
+        rewards=with_last(rewards),
         discounts=np.ones(place.length + 1, np.float32),
-        interventions=common.with_last(interventions.reshape(place.length) != 0),
-        policy_actions=common.with_last(actions),
+        interventions=with_last(interventions.reshape(place.length) != 0),
+        policy_actions=with_last(actions),
         policy_versions=np.full(place.length + 1, NO_POLICY, np.int64),
         terminated=not truncated,
         truncated=truncated,
@@ -171,7 +169,7 @@ def _load(source: Source, place: Place, task: str) -> Episode:
             task=common.chosen_task("", task or "_".join(language.split()), where),
             language=language,
         ),
-        extras={name: common.with_last(column) for name, column in columns.items()},
+        extras={name: with_last(column) for name, column in columns.items()},
         metadata={REPEATED_FINAL: True, FPS: source.fps, **assumed, **left_out},
     )
 
