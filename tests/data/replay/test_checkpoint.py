@@ -330,6 +330,42 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(where: str, t
         assert not list(folder.glob(".checkpoint.partial-*"))
 
 
+def add_and_die(live: Path, count: int) -> None:
+    replay = buffer("disk", live)
+    for uid in range(count):
+        replay.add_trajectories([plain(uid)])
+    while len(list(live.glob("trajectory_*.safetensors"))) < count:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("target", PLACES)
+def test_what_was_written_and_not_yet_listed_survives_a_kill(target: str, tmp_path: Path) -> None:
+    """From the hundredth on the index is not written for each of them; nobody flushed."""
+    live, count = tmp_path / "live", 102
+    os.waitpid(in_a_process(partial(add_and_die, live, count)), 0)
+    assert len(json.loads((live / "trajectory_index.json").read_text())["trajectory_id_list"]) < count
+    with buffer(target, live) as again:
+        again.load_checkpoint(live)
+        assert len(again) == count and again.add_trajectories([plain(0)]) == [count]
+    assert len(list(live.glob("trajectory_*.safetensors"))) == count + (target == "disk")
+
+
+def test_what_was_dropped_does_not_come_back_after_a_kill(tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    with buffer("disk", live) as replay:
+        replay.add_trajectories([plain(0), plain(1)])
+        replay.flush()
+        kept = {path.name: path.read_bytes() for path in live.glob("trajectory_*.safetensors")}
+        replay.clear()
+        replay.add_trajectories([plain(2)])
+    for name, content in kept.items():  # as if the kill had come between listing and removing
+        (live / name).write_bytes(content)
+    with buffer("disk", live) as again:
+        again.load_checkpoint(live)
+        assert uids(again) == [2]
+
+
 def test_a_kill_between_two_names_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = TrajectoryReplay()
     replay.add_trajectories([plain(0)])

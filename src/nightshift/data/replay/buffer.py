@@ -19,7 +19,7 @@ import torch
 from nightshift.data.replay import checkpoint, checks
 from nightshift.data.replay.batch import Batch, View, assemble
 from nightshift.data.replay.disk import OnDisk
-from nightshift.data.replay.index import INDEX, METADATA, Entry, Index, to_json
+from nightshift.data.replay.index import INDEX, METADATA, OLDEST, Entry, Index, to_json
 from nightshift.data.replay.keeping import InMemory, Keeping
 from nightshift.data.replay.recycling import Recycler
 from nightshift.data.replay.trajectory import NONE, Rows, TrajectoryBatch, own
@@ -209,7 +209,8 @@ class TrajectoryReplay:
         assert self._on_disk is not None
         with self._lock:
             listed = self._on_disk.listed()
-            return {METADATA: self._metadata(listed), INDEX: to_json(listed)}
+            oldest = next((entry.trajectory_id for entry in self._index), self._counter)
+            return {METADATA: self._metadata(listed), INDEX: {**to_json(listed), OLDEST: oldest}}
 
 
 @dataclass(frozen=True)

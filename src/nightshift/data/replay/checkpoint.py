@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 
 from nightshift import files
-from nightshift.data.replay import legacy
-from nightshift.data.replay.index import INDEX, LEGACY_INDEX, METADATA, Entry, from_json, to_json
+from nightshift.data.replay import formats, legacy
+from nightshift.data.replay.checks import WEIGHTS_ID
+from nightshift.data.replay.index import INDEX, LEGACY_INDEX, METADATA, OLDEST, Entry, from_json, to_json
 from nightshift.data.replay.keeping import Export
 from nightshift.data.replay.trajectory import TrajectoryBatch
 from nightshift.data.tensors import SUFFIX
@@ -25,6 +27,7 @@ from nightshift.errors import DataError
 
 FORMAT = "safetensors"
 REMEDY = "load another checkpoint: this one is not what was saved"
+_FILE = re.compile(rf"trajectory_(\d+)_{WEIGHTS_ID.pattern}{re.escape(SUFFIX)}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,9 @@ def load(folder: Path, shard: Shard, seed: int) -> Saved:
     """What the folder holds for a rank, after checking that rank's files; `seed` if the folder names none."""
     content = _read_json(folder / METADATA)
     index = folder / (LEGACY_INDEX if (folder / LEGACY_INDEX).exists() and not (folder / INDEX).exists() else INDEX)
-    everything = from_json(_read_json(index), index)
+    listing = _read_json(index)
+    listed = from_json(listing, index)
+    everything = sorted([*listed, *_unlisted(folder, listing, listed)], key=lambda entry: entry.trajectory_id)
     entries = shard.of(everything)
     suffix = f".{content.get('trajectory_format')}"
     if suffix not in (SUFFIX, *legacy.SUFFIXES):
@@ -102,6 +107,19 @@ def load(folder: Path, shard: Shard, seed: int) -> Saved:
         generator=_generator(content, seed, folder / METADATA),
         suffix=suffix,
     )
+
+
+def _unlisted(folder: Path, listing: Mapping[str, Any], listed: Sequence[Entry]) -> list[Entry]:
+    """What a buffer had written when it was killed, and not listed yet: a file has its name once it is whole."""
+    if OLDEST not in listing:
+        return []
+    known = {entry.trajectory_id for entry in listed}
+    found = []
+    for path in folder.glob(f"trajectory_*{SUFFIX}"):
+        match = _FILE.fullmatch(path.name)
+        if match and int(match[1]) >= listing[OLDEST] and int(match[1]) not in known:
+            found.append(Entry.of(int(match[1]), formats.read(path)))
+    return found
 
 
 def _verify(folder: Path, entries: Sequence[Entry], suffix: str) -> None:

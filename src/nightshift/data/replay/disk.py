@@ -38,7 +38,10 @@ LISTED_SHARE = 0.01
 
 
 class OnDisk:
-    """A file per trajectory in a folder, with an index beside them that lists only what is there. See `Keeping`."""
+    """A file per trajectory in a folder, with an index beside them that lists only what is there. See `Keeping`.
+
+    The index comes after the files, so it may lag behind them: see `OLDEST` for what is taken up after a kill.
+    """
 
     def __init__(
         self,
@@ -171,6 +174,8 @@ class OnDisk:
         self._writes.append(self._writer.submit(job))
 
     def _write(self, entry: Entry) -> None:
+        if not (self._folder / INDEX).exists():
+            self._list()  # so that after a kill the folder can be loaded, with what was not listed yet
         with self._folder_lock:
             with self._lock:
                 if entry.trajectory_id not in self._pending:
