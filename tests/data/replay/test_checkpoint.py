@@ -145,6 +145,28 @@ def test_damage_to_any_file_is_found_and_the_file_named_and_the_buffer_stays(
             shutil.rmtree(copy)
 
 
+@pytest.mark.parametrize("where", PLACES)
+def test_a_checkpoint_takes_the_place_of_nothing_but_a_checkpoint(where: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    with buffer(where, tmp_path / "around" / "live") as replay, buffer("disk", tmp_path / "foreign") as foreign:
+        for some in (replay, foreign):
+            some.add_trajectories([plain(0)])
+            some.flush()
+        for place in (mine, mine / "thesis.txt", tmp_path / "foreign"):
+            with pytest.raises(DataError, match="is not a replay checkpoint"):
+                replay.save_checkpoint(place)
+        if where == "disk":
+            for place in (tmp_path / "around" / "live", tmp_path / "around"):
+                with pytest.raises(DataError, match="saves by itself"):
+                    replay.save_checkpoint(place)
+        (tmp_path / "empty").mkdir()
+        replay.save_checkpoint(tmp_path / "empty")
+        replay.save_checkpoint(tmp_path / "empty")
+    assert (mine / "thesis.txt").read_text() == "years of work"
+
+
 def test_a_checkpoint_outlives_the_files_it_was_made_from(tmp_path: Path) -> None:
     """Files are linked, not copied: removing, evicting or replacing the first name must not touch the second."""
     with buffer("disk", tmp_path / "live", capacity=2) as replay:

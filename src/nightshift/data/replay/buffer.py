@@ -148,9 +148,15 @@ class TrajectoryReplay:
         self._is_closed = True
 
     def save_checkpoint(self, save_path: Path) -> None:
-        """Replace the folder by one that holds every trajectory, the index, and where the random draws stand."""
-        if self.auto_save_path is not None and save_path.resolve() == self.auto_save_path.resolve():
-            raise DataError(f"{save_path} is where this buffer saves by itself", "choose another folder")
+        """A folder that holds every trajectory, the index, and where the random draws stand.
+
+        It takes the place of an older checkpoint; anything else that is there is left, and refused.
+        """
+        if self.auto_save_path is not None and self.auto_save_path.resolve().is_relative_to(save_path.resolve()):
+            raise DataError(
+                f"{save_path} holds {self.auto_save_path}, where this buffer saves by itself", "choose another folder"
+            )
+        checkpoint.check_replaceable(save_path)
         self._keeping.flush()
         with self._keeping.steady():
             with self._lock:

@@ -63,6 +63,14 @@ class Saved:
         return path if self.suffix == SUFFIX else legacy.read(path, entry)
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse a place where anything but a checkpoint is, since that would be gone."""
+    is_checkpoint = (path / files.MANIFEST).is_file() and (path / INDEX).is_file()
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not (is_checkpoint or is_empty):
+        raise DataError(f"{path} is there and is not a replay checkpoint: it would be lost", "choose another folder")
+
+
 def save(path: Path, exports: Sequence[tuple[Entry, Export]], metadata: dict[str, Any]) -> None:
     sums: dict[str, str] = {}
     with files.new_folder(path, sums) as folder:
