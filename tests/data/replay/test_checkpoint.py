@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -211,6 +212,24 @@ def test_a_folder_can_be_taken_up_again_where_a_buffer_left_it(tmp_path: Path) -
         again.save_checkpoint(tmp_path / "live")
 
 
+def test_a_folder_belongs_to_one_buffer_at_a_time(tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    with buffer("disk", live) as replay:
+        replay.add_trajectories([plain(0)])
+        with pytest.raises(DataError, match=f"live is in use by process {os.getpid()}"):
+            buffer("disk", live)
+        replay.add_trajectories([plain(1)])
+    with buffer("disk", live) as again:
+        again.load_checkpoint(live)
+        assert uids(again) == [0, 1]
+
+
+def test_a_folder_is_free_once_its_buffer_is_forgotten(tmp_path: Path) -> None:
+    buffer("disk", tmp_path / "live")
+    gc.collect()
+    buffer("disk", tmp_path / "live").close()
+
+
 def test_a_write_that_fails_is_raised_and_nothing_is_lost(tmp_path: Path) -> None:
     live = tmp_path / "live"
     replay = buffer("disk", live)
@@ -250,7 +269,7 @@ def _wait_for_failure(replay: TrajectoryReplay) -> None:
 def test_a_failed_write_reaches_every_call(call: str, tmp_path: Path) -> None:
     live = tmp_path / "live"
     replay = buffer("disk", live)
-    live.rmdir()
+    shutil.rmtree(live)
     live.write_text("in the way")
     replay.add_trajectories([plain(0)])
     assert replay._on_disk is not None

@@ -50,7 +50,7 @@ class TrajectoryReplay:
         """Sample from the newest `sample_window_size` trajectories and keep the newest `capacity`; 0 means all.
 
         With `auto_save_path` every trajectory goes to a file there, and at most `cache_size` are open at a time;
-        without it all are kept in memory until a checkpoint.
+        until it is closed no other buffer may have that folder. Without it all are in memory until a checkpoint.
         """
         if min(sample_window_size, capacity) < 0 or cache_size < 1:
             raise DataError(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift import files
+from nightshift.claim import Claim
 from nightshift.data.replay import formats
 from nightshift.data.replay.index import INDEX, METADATA, Entry, Index
 from nightshift.data.replay.keeping import Export, Source, missing, open_file
@@ -67,7 +68,7 @@ class OnDisk:
         self._folder_lock = threading.Lock()  # taken before the buffer's lock, never after
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay-writer")
         self._writes: deque[Future[None]] = deque()
-        folder.mkdir(parents=True, exist_ok=True)
+        self._claim = Claim(folder, DataError)
         files.sweep_temporaries(folder)
         self._holds_other_data = (folder / INDEX).exists()
 
@@ -161,6 +162,7 @@ class OnDisk:
         self.flush()  # if that fails nothing is closed, and there is another try
         self._is_closed = True
         self._writer.shutdown()
+        self._claim.release()
 
     def _path(self, entry: Entry) -> Path:
         return self._folder / entry.file_name(SUFFIX)
