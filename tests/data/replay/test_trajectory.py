@@ -117,3 +117,24 @@ def test_an_episode_in_two_trajectories_is_not_joined(data: st.DataObject) -> No
     assert (batch["curr_obs"]["state"][..., 0] == batch["versions"][:, None]).all()
     assert (batch["next_obs"]["state"][..., 0] == batch["versions"][:, None]).all()
     assert set(batch["next_obs"]["state"][:, -1, 2]) <= {3, 6}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["rewards", "actions"])
+def test_a_number_that_is_none_is_refused_with_field_episode_and_step(name: str, value: float) -> None:
+    trajectory = plain(uid=0, length=4, lanes=2)
+    column = getattr(trajectory, name).copy()
+    column[2, 1] = value
+    replay = TrajectoryReplay()
+    with pytest.raises(DataError, match=rf"{name} of a trajectory is not finite \(episode 1, step 2\)"):
+        replay.add_trajectories([plain(uid=1), replace(trajectory, **{name: column})])
+    assert len(replay) == 0
+
+
+@pytest.mark.parametrize(("row", "words"), [(2, "saw .* step 2"), (4, "led to .* step 3")])
+def test_a_frame_with_a_number_that_is_none_is_refused(row: int, words: str) -> None:
+    trajectory = plain(uid=0, length=4, lanes=1)
+    state = trajectory.frames["state"].copy()
+    state[row, 0] = np.nan
+    with pytest.raises(DataError, match=words.replace(" .* ", r" a frame of state that is not finite \(episode 0, ")):
+        TrajectoryReplay().add_trajectories([replace(trajectory, frames={**trajectory.frames, "state": state})])
