@@ -168,6 +168,23 @@ def test_a_checkpoint_takes_the_place_of_nothing_but_a_checkpoint(where: str, tm
     assert (mine / "thesis.txt").read_text() == "years of work"
 
 
+def test_a_file_that_was_damaged_does_not_go_into_a_checkpoint(tmp_path: Path) -> None:
+    with buffer("disk", tmp_path / "live") as replay:
+        replay.add_trajectories([plain(0), plain(1)])
+        replay.save_checkpoint(tmp_path / "c")
+        replay.add_trajectories([plain(2)])
+        replay.flush()
+        victim = next((tmp_path / "live").glob("trajectory_2_*"))
+        content = bytearray(victim.read_bytes())
+        content[-1] ^= 1
+        victim.write_bytes(content)
+        with pytest.raises(DataError, match=f"{victim.name} is damaged"):
+            replay.save_checkpoint(tmp_path / "c")
+    loaded = TrajectoryReplay()
+    loaded.load_checkpoint(tmp_path / "c")
+    assert uids(loaded) == [0, 1]
+
+
 def test_a_checkpoint_outlives_the_files_it_was_made_from(tmp_path: Path) -> None:
     """Files are linked, not copied: removing, evicting or replacing the first name must not touch the second."""
     with buffer("disk", tmp_path / "live", capacity=2) as replay:

@@ -4,6 +4,8 @@
                                           └─ failure: stays in memory, is raised to the next caller, flush tries again
 
 An open file is views of it, so the operating system keeps in memory what is used and lets go of it when it must.
+Sampling reads the rows it needs and no more, so it checks that a file has the right form and not its sha256; that is
+checked where the whole file is read or vouched for: before it goes into a checkpoint, and when a folder is loaded.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class OnDisk:
         if entry.trajectory_id in self._pending:
             _, slot = self._pending[entry.trajectory_id]
             return partial(formats.write, trajectory=self.table.flat(slot).trajectory)
-        return partial(_link, source=self._path(entry), sha256=self._sums[entry.trajectory_id])
+        return partial(_link_checked, source=self._path(entry), sha256=self._sums[entry.trajectory_id])
 
     def listed(self) -> list[Entry]:
         """Those whose files are there, with their sums."""
@@ -258,6 +260,17 @@ def _link(path: Path, source: Path, sha256: str) -> str:
         raise missing(source) from None
     except OSError:
         shutil.copyfile(source, path)
+    return sha256
+
+
+def _link_checked(path: Path, source: Path, sha256: str) -> str:
+    """As `_link`, of a file that is still what was written."""
+    _link(path, source, sha256)
+    if files.sha256(path) != sha256:
+        raise DataError(
+            f"{source} is damaged: its sha256 is not that of what was written",
+            "load the last checkpoint: it is as it was",
+        )
     return sha256
 
 
