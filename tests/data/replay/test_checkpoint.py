@@ -439,6 +439,59 @@ def test_a_kill_between_two_names_leaves_a_checkpoint(tmp_path: Path, monkeypatc
     assert uids(replay) == [0]
 
 
+class Fuse:
+    """Kills this process before one of the steps that it takes on disk."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def before(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def acted(*args: Any, **more: Any) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*args, **more)
+
+        return acted
+
+
+def load_until_killed(folder: Path, steps: int) -> None:
+    replay = buffer("disk", folder / "live")
+    replay.load_checkpoint(folder / "live")
+    fuse = Fuse(steps)
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((os, "link"), (Path, "rename"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir")):
+            patch.setattr(owner, name, fuse.before(getattr(owner, name)))
+        replay.load_checkpoint(folder / "c")
+    os._exit(0)
+
+
+def test_a_kill_at_any_step_of_a_load_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """Both have trajectories of the same number, and one of the same file name."""
+    with buffer("disk", tmp_path / "template") as replay, TrajectoryReplay() as other:
+        replay.add_trajectories([plain(uid) for uid in range(3)])
+        other.add_trajectories([plain(0, length=6), plain(8)])
+        other.save_checkpoint(tmp_path / "c")
+    found: list[list[int]] = []
+    is_finished = False
+    while not is_finished:
+        shutil.copytree(tmp_path / "template", tmp_path / "live")
+        _, status = os.waitpid(in_a_process(partial(load_until_killed, tmp_path, len(found))), 0)
+        is_finished = status == 0
+        assert is_finished or status == signal.SIGKILL
+        reader = TrajectoryReplay()
+        reader.load_checkpoint(tmp_path / "live")
+        with buffer("disk", tmp_path / "live") as again:
+            again.load_checkpoint(tmp_path / "live")
+            found.append(uids(again))
+            assert uids(reader) == found[-1] and again.total_samples == {3: 24, 2: 20}[len(again)]
+            assert again.add_trajectories([plain(9)]) == [len(again) - 1]
+        assert len(list((tmp_path / "live").glob("trajectory_*"))) == len(again) + 1  # and the index
+        shutil.rmtree(tmp_path / "live")
+    old = found.index([0, 8])
+    assert 3 < old < len(found) - 8 and found == [[0, 1, 2]] * old + [[0, 8]] * (len(found) - old)
+
+
 @pytest.mark.parametrize("where", PLACES)
 def test_after_a_load_other_fields_are_still_refused(where: str, tmp_path: Path) -> None:
     with TrajectoryReplay() as saved:
@@ -462,4 +515,8 @@ def test_a_buffer_closes_used_or_not_once_or_twice(where: str, tmp_path: Path) -
     assert uids(replay) == [0]
     with pytest.raises(DataError, match="closed"):
         replay.add_trajectories([plain(1)])
-    assert len(replay) == 1
+    with pytest.raises(DataError, match="closed"):
+        replay.clear()
+    with pytest.raises(DataError, match="closed"):
+        replay.load_checkpoint(tmp_path / "live")
+    assert len(replay) == 1 and uids(replay) == [0]

@@ -100,8 +100,7 @@ class TrajectoryReplay:
 
     def add_trajectories(self, trajectories: Sequence[TrajectoryBatch]) -> list[int]:
         """Store all of them or, with an error, none; their ids. The oldest go where there is no more room."""
-        if self._is_closed:
-            raise DataError("this replay buffer is closed", "add to an open one")
+        self._check_open()
         self._keeping.keep_up()
         for trajectory in trajectories:
             checks.check(trajectory)
@@ -132,6 +131,7 @@ class TrajectoryReplay:
 
     def clear(self) -> None:
         """Forget all trajectories; numbers that were given out are not given again."""
+        self._check_open()
         with self._lock:
             while len(self._index):
                 self._keeping.drop(self._index.pop_oldest())
@@ -168,15 +168,21 @@ class TrajectoryReplay:
         self, load_path: Path, is_distributed: bool = False, local_rank: int = 0, world_size: int = 1
     ) -> None:
         """Hold what the checkpoint holds, or this rank's share of it, in place of all there was."""
+        self._check_open()
         shard = checkpoint.Shard(local_rank, world_size) if is_distributed else checkpoint.Shard(0, 1)
-        saved = checkpoint.load(load_path, shard, self.seed)
         self._keeping.flush()
+        saved = checkpoint.load(load_path, shard, self.seed)
         with self._keeping.steady(), self._lock:
-            self._keeping.adopt(saved.entries, saved.source)
+            metadata = checkpoint.metadata(saved.entries, saved.counter, saved.seed, saved.generator)
+            self._keeping.adopt(saved.entries, saved.source, metadata)
             self._counter = saved.counter
             self.seed = saved.seed
             self._generator = saved.generator
         self._keeping.flush()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise DataError("this replay buffer is closed: it does not change any more", "use an open one")
 
     def _add(self, trajectory: TrajectoryBatch) -> int:
         entry = Entry.of(self._counter, trajectory)

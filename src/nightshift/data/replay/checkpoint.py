@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nightshift import files
-from nightshift.data.replay import formats, legacy
+from nightshift.data.replay import formats, incoming, legacy
 from nightshift.data.replay.checks import WEIGHTS_ID
 from nightshift.data.replay.index import INDEX, LEGACY_INDEX, METADATA, OLDEST, Entry, from_json, to_json
 from nightshift.data.replay.keeping import Export
@@ -96,6 +96,7 @@ def metadata(entries: Sequence[Entry], counter: int, seed: int, generator: torch
 
 def load(folder: Path, shard: Shard, seed: int) -> Saved:
     """What the folder holds for a rank, after checking that rank's files; `seed` if the folder names none."""
+    folder = incoming.valid(folder)
     content = _read_json(folder / METADATA)
     index = folder / (LEGACY_INDEX if (folder / LEGACY_INDEX).exists() and not (folder / INDEX).exists() else INDEX)
     listing = _read_json(index)

@@ -117,9 +117,9 @@ def _check_finite(trajectory: TrajectoryBatch) -> None:
 def _refuse_frame(name: str, trajectory: TrajectoryBatch, frame: int) -> None:
     """Name the step that saw the frame, or else the one that led to it; a frame of no step is never read."""
     for pointer, verb in ((trajectory.curr, "saw"), (trajectory.next, "led to")):
-        rows = np.flatnonzero(pointer == frame) if pointer is not None else ()
-        if len(rows):
-            raise DataError(_at(f"a step {verb} a frame of {name} that is not finite", trajectory, int(rows[0])))
+        if pointer is not None and frame in pointer:
+            row = int(np.flatnonzero(pointer == frame)[0])
+            raise DataError(_at(f"a step {verb} a frame of {name} that is not finite", trajectory, row))
 
 
 def _not_finite(rows: Column) -> Rows:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -25,8 +24,9 @@ from typing import Any
 from nightshift import files
 from nightshift.claim import Claim
 from nightshift.data.replay import formats
-from nightshift.data.replay.index import INDEX, METADATA, Entry, Index
-from nightshift.data.replay.keeping import Export, Source, missing, open_file
+from nightshift.data.replay.incoming import arriving, link, link_checked, settle
+from nightshift.data.replay.index import INDEX, METADATA, OLDEST, Entry, Index, to_json
+from nightshift.data.replay.keeping import Export, Source, open_file
 from nightshift.data.replay.table import Flat, Table
 from nightshift.data.replay.trajectory import NONE, TrajectoryBatch
 from nightshift.data.tensors import SUFFIX
@@ -72,6 +72,7 @@ class OnDisk:
         self._writes: deque[Future[None]] = deque()
         self._claim = Claim(folder, DataError)
         files.sweep_temporaries(folder)
+        settle(folder)
         self._holds_other_data = (folder / INDEX).exists()
 
     def put(self, entry: Entry, trajectory: TrajectoryBatch) -> None:
@@ -107,29 +108,24 @@ class OnDisk:
         if entry.trajectory_id in self._pending:
             _, slot = self._pending[entry.trajectory_id]
             return partial(formats.write, trajectory=self.table.flat(slot).trajectory)
-        return partial(_link_checked, source=self._path(entry), sha256=self._sums[entry.trajectory_id])
+        return partial(link_checked, source=self._path(entry), sha256=self._sums[entry.trajectory_id])
 
     def listed(self) -> list[Entry]:
         """Those whose files are there, with their sums."""
         sums = self._sums
         return [replace(e, sha256=sums[e.trajectory_id]) for e in self._index if e.trajectory_id in sums]
 
-    def adopt(self, entries: Sequence[Entry], source: Source) -> None:
-        with _stage(self._folder) as stage:
-            sums = {}
-            for entry in entries:
-                staged, origin = stage / entry.file_name(SUFFIX), source(entry)
-                sums[entry.trajectory_id] = (
-                    _link(staged, origin, entry.sha256 or files.sha256(origin))
-                    if isinstance(origin, Path)
-                    else formats.write(staged, origin)
-                )
-            names = {staged.name for staged in stage.iterdir()}
-            for name in names:
-                (stage / name).replace(self._folder / name)
-        self.table, self._opened, self._pending, self._sums = Table(), {}, {}, sums
-        self._doomed = [path for path in self._folder.glob(f"trajectory_*{SUFFIX}") if path.name not in names]
+    def adopt(self, entries: Sequence[Entry], source: Source, metadata: Mapping[str, Any]) -> None:
+        with arriving(self._folder) as stage:
+            listed = [_staged(stage, entry, source(entry)) for entry in entries]
+            files.write_json(stage / METADATA, metadata)
+            oldest = entries[0].trajectory_id if entries else metadata["trajectory_counter"]
+            files.write_json(stage / INDEX, {**to_json(listed), OLDEST: oldest})
+        self._holds_other_data = True  # if what comes next fails, loading the folder again goes on with it
+        settle(self._folder)
         self._holds_other_data = False
+        self.table, self._opened, self._pending, self._doomed = Table(), {}, {}, []
+        self._sums = {entry.trajectory_id: entry.sha256 for entry in listed}
         self._index.reset(entries)
         self.open(entries[:1])  # so that what is added next must have the same fields
 
@@ -152,6 +148,7 @@ class OnDisk:
             return
         self._wait()
         if self._holds_other_data:
+            settle(self._folder)
             return
         with self._lock:
             unwritten = [entry for entry, _ in self._pending.values()]
@@ -237,41 +234,12 @@ class OnDisk:
         ) from failures[0]
 
 
-@contextlib.contextmanager
-def _stage(folder: Path) -> Iterator[Path]:
-    """A folder for files on their way in, on the same disk."""
-    stage = folder / ".incoming.partial-"
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir()
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage)
-
-
-def _link(path: Path, source: Path, sha256: str) -> str:
-    """A second name for a file, which outlives the first; a copy where the disk has no such thing.
-
-    Files of trajectories are replaced and removed but never changed, so two names for one are as good as two files.
-    """
-    try:
-        os.link(source, path)
-    except FileNotFoundError:
-        raise missing(source) from None
-    except OSError:
-        shutil.copyfile(source, path)
-    return sha256
-
-
-def _link_checked(path: Path, source: Path, sha256: str) -> str:
-    """As `_link`, of a file that is still what was written."""
-    _link(path, source, sha256)
-    if files.sha256(path) != sha256:
-        raise DataError(
-            f"{source} is damaged: its sha256 is not that of what was written",
-            "load the last checkpoint: it is as it was",
-        )
-    return sha256
+def _staged(stage: Path, entry: Entry, origin: TrajectoryBatch | Path) -> Entry:
+    path = stage / entry.file_name(SUFFIX)
+    if isinstance(origin, Path):
+        link(path, origin)
+        return replace(entry, sha256=entry.sha256 or files.sha256(path))
+    return replace(entry, sha256=formats.write(path, origin))
 
 
 def _announce_head(path: Path) -> None:
