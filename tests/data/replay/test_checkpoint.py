@@ -105,6 +105,37 @@ def test_five_over_two_ranks_are_three_and_two(tmp_path: Path) -> None:
         replay.load_checkpoint(tmp_path / "c", True, 2, 2)
 
 
+def test_a_rank_without_distribution_is_not_ignored(tmp_path: Path) -> None:
+    replay = TrajectoryReplay()
+    replay.add_trajectories([plain(0)])
+    replay.save_checkpoint(tmp_path / "c")
+    for rank, world_size in ((3, 1), (0, 4)):
+        with pytest.raises(DataError, match=f"local_rank is {rank} of {world_size}, and is_distributed is not set"):
+            replay.load_checkpoint(tmp_path / "c", local_rank=rank, world_size=world_size)
+
+
+def test_ranks_draw_differently_and_each_the_same_after_every_load(tmp_path: Path) -> None:
+    replay = TrajectoryReplay()
+    replay.add_trajectories([plain(uid, length=50) for uid in range(4)])
+    replay.save_checkpoint(tmp_path / "c")
+    drawn = []
+    for rank in (0, 1, 0, 1):
+        replay.load_checkpoint(tmp_path / "c", True, rank, 2)
+        drawn.append(replay.sample(50)["t"].tolist())
+    assert drawn[:2] == drawn[2:] and drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_no_more_are_loaded_than_there_is_room_for(where: str, tmp_path: Path) -> None:
+    with TrajectoryReplay() as saved:
+        saved.add_trajectories([plain(uid) for uid in range(5)])
+        saved.save_checkpoint(tmp_path / "c")
+    with buffer(where, tmp_path / "live", capacity=2) as replay:
+        replay.load_checkpoint(tmp_path / "c")
+        assert uids(replay) == [3, 4] and (len(replay), replay.total_samples) == (2, 16)
+        assert replay.add_trajectories([plain(9)]) == [5] and uids(replay) == [4, 9]
+
+
 def test_a_checkpoint_lists_every_file_with_its_fields(tmp_path: Path) -> None:
     replay = TrajectoryReplay(seed=5)
     replay.add_trajectories([plain(uid) for uid in range(3)])

@@ -167,11 +167,20 @@ class TrajectoryReplay:
     def load_checkpoint(
         self, load_path: Path, is_distributed: bool = False, local_rank: int = 0, world_size: int = 1
     ) -> None:
-        """Hold what the checkpoint holds, or this rank's share of it, in place of all there was."""
+        """Hold what the checkpoint holds, or this rank's share of it, in place of all there was.
+
+        The newest `capacity` of these are kept. Draws go on where they stood; of several ranks each goes on in a way of
+        its own, which follows from where they stood and from its rank.
+        """
         self._check_open()
-        shard = checkpoint.Shard(local_rank, world_size) if is_distributed else checkpoint.Shard(0, 1)
+        if not is_distributed and (local_rank, world_size) != (0, 1):
+            raise DataError(
+                f"local_rank is {local_rank} of {world_size}, and is_distributed is not set",
+                "set it to load one rank's share, or name no rank to load all",
+            )
+        shard = checkpoint.Shard(local_rank, world_size)
         self._keeping.flush()
-        saved = checkpoint.load(load_path, shard, self.seed)
+        saved = checkpoint.load(load_path, shard, self.seed, self.capacity)
         with self._keeping.steady(), self._lock:
             metadata = checkpoint.metadata(saved.entries, saved.counter, saved.seed, saved.generator)
             self._keeping.adopt(saved.entries, saved.source, metadata)

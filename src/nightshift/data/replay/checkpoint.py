@@ -7,6 +7,7 @@ that RLinf wrote can be loaded too; they have no sums to check.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,13 @@ class Shard:
         each, more = divmod(len(entries), self.world_size)
         start = self.rank * each + min(self.rank, more)
         return entries[start : start + each + (self.rank < more)]
+
+    def generator(self, saved: torch.Generator) -> torch.Generator:
+        """Draws of its own for each of several ranks, or they would all draw the same numbers."""
+        if self.world_size == 1:
+            return saved
+        origin = saved.get_state().numpy().tobytes() + f"{self.rank} of {self.world_size}".encode()
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(origin).digest()[:8]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,15 +102,18 @@ def metadata(entries: Sequence[Entry], counter: int, seed: int, generator: torch
     }
 
 
-def load(folder: Path, shard: Shard, seed: int) -> Saved:
-    """What the folder holds for a rank, after checking that rank's files; `seed` if the folder names none."""
+def load(folder: Path, shard: Shard, seed: int, capacity: int) -> Saved:
+    """What the folder holds for a rank, after checking that rank's files; `seed` if the folder names none.
+
+    Of a rank's trajectories the newest `capacity` count, or all if it is 0.
+    """
     folder = incoming.valid(folder)
     content = _read_json(folder / METADATA)
     index = folder / (LEGACY_INDEX if (folder / LEGACY_INDEX).exists() and not (folder / INDEX).exists() else INDEX)
     listing = _read_json(index)
     listed = from_json(listing, index)
     everything = sorted([*listed, *_unlisted(folder, listing, listed)], key=lambda entry: entry.trajectory_id)
-    entries = shard.of(everything)
+    entries = shard.of(everything)[-capacity:]
     suffix = f".{content.get('trajectory_format')}"
     if suffix not in (SUFFIX, *legacy.SUFFIXES):
         raise DataError(f"{folder / METADATA} names the format {suffix[1:]!r}", f"{FORMAT}, pt and pkl can be read")
@@ -113,7 +124,7 @@ def load(folder: Path, shard: Shard, seed: int) -> Saved:
         entries=entries,
         counter=max([int(content.get("trajectory_counter", 0)), *(e.trajectory_id + 1 for e in everything)]),
         seed=seed,
-        generator=_generator(content, seed, folder / METADATA),
+        generator=shard.generator(_generator(content, seed, folder / METADATA)),
         suffix=suffix,
     )
 
