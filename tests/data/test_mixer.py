@@ -117,3 +117,9 @@ def test_a_source_that_gives_other_fields_or_fewer_rows_is_named() -> None:
 def test_a_ratio_that_is_none_is_refused(ratio: dict[str, float]) -> None:
     with pytest.raises(DataError):
         Mixer({"a": Numbers(0), "b": Numbers(1)}, ratio)
+
+
+@pytest.mark.parametrize("share", [float("nan"), float("inf"), float("-inf")])
+def test_a_share_that_is_no_number_is_refused(share: float) -> None:
+    with pytest.raises(DataError, match="not made of shares"):
+        Mixer({"online": Numbers(0), "demos": Numbers(1)}, {"online": share, "demos": 1.0})

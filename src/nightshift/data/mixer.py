@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import lcm
+from math import isfinite, lcm
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +42,8 @@ class Mixer:
     def __init__(self, sources: Mapping[str, Source], ratio: Mapping[str, float]) -> None:
         if not sources or set(sources) != set(ratio):
             raise DataError(f"the sources are {sorted(sources)} and the ratio names {sorted(ratio)}")
+        if not all(map(isfinite, ratio.values())):
+            raise DataError(f"the ratio {dict(ratio)} is not made of shares that add up to 1")
         shares = [Fraction(ratio[name]).limit_denominator(_FINEST) for name in sources]
         total = sum(shares, Fraction(0))
         if min(shares) < 0 or abs(total - 1) > Fraction(len(shares), _FINEST):

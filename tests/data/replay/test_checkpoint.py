@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -104,6 +105,37 @@ def test_five_over_two_ranks_are_three_and_two(tmp_path: Path) -> None:
         replay.load_checkpoint(tmp_path / "c", True, 2, 2)
 
 
+def test_a_rank_without_distribution_is_not_ignored(tmp_path: Path) -> None:
+    replay = TrajectoryReplay()
+    replay.add_trajectories([plain(0)])
+    replay.save_checkpoint(tmp_path / "c")
+    for rank, world_size in ((3, 1), (0, 4)):
+        with pytest.raises(DataError, match=f"local_rank is {rank} of {world_size}, and is_distributed is not set"):
+            replay.load_checkpoint(tmp_path / "c", local_rank=rank, world_size=world_size)
+
+
+def test_ranks_draw_differently_and_each_the_same_after_every_load(tmp_path: Path) -> None:
+    replay = TrajectoryReplay()
+    replay.add_trajectories([plain(uid, length=50) for uid in range(4)])
+    replay.save_checkpoint(tmp_path / "c")
+    drawn = []
+    for rank in (0, 1, 0, 1):
+        replay.load_checkpoint(tmp_path / "c", True, rank, 2)
+        drawn.append(replay.sample(50)["t"].tolist())
+    assert drawn[:2] == drawn[2:] and drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_no_more_are_loaded_than_there_is_room_for(where: str, tmp_path: Path) -> None:
+    with TrajectoryReplay() as saved:
+        saved.add_trajectories([plain(uid) for uid in range(5)])
+        saved.save_checkpoint(tmp_path / "c")
+    with buffer(where, tmp_path / "live", capacity=2) as replay:
+        replay.load_checkpoint(tmp_path / "c")
+        assert uids(replay) == [3, 4] and (len(replay), replay.total_samples) == (2, 16)
+        assert replay.add_trajectories([plain(9)]) == [5] and uids(replay) == [4, 9]
+
+
 def test_a_checkpoint_lists_every_file_with_its_fields(tmp_path: Path) -> None:
     replay = TrajectoryReplay(seed=5)
     replay.add_trajectories([plain(uid) for uid in range(3)])
@@ -143,6 +175,45 @@ def test_damage_to_any_file_is_found_and_the_file_named_and_the_buffer_stays(
                 replay.load_checkpoint(copy)
             assert uids(replay) == [0, 1]
             shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_checkpoint_takes_the_place_of_nothing_but_a_checkpoint(where: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    with buffer(where, tmp_path / "around" / "live") as replay, buffer("disk", tmp_path / "foreign") as foreign:
+        for some in (replay, foreign):
+            some.add_trajectories([plain(0)])
+            some.flush()
+        for place in (mine, mine / "thesis.txt", tmp_path / "foreign"):
+            with pytest.raises(DataError, match="is not a replay checkpoint"):
+                replay.save_checkpoint(place)
+        if where == "disk":
+            for place in (tmp_path / "around" / "live", tmp_path / "around"):
+                with pytest.raises(DataError, match="saves by itself"):
+                    replay.save_checkpoint(place)
+        (tmp_path / "empty").mkdir()
+        replay.save_checkpoint(tmp_path / "empty")
+        replay.save_checkpoint(tmp_path / "empty")
+    assert (mine / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_file_that_was_damaged_does_not_go_into_a_checkpoint(tmp_path: Path) -> None:
+    with buffer("disk", tmp_path / "live") as replay:
+        replay.add_trajectories([plain(0), plain(1)])
+        replay.save_checkpoint(tmp_path / "c")
+        replay.add_trajectories([plain(2)])
+        replay.flush()
+        victim = next((tmp_path / "live").glob("trajectory_2_*"))
+        content = bytearray(victim.read_bytes())
+        content[-1] ^= 1
+        victim.write_bytes(content)
+        with pytest.raises(DataError, match=f"{victim.name} is damaged"):
+            replay.save_checkpoint(tmp_path / "c")
+    loaded = TrajectoryReplay()
+    loaded.load_checkpoint(tmp_path / "c")
+    assert uids(loaded) == [0, 1]
 
 
 def test_a_checkpoint_outlives_the_files_it_was_made_from(tmp_path: Path) -> None:
@@ -189,6 +260,24 @@ def test_a_folder_can_be_taken_up_again_where_a_buffer_left_it(tmp_path: Path) -
         again.save_checkpoint(tmp_path / "live")
 
 
+def test_a_folder_belongs_to_one_buffer_at_a_time(tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    with buffer("disk", live) as replay:
+        replay.add_trajectories([plain(0)])
+        with pytest.raises(DataError, match=f"live is in use by process {os.getpid()}"):
+            buffer("disk", live)
+        replay.add_trajectories([plain(1)])
+    with buffer("disk", live) as again:
+        again.load_checkpoint(live)
+        assert uids(again) == [0, 1]
+
+
+def test_a_folder_is_free_once_its_buffer_is_forgotten(tmp_path: Path) -> None:
+    buffer("disk", tmp_path / "live")
+    gc.collect()
+    buffer("disk", tmp_path / "live").close()
+
+
 def test_a_write_that_fails_is_raised_and_nothing_is_lost(tmp_path: Path) -> None:
     live = tmp_path / "live"
     replay = buffer("disk", live)
@@ -228,7 +317,7 @@ def _wait_for_failure(replay: TrajectoryReplay) -> None:
 def test_a_failed_write_reaches_every_call(call: str, tmp_path: Path) -> None:
     live = tmp_path / "live"
     replay = buffer("disk", live)
-    live.rmdir()
+    shutil.rmtree(live)
     live.write_text("in the way")
     replay.add_trajectories([plain(0)])
     assert replay._on_disk is not None
@@ -330,6 +419,42 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(where: str, t
         assert not list(folder.glob(".checkpoint.partial-*"))
 
 
+def add_and_die(live: Path, count: int) -> None:
+    replay = buffer("disk", live)
+    for uid in range(count):
+        replay.add_trajectories([plain(uid)])
+    while len(list(live.glob("trajectory_*.safetensors"))) < count:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("target", PLACES)
+def test_what_was_written_and_not_yet_listed_survives_a_kill(target: str, tmp_path: Path) -> None:
+    """From the hundredth on the index is not written for each of them; nobody flushed."""
+    live, count = tmp_path / "live", 102
+    os.waitpid(in_a_process(partial(add_and_die, live, count)), 0)
+    assert len(json.loads((live / "trajectory_index.json").read_text())["trajectory_id_list"]) < count
+    with buffer(target, live) as again:
+        again.load_checkpoint(live)
+        assert len(again) == count and again.add_trajectories([plain(0)]) == [count]
+    assert len(list(live.glob("trajectory_*.safetensors"))) == count + (target == "disk")
+
+
+def test_what_was_dropped_does_not_come_back_after_a_kill(tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    with buffer("disk", live) as replay:
+        replay.add_trajectories([plain(0), plain(1)])
+        replay.flush()
+        kept = {path.name: path.read_bytes() for path in live.glob("trajectory_*.safetensors")}
+        replay.clear()
+        replay.add_trajectories([plain(2)])
+    for name, content in kept.items():  # as if the kill had come between listing and removing
+        (live / name).write_bytes(content)
+    with buffer("disk", live) as again:
+        again.load_checkpoint(live)
+        assert uids(again) == [2]
+
+
 def test_a_kill_between_two_names_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = TrajectoryReplay()
     replay.add_trajectories([plain(0)])
@@ -343,6 +468,59 @@ def test_a_kill_between_two_names_leaves_a_checkpoint(tmp_path: Path, monkeypatc
     os.waitpid(in_a_process(lambda: replay.save_checkpoint(tmp_path / "c")), 0)
     replay.load_checkpoint(tmp_path / "c")
     assert uids(replay) == [0]
+
+
+class Fuse:
+    """Kills this process before one of the steps that it takes on disk."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def before(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def acted(*args: Any, **more: Any) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*args, **more)
+
+        return acted
+
+
+def load_until_killed(folder: Path, steps: int) -> None:
+    replay = buffer("disk", folder / "live")
+    replay.load_checkpoint(folder / "live")
+    fuse = Fuse(steps)
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((os, "link"), (Path, "rename"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir")):
+            patch.setattr(owner, name, fuse.before(getattr(owner, name)))
+        replay.load_checkpoint(folder / "c")
+    os._exit(0)
+
+
+def test_a_kill_at_any_step_of_a_load_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """Both have trajectories of the same number, and one of the same file name."""
+    with buffer("disk", tmp_path / "template") as replay, TrajectoryReplay() as other:
+        replay.add_trajectories([plain(uid) for uid in range(3)])
+        other.add_trajectories([plain(0, length=6), plain(8)])
+        other.save_checkpoint(tmp_path / "c")
+    found: list[list[int]] = []
+    is_finished = False
+    while not is_finished:
+        shutil.copytree(tmp_path / "template", tmp_path / "live")
+        _, status = os.waitpid(in_a_process(partial(load_until_killed, tmp_path, len(found))), 0)
+        is_finished = status == 0
+        assert is_finished or status == signal.SIGKILL
+        reader = TrajectoryReplay()
+        reader.load_checkpoint(tmp_path / "live")
+        with buffer("disk", tmp_path / "live") as again:
+            again.load_checkpoint(tmp_path / "live")
+            found.append(uids(again))
+            assert uids(reader) == found[-1] and again.total_samples == {3: 24, 2: 20}[len(again)]
+            assert again.add_trajectories([plain(9)]) == [len(again) - 1]
+        assert len(list((tmp_path / "live").glob("trajectory_*"))) == len(again) + 1  # and the index
+        shutil.rmtree(tmp_path / "live")
+    old = found.index([0, 8])
+    assert 3 < old < len(found) - 8 and found == [[0, 1, 2]] * old + [[0, 8]] * (len(found) - old)
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -368,4 +546,8 @@ def test_a_buffer_closes_used_or_not_once_or_twice(where: str, tmp_path: Path) -
     assert uids(replay) == [0]
     with pytest.raises(DataError, match="closed"):
         replay.add_trajectories([plain(1)])
-    assert len(replay) == 1
+    with pytest.raises(DataError, match="closed"):
+        replay.clear()
+    with pytest.raises(DataError, match="closed"):
+        replay.load_checkpoint(tmp_path / "live")
+    assert len(replay) == 1 and uids(replay) == [0]

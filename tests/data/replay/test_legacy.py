@@ -190,3 +190,14 @@ def test_a_rollout_without_observations_loads(tmp_path: Path) -> None:
     batch = replay.sample(20)
     assert batch["curr_obs"] == {} and "next_obs" not in batch
     assert np.array_equal(batch["terminations"], batch["dones"])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["rewards", "dones"])
+def test_a_tensor_that_claims_to_be_larger_than_its_content_is_refused(form: str, name: str, tmp_path: Path) -> None:
+    """A stride of nothing costs nothing in the file, and terabytes when it is read."""
+    content = rollout(0)
+    content[name] = torch.zeros(1, 1, dtype=content[name].dtype).expand(2**41, 2)
+    folder = folder_of(tmp_path / "c", form, [content])
+    with pytest.raises(DataError, match=r"trajectory_0_w.* claims to be \[2199023255552, 2\]"):
+        TrajectoryReplay().load_checkpoint(folder)

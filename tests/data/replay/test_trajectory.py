@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from nightshift.data.replay import TrajectoryBatch, TrajectoryReplay
-from nightshift.data.replay.trajectory import weights_id
+from nightshift.data.replay.trajectory import own, weights_id
 from nightshift.errors import DataError
 from tests.data.replay.examples import build, frame, plain, trajectories
 
@@ -117,3 +119,60 @@ def test_an_episode_in_two_trajectories_is_not_joined(data: st.DataObject) -> No
     assert (batch["curr_obs"]["state"][..., 0] == batch["versions"][:, None]).all()
     assert (batch["next_obs"]["state"][..., 0] == batch["versions"][:, None]).all()
     assert set(batch["next_obs"]["state"][:, -1, 2]) <= {3, 6}
+
+
+def views_of_ones(kind: str, tmp_path: Path) -> tuple[NDArray[np.float32], Any]:
+    """Rewards of ones that are read-only, and what they lie in."""
+    content = np.ones((4, 2), np.float32).tobytes()
+    memory: Any
+    if kind == "array":
+        memory = np.ones((4, 2), np.float32)
+        rewards = memory.view()
+    elif kind in ("bytes", "bytearray"):
+        memory = bytearray(content) if kind == "bytearray" else content
+        rewards = np.frombuffer(memoryview(memory).toreadonly(), np.float32).reshape(4, 2)
+    else:
+        (tmp_path / "ones").write_bytes(content)
+        memory = np.memmap(tmp_path / "ones", np.float32, mode="r+" if kind == "changing file" else "r", shape=(4, 2))
+        rewards = memory[:]
+    rewards.flags.writeable = False
+    return rewards, memory
+
+
+@pytest.mark.parametrize("kind", ["array", "bytearray", "changing file"])
+def test_a_read_only_view_of_memory_that_can_change_is_copied(kind: str, tmp_path: Path) -> None:
+    rewards, memory = views_of_ones(kind, tmp_path)
+    replay = TrajectoryReplay()
+    replay.add_trajectories([replace(plain(uid=0), rewards=rewards)])
+    memory[:] = bytes(len(memory)) if kind == "bytearray" else 0
+    assert not rewards.any() and replay.sample(20)["rewards"].tolist() == [1.0] * 20
+
+
+@pytest.mark.parametrize("kind", ["bytes", "file"])
+def test_memory_that_cannot_change_is_not_copied(kind: str, tmp_path: Path) -> None:
+    rewards, _ = views_of_ones(kind, tmp_path)
+    owned = own(replace(plain(uid=0), rewards=rewards))
+    assert owned.rewards is rewards
+    again = own(owned)
+    assert all(column is owned.columns()[name] for name, column in again.columns().items())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["rewards", "actions"])
+def test_a_number_that_is_none_is_refused_with_field_episode_and_step(name: str, value: float) -> None:
+    trajectory = plain(uid=0, length=4, lanes=2)
+    column = getattr(trajectory, name).copy()
+    column[2, 1] = value
+    replay = TrajectoryReplay()
+    with pytest.raises(DataError, match=rf"{name} of a trajectory is not finite \(episode 1, step 2\)"):
+        replay.add_trajectories([plain(uid=1), replace(trajectory, **{name: column})])
+    assert len(replay) == 0
+
+
+@pytest.mark.parametrize(("row", "words"), [(2, "saw .* step 2"), (4, "led to .* step 3")])
+def test_a_frame_with_a_number_that_is_none_is_refused(row: int, words: str) -> None:
+    trajectory = plain(uid=0, length=4, lanes=1)
+    state = trajectory.frames["state"].copy()
+    state[row, 0] = np.nan
+    with pytest.raises(DataError, match=words.replace(" .* ", r" a frame of state that is not finite \(episode 0, ")):
+        TrajectoryReplay().add_trajectories([replace(trajectory, frames={**trajectory.frames, "state": state})])

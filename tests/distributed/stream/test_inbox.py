@@ -188,7 +188,7 @@ def test_a_renamed_episode_is_synced_before_a_new_learner_vouches_for_it(
     open_inbox(tmp_path).receive(parcel(identity(0)))
     synced: list[Path] = []
     monkeypatch.setattr(files, "sync", synced.append)
-    monkeypatch.setattr("nightshift.distributed.stream.inbox.Claim", lambda folder: None)
+    monkeypatch.setattr("nightshift.distributed.stream.inbox.Claim", lambda folder, error: None)
     open_inbox(tmp_path)
     assert synced == [tmp_path / "episodes"]
 

@@ -19,7 +19,7 @@ import torch
 from nightshift.data.replay import checkpoint, checks
 from nightshift.data.replay.batch import Batch, View, assemble
 from nightshift.data.replay.disk import OnDisk
-from nightshift.data.replay.index import INDEX, METADATA, Entry, Index, to_json
+from nightshift.data.replay.index import INDEX, METADATA, OLDEST, Entry, Index, to_json
 from nightshift.data.replay.keeping import InMemory, Keeping
 from nightshift.data.replay.recycling import Recycler
 from nightshift.data.replay.trajectory import NONE, Rows, TrajectoryBatch, own
@@ -50,7 +50,7 @@ class TrajectoryReplay:
         """Sample from the newest `sample_window_size` trajectories and keep the newest `capacity`; 0 means all.
 
         With `auto_save_path` every trajectory goes to a file there, and at most `cache_size` are open at a time;
-        without it all are kept in memory until a checkpoint.
+        until it is closed no other buffer may have that folder. Without it all are in memory until a checkpoint.
         """
         if min(sample_window_size, capacity) < 0 or cache_size < 1:
             raise DataError(
@@ -109,8 +109,7 @@ class TrajectoryReplay:
 
     def add_trajectories(self, trajectories: Sequence[TrajectoryBatch]) -> list[int]:
         """Store all of them or, with an error, none; their ids. The oldest go where there is no more room."""
-        if self._is_closed:
-            raise DataError("this replay buffer is closed", "add to an open one")
+        self._check_open()
         self._keeping.keep_up()
         for trajectory in trajectories:
             checks.check(trajectory)
@@ -141,6 +140,7 @@ class TrajectoryReplay:
 
     def clear(self) -> None:
         """Forget all trajectories; numbers that were given out are not given again."""
+        self._check_open()
         with self._lock:
             while len(self._index):
                 self._keeping.drop(self._index.pop_oldest())
@@ -157,9 +157,15 @@ class TrajectoryReplay:
         self._is_closed = True
 
     def save_checkpoint(self, save_path: Path) -> None:
-        """Replace the folder by one that holds every trajectory, the index, and where the random draws stand."""
-        if self.auto_save_path is not None and save_path.resolve() == self.auto_save_path.resolve():
-            raise DataError(f"{save_path} is where this buffer saves by itself", "choose another folder")
+        """A folder that holds every trajectory, the index, and where the random draws stand.
+
+        It takes the place of an older checkpoint; anything else that is there is left, and refused.
+        """
+        if self.auto_save_path is not None and self.auto_save_path.resolve().is_relative_to(save_path.resolve()):
+            raise DataError(
+                f"{save_path} holds {self.auto_save_path}, where this buffer saves by itself", "choose another folder"
+            )
+        checkpoint.check_replaceable(save_path)
         self._keeping.flush()
         with self._keeping.steady():
             with self._lock:
@@ -170,16 +176,31 @@ class TrajectoryReplay:
     def load_checkpoint(
         self, load_path: Path, is_distributed: bool = False, local_rank: int = 0, world_size: int = 1
     ) -> None:
-        """Hold what the checkpoint holds, or this rank's share of it, in place of all there was."""
-        shard = checkpoint.Shard(local_rank, world_size) if is_distributed else checkpoint.Shard(0, 1)
-        saved = checkpoint.load(load_path, shard, self.seed)
+        """Hold what the checkpoint holds, or this rank's share of it, in place of all there was.
+
+        The newest `capacity` of these are kept. Draws go on where they stood; of several ranks each goes on in a way of
+        its own, which follows from where they stood and from its rank.
+        """
+        self._check_open()
+        if not is_distributed and (local_rank, world_size) != (0, 1):
+            raise DataError(
+                f"local_rank is {local_rank} of {world_size}, and is_distributed is not set",
+                "set it to load one rank's share, or name no rank to load all",
+            )
+        shard = checkpoint.Shard(local_rank, world_size)
         self._keeping.flush()
+        saved = checkpoint.load(load_path, shard, self.seed, self.capacity)
         with self._keeping.steady(), self._lock:
-            self._keeping.adopt(saved.entries, saved.source)
+            metadata = checkpoint.metadata(saved.entries, saved.counter, saved.seed, saved.generator)
+            self._keeping.adopt(saved.entries, saved.source, metadata)
             self._counter = saved.counter
             self.seed = saved.seed
             self._generator = saved.generator
         self._keeping.flush()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise DataError("this replay buffer is closed: it does not change any more", "use an open one")
 
     def _add(self, trajectory: TrajectoryBatch) -> int:
         entry = Entry.of(self._counter, trajectory)
@@ -218,7 +239,8 @@ class TrajectoryReplay:
         assert self._on_disk is not None
         with self._lock:
             listed = self._on_disk.listed()
-            return {METADATA: self._metadata(listed), INDEX: to_json(listed)}
+            oldest = next((entry.trajectory_id for entry in self._index), self._counter)
+            return {METADATA: self._metadata(listed), INDEX: {**to_json(listed), OLDEST: oldest}}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ that RLinf wrote can be loaded too; they have no sums to check.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from typing import Any
 import torch
 
 from nightshift import files
-from nightshift.data.replay import legacy
-from nightshift.data.replay.index import INDEX, LEGACY_INDEX, METADATA, Entry, from_json, to_json
+from nightshift.data.replay import formats, incoming, legacy
+from nightshift.data.replay.checks import WEIGHTS_ID
+from nightshift.data.replay.index import INDEX, LEGACY_INDEX, METADATA, OLDEST, Entry, from_json, to_json
 from nightshift.data.replay.keeping import Export
 from nightshift.data.replay.trajectory import TrajectoryBatch
 from nightshift.data.tensors import SUFFIX
@@ -25,6 +28,7 @@ from nightshift.errors import DataError
 
 FORMAT = "safetensors"
 REMEDY = "load another checkpoint: this one is not what was saved"
+_FILE = re.compile(rf"trajectory_(\d+)_{WEIGHTS_ID.pattern}{re.escape(SUFFIX)}")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,13 @@ class Shard:
         start = self.rank * each + min(self.rank, more)
         return entries[start : start + each + (self.rank < more)]
 
+    def generator(self, saved: torch.Generator) -> torch.Generator:
+        """Draws of its own for each of several ranks, or they would all draw the same numbers."""
+        if self.world_size == 1:
+            return saved
+        origin = saved.get_state().numpy().tobytes() + f"{self.rank} of {self.world_size}".encode()
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(origin).digest()[:8]))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
@@ -58,6 +69,14 @@ class Saved:
     def source(self, entry: Entry) -> TrajectoryBatch | Path:
         path = self.folder / entry.file_name(self.suffix)
         return path if self.suffix == SUFFIX else legacy.read(path, entry)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse a place where anything but a checkpoint is, since that would be gone."""
+    is_checkpoint = (path / files.MANIFEST).is_file() and (path / INDEX).is_file()
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not (is_checkpoint or is_empty):
+        raise DataError(f"{path} is there and is not a replay checkpoint: it would be lost", "choose another folder")
 
 
 def save(path: Path, exports: Sequence[tuple[Entry, Export]], metadata: dict[str, Any]) -> None:
@@ -83,12 +102,18 @@ def metadata(entries: Sequence[Entry], counter: int, seed: int, generator: torch
     }
 
 
-def load(folder: Path, shard: Shard, seed: int) -> Saved:
-    """What the folder holds for a rank, after checking that rank's files; `seed` if the folder names none."""
+def load(folder: Path, shard: Shard, seed: int, capacity: int) -> Saved:
+    """What the folder holds for a rank, after checking that rank's files; `seed` if the folder names none.
+
+    Of a rank's trajectories the newest `capacity` count, or all if it is 0.
+    """
+    folder = incoming.valid(folder)
     content = _read_json(folder / METADATA)
     index = folder / (LEGACY_INDEX if (folder / LEGACY_INDEX).exists() and not (folder / INDEX).exists() else INDEX)
-    everything = from_json(_read_json(index), index)
-    entries = shard.of(everything)
+    listing = _read_json(index)
+    listed = from_json(listing, index)
+    everything = sorted([*listed, *_unlisted(folder, listing, listed)], key=lambda entry: entry.trajectory_id)
+    entries = shard.of(everything)[-capacity:]
     suffix = f".{content.get('trajectory_format')}"
     if suffix not in (SUFFIX, *legacy.SUFFIXES):
         raise DataError(f"{folder / METADATA} names the format {suffix[1:]!r}", f"{FORMAT}, pt and pkl can be read")
@@ -99,9 +124,22 @@ def load(folder: Path, shard: Shard, seed: int) -> Saved:
         entries=entries,
         counter=max([int(content.get("trajectory_counter", 0)), *(e.trajectory_id + 1 for e in everything)]),
         seed=seed,
-        generator=_generator(content, seed, folder / METADATA),
+        generator=shard.generator(_generator(content, seed, folder / METADATA)),
         suffix=suffix,
     )
+
+
+def _unlisted(folder: Path, listing: Mapping[str, Any], listed: Sequence[Entry]) -> list[Entry]:
+    """What a buffer had written when it was killed, and not listed yet: a file has its name once it is whole."""
+    if OLDEST not in listing:
+        return []
+    known = {entry.trajectory_id for entry in listed}
+    found = []
+    for path in folder.glob(f"trajectory_*{SUFFIX}"):
+        match = _FILE.fullmatch(path.name)
+        if match and int(match[1]) >= listing[OLDEST] and int(match[1]) not in known:
+            found.append(Entry.of(int(match[1]), formats.read(path)))
+    return found
 
 
 def _verify(folder: Path, entries: Sequence[Entry], suffix: str) -> None:

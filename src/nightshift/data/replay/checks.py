@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from nightshift.data.replay.trajectory import FLAGS, NONE, TrajectoryBatch, neighbours
+from nightshift.data.replay.trajectory import FLAGS, NONE, Rows, TrajectoryBatch, neighbours
 from nightshift.data.tensors import DTYPES, Column
 from nightshift.errors import DataError
 
@@ -29,6 +29,7 @@ def check(trajectory: TrajectoryBatch) -> None:
             raise DataError(f"{name} of a trajectory is {column.dtype}, not bool")
     _check_identity(trajectory)
     _check_ends(trajectory)
+    _check_finite(trajectory)
 
 
 def check_bounds(trajectory: TrajectoryBatch) -> None:
@@ -101,6 +102,29 @@ def _check_ends(trajectory: TrajectoryBatch) -> None:
         wrong = np.flatnonzero(goes_on & (trajectory.next.ravel() != trajectory.curr.ravel()[after]))
         if len(wrong):
             raise DataError(_at("a step leads to another frame than the next one saw", trajectory, int(wrong[0])))
+
+
+def _check_finite(trajectory: TrajectoryBatch) -> None:
+    for name, column in trajectory.columns().items():
+        wrong = _not_finite(column.reshape(trajectory.num_samples, -1))
+        if len(wrong):
+            raise DataError(_at(f"{name} of a trajectory is not finite", trajectory, int(wrong[0])))
+    for name, frames in trajectory.frames.items():
+        for wrong_frame in _not_finite(frames.reshape(len(frames), -1)):
+            _refuse_frame(name, trajectory, int(wrong_frame))
+
+
+def _refuse_frame(name: str, trajectory: TrajectoryBatch, frame: int) -> None:
+    """Name the step that saw the frame, or else the one that led to it; a frame of no step is never read."""
+    for pointer, verb in ((trajectory.curr, "saw"), (trajectory.next, "led to")):
+        if pointer is not None and frame in pointer:
+            row = int(np.flatnonzero(pointer == frame)[0])
+            raise DataError(_at(f"a step {verb} a frame of {name} that is not finite", trajectory, row))
+
+
+def _not_finite(rows: Column) -> Rows:
+    """Which of them hold a number that is none; pictures are not looked at, since integers are finite."""
+    return np.flatnonzero(~np.isfinite(rows).all(axis=1)) if rows.dtype.kind == "f" else np.zeros(0, np.int64)
 
 
 def row_flags(column: Column) -> Column:

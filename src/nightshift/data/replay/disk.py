@@ -4,16 +4,17 @@
                                           └─ failure: stays in memory, is raised to the next caller, flush tries again
 
 An open file is views of it, so the operating system keeps in memory what is used and lets go of it when it must.
+Sampling reads the rows it needs and no more, so it checks that a file has the right form and not its sha256; that is
+checked where the whole file is read or vouched for: before it goes into a checkpoint, and when a folder is loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from nightshift import files
+from nightshift.claim import Claim
 from nightshift.data.replay import formats
-from nightshift.data.replay.index import INDEX, METADATA, Entry, Index
-from nightshift.data.replay.keeping import Export, Source, missing, open_file
+from nightshift.data.replay.incoming import arriving, link, link_checked, settle
+from nightshift.data.replay.index import INDEX, METADATA, OLDEST, Entry, Index, to_json
+from nightshift.data.replay.keeping import Export, Source, open_file
 from nightshift.data.replay.table import Flat, Table
 from nightshift.data.replay.trajectory import NONE, TrajectoryBatch
 from nightshift.data.tensors import SUFFIX
@@ -38,7 +41,10 @@ LISTED_SHARE = 0.01
 
 
 class OnDisk:
-    """A file per trajectory in a folder, with an index beside them that lists only what is there. See `Keeping`."""
+    """A file per trajectory in a folder, with an index beside them that lists only what is there. See `Keeping`.
+
+    The index comes after the files, so it may lag behind them: see `OLDEST` for what is taken up after a kill.
+    """
 
     def __init__(
         self,
@@ -64,8 +70,9 @@ class OnDisk:
         self._folder_lock = threading.Lock()  # taken before the buffer's lock, never after
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay-writer")
         self._writes: deque[Future[None]] = deque()
-        folder.mkdir(parents=True, exist_ok=True)
+        self._claim = Claim(folder, DataError)
         files.sweep_temporaries(folder)
+        settle(folder)
         self._holds_other_data = (folder / INDEX).exists()
 
     def put(self, entry: Entry, trajectory: TrajectoryBatch) -> None:
@@ -101,29 +108,24 @@ class OnDisk:
         if entry.trajectory_id in self._pending:
             _, slot = self._pending[entry.trajectory_id]
             return partial(formats.write, trajectory=self.table.flat(slot).trajectory)
-        return partial(_link, source=self._path(entry), sha256=self._sums[entry.trajectory_id])
+        return partial(link_checked, source=self._path(entry), sha256=self._sums[entry.trajectory_id])
 
     def listed(self) -> list[Entry]:
         """Those whose files are there, with their sums."""
         sums = self._sums
         return [replace(e, sha256=sums[e.trajectory_id]) for e in self._index if e.trajectory_id in sums]
 
-    def adopt(self, entries: Sequence[Entry], source: Source) -> None:
-        with _stage(self._folder) as stage:
-            sums = {}
-            for entry in entries:
-                staged, origin = stage / entry.file_name(SUFFIX), source(entry)
-                sums[entry.trajectory_id] = (
-                    _link(staged, origin, entry.sha256 or files.sha256(origin))
-                    if isinstance(origin, Path)
-                    else formats.write(staged, origin)
-                )
-            names = {staged.name for staged in stage.iterdir()}
-            for name in names:
-                (stage / name).replace(self._folder / name)
-        self.table, self._opened, self._pending, self._sums = Table(), {}, {}, sums
-        self._doomed = [path for path in self._folder.glob(f"trajectory_*{SUFFIX}") if path.name not in names]
+    def adopt(self, entries: Sequence[Entry], source: Source, metadata: Mapping[str, Any]) -> None:
+        with arriving(self._folder) as stage:
+            listed = [_staged(stage, entry, source(entry)) for entry in entries]
+            files.write_json(stage / METADATA, metadata)
+            oldest = entries[0].trajectory_id if entries else metadata["trajectory_counter"]
+            files.write_json(stage / INDEX, {**to_json(listed), OLDEST: oldest})
+        self._holds_other_data = True  # if what comes next fails, loading the folder again goes on with it
+        settle(self._folder)
         self._holds_other_data = False
+        self.table, self._opened, self._pending, self._doomed = Table(), {}, {}, []
+        self._sums = {entry.trajectory_id: entry.sha256 for entry in listed}
         self._index.reset(entries)
         self.open(entries[:1])  # so that what is added next must have the same fields
 
@@ -146,6 +148,7 @@ class OnDisk:
             return
         self._wait()
         if self._holds_other_data:
+            settle(self._folder)
             return
         with self._lock:
             unwritten = [entry for entry, _ in self._pending.values()]
@@ -158,6 +161,7 @@ class OnDisk:
         self.flush()  # if that fails nothing is closed, and there is another try
         self._is_closed = True
         self._writer.shutdown()
+        self._claim.release()
 
     def _path(self, entry: Entry) -> Path:
         return self._folder / entry.file_name(SUFFIX)
@@ -171,6 +175,8 @@ class OnDisk:
         self._writes.append(self._writer.submit(job))
 
     def _write(self, entry: Entry) -> None:
+        if not (self._folder / INDEX).exists():
+            self._list()  # so that after a kill the folder can be loaded, with what was not listed yet
         with self._folder_lock:
             with self._lock:
                 if entry.trajectory_id not in self._pending:
@@ -228,30 +234,12 @@ class OnDisk:
         ) from failures[0]
 
 
-@contextlib.contextmanager
-def _stage(folder: Path) -> Iterator[Path]:
-    """A folder for files on their way in, on the same disk."""
-    stage = folder / ".incoming.partial-"
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir()
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage)
-
-
-def _link(path: Path, source: Path, sha256: str) -> str:
-    """A second name for a file, which outlives the first; a copy where the disk has no such thing.
-
-    Files of trajectories are replaced and removed but never changed, so two names for one are as good as two files.
-    """
-    try:
-        os.link(source, path)
-    except FileNotFoundError:
-        raise missing(source) from None
-    except OSError:
-        shutil.copyfile(source, path)
-    return sha256
+def _staged(stage: Path, entry: Entry, origin: TrajectoryBatch | Path) -> Entry:
+    path = stage / entry.file_name(SUFFIX)
+    if isinstance(origin, Path):
+        link(path, origin)
+        return replace(entry, sha256=entry.sha256 or files.sha256(path))
+    return replace(entry, sha256=formats.write(path, origin))
 
 
 def _announce_head(path: Path) -> None:

@@ -17,6 +17,8 @@ from nightshift.errors import DataError
 INDEX = "trajectory_index.json"
 LEGACY_INDEX = "trajector_index.json"
 METADATA = "metadata.json"
+OLDEST = "oldest"
+"""In the index of a folder that a buffer works in: files from this id on are wanted, listed yet or not."""
 
 
 @dataclass(frozen=True, kw_only=True)

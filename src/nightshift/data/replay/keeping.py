@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,8 +42,11 @@ class Keeping(Protocol):
 
     def export(self, entry: Entry) -> Export: ...
 
-    def adopt(self, entries: Sequence[Entry], source: Source) -> None:
-        """Hold and list these instead of all there was; after an error all is as it was. Inside `steady`."""
+    def adopt(self, entries: Sequence[Entry], source: Source, metadata: Mapping[str, Any]) -> None:
+        """Hold and list these instead of all there was. Inside `steady`.
+
+        After an error all is as it was; after a kill a folder holds the old or the new.
+        """
 
     def steady(self) -> contextlib.AbstractContextManager[Any]:
         """While it lasts, no file comes or goes. Taken before the lock."""
@@ -83,7 +86,7 @@ class InMemory:
     def export(self, entry: Entry) -> Export:
         return partial(formats.write, trajectory=self.table.flat(self._slots[entry.trajectory_id]).trajectory)
 
-    def adopt(self, entries: Sequence[Entry], source: Source) -> None:
+    def adopt(self, entries: Sequence[Entry], source: Source, metadata: Mapping[str, Any]) -> None:
         table = Table()
         slots = {entry.trajectory_id: table.put(Flat(_loaded(source(entry), entry))) for entry in entries}
         self.table, self._slots = table, slots

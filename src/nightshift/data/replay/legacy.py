@@ -98,6 +98,8 @@ _ALLOWED: unpickling.Allowed = {
 
 def _array(value: Any) -> Column:
     if isinstance(value, torch.Tensor):
+        if value.nbytes > value.untyped_storage().nbytes():
+            raise DataError(f"a field of it claims to be {list(value.shape)} and has no content for that")
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if not isinstance(value, np.ndarray) or value.ndim < 2:  # noqa: PLR2004
         raise DataError("a field of it is no tensor [T, B, …]")

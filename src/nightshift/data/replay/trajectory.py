@@ -140,7 +140,7 @@ def own(trajectory: TrajectoryBatch, *, copy: bool = False) -> TrajectoryBatch:
         array
         for value in values.values()
         for array in (value.values() if isinstance(value, Mapping) else [value])
-        if isinstance(array, np.ndarray) and (copy or array.flags.writeable or not array.flags.c_contiguous)
+        if isinstance(array, np.ndarray) and (copy or _can_change(array) or not array.flags.c_contiguous)
     ]
     copies = dict(zip(map(id, arrays), _copied(arrays), strict=True))
     for name, value in values.items():
@@ -149,6 +149,28 @@ def own(trajectory: TrajectoryBatch, *, copy: bool = False) -> TrajectoryBatch:
         else:
             values[name] = copies.get(id(value), value)
     return TrajectoryBatch(**values)
+
+
+def _can_change(array: Column) -> bool:
+    """Whether the memory can be written through the array or anything that it is a view of."""
+    memory: Any = array
+    while memory is not None:
+        if isinstance(memory, np.ndarray):
+            if memory.flags.writeable:
+                return True
+            memory = memory.base
+        elif isinstance(memory, memoryview):
+            memory = memory.obj
+        else:
+            return not _is_read_only(memory)
+    return False
+
+
+def _is_read_only(memory: Any) -> bool:
+    try:
+        return memoryview(memory).readonly
+    except (TypeError, ValueError):
+        return False
 
 
 def _copied(arrays: Sequence[Column]) -> list[Column]:
@@ -161,6 +183,7 @@ def _copied(arrays: Sequence[Column]) -> list[Column]:
         place[...] = array
         place.flags.writeable = False
         copies.append(place)
+    block.flags.writeable = False
     return copies
 
 

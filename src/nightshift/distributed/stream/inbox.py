@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift import files
+from nightshift.claim import Claim
 from nightshift.data import episode as episodes
 from nightshift.data.episode import Episode
 from nightshift.data.schema import Range
 from nightshift.data.shelf import Shelf
-from nightshift.distributed.stream.claim import Claim
 from nightshift.distributed.stream.identity import Identity
 from nightshift.distributed.stream.parcel import Label, Parcel, Receipt, checksum
 from nightshift.errors import DataError, StreamError
@@ -53,7 +53,7 @@ class Inbox:
 
     def __init__(self, folder: Path, *, run: str, ranges: Mapping[str, Range] | None = None) -> None:
         self._run = run
-        self._claim = Claim(folder)
+        self._claim = Claim(folder, StreamError)
         self._shelf = Shelf(folder / EPISODES, ranges=ranges)
         self._arrivals = _recover(self._shelf)
         self._known = {arrival.label.identity: arrival.label for arrival in self._arrivals}

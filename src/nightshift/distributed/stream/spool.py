@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nightshift import files
+from nightshift.claim import Claim
 from nightshift.data import episode as episodes
 from nightshift.data import tensors
 from nightshift.data.episode import Episode
 from nightshift.data.schema import Range
 from nightshift.data.shelf import Shelf
 from nightshift.data.tensors import SUFFIX
-from nightshift.distributed.stream.claim import Claim
 from nightshift.distributed.stream.identity import Identity
 from nightshift.distributed.stream.parcel import Label, Parcel, Receipt, checksum
 from nightshift.errors import DataError, NightshiftError, StreamError
@@ -57,7 +57,7 @@ class Spool:
         self._next = Identity(run, actor, 0, 0)
         self._folder = folder
         self._room = room
-        self._claim = Claim(folder)
+        self._claim = Claim(folder, StreamError)
         self._shelf = Shelf(folder / WAITING, ranges=ranges)
         self._next = replace(self._next, epoch=_begin_epoch(folder / EPOCH))
         self._sizes = _leftovers(self._shelf)
