@@ -23,6 +23,7 @@ Natural = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(min_length=1)]
 
 
@@ -164,7 +165,7 @@ class Sampling(Section):
     """Pass over an init state that a whole group solved until it has come up this often again."""
     staleness: Literal[0, 1]
     """Updates between the policy that plays and the one that learns: 1 plays the next iteration during the update."""
-    curriculum: bool
+    curriculum: Flag
     """Whether tasks that can still teach, neither solved nor hopeless, get more groups."""
 
     @model_validator(mode="after")
@@ -187,7 +188,7 @@ class Rloo(Section):
     sampling: Sampling
     temperature: Positive
     """Width of exploration, in standard deviations of the demos' actions."""
-    learn_width: bool
+    learn_width: Flag
     """Whether gradients change the width as well."""
     advantage: Literal["rloo", "rloo_batch", "grpo", "reinforce++", "gae"]
     level: Literal["token", "action", "chunk"]
