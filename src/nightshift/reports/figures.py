@@ -1,4 +1,4 @@
-"""Pictures of a run: the evaluation with its intervals, the learning curve, film strips."""
+"""Pictures of a run: the evaluation with its intervals, the learning curve, film strips; of several runs: curves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from nightshift.reports.intervals import over_runs
+
 COLOURS = {"sft": "#9aa5b1", "rloo": "#2563eb"}
 LABELS = {"sft": "after SFT", "rloo": "after RLOO"}
 _FILM_MILLISECONDS = 120
@@ -25,6 +27,23 @@ def evaluation(path: Path, report: Mapping[str, Any], history: Sequence[Mapping[
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), width_ratios=(3, 2), layout="constrained")
     _bars(left, report)
     _curve(right, history)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def curves(path: Path, groups: Mapping[str, NDArray[np.float64]]) -> None:
+    """Success while training, by name [runs, iterations, tasks]: the mean and its 95 % interval over runs."""
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    for name, scores in groups.items():
+        iterations = np.arange(1, scores.shape[1] + 1)
+        low, high = np.array([over_runs(scores[:, at]) for at in range(scores.shape[1])]).T
+        (line,) = axes.plot(iterations, scores.mean(axis=(0, 2)), label=name)
+        axes.fill_between(iterations, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+    axes.set(ylim=(0, 1.02), xlabel="iteration", title="Success of training episodes, 95 % intervals over runs")
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -1,0 +1,41 @@
+"""scripts/learning_curves.py on the files that finished runs leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from nightshift import paths
+from nightshift.reports.intervals import Rate
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "learning_curves.py"
+
+
+def finished_run(folder: Path, rates: list[float], solved: int) -> Path:
+    for path in (paths.RLOO_HISTORY, paths.EVALUATION_REPORT):
+        (folder / path).parent.mkdir(parents=True)
+    history = [{"rollout/success/near": rate, "rollout/success/far": rate / 2, "update/kl": 0.0} for rate in rates]
+    result = {"overall": Rate(solved, 50).to_json(), "tasks": {"near": Rate(solved, 50).to_json()}}
+    report = {"policies": {"sft": result, "rloo": result}}
+    (folder / paths.RLOO_HISTORY).write_text(json.dumps(history))
+    (folder / paths.EVALUATION_REPORT).write_text(json.dumps(report))
+    return folder
+
+
+def test_curves_and_table_of_two_ways_to_train(tmp_path: Path) -> None:
+    first = [finished_run(tmp_path / f"a{run}", [0.2, 0.8], 20 + 10 * run) for run in range(2)]
+    second = finished_run(tmp_path / "b", [0.3, 0.4], 10)
+    figure = tmp_path / "curves.png"
+    told = subprocess.run(
+        [sys.executable, SCRIPT, figure, f"RLOO={first[0]},{first[1]}", f"GRPO={second}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "| RLOO | 50.0% (40.0% – 60.0%) | 50.0% (40.0% – 60.0%) | 40.0% → 40.0%, 60.0% → 60.0% |" in told
+    assert "| GRPO | 20.0% (20.0% – 20.0%) | 20.0% (20.0% – 20.0%) | 20.0% → 20.0% |" in told
+    assert Image.open(figure).size[0] > 500
