@@ -38,4 +38,5 @@ def test_curves_and_table_of_two_ways_to_train(tmp_path: Path) -> None:
     ).stdout
     assert "| RLOO | 50.0% (40.0% – 60.0%) | 50.0% (40.0% – 60.0%) | 40.0% → 40.0%, 60.0% → 60.0% |" in told
     assert "| GRPO | 20.0% (20.0% – 20.0%) | 20.0% (20.0% – 20.0%) | 20.0% → 20.0% |" in told
-    assert Image.open(figure).size[0] > 500
+    with Image.open(figure) as drawn:
+        assert drawn.width > 500
