@@ -95,10 +95,10 @@ def iteration(policy: PolicySnapshot) -> None:
     pool.close()
     lost = [1 - (r["time/play"] * (1 - r["time/share_idle"]) + r["update"]) / r["whole"] for r in rounds]
     shares = {
-        name: round(statistics.median(r["time/play"] * r[f"time/share_{name}"] / r["whole"] for r in rounds), 3)
+        name: round(statistics.median(r["time/play"] * r[f"time/share_{name}"] / r["whole"] for r in rounds), 4)
         for name in ("simulation", "inference", "record", "transfer")
     }
-    update = round(statistics.median(r["update"] / r["whole"] for r in rounds), 3)
+    update = round(statistics.median(r["update"] / r["whole"] for r in rounds), 4)
     report("iteration", lost, [GOAL] * ROUNDS, **shares, update=update, seconds=round(rounds[-1]["whole"], 2))
 
 
