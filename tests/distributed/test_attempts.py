@@ -21,7 +21,7 @@ FIRST_TWO = dict.fromkeys((0, 1), faulty.segfault)
 GRACE = 1.0
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """One Ray for all of these tests; a pool that finds Ray started uses it."""
     ray.cloudpickle.register_pickle_by_value(faulty)  # workers cannot import the tests
@@ -44,7 +44,8 @@ def undisturbed() -> dict[int, list[Trajectory]]:
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Path:
+def slow(cluster: None, tmp_path: Path) -> Path:
+    """There until a worker is slow."""
     path = tmp_path / "slow"
     path.touch()
     return path
