@@ -1,15 +1,19 @@
 """On-policy training on Ray: where an iteration's time goes, how rollouts scale, and what sending weights costs.
 
 One JSON line each, {name, ours, peer, ratio, …}; medians over rounds that take turns, with the least and the most:
-  iteration    `ours` is the share of an iteration in which a worker neither simulates, infers nor records, and the
-               update does not run: idle and orchestration; the other shares stand beside it, `peer` is the goal
+  iteration    `ours` is the share of an iteration in which workers neither simulate, infer, record nor wait for
+               transfers, and the update does not run: idle and orchestration; the other shares stand beside it, `peer`
+               is the goal
   scaling      episodes per second with two workers, over one (`peer`)
-  broadcast    seconds until 8 processes hold 100 MB of weights: once through the object store, or sent to each (`peer`)
+  broadcast    seconds until 8 processes each hold a copy of 100 MB of weights of their own: put into the object store
+               once and copied from there by each, as the pool does it, or pickled for each and unpickled there
+               (`peer`); `argument` is the plain call that hands each the weights, which Ray puts anew every time
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import statistics
 import sys
 import time
@@ -42,6 +46,7 @@ GROUPS = 8
 GOAL = 0.10
 MEGABYTES = 100
 RECEIVERS = 8
+STORE_BYTES = 3 * 2**30
 
 PARAMS = config.load(Path(__file__).parent.parent / "params.yaml")
 
@@ -90,10 +95,10 @@ def iteration(policy: PolicySnapshot) -> None:
     pool.close()
     lost = [1 - (r["time/play"] * (1 - r["time/share_idle"]) + r["update"]) / r["whole"] for r in rounds]
     shares = {
-        name: round(statistics.median(r["time/play"] * r[f"time/share_{name}"] / r["whole"] for r in rounds), 3)
-        for name in ("simulation", "inference", "record")
+        name: round(statistics.median(r["time/play"] * r[f"time/share_{name}"] / r["whole"] for r in rounds), 4)
+        for name in ("simulation", "inference", "record", "transfer")
     }
-    update = round(statistics.median(r["update"] / r["whole"] for r in rounds), 3)
+    update = round(statistics.median(r["update"] / r["whole"] for r in rounds), 4)
     report("iteration", lost, [GOAL] * ROUNDS, **shares, update=update, seconds=round(rounds[-1]["whole"], 2))
 
 
@@ -124,25 +129,43 @@ def _all(pool: RayPool, requests: Sequence[RolloutRequest], policy: PolicySnapsh
 
 
 class Receiver:
-    def take(self, weights: Any) -> int:
-        return sum(values.nbytes for values in weights.values())
+    """A process that keeps the weights it got last."""
+
+    def __init__(self) -> None:
+        self._weights: Any = None
+
+    def copy(self, weights: Any) -> None:
+        """What lies in the object store is shared and read-only; who trains or plays needs its own."""
+        self._weights = {name: values.copy() for name, values in weights.items()}
+
+    def unpickle(self, pickled: bytes) -> None:
+        self._weights = pickle.loads(pickled)
 
 
 def broadcast() -> None:
     weights = {f"layer{index}": np.random.default_rng(index).random(MEGABYTES * 2**17 // 8) for index in range(8)}
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=3 * 2**30, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False)
     receivers = [ray.remote(num_cpus=0)(Receiver).remote() for _ in range(RECEIVERS)]
-    once, each = [], []
-    ray.get([receiver.take.remote({"warm": np.zeros(1)}) for receiver in receivers])
+    ways: dict[str, Callable[[], Any]] = {
+        "once": lambda: _once(receivers, weights),
+        "pickled": lambda: ray.get([receiver.unpickle.remote(pickle.dumps(weights)) for receiver in receivers]),
+        "argument": lambda: ray.get([receiver.copy.remote(weights) for receiver in receivers]),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for send in ways.values():
+        send()  # memory is touched for the first time
     for _ in range(ROUNDS):
-        once.append(timed(lambda: _send(receivers, ray.put(weights)))[0])
-        each.append(timed(lambda: ray.get([receiver.take.remote(weights) for receiver in receivers]))[0])
+        for name, send in ways.items():
+            seconds[name].append(timed(send)[0])
     ray.shutdown()
-    report("broadcast", once, each, unit="seconds; a ratio below 1 is faster", megabytes=MEGABYTES)
+    argument = round(statistics.median(seconds["argument"]), 4)
+    more = {"unit": "seconds; a ratio below 1 is faster", "argument": argument, "megabytes": MEGABYTES}
+    report("broadcast", seconds["once"], seconds["pickled"], **more)
 
 
-def _send(receivers: Sequence[Any], reference: Any) -> Any:
-    return ray.get([receiver.take.remote(reference) for receiver in receivers])
+def _once(receivers: Sequence[Any], weights: Any) -> Any:
+    reference = ray.put(weights)
+    return ray.get([receiver.copy.remote(reference) for receiver in receivers])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from nightshift.envs.turn_by_turn import TurnByTurn
 from nightshift.types import Array, Observation, Split, Task
 
 AT_STEP = 2
+CRAWL_SECONDS = 30.0
 
 
 def segfault() -> None:
@@ -78,4 +79,28 @@ class FaultyFleet(TurnByTurn):
         self._steps += 1
         if self._steps == AT_STEP and self._state in self._faulty.faults:
             self._faulty.strike(self._state)
+        return super().step(actions, active)
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Makes fleets that crawl in the first process that asks for one, and others everywhere else."""
+
+    once: Path
+    """A file that is there until then."""
+    others: Callable[[Task, str], TurnByTurn]
+
+    def __call__(self, task: Task, protocol: str) -> TurnByTurn:
+        try:
+            self.once.unlink()
+        except FileNotFoundError:
+            return self.others(task, protocol)
+        return SlowFleet(lambda: envs.make(task, protocol))
+
+
+class SlowFleet(TurnByTurn):
+    """Goes on with every step, but slowly: never stuck, and done in minutes."""
+
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        time.sleep(CRAWL_SECONDS)
         return super().step(actions, active)

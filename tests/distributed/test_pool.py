@@ -1,5 +1,6 @@
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import ray
 
 from nightshift import config
+from nightshift.distributed.base import PolicySnapshot
 from nightshift.distributed.local import LocalPool
 from nightshift.distributed.pool import RayPool
 from nightshift.distributed.worker import snapshot
@@ -58,6 +60,55 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_changed(pool: RayPoo
         assert index not in results
         results[index] = trajectories
     assert same(actions(results), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
+
+
+def test_seconds_that_were_told_stay_told_when_their_worker_dies(pool: RayPool) -> None:
+    list(pool.run(requests(2), POLICY))
+    before = pool.spent()
+    assert set(before) == {"busy", "simulation", "inference", "transfer"}
+    assert all(seconds > 0 for seconds in before.values())
+    for pid in worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    list(pool.run(requests(2), POLICY))
+    assert all(pool.spent()[name] > seconds for name, seconds in before.items())
+
+
+def test_weights_are_put_once_per_policy_and_let_go_with_the_next(
+    pool: RayPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, references = ray.put, []
+
+    def counting(value: Any) -> Any:
+        reference = put(value)
+        references.append(reference.hex())
+        return reference
+
+    monkeypatch.setattr(ray, "put", counting)
+    for policy in (fresh_policy(), fresh_policy()):
+        for _ in range(2):
+            list(pool.run(requests(1), policy))
+    first, second = references
+    assert second in held()
+    assert gone(first)
+
+
+def fresh_policy() -> PolicySnapshot:
+    return snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))
+
+
+def held() -> set[str]:
+    """Objects that this process keeps alive, for itself or for others."""
+    counts: dict[bytes, Any] = ray._private.worker.global_worker.core_worker.get_all_reference_counts()
+    return {reference.decode() for reference in counts}
+
+
+def gone(reference: str) -> bool:
+    """Workers let go of what they borrowed a little later than they answer."""
+    for _ in range(100):
+        if reference not in held():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_an_error_in_a_worker_arrives_as_it_was_raised(pool: RayPool) -> None:

@@ -35,13 +35,17 @@ class Pool(Protocol):
     ) -> Iterator[tuple[int, list[Trajectory]]]:
         """Play every request; yields (position in `requests`, its episodes) as they come in, in any order.
 
-        A simulator that hangs, dies or raises costs nothing but time: its request is played again. If that never
-        works its episodes are invalid, and only when too many are is it an error.
+        A simulator that hangs, crawls, dies or raises costs nothing but time: its request is played again. If that
+        never works its episodes are invalid, and only when too many are is it an error.
         """
         ...
 
     def spent(self) -> Mapping[str, float]:
-        """Seconds of all workers together so far: "busy", and of these in "simulation" and "inference"."""
+        """Seconds of all workers together that went into what was answered so far: "busy", and of these in "simulation"
+        and "inference". And besides in "transfer": workers taking over policies, and this process putting policies into
+        the object store and reading episodes from it. The latter count once, though several workers may wait for it;
+        what comes from another machine while this process waits anyway is not seen.
+        """
         ...
 
     @property

@@ -11,6 +11,7 @@ from nightshift.distributed.base import MakeFleet, PolicySnapshot
 from nightshift.distributed.setbacks import Setbacks
 from nightshift.distributed.worker import Worker
 from nightshift.errors import NightshiftError
+from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ class LocalPool:
         self._env = env
         self._make_fleet = make_fleet
         self._worker = Worker(env, make_fleet)
+        self._watch = Stopwatch()
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
@@ -33,7 +35,7 @@ class LocalPool:
             yield index, trajectories
 
     def spent(self) -> Mapping[str, float]:
-        return self._worker.spent()
+        return dict(self._watch.seconds)
 
     @property
     def workers(self) -> int:
@@ -46,7 +48,7 @@ class LocalPool:
         self, index: int, request: RolloutRequest, policy: PolicySnapshot | None, setbacks: Setbacks
     ) -> list[Trajectory] | None:
         try:
-            return self._worker.run(request, policy)
+            trajectories, spent = self._worker.run(request, policy)
         except NightshiftError:
             raise
         except Exception as error:  # noqa: BLE001 - simulators raise whatever they like
@@ -55,3 +57,5 @@ class LocalPool:
                 self._worker.close()
             self._worker = Worker(self._env, self._make_fleet)
             return setbacks.record(index, repr(error))
+        self._watch.add(spent)
+        return trajectories

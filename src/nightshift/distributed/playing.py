@@ -16,7 +16,7 @@ from nightshift import config
 from nightshift.distributed.base import PolicySnapshot, Pool
 from nightshift.distributed.rollout import INFERENCE, SIMULATION
 from nightshift.distributed.sampling import Group, Round, Sampler
-from nightshift.distributed.worker import BUSY
+from nightshift.distributed.worker import BUSY, TRANSFER
 
 
 class Playing:
@@ -72,12 +72,13 @@ class Playing:
 
 def shares(before: Mapping[str, float], after: Mapping[str, float], workers: int, seconds: float) -> dict[str, float]:
     """What part of the workers' time playing went where; what is left of a busy worker's time is keeping the record."""
-    capacity = workers * seconds
-    spent = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / capacity for name in (BUSY, SIMULATION, INFERENCE)}
+    names = (BUSY, SIMULATION, INFERENCE, TRANSFER)
+    spent = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / (workers * seconds) for name in names}
     return {
         "time/play": seconds,
         "time/share_simulation": spent[SIMULATION],
         "time/share_inference": spent[INFERENCE],
         "time/share_record": spent[BUSY] - spent[SIMULATION] - spent[INFERENCE],
-        "time/share_idle": 1 - spent[BUSY],
+        "time/share_transfer": spent[TRANSFER],
+        "time/share_idle": 1 - spent[BUSY] - spent[TRANSFER],
     }

@@ -2,43 +2,45 @@
 
     stage (driver)                       workers (Ray actors, one simulator process each)
     ──────────────                       ───────────────────────────────────────────────
-    run(requests, policy) ── put once ──▶ object store ──▶ read by every worker
+    run(requests, policy) ── put once ──▶ object store ──▶ read once by every worker, for each policy
       │  one request per idle worker ───▶ Worker.run(request) ──▶ episodes
       │◀─ ray.wait: whoever is done ─────┘
       │     yields (index, episodes), hands that worker the next request
       │─ how far are you? ──────────────▶ Worker.progress(), on a thread beside run's
       │◀─ a count that moves ────────────┘
-      └─ a worker that died, raised or stands still is replaced and its request is played
-         again: the answer depends on the request alone, so it is the same
+      ├─ a worker that died, raised or stands still is replaced and its request is played
+      │  again: the answer depends on the request alone, so it is the same
+      └─ a request that takes much longer than others did is played a second time by a worker
+         that has nothing else to do: the first answer counts, and who is still at it is ended
 
-The driver waits for workers only, and for none that stands still; workers wait for nobody.
+The driver waits for workers only, and for none that stands still or crawls while another could play; workers wait
+for nobody.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from nightshift import config, envs
+from nightshift.distributed.attempts import GRACE_SECONDS, PATIENCE_SECONDS, WATCH, Attempt, Pace
 from nightshift.distributed.base import MakeFleet, PolicySnapshot, Pool
 from nightshift.distributed.local import LocalPool
 from nightshift.distributed.setbacks import Setbacks
-from nightshift.distributed.worker import Worker
+from nightshift.distributed.stored import Stored
+from nightshift.distributed.worker import TRANSFER, Worker
 from nightshift.errors import NightshiftError
+from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
-PATIENCE_SECONDS = 300.0
-"""A worker that makes no step for this long hangs. Building and compiling a simulator takes a tenth of it."""
-_WATCH = "watch"
 _WAIT_SECONDS = 0.5
 _OBJECT_STORE_BYTES = 256 * 2**20
 
@@ -55,111 +57,125 @@ class RayPool:
         *,
         make_fleet: MakeFleet = envs.make_fleet,
         patience: float = PATIENCE_SECONDS,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         start_ray(workers)
         self.workers = workers
         self._patience = patience
         # A group of one thread each: `run` keeps to its own, since a GL context belongs to the thread that made it.
-        actor = ray.remote(num_cpus=1, concurrency_groups={_WATCH: 1})(Worker)
+        actor = ray.remote(num_cpus=1, concurrency_groups={WATCH: 1})(Worker)
         self._start: Callable[[], Any] = lambda: actor.remote(env, make_fleet)
         self._idle: deque[Any] = deque()
+        self._pace = Pace(grace)
+        self._sent: PolicySnapshot | None = None
+        self._watch = Stopwatch()
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        reference = ray.put(policy)
+        sent = self._send(policy)
         setbacks = Setbacks(requests)
         waiting = deque(range(len(requests)))
-        running: dict[Any, _Game] = {}
+        running: dict[Any, Attempt] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < self.workers:
-                    game = _Game(waiting.popleft(), self._idle.popleft() if self._idle else self._start())
-                    running[game.actor.run.remote(requests[game.index], reference)] = game
-                for future in self._ended(running):
-                    game = running.pop(future)
-                    try:
-                        trajectories: list[Trajectory] | None = self._answer(future, game.actor)
-                    except _Setback as setback:
-                        ray.kill(game.actor)
-                        trajectories = setbacks.record(game.index, str(setback))
+                    attempt = Attempt(waiting.popleft(), self._idle.popleft() if self._idle else self._start())
+                    running[attempt.actor.run.remote(requests[attempt.index], sent)] = attempt
+                for index, trajectories in self._settled(running, setbacks):
                     if trajectories is None:
-                        waiting.appendleft(game.index)
+                        waiting.appendleft(index)
                     else:
-                        yield game.index, trajectories
+                        yield index, trajectories
+                if running and not waiting:
+                    waiting.extend(self._late(running))
         finally:
             # A consumer that stops early leaves workers busy; fresh ones take their place when there is work again.
-            for game in running.values():
-                ray.kill(game.actor)
+            for attempt in running.values():
+                ray.kill(attempt.actor)
 
     def spent(self) -> Mapping[str, float]:
-        """Of the workers that are idle: one that is busy, or died, does not tell."""
-        total: Counter[str] = Counter()
-        for answer in [actor.spent.remote() for actor in self._idle]:
-            with contextlib.suppress(RayError):
-                total.update(ray.get(answer))
-        return total
+        return dict(self._watch.seconds)
 
     def close(self) -> None:
         for actor in self._idle:
             ray.kill(actor)
         self._idle.clear()
+        self._sent = None
         ray.shutdown()
 
-    def _ended(self, running: Mapping[Any, _Game]) -> list[Any]:
+    def _send(self, policy: PolicySnapshot | None) -> PolicySnapshot | None:
+        """The policy as workers get it: its weights are in the object store, where those before it are let go."""
+        if policy is None:
+            return None
+        if self._sent is None or self._sent.token != policy.token:
+            self._sent = None
+            with self._watch.timing(TRANSFER):
+                self._sent = replace(policy, weights=Stored(policy.weights))
+        return self._sent
+
+    def _settled(
+        self, running: dict[Any, Attempt], setbacks: Setbacks
+    ) -> Iterator[tuple[int, list[Trajectory] | None]]:
+        """Requests that nobody plays any more: with their episodes, or None if they must be played again.
+
+        One that is answered, or given up, is so for all who play it; where one fails, the other goes on.
+        """
+        for future in self._ended(running):
+            if future not in running:
+                continue  # another was first
+            attempt = running.pop(future)
+            trajectories = self._outcome(future, attempt, setbacks)
+            rivals = [rival for rival in running if running[rival].index == attempt.index]
+            if trajectories is not None:
+                for rival in rivals:
+                    ray.kill(running.pop(rival).actor)
+            if trajectories is not None or not rivals:
+                yield attempt.index, trajectories
+
+    def _ended(self, running: Mapping[Any, Attempt]) -> list[Any]:
         """Those who are done, for better or worse, and those who will never be."""
         done, busy = ray.wait(list(running), timeout=_WAIT_SECONDS)
         return [*done, *(future for future in busy if running[future].is_stuck(self._patience))]
 
-    def _answer(self, future: Any, actor: Any) -> list[Trajectory]:
+    def _outcome(self, future: Any, attempt: Attempt, setbacks: Setbacks) -> list[Trajectory] | None:
+        """The episodes, or None if they must be played again."""
+        try:
+            return self._answer(future, attempt)
+        except _Setback as setback:
+            ray.kill(attempt.actor)
+            return setbacks.record(attempt.index, str(setback))
+
+    def _answer(self, future: Any, attempt: Attempt) -> list[Trajectory]:
         """The episodes; the worker is idle again. What is meant for people is raised as it was in the worker."""
         try:
-            trajectories: list[Trajectory] = ray.get(future, timeout=0)
+            with self._watch.timing(TRANSFER):
+                answer: tuple[list[Trajectory], Mapping[str, float]] = ray.get(future, timeout=0)
         except GetTimeoutError:
             raise _Setback(f"no step for {self._patience:.0f} s") from None
         except RayTaskError as error:
             if not isinstance(error.cause, NightshiftError):
                 raise _Setback(repr(error.cause)) from error
-            self._idle.append(actor)
+            self._idle.append(attempt.actor)
             raise error.cause from None
         except RayError as error:  # the process, its node or its answer is gone
             raise _Setback("its process died") from error
-        self._idle.append(actor)
+        trajectories, spent = answer
+        self._idle.append(attempt.actor)
+        self._pace.took(attempt.seconds)
+        self._watch.add(spent)
         return trajectories
+
+    def _late(self, running: Mapping[Any, Attempt]) -> list[int]:
+        """The request to play a second time, if there is one and a worker for it."""
+        if len(running) == self.workers or ray.wait(list(running), timeout=0)[0]:
+            return []
+        late = self._pace.late([(attempt.index, attempt.seconds) for attempt in running.values()])
+        return [] if late is None else [late]
 
 
 class _Setback(Exception):
     """A worker that cannot go on, and why."""
-
-
-class _Game:
-    """A request and the worker that plays it."""
-
-    def __init__(self, index: int, actor: Any) -> None:
-        self.index = index
-        self.actor = actor
-        self._count: int | None = None
-        self._moved = time.monotonic()
-        self._ask()
-
-    def is_stuck(self, patience: float) -> bool:
-        """Whether the worker stood still for too long. One that has yet to start has as long as any pool allows."""
-        if ray.wait([self._question], timeout=0)[0]:
-            self._listen(patience)
-        allowed = max(patience, PATIENCE_SECONDS) if self._count is None else patience
-        return time.monotonic() - self._moved > allowed
-
-    def _ask(self) -> None:
-        self._asked = time.monotonic()
-        self._question = self.actor.progress.options(concurrency_group=_WATCH).remote()
-
-    def _listen(self, patience: float) -> None:
-        with contextlib.suppress(RayError):  # that the worker died is for the request itself to tell
-            count = ray.get(self._question)
-            if count != self._count:
-                self._count, self._moved = count, time.monotonic()
-            if time.monotonic() - self._asked > patience / 8:
-                self._ask()
 
 
 def start_ray(workers: int) -> None:

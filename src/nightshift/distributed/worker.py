@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -15,7 +16,8 @@ from nightshift.policies.base import Policy
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Task, Trajectory
 
-BUSY = "busy"
+BUSY, TRANSFER = "busy", "transfer"
+"""A worker plays, or it takes over a policy; everything else is waiting."""
 
 
 class Worker:
@@ -29,21 +31,22 @@ class Worker:
         self._make_fleet = make_fleet
         self._fleets: dict[str, Fleet] = {}
         self._policy: tuple[str, Policy] | None = None
-        self._watch = Stopwatch()
         self._moves = 0
 
-    def run(self, request: RolloutRequest, policy: PolicySnapshot | None) -> list[Trajectory]:
-        with self._watch.timing(BUSY):
-            game = Game(self._fleet(request.task), self._horizon, self._move, self._watch)
+    def run(
+        self, request: RolloutRequest, policy: PolicySnapshot | None
+    ) -> tuple[list[Trajectory], Mapping[str, float]]:
+        """The episodes, and the seconds they took: in transfer, and busy; of these in simulation and inference."""
+        watch = Stopwatch()
+        with watch.timing(TRANSFER):
+            restored = self._restored(policy)
+        with watch.timing(BUSY):
+            game = Game(self._fleet(request.task), self._horizon, self._move, watch)
             self._move()
-            if policy is None:
-                return play(game, request, None)
-            played = play(game, request, self._restored(policy))
-            return [replace(episode, version=policy.version) for episode in played]
-
-    def spent(self) -> dict[str, float]:
-        """Seconds so far: busy in all, and of these in simulation and inference."""
-        return dict(self._watch.seconds)
+            played = play(game, request, restored)
+        if policy is not None:
+            played = [replace(episode, version=policy.version) for episode in played]
+        return played, dict(watch.seconds)
 
     def progress(self) -> int:
         """A number that moves with every control step, for another thread to ask while `run` is busy."""
@@ -63,8 +66,10 @@ class Worker:
             self._fleets[task] = self._make_fleet(self._tasks[task], self._protocol)
         return self._fleets[task]
 
-    def _restored(self, snapshot: PolicySnapshot) -> Policy:
+    def _restored(self, snapshot: PolicySnapshot | None) -> Policy | None:
         """Built once, however many requests it plays."""
+        if snapshot is None:
+            return None
         if self._policy is None or self._policy[0] != snapshot.token:
             self._policy = snapshot.token, restore(snapshot)
         return self._policy[1]

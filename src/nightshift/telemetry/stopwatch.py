@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 
 class Stopwatch:
@@ -21,3 +21,8 @@ class Stopwatch:
             yield
         finally:
             self.seconds[what] += time.perf_counter() - started
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """What another stopwatch took."""
+        for what, more in seconds.items():
+            self.seconds[what] += more

@@ -1,0 +1,31 @@
+"""Weights in Ray's object store: put there once, and read by those who need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+
+class Stored(Mapping[str, NDArray[np.float32]]):
+    """Travels as a reference and is fetched at first sight: a worker that has these weights already never looks."""
+
+    def __init__(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
+        self._reference = ray.put(dict(weights))
+
+    @cached_property
+    def _weights(self) -> Mapping[str, NDArray[np.float32]]:
+        fetched: Mapping[str, NDArray[np.float32]] = ray.get(self._reference)
+        return fetched
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
