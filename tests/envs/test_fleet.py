@@ -82,7 +82,7 @@ def test_one_that_rests_stays_as_it_is_and_the_others_do_not_notice(fleet: Liber
     actions = random_actions(2, 3)
     everybody = play(fleet, [5, 6, 7], actions)
     rested = play(fleet, [5, 6, 7], actions, np.array([True, False, True]))
-    for name in ("proprio", "objects"):
+    for name in ("proprio", "objects", "egocentric"):
         np.testing.assert_array_equal(rested[name][:, [0, 2]], everybody[name][:, [0, 2]])
         np.testing.assert_array_equal(rested[name][:, 1], np.broadcast_to(rested[name][0, 1], rested[name][:, 1].shape))
 
@@ -127,5 +127,8 @@ def test_what_is_shown_is_what_mujoco_holds(fleet: LiberoFleet) -> None:
         np.testing.assert_array_equal(shown["proprio"][lane, :3], scene.gripper_position.astype(np.float32))
         np.testing.assert_array_equal(shown["objects"][lane, :3], can.position.astype(np.float32))
         np.testing.assert_array_equal(shown["objects"][lane, 3:9], can.rotation[:, :2].T.ravel().astype(np.float32))
+        offsets = [scene.bodies[name].position - scene.gripper_position for name in env._domain.obj_of_interest]
+        np.testing.assert_array_equal(shown["egocentric"][lane, :6], shown["proprio"][lane, 2:])
+        np.testing.assert_allclose(shown["egocentric"][lane, 6:12], np.concatenate(offsets), atol=1e-6)
         turned = Rotation.from_matrix(scene.gripper_rotation @ FACING_DOWN.T).as_rotvec()
         np.testing.assert_allclose(shown["proprio"][lane, 3:6], turned, atol=1e-6)

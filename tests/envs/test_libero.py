@@ -107,7 +107,7 @@ def test_observations_have_the_same_shapes_for_every_task() -> None:
     for task in suite_tasks("libero_mini"):
         observation = LiberoEnv(task).reset("eval", 0)
         shapes.add(tuple((name, value.shape, value.dtype.name) for name, value in sorted(observation.items())))
-    sizes = {"objects": 25, "proprio": 8, "state": 8, "task": 6}
+    sizes = {"egocentric": 13, "objects": 25, "proprio": 8, "state": 8, "task": 6}
     assert shapes == {tuple((name, (size,), "float32") for name, size in sizes.items())}
 
 

@@ -16,7 +16,12 @@ from nightshift.types import Array
 
 OBJECTS_SEEN = 2
 FEATURES_PER_OBJECT = 12  # position 3, first two columns of the rotation 6, position relative to the gripper 3
-SIZES = {"proprio": 8, "state": 8, "objects": OBJECTS_SEEN * FEATURES_PER_OBJECT + 1}  # and one articulation joint
+SIZES = {
+    "proprio": 8,
+    "state": 8,
+    "objects": OBJECTS_SEEN * FEATURES_PER_OBJECT + 1,  # and one articulation joint
+    "egocentric": 6 + OBJECTS_SEEN * 3 + 1,
+}
 NO_JOINT = -1
 
 
@@ -37,6 +42,8 @@ class Sight:
     proprio [8]   grip point, rotation as axis-angle relative to facing down, finger joints
     state [8]     as published policies take it: the hand's rotation as robosuite's axis-angle
     objects [25]  the task's objects of interest, zero padded
+    egocentric [13]  where these are as seen from the grip, which tells its height, rotation and fingers of itself: the
+                  same wherever on the table it happens, so few demos show it well
     """
 
     sizes = SIZES
@@ -71,7 +78,7 @@ def _place(domain: Any, model: mujoco.MjModel, name: str) -> tuple[int, int] | N
 
 
 @numba.njit(cache=True, nogil=True)
-def _write(rows, lanes, sizes, hand, seen, joint, proprio, state, objects):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+def _write(rows, lanes, sizes, hand, seen, joint, proprio, state, objects, egocentric):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     nq, sites, bodies = sizes
     for index in range(len(rows)):
         row, lane = rows[index], lanes[index]
@@ -90,8 +97,11 @@ def _write(rows, lanes, sizes, hand, seen, joint, proprio, state, objects):  # t
             position = site_positions[number] if is_site else body_positions[number]
             rotation = site_rotations[number] if is_site else body_rotations[number]
             _write_object(objects[lane, k * FEATURES_PER_OBJECT :], position, rotation, grip)
+            for i in range(3):
+                egocentric[lane, 6 + 3 * k + i] = position[i] - grip[i]
+        egocentric[lane, :6] = proprio[lane, 2:]
         if joint != NO_JOINT:
-            objects[lane, -1] = qpos[joint]
+            objects[lane, -1] = egocentric[lane, -1] = qpos[joint]
 
 
 @numba.njit(cache=True, nogil=True)
