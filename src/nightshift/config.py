@@ -209,8 +209,9 @@ class Rloo(Section):
     micro_batch: Count
     """Decisions at a time in memory; never changes the result."""
     optimizer: Optimizer
-    kl_limit: Positive
-    """An iteration's update ends when it has moved the policy this far."""
+    kl_limit: Positive | None
+    """An iteration's update ends when it has moved the policy this far, measured on the whole batch after every
+    gradient; null sets no limit, and measures once, at the end."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Rloo:

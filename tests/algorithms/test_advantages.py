@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -43,15 +45,23 @@ def test_advantages_of_a_group_sum_to_zero(returns: list[list[float]]) -> None:
     torch.testing.assert_close(sums, torch.zeros_like(sums), atol=1e-9, rtol=0)
 
 
-def test_a_group_of_one_is_refused() -> None:
+@pytest.mark.parametrize("estimator", [leave_one_out, group_relative])
+def test_a_group_of_one_is_refused(estimator: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(ValueError, match="K >= 2"):
-        leave_one_out(torch.ones(4, 1))
+        estimator(torch.ones(4, 1))
+
+
+def test_leaving_one_out_of_one_is_refused() -> None:
+    one = torch.ones(1)
+    with pytest.raises(ValueError, match="K >= 2"):
+        leave_one_out_of_all(one, moments(Alone(), one))
 
 
 def test_golden_values_of_grpo() -> None:
     advantages = group_relative(torch.tensor([[5.0, 0, 5, 0], [1, 1, 1, 1]]))
     expected = torch.tensor([[0.8660251, -0.8660251, 0.8660251, -0.8660251], [0, 0, 0, 0]])
     torch.testing.assert_close(advantages, expected, atol=1e-6, rtol=0)
+    assert not advantages[1].any()
 
 
 @given(groups)

@@ -79,16 +79,23 @@ def groups(actor: GaussianMlp, *outcomes: list[bool]) -> Groups:
     ]
 
 
+def demos() -> Demos:
+    """A few; of some chunks only the first action is still in the episode."""
+    generator = torch.Generator().manual_seed(5)
+    return Demos(
+        torch.randn(9, 3, generator=generator),
+        torch.randn(9, CHUNK, 7, generator=generator),
+        torch.tensor([[True, number % 3 > 0] for number in range(9)]),
+    )
+
+
 MIXED = ([True, False, True, False], [False, False, True, False], [True] * 4)
 
 
 def updated(chosen: config.Rloo, *, times: int = 2) -> dict[str, torch.Tensor]:
     """The weights after a few updates on the same episodes."""
     actor = policy()
-    demos = Demos(
-        torch.randn(9, 3, generator=torch.Generator().manual_seed(5)), torch.zeros(9, CHUNK, 7), torch.ones(9, CHUNK)
-    )
-    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0), demos=demos)
+    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0), demos=demos())
     played = groups(actor, *MIXED)
     for time in range(times):
         learner.update(played, time / times)
@@ -136,6 +143,7 @@ KNOBS: list[tuple[str, Any, dict[str, Any]]] = [
     ("optimizer.decay", "cosine", {}),
     ("optimizer.gradient_norm", 1e-9, {}),
     ("kl_limit", 1e-6, {}),
+    ("kl_limit", None, {"kl_limit": 1e-6}),
     ("temperature", 0.4, {}),
 ]
 NOT_THE_LEARNERS = {"iterations", "groups", "group_size", "ranks"}
@@ -156,12 +164,20 @@ def test_no_knob_was_forgotten() -> None:
     assert {knob for knob, _, _ in KNOBS} | NOT_THE_LEARNERS | {"micro_batch"} == fields
 
 
-@pytest.mark.parametrize("advantage", ["rloo", "gae"])
-@pytest.mark.parametrize("average", ["step", "episode"])
-def test_gradients_do_not_depend_on_the_micro_batch(advantage: str, average: str) -> None:
-    whole = updated(settings(advantage=advantage, average=average, micro_batch=1000))
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"advantage": "rloo", "average": "step"},
+        {"advantage": "rloo", "average": "episode"},
+        {"advantage": "gae", "average": "step"},
+        {"advantage": "gae", "average": "episode"},
+        {"imitation": 5.0},
+    ],
+)
+def test_gradients_do_not_depend_on_the_micro_batch(chosen: dict[str, Any]) -> None:
+    whole = updated(settings(**chosen, micro_batch=1000))
     for size in (1, 3, 7):
-        pieces = updated(settings(advantage=advantage, average=average, micro_batch=size))
+        pieces = updated(settings(**chosen, micro_batch=size))
         for name, value in whole.items():
             torch.testing.assert_close(pieces[name], value, atol=1e-5, rtol=1e-4)
 
@@ -212,6 +228,73 @@ def test_the_update_stops_at_the_kl_limit() -> None:
     assert 0.02 < metrics["update/kl"] < 1
 
 
+def test_without_a_kl_limit_the_update_is_that_of_a_limit_too_far_to_reach() -> None:
+    def learned(limit: float | None) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        actor = policy()
+        learner = OnPolicyLearner(actor, settings(kl_limit=limit), torch.Generator().manual_seed(0))
+        return actor.state_dict(), learner.update(groups(actor, *MIXED), 0.0)
+
+    (free, of_free), (bound, of_bound) = learned(None), learned(1000.0)
+    assert same(free, bound)
+    assert of_free == of_bound
+    assert of_free["update/kl"] > 0
+
+
+def test_the_count_of_pieces_moves_with_everything_that_goes_piece_by_piece() -> None:
+    actor = policy()
+    played = groups(actor, *MIXED[:2])
+    decisions = len(collate(actor, [e for group in played for e in group]))
+    chosen = settings(micro_batch=1, mini_batch=8, epochs=3, advantage="gae", imitation=0.5, kl_limit=None)
+    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0), demos=demos())
+    gradients = learner.update(played, 0.0)["update/gradients"]
+    passes = 1 + chosen.epochs + 1 + chosen.epochs  # before, the policy's, after, the critic's
+    assert learner.pieces == passes * decisions + gradients * chosen.mini_batch
+
+
+class Counting(GaussianMlp):
+    """Counts the decisions it has judged."""
+
+    judged = 0
+
+    def log_prob(self, features: torch.Tensor, actions: torch.Tensor, temperature: float) -> torch.Tensor:
+        self.judged += len(features)
+        return super().log_prob(features, actions, temperature)
+
+
+@pytest.mark.parametrize("old", ["rollout", "recomputed"])
+def test_without_a_kl_limit_the_batch_is_judged_before_the_first_gradient_and_after_the_last(old: str) -> None:
+    torch.manual_seed(0)
+    actor = Counting(inputs={"proprio": 3}, hidden=[16], chunk=CHUNK)
+    played = groups(actor, *MIXED[:2])
+    decisions = len(collate(actor, [e for group in played for e in group]))
+    chosen = settings(kl_limit=None, epochs=3, old_log_probs=old)
+    actor.judged = 0
+    OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0)).update(played, 0.0)
+    assert actor.judged == (1 + chosen.epochs + 1) * decisions
+
+
+@pytest.mark.parametrize(("average", "weigh"), [("step", [5, 6, 7, 8]), ("episode", [1, 1, 1, 1])])
+def test_every_step_or_every_episode_weighs_the_same(average: str, weigh: list[float]) -> None:
+    actor = policy()
+    chosen = settings(average=average, epochs=1, mini_batch=1000, micro_batch=2)
+    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0))
+    metrics = learner.update(groups(actor, [True, False, False, False]), 0.0)
+    of_episodes = np.array([1, -1 / 3, -1 / 3, -1 / 3])  # before the first step every ratio is one
+    assert metrics["update/loss"] == pytest.approx(-np.average(of_episodes, weights=weigh), abs=1e-6)
+
+
+def test_ppo_kl_is_what_the_policy_moved_on_average_before_each_gradient() -> None:
+    actor = policy()
+    learner = OnPolicyLearner(actor, settings(epochs=1, mini_batch=1000), torch.Generator().manual_seed(0))
+    played = groups(actor, *MIXED[:2])
+    assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(0, abs=1e-6)
+    batch = collate(actor, [e for group in played for e in group])
+    with torch.no_grad():
+        now = actor.log_prob(batch.features, batch.actions, settings().temperature)
+    moved = ((batch.log_probs - now) * batch.mask[..., None]).sum() / batch.mask.sum()
+    assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(moved.item(), rel=1e-4)
+
+
 def test_uniform_groups_leave_the_policy_alone() -> None:
     actor = policy()
     before = copy.deepcopy(actor.state_dict())
@@ -243,15 +326,34 @@ def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str
         settings(**changes)
 
 
+def blind(played: Groups) -> Groups:
+    """The same episodes of a policy that saw nothing that is a number."""
+    return [
+        [replace(e, observations={"proprio": np.full((e.length, 3), np.nan, np.float32)}) for e in group]
+        for group in played
+    ]
+
+
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
     actor = policy()
     before = copy.deepcopy(actor.state_dict())
-    blind = {"proprio": np.full((9, 3), np.nan, np.float32)}
-    played = [
-        [replace(e, observations={k: v[: e.length] for k, v in blind.items()}) for e in g]
-        for g in groups(actor, *MIXED)
-    ]
     learner = OnPolicyLearner(actor, settings(epochs=1, mini_batch=1000), torch.Generator().manual_seed(0))
-    metrics = learner.update(played, 0.0)
+    metrics = learner.update(blind(groups(actor, *MIXED)), 0.0)
     assert metrics["update/skipped"] == 1
+    assert "update/critic_skipped" not in metrics
     assert same(before, actor.state_dict())
+
+
+def test_skipped_steps_of_the_critic_are_counted_and_kept() -> None:
+    chosen = settings(advantage="gae", epochs=2, mini_batch=1000)
+    actor = policy()
+    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0))
+    assert learner.update(groups(actor, *MIXED), 0.0)["update/critic_skipped"] == 0
+    assert learner.critic is not None
+    before = copy.deepcopy(learner.critic.state_dict())
+    assert learner.update(blind(groups(actor, *MIXED)), 0.0)["update/critic_skipped"] == 2
+    assert same(before, learner.critic.state_dict())
+    other = OnPolicyLearner(policy(), chosen, torch.Generator().manual_seed(0))
+    other.restore(learner.state)
+    assert other.state == learner.state
+    assert other.update([], 0.0)["update/critic_skipped"] == 2

@@ -34,6 +34,7 @@ class Clip(NamedTuple):
 class Surrogate(NamedTuple):
     losses: Tensor  # [N, E]
     clipped: Tensor  # [N, E] whether the ratio no longer earns anything
+    moved: Tensor  # [N, E] old minus new log-probs, without a gradient: PPO's estimate of KL(old || new), of any sign
 
 
 def elements(log_probs: Tensor, mask: Tensor, level: Level) -> tuple[Tensor, Tensor]:
@@ -49,13 +50,14 @@ def elements(log_probs: Tensor, mask: Tensor, level: Level) -> tuple[Tensor, Ten
 def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: Clip) -> Surrogate:
     """PPO's pessimistic objective with separate bounds below and above; advantages broadcast over elements."""
     farthest = _OVERFLOW if clip.log_ratio is None else clip.log_ratio
-    ratio = (log_probs - old_log_probs).clamp(-farthest, farthest).exp()
+    log_ratio = log_probs - old_log_probs
+    ratio = log_ratio.clamp(-farthest, farthest).exp()
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip.low, 1 + clip.high)
     losses = torch.maximum(plain, bounded)
     if clip.dual is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -clip.dual * advantages), losses)
-    return Surrogate(losses=losses, clipped=bounded > plain)
+    return Surrogate(losses=losses, clipped=bounded > plain, moved=-log_ratio.detach())
 
 
 def kl_penalty(log_probs: Tensor, reference: Tensor, form: KlForm) -> Tensor:

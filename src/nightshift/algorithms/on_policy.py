@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nightshift import config
 
 
-_TERMS = ("loss", "clipped", "entropy", "kl_reference")
+_TERMS = ("loss", "clipped", "ppo_kl", "entropy", "kl_reference")
 _REPORTED = (*_TERMS, "gradient_norm")
 
 
@@ -62,6 +62,8 @@ class OnPolicyLearner:
         self._reference = copy.deepcopy(policy).requires_grad_(False) if settings.kl.weight else None
         self.version = 0
         """Updates so far."""
+        self.pieces = 0
+        """Of all updates so far: moves while an update does, for another thread to watch."""
         self._demos = demos
         self._settings = settings
         self._clip = Clip(**settings.clip.model_dump())
@@ -71,22 +73,17 @@ class OnPolicyLearner:
         """Move the policy towards what worked; `progress` is the share of training that is behind, for the decay."""
         batch = credited(groups, self.policy, self.critic, self._settings, self._collective)
         ours = share(self._collective, len(batch))
+        start = self._log_probs(batch)
         if self._settings.old_log_probs == "recomputed":
-            batch = batch.with_log_probs(self._log_probs(batch))
-        weights, start = self._weights(batch), self._log_probs(batch)
-        history: list[dict[str, float]] = []
-        for index in self._minibatches(ours):
-            terms = self._gradient(batch[index], weights[index], progress)
-            history.append({**terms, "kl": self._moved(batch, start, ours)})
-            if history[-1]["kl"] > self._settings.kl_limit:
-                break
+            batch = batch.with_log_probs(start)
+        history, moved = self._descend(batch, start, ours, progress)
         if self.critic is not None:
             for index in self._minibatches(ours):
                 self._fit(self.critic, batch[index], progress)
         if history:
             self.kl_weight.observe(_mean(history, "kl_reference"), self._episodes(batch))
         self.version += 1
-        return self._metrics(history)
+        return self._metrics(history, moved)
 
     @property
     def trained(self) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
@@ -98,19 +95,38 @@ class OnPolicyLearner:
 
     @property
     def state(self) -> dict[str, float]:
-        return {
+        state = {
             "version": self.version,
             "kl_weight": self.kl_weight.value,
             "steps": self.descent.steps,
             "skipped": self.descent.skipped,
         }
+        if self.critic is not None:
+            state |= {"critic_steps": self.critic_descent.steps, "critic_skipped": self.critic_descent.skipped}
+        return state
 
     def restore(self, state: Mapping[str, float]) -> None:
         self.version = int(state["version"])
         self.kl_weight.value = state["kl_weight"]
         self.descent.steps, self.descent.skipped = int(state["steps"]), int(state["skipped"])
         if self.critic is not None:
-            self.critic_descent.steps = self.descent.steps
+            self.critic_descent.steps = int(state["critic_steps"])
+            self.critic_descent.skipped = int(state["critic_skipped"])
+
+    def _descend(
+        self, batch: Batch, start: Tensor, ours: Share, progress: float
+    ) -> tuple[list[dict[str, float]], float]:
+        """Gradients until the last one, or the limit: what each came to, and how far from `start` they led."""
+        limit, weights = self._settings.kl_limit, self._weights(batch)
+        history: list[dict[str, float]] = []
+        moved = 0.0
+        for index in self._minibatches(ours):
+            history.append(self._gradient(batch[index], weights[index], progress))
+            if limit is not None and (moved := self._moved(batch, start, ours)) > limit:
+                break
+        if limit is None and history:
+            moved = self._moved(batch, start, ours)
+        return history, moved
 
     def _minibatches(self, ours: Share) -> Iterator[Tensor]:
         """Our part of every minibatch; the same order on all ranks."""
@@ -135,7 +151,7 @@ class OnPolicyLearner:
         total = (weights[:, None] * counted).sum()
         self._collective.sum([total])
         sums = torch.zeros(len(_TERMS))
-        for piece in self._pieces(part):
+        for piece in self._pieces(len(part)):
             sums += self._backward(part[piece], weights[piece], total)
         self._imitate()
         self._collective.sum([sums, *self.descent.gradients()])
@@ -146,7 +162,7 @@ class OnPolicyLearner:
         """One step of the critic towards what came of it."""
         total = torch.tensor(float(len(part)))
         self._collective.sum([total])
-        for piece in self._pieces(part):
+        for piece in self._pieces(len(part)):
             loss = (critic(part.features[piece]) - part.returns[piece]).square().sum() / total
             loss.backward()
         self._collective.sum(self.critic_descent.gradients())
@@ -161,20 +177,25 @@ class OnPolicyLearner:
         surrogate = clipped_surrogate(log_probs, old, part.advantages[:, None], self._clip)
         entropy, _ = self._elements(part, self.policy.entropy(part.features, settings.temperature))
         kl = self._penalty(part, log_probs)
-        terms = [(weight * values).sum() for values in (surrogate.losses, surrogate.clipped, entropy, kl)]
-        loss, _, bonus, penalty = terms
+        values = (surrogate.losses, surrogate.clipped, surrogate.moved, entropy, kl)
+        terms = [(weight * value).sum() for value in values]
+        loss, _, _, bonus, penalty = terms
         objective = loss - settings.entropy * bonus + self.kl_weight.value * penalty
         objective.backward()  # type: ignore[no-untyped-call]
         return torch.stack(terms).detach()
 
     def _imitate(self) -> None:
-        """Add the gradient of cloning; every rank its share of the same one."""
-        if self._demos is not None and self._settings.imitation:
-            chosen = torch.randint(len(self._demos), (self._settings.mini_batch,), generator=self.generator)
-            demos = self._demos[chosen]
+        """Add the gradient of cloning one draw of demos, the same on all ranks; each does its part, piece by piece."""
+        if self._demos is None or not self._settings.imitation:
+            return
+        chosen = torch.randint(len(self._demos), (self._settings.mini_batch,), generator=self.generator)
+        total = self._demos.mask[chosen].sum()
+        ours = torch.tensor_split(chosen, self._collective.size)[self._collective.rank]
+        for piece in self._pieces(len(ours)):
+            demos = self._demos[ours[piece]]
             loss = self.policy.imitation_loss(demos.features, demos.actions, demos.mask)
-            share_of_it = loss * self._settings.imitation / self._collective.size
-            share_of_it.backward()  # type: ignore[no-untyped-call]
+            part_of_it = loss * self._settings.imitation * (demos.mask.sum() / total)
+            part_of_it.backward()  # type: ignore[no-untyped-call]
 
     def _now(self, part: Batch) -> Tensor:
         return self.policy.log_prob(part.features, part.actions, self._settings.temperature)
@@ -193,11 +214,13 @@ class OnPolicyLearner:
     @torch.no_grad()
     def _log_probs(self, batch: Batch) -> Tensor:
         """Under the policy as it is now."""
-        return torch.cat([batch.log_probs[:0], *(self._now(batch[piece]) for piece in self._pieces(batch))])
+        return torch.cat([batch.log_probs[:0], *(self._now(batch[piece]) for piece in self._pieces(len(batch)))])
 
-    def _pieces(self, batch: Batch) -> Sequence[Tensor]:
+    def _pieces(self, count: int) -> Iterator[Tensor]:
         """What fits into memory at a time."""
-        return torch.split(torch.arange(len(batch)), self._settings.micro_batch) if len(batch) else ()
+        for piece in torch.split(torch.arange(count), self._settings.micro_batch) if count else ():
+            yield piece
+            self.pieces += 1
 
     @torch.no_grad()
     def _moved(self, batch: Batch, start: Tensor, ours: Share) -> float:
@@ -214,14 +237,16 @@ class OnPolicyLearner:
         self._collective.sum([count])
         return int(count)
 
-    def _metrics(self, history: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    def _metrics(self, history: Sequence[Mapping[str, float]], moved: float) -> dict[str, float]:
         count = len(history)
         means = {name: _mean(history, name) if count else 0.0 for name in _REPORTED}
+        of_critic = {} if self.critic is None else {"update/critic_skipped": float(self.critic_descent.skipped)}
         return {
             "update/gradients": float(count),
-            "update/kl": history[-1]["kl"] if history else 0.0,
+            "update/kl": moved,
             "update/kl_weight": self.kl_weight.value,
             "update/skipped": float(self.descent.skipped),
+            **of_critic,
             **{f"update/{name}": mean for name, mean in means.items()},
         }
 

@@ -23,7 +23,7 @@ class Demos:
 
     features: Tensor  # [N, D]
     actions: Tensor  # [N, C, A] the chunk that follows each step
-    mask: Tensor  # [N, C] what of the chunk is still in the episode
+    mask: Tensor  # [N, C] what of the chunk is still in the episode: its first action at least
 
     @classmethod
     def seen_by(cls, policy: Policy, observations: Observation, actions: Array, mask: NDArray[np.bool_]) -> Demos:

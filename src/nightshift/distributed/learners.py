@@ -4,16 +4,23 @@
     ──────────────                        ────────────────────────────────────
     update(parts) ── part r to rank r ──▶ credit, minibatches; every gradient is summed over all ranks (gloo or nccl)
       │◀─ metrics of rank 0 ─────────────┘ all ranks hold the same weights before and after
-      └─ a rank that died: all are started again from where they were, and the update is made again
+      │─ how far are you? ──────────────▶ _Rank.progress(), on a thread beside update's
+      │◀─ a count that moves ────────────┘
+      └─ a rank that died or hangs: all are started again from where they were, and the update is made again
 
-A rank waits for the others at every sum, also when it has nothing to add; the driver waits for all.
+A rank waits for the others at every sum, also when it has nothing to add: one that hangs brings all to a standstill.
+The driver waits for all while any moves.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 import ray
@@ -32,7 +39,15 @@ from nightshift.distributed.pool import start_ray
 from nightshift.distributed.worker import restore, snapshot
 from nightshift.errors import NightshiftError, RolloutError
 
+_log = logging.getLogger(__name__)
+
 ATTEMPTS = 3
+PATIENCE_SECONDS = 300.0
+"""If no rank finishes a piece of a minibatch or a sum for this long, one of them hangs."""
+_WATCH = "watch"
+_WAIT_SECONDS = 0.5
+_NEVER = timedelta(days=7)
+"""A rank may wait for others as long as these move; whether they do is for the driver to see."""
 
 Demonstrated = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 """Features [N, D], actions [N, C, A] and mask [N, C] of the demos."""
@@ -97,9 +112,10 @@ class Single:
 class RayLearners:
     """Several learners on Ray; rank r learns from part r of what was played."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, *, patience: float = PATIENCE_SECONDS) -> None:
         start_ray(start.settings.ranks)
         self._start = start
+        self._patience = patience
         self._count = start.settings.ranks
         self._ranks: list[Any] = []
         self._policy, self._learned = start.policy, _Rank(start).learned()
@@ -109,9 +125,10 @@ class RayLearners:
         for _ in range(ATTEMPTS):
             try:
                 return self._together(references, progress)
-            except RayError as error:
+            except (RayError, _Standstill) as error:
                 if isinstance(error, RayTaskError) and isinstance(error.cause, NightshiftError):
                     raise error.cause from None
+                _log.warning("an update failed, its ranks are started again: %s", error)
                 cause = error
                 self.close()
         raise RolloutError(f"an update failed {ATTEMPTS} times: {cause}", "run again: it resumes") from cause
@@ -137,27 +154,59 @@ class RayLearners:
         if not self._ranks:
             self._begin()
         futures = [rank.update.remote(part, progress) for rank, part in zip(self._ranks, references, strict=True)]
-        _all_or_error(futures)
-        metrics: dict[str, float] = ray.get(futures[0])
-        self._policy, self._learned = ray.get([self._ranks[0].policy.remote(), self._ranks[0].learned.remote()])
+        metrics: dict[str, float] = self._answers(futures, self._patience)[0]
+        first = self._ranks[0]
+        self._policy, self._learned = self._answers([first.policy.remote(), first.learned.remote()], self._patience)
         return metrics
 
     def _begin(self) -> None:
         """Start every rank where the last update ended, and let them find each other."""
-        actor = ray.remote(num_cpus=0)(_Rank)
-        start = ray.put(self._start)
+        actor = ray.remote(num_cpus=0, concurrency_groups={_WATCH: 1})(_Rank)
+        start, learned = ray.put(self._start), ray.put(self._learned)
         self._ranks = [actor.remote(start) for _ in range(self._count)]
-        address = ray.get(self._ranks[0].address.remote())
-        _all_or_error([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)])
-        _all_or_error([rank.restore.remote(self._learned) for rank in self._ranks])
+        patience = max(self._patience, PATIENCE_SECONDS)  # a process takes its time to start
+        (address,) = self._answers([self._ranks[0].address.remote()], patience)
+        self._answers([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], patience)
+        self._answers([rank.restore.remote(learned) for rank in self._ranks], patience)
+
+    def _answers(self, futures: Sequence[Any], patience: float) -> list[Any]:
+        """Of all; but others are not waited for once one has failed or all stand still: they might wait for ever."""
+        watches = [_Watch(rank) for rank in self._ranks]
+        waiting = list(futures)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_WAIT_SECONDS)
+            ray.get(done)
+            if waiting and min(watch.still() for watch in watches) > patience:
+                raise _Standstill(f"no rank has moved for {patience:.0f} s")
+        answers: list[Any] = ray.get(list(futures))
+        return answers
 
 
-def _all_or_error(futures: Sequence[Any]) -> None:
-    """Wait for all, but not for the others once one has failed: they may wait for it for ever."""
-    waiting = list(futures)
-    while waiting:
-        done, waiting = ray.wait(waiting)
-        ray.get(done)
+class _Standstill(Exception):
+    """A rank hangs, and all others wait for it."""
+
+
+class _Watch:
+    """Asks a rank again and again how far it is. One that does not answer has not moved."""
+
+    def __init__(self, rank: Any) -> None:
+        self._rank = rank
+        self._count: int | None = None
+        self._moved = time.monotonic()
+        self._ask()
+
+    def still(self) -> float:
+        """Seconds since it was last seen to move."""
+        if ray.wait([self._question], timeout=0)[0]:
+            with contextlib.suppress(RayError):  # that the rank died is for its work to tell
+                count = ray.get(self._question)
+                if count != self._count:
+                    self._count, self._moved = count, time.monotonic()
+            self._ask()
+        return time.monotonic() - self._moved
+
+    def _ask(self) -> None:
+        self._question = self._rank.progress.options(concurrency_group=_WATCH).remote()
 
 
 class _Rank:
@@ -181,11 +230,17 @@ class _Rank:
 
     def join(self, address: str, rank: int, size: int) -> None:
         on_gpu = next(self._learner.policy.parameters()).is_cuda
-        dist.init_process_group("nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=size)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=size, timeout=_NEVER
+        )
         self._collective.rank, self._collective.size = rank, size
 
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
         return self._learner.update(groups, progress)
+
+    def progress(self) -> int:
+        """A number that moves with every piece of work and every sum, for another thread to ask during an update."""
+        return self._learner.pieces + self._collective.sums
 
     def policy(self) -> PolicySnapshot:
         return snapshot(self._learner.policy, self._learner.version)
@@ -206,8 +261,11 @@ class _Torch:
 
     rank = 0
     size = 1
+    sums = 0
+    """So far."""
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         if self.size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
+                self.sums += 1

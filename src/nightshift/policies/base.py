@@ -62,4 +62,4 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def imitation_loss(self, features: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
-        """How far the policy is from having chosen `actions` [B, C, A] where `mask` [B, C] holds; to be minimised."""
+        """How far, on average over where `mask` [B, C] holds, the policy is from having chosen `actions` [B, C, A]."""
