@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from nightshift import config, envs, policies
+from nightshift.distributed import sameness
 from nightshift.distributed.base import MakeFleet, PolicySnapshot
 from nightshift.distributed.rollout import Game, play
 from nightshift.envs.base import Fleet
@@ -21,7 +23,11 @@ BUSY = "busy"
 class Worker:
     """Remembers nothing that could change a result: a fresh worker answers the same."""
 
-    def __init__(self, env: config.Env, make_fleet: MakeFleet = envs.make_fleet) -> None:
+    def __init__(
+        self, env: config.Env, make_fleet: MakeFleet = envs.make_fleet, driver: Mapping[str, str] | None = None
+    ) -> None:
+        """`driver`: the versions of who sends the requests, where that may be another machine."""
+        self._refusal = sameness.refusal(driver, env.suite) if driver is not None else None
         torch.set_num_threads(1)  # one order of summation, as in every other worker
         self._horizon = envs.horizon(env)
         self._protocol = env.protocol
@@ -33,6 +39,8 @@ class Worker:
         self._moves = 0
 
     def run(self, request: RolloutRequest, policy: PolicySnapshot | None) -> list[Trajectory]:
+        if self._refusal:  # not raised by __init__: an actor that cannot start leaves no error for people
+            raise self._refusal
         with self._watch.timing(BUSY):
             game = Game(self._fleet(request.task), self._horizon, self._move, self._watch)
             self._move()
