@@ -105,7 +105,7 @@ def _join(address: str) -> None:
         reason = " ".join(str(error).split())
         raise RolloutError(
             f"the Ray cluster at RAY_ADDRESS={address} cannot be joined: {reason}",
-            "run on a node of the cluster, with its versions of Python and Ray (docs/cluster.md)",
+            "run on a node of the cluster, with its versions of Python and Ray and its token (docs/cluster.md)",
         ) from error
 
 
