@@ -62,7 +62,7 @@ def test_the_messages_on_the_page_about_clusters_are_the_ones_in_the_code() -> N
     for sentence in (
         "no Ray cluster answers at RAY_ADDRESS=",
         "cannot be joined: ",
-        "machine.workers asks for ",
+        ", one CPU each, and the cluster has ",
         "is not like the driver's: it has ",
         "there are no LIBERO simulation assets in ",
         "the simulator failed on ",

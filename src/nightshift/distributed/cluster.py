@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -21,20 +22,26 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 _KNOCK_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 1.0
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
+_FEWER = (
+    "machine.workers is %d, one CPU each, and the cluster has %d of them: the run goes on with these and takes up more "
+    "as they come (ray status shows the nodes)"
+)
+_NONE = (
+    "machine.workers is %d, one CPU each, and the cluster has none: waiting for the first (ray status shows the nodes)"
+)
 
 _log = logging.getLogger(__name__)
 
 
 def start_ray(workers: int) -> None:
-    """Join the cluster at RAY_ADDRESS, or start a small one here. Ray must not keep our signal handlers."""
+    """Join the cluster at RAY_ADDRESS, or start a small one here."""
     if ray.is_initialized():
         return
-    main = threading.current_thread() is threading.main_thread()
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
     address = os.environ.get(ADDRESS_VARIABLE)
-    if address:
-        _join(address)
-    else:
+    with _our_signal_handlers():
+        if address:
+            _join(address)
+            return
         ray.init(
             num_cpus=workers,
             include_dashboard=False,
@@ -42,8 +49,18 @@ def start_ray(workers: int) -> None:
             log_to_driver=False,
             logging_level="error",
         )
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _our_signal_handlers() -> Iterator[None]:
+    """Ray puts its own in their place, also where it fails to start; it must not keep them there."""
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class Room:
@@ -54,8 +71,8 @@ class Room:
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
-        self._reminded = -REMIND_SECONDS
         self._had = wanted
+        self._asked = -REMIND_SECONDS
         self._wishes: list[Any] = []
 
     def workers(self) -> int:
@@ -67,19 +84,17 @@ class Room:
         return fits
 
     def _mention(self, fits: int) -> None:
-        """Say what is missing when it changes, and every so often while nothing can be played."""
-        if fits != self._had:
-            self._had, self._reminded = fits, -REMIND_SECONDS
-        if fits == self.wanted or time.monotonic() - self._reminded < REMIND_SECONDS:
+        """Ask for what is missing; say so when it changes, and every so often while nobody can play."""
+        changed, self._had = fits != self._had, fits
+        is_due = time.monotonic() - self._asked > REMIND_SECONDS
+        if fits == self.wanted or not (changed or is_due):
             return
-        self._reminded = time.monotonic()
+        self._asked = time.monotonic()
         self._wish(self.wanted - fits)
-        doing = f"{fits} play" if fits else "waiting for the first"
-        _log.warning(
-            "machine.workers asks for %d simulators, one CPU each, and the cluster has %s: %s, the others begin when "
-            "there are more (ray status shows the nodes)",
-            *(self.wanted, f"{fits} CPUs" if fits else "no CPU", doing),
-        )
+        if fits and changed:
+            _log.warning(_FEWER, self.wanted, fits)
+        elif not fits:
+            _log.warning(_NONE, self.wanted)
 
     def _wish(self, missing: int) -> None:
         """Ask for the CPUs that are missing by tasks that need one and do nothing: an autoscaler counts those."""
