@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
 
 from nightshift import config
 from nightshift.job import Job
@@ -13,15 +16,57 @@ from nightshift.stages import collect
 from tests.conftest import REPOSITORY
 
 
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (REPOSITORY / "docs" / page).read_text(), re.DOTALL)
+
+
 @pytest.mark.usefixtures("project")
 def test_the_program_on_the_page_about_data_runs(
     job: Callable[[str], Job], params: config.Params, capsys: pytest.CaptureFixture[str]
 ) -> None:
     collect.run(job("collect"), seed=params.seed, env=params.env, collect=params.collect)
-    page = (REPOSITORY / "docs" / "data.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     scope: dict[str, object] = {}
-    for block in blocks:
+    for block in blocks("data.md", "python"):
         exec(compile(block, "docs/data.md", "exec"), scope)
     assert "'stream/acknowledged': 8.0" in capsys.readouterr().out
     assert len(scope["batch"]["actions"]) == 64  # type: ignore[index]
+
+
+def cluster_yaml(kind: str) -> dict[str, Any]:
+    pages = [yaml.safe_load(block) for block in blocks("cluster.md", "yaml")]
+    (found,) = [page for page in pages if kind in (page.get("kind"), page.get("provider", {}).get("type"))]
+    return dict(found)
+
+
+@pytest.mark.parametrize("provider", ["local", "aws"])
+def test_ray_accepts_the_cluster_files_on_the_page_about_clusters(provider: str) -> None:
+    complete = prepare_config(cluster_yaml(provider))
+    validate_config(complete)
+    for name in ("head_start_ray_commands", "worker_start_ray_commands"):
+        assert "ray start" in complete[name][-1]
+
+
+def test_the_manifest_for_kuberay_has_a_head_without_cpus_and_workers_of_the_same_image_and_ray() -> None:
+    spec = cluster_yaml("RayCluster")["spec"]
+    (workers,) = spec["workerGroupSpecs"]
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    (head,), (worker,) = (group["template"]["spec"]["containers"] for group in (spec["headGroupSpec"], workers))
+    assert head["image"] == worker["image"]
+    assert f"ray=={spec['rayVersion']}" in (REPOSITORY / "constraints.txt").read_text().splitlines()
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+
+
+def test_the_messages_on_the_page_about_clusters_are_the_ones_in_the_code() -> None:
+    page = (REPOSITORY / "docs" / "cluster.md").read_text()
+    source = "".join(path.read_text() for path in (REPOSITORY / "src" / "nightshift").rglob("*.py"))
+    for sentence in (
+        "no Ray cluster answers at RAY_ADDRESS=",
+        "cannot be joined: ",
+        ", one CPU each, and the cluster has ",
+        "is not like the driver's: it has ",
+        "there are no LIBERO simulation assets in ",
+        "the simulator failed on ",
+        "its process died",
+    ):
+        assert sentence in page
+        assert sentence in source

@@ -52,6 +52,7 @@ def in_fresh_process(code: str, folder: Path, **environment: str) -> subprocess.
         kept.pop(name, None)
     project = folder / "project"
     project.mkdir(exist_ok=True)
+    (project / "dvc.yaml").touch()
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=project,

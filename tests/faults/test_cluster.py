@@ -1,42 +1,196 @@
-"""Three Ray nodes, as on a cluster, and one of them is lost."""
+"""Several Ray nodes, as on a cluster: one is lost, one is elsewhere, one is another, and some are not there yet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import logging
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from nightshift import config, envs
+from nightshift.distributed import cluster as clusters
+from nightshift.distributed import sameness
 from nightshift.distributed.local import LocalPool
 from nightshift.distributed.pool import RayPool
-from nightshift.types import Trajectory
-from tests.distributed.test_pool import ENV, POLICY, actions, requests, same
+from nightshift.errors import RolloutError
+from nightshift.types import RolloutRequest, Trajectory
+from tests.conftest import REPOSITORY
+from tests.distributed.test_pool import ENV, HANDLERS, POLICY, actions, requests, same
+from tests.envs.test_suites import needs_assets
+from tests.faults.conftest import AddNode
+
+MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=4)
+OBJECT = config.Env(
+    suite="libero_object",
+    tasks=("pick_up_the_milk_and_place_it_in_the_basket",),
+    protocol="openvla-oft",
+    horizon=4,
+)
+
+
+def expert(task: str, state: int) -> RolloutRequest:
+    return RolloutRequest(task=task, split="train", init_state=state, controller="expert", seed=0)
+
+
+def write_drawn_states(root: Path, env: config.Env, states: np.ndarray) -> None:
+    """As the stage `states` leaves them."""
+    folder = root / "data" / "init_states" / env.suite
+    folder.mkdir(parents=True)
+    np.savez(folder / f"{env.tasks[0]}.npz", train=states)
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cluster, list[Any]]]:
-    """A head without room for workers, and two nodes with room for two each; the driver finds them by address alone."""
-    small = {"object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-    others = [cluster.add_node(num_cpus=2, **small) for _ in range(2)]
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    yield cluster, others
-    ray.shutdown()
-    cluster.shutdown()
+def elsewhere(add_node: AddNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node that was started in an empty folder, as on another machine; returns the folder."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        patch.setenv("NUMBA_CACHE_DIR", str(REPOSITORY / ".state" / "libero" / "numba"))  # compiling takes seconds
+        add_node(1)
+    return folder
 
 
-def test_a_node_that_is_lost_costs_no_episode_and_changes_none(nodes: tuple[Cluster, list[Any]]) -> None:
-    cluster, others = nodes
-    pool = RayPool(3, ENV)
+def test_a_node_that_is_lost_costs_no_episode_and_changes_none(cluster: Cluster, add_node: AddNode) -> None:
+    lost, _ = add_node(2), add_node(2)
+    pool = RayPool(4, ENV)  # as many as there is room for: those that are lost cannot all be replaced
     wanted = requests(30)
     results: dict[int, list[Trajectory]] = {}
     for index, trajectories in pool.run(wanted, POLICY):
         assert index not in results
         results[index] = trajectories
         if len(results) == 5:
-            cluster.remove_node(others[0], allow_graceful=False)
+            cluster.remove_node(lost, allow_graceful=False)
     assert same(actions(results), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
-    assert not others[0].any_processes_alive()
+    assert not lost.any_processes_alive()
+    assert pool.workers == 2
     assert pool.spent()["busy"] > 0
+
+
+def test_drawn_states_travel_to_a_node_that_has_none_of_the_projects_files(elsewhere: Path) -> None:
+    shipped = LocalPool(MINI)
+    drawn = envs.PortableFleets({"lift_cube": drawn_like_shipped()})
+    played = dict(RayPool(1, MINI, make_fleet=drawn).run([expert("lift_cube", 1)]))
+    assert same(actions(played), actions(dict(shipped.run([expert("lift_cube", 7)]))))
+    assert not list(elsewhere.iterdir()), "a worker writes nothing where it happens to be"
+
+
+def drawn_like_shipped() -> np.ndarray:
+    """Two states, the second of which is the seventh of those that are shipped."""
+    from nightshift.envs.suites import load_init_states
+
+    return load_init_states(envs.tasks(MINI)[0], "train")[[3, 7]]
+
+
+def test_a_pool_takes_along_what_the_stage_states_drew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert envs.portable_fleets(OBJECT).drawn == {}
+    states = np.arange(6.0).reshape(2, 3)
+    write_drawn_states(tmp_path, OBJECT, states)
+    ((task, taken),) = envs.portable_fleets(OBJECT).drawn.items()
+    assert task == OBJECT.tasks[0]
+    assert np.array_equal(taken, states)
+
+
+@needs_assets
+@pytest.mark.slow
+def test_a_real_suite_plays_its_drawn_states_on_a_node_that_has_none_of_them(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nightshift.envs.suites import load_init_states
+
+    (task,) = envs.tasks(OBJECT)
+    write_drawn_states(tmp_path, OBJECT, load_init_states(task, "eval")[:3])
+    monkeypatch.chdir(tmp_path)
+    played = dict(RayPool(1, OBJECT).run([expert(task.name, 2)]))
+    here = dict(LocalPool(OBJECT).run([expert(task.name, 2)]))
+    assert same(actions(played), actions(here))
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_node_with_other_code_is_refused_by_name(add_node: AddNode, tmp_path: Path) -> None:
+    other = tmp_path / "nightshift"
+    shutil.copytree(REPOSITORY / "src" / "nightshift", other, ignore=shutil.ignore_patterns("__pycache__"))
+    with (other / "envs" / "fake.py").open("a") as source:
+        source.write("# a line that the driver does not have\n")
+    add_node(1, env_vars={"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(RolloutError, match=f"node {socket.gethostname()} is not like the driver's") as caught:
+        list(RayPool(1, ENV).run(requests(1), POLICY))
+    assert sameness.CODE in caught.value.what
+    assert "install the driver's commit" in caught.value.next_step
+
+
+def test_a_node_is_refused_for_every_version_that_differs_and_for_no_other() -> None:
+    versions = sameness.versions("libero_mini")
+    assert sameness.refusal(versions, "libero_mini") is None
+    refusal = sameness.refusal({**versions, "mujoco": "3.2.0", "torch": "2.0.0"}, "libero_mini")
+    assert refusal is not None
+    has = f"mujoco {versions['mujoco']}, the driver 3.2.0; torch {versions['torch']}, the driver 2.0.0"
+    assert refusal.what.endswith(f"it has {has}")
+
+
+def test_fewer_cpus_than_workers_play_all_and_a_new_node_is_taken_up(
+    cluster: Cluster, add_node: AddNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_node(1)
+    pool = RayPool(3, ENV)
+    wanted = requests(5)
+    with caplog.at_level(logging.WARNING):
+        played = dict(pool.run(wanted, POLICY))
+    assert "machine.workers is 3, one CPU each, and the cluster has 1 of them" in caplog.text
+    assert same(actions(played), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
+    add_node(2)
+    cluster.wait_for_nodes()
+    assert pool.workers == 3
+
+
+def test_a_cluster_without_any_cpu_is_waited_for_and_said_so(
+    cluster: Cluster, add_node: AddNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class AddsNodeWhenTold(logging.Handler):
+        """Stands in for whoever reads the warning, or the autoscaler that sees the demand."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            if len(said) == 2:
+                add_node(1)
+
+    handler = AddsNodeWhenTold()
+    monkeypatch.setattr(clusters, "REMIND_SECONDS", 0.5)
+    clusters._log.addHandler(handler)
+    try:
+        assert len(dict(RayPool(1, ENV).run(requests(1), POLICY))) == 2
+    finally:
+        clusters._log.removeHandler(handler)
+    assert "machine.workers is 1, one CPU each, and the cluster has none: waiting for the first" in said[0]
+
+
+def test_an_address_where_nobody_listens_is_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and never listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        started = time.monotonic()
+        with pytest.raises(RolloutError, match=f"no Ray cluster answers at RAY_ADDRESS={address}") as caught:
+            RayPool(1, ENV)
+    assert "ray start --head" in caught.value.next_step
+    assert time.monotonic() - started < 60, "Ray would have tried for a quarter of an hour"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:1"])
+def test_an_address_that_ray_refuses_is_an_error_for_people(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(RolloutError, match=f"RAY_ADDRESS={address} cannot be joined: "):
+        RayPool(1, ENV)
+    assert not ray.is_initialized()
+    assert {number: signal.getsignal(number) for number in HANDLERS} == HANDLERS

@@ -35,7 +35,7 @@ from nightshift.algorithms.credit import Groups
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.distributed.base import PolicySnapshot
-from nightshift.distributed.pool import start_ray
+from nightshift.distributed.cluster import start_ray
 from nightshift.distributed.worker import restore, snapshot
 from nightshift.errors import NightshiftError, RolloutError
 

@@ -19,9 +19,6 @@ for nobody.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,8 +28,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from nightshift import config, envs
+from nightshift.distributed import sameness
 from nightshift.distributed.attempts import GRACE_SECONDS, PATIENCE_SECONDS, WATCH, Attempt, Pace
 from nightshift.distributed.base import MakeFleet, PolicySnapshot, Pool
+from nightshift.distributed.cluster import Room, start_ray
 from nightshift.distributed.local import LocalPool
 from nightshift.distributed.setbacks import Setbacks
 from nightshift.distributed.stored import Stored
@@ -42,7 +41,6 @@ from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
 _WAIT_SECONDS = 0.5
-_OBJECT_STORE_BYTES = 256 * 2**20
 
 
 def open_pool(workers: int, env: config.Env) -> Pool:
@@ -55,20 +53,28 @@ class RayPool:
         workers: int,
         env: config.Env,
         *,
-        make_fleet: MakeFleet = envs.make_fleet,
+        make_fleet: MakeFleet | None = None,
         patience: float = PATIENCE_SECONDS,
         grace: float = GRACE_SECONDS,
     ) -> None:
         start_ray(workers)
-        self.workers = workers
+        self.room = Room(workers)
         self._patience = patience
+        # Once to every node: what a worker there builds its simulators from, and what it has to be like.
+        luggage = ray.put(make_fleet or envs.portable_fleets(env))
+        driver = sameness.versions(env.suite)
         # A group of one thread each: `run` keeps to its own, since a GL context belongs to the thread that made it.
         actor = ray.remote(num_cpus=1, concurrency_groups={WATCH: 1})(Worker)
-        self._start: Callable[[], Any] = lambda: actor.remote(env, make_fleet)
+        self._start: Callable[[], Any] = lambda: actor.remote(env, luggage, driver)
         self._idle: deque[Any] = deque()
         self._pace = Pace(grace)
         self._sent: PolicySnapshot | None = None
         self._watch = Stopwatch()
+
+    @property
+    def workers(self) -> int:
+        """As many as were asked for, or as the cluster has room for now."""
+        return self.room.workers()
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
@@ -176,23 +182,3 @@ class RayPool:
 
 class _Setback(Exception):
     """A worker that cannot go on, and why."""
-
-
-def start_ray(workers: int) -> None:
-    """Join the cluster at RAY_ADDRESS, or start a small one here. Ray must not keep our signal handlers."""
-    if ray.is_initialized():
-        return
-    main = threading.current_thread() is threading.main_thread()
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level="error")
-    else:
-        ray.init(
-            num_cpus=workers,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level="error",
-        )
-    for number, handler in handlers.items():
-        signal.signal(number, handler)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from nightshift import config, envs, policies
+from nightshift.distributed import sameness
 from nightshift.distributed.base import MakeFleet, PolicySnapshot
 from nightshift.distributed.rollout import Game, play
 from nightshift.envs.base import Fleet
@@ -23,7 +24,11 @@ BUSY, TRANSFER = "busy", "transfer"
 class Worker:
     """Remembers nothing that could change a result: a fresh worker answers the same."""
 
-    def __init__(self, env: config.Env, make_fleet: MakeFleet = envs.make_fleet) -> None:
+    def __init__(
+        self, env: config.Env, make_fleet: MakeFleet = envs.make_fleet, driver: Mapping[str, str] | None = None
+    ) -> None:
+        """`driver`: the versions of who sends the requests, where that may be another machine."""
+        self._refusal = sameness.refusal(driver, env.suite) if driver is not None else None
         torch.set_num_threads(1)  # one order of summation, as in every other worker
         self._horizon = envs.horizon(env)
         self._protocol = env.protocol
@@ -37,6 +42,8 @@ class Worker:
         self, request: RolloutRequest, policy: PolicySnapshot | None
     ) -> tuple[list[Trajectory], Mapping[str, float]]:
         """The episodes, and the seconds they took: in transfer, and busy; of these in simulation and inference."""
+        if self._refusal:  # not raised by __init__: an actor that cannot start leaves no error for people
+            raise self._refusal
         watch = Stopwatch()
         with watch.timing(TRANSFER):
             restored = self._restored(policy)

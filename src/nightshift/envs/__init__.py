@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nightshift import config
 from nightshift.envs import protocols
 from nightshift.envs.base import Camera, Env, Fleet
-from nightshift.errors import SimulatorError
+from nightshift.errors import SimulatorError, StatesNotDrawn
 from nightshift.types import Split, Task
 
 FAKE = "fake"
@@ -44,15 +49,38 @@ def horizon(env: config.Env) -> int:
     return protocols.max_steps(protocols.find(env.protocol), env.suite) if env.horizon == "auto" else env.horizon
 
 
-def make_fleet(task: Task, protocol: str) -> Fleet:
-    """Simulators for one task that step together."""
+def make_fleet(task: Task, protocol: str, train_states: NDArray[np.float64] | None = None) -> Fleet:
+    """Simulators for one task that step together. Training states are read from where they lie unless given."""
     if task.suite == FAKE:
         from nightshift.envs.turn_by_turn import TurnByTurn
 
         return TurnByTurn(lambda: make(task, protocol))
     from nightshift.envs.fleet import LiberoFleet
 
-    return LiberoFleet(task, protocols.find(protocol))
+    return LiberoFleet(task, protocols.find(protocol), train_states=train_states)
+
+
+@dataclass(frozen=True)
+class PortableFleets:
+    """Makes fleets on any machine that has the packages: it brings along what else lies in the project alone."""
+
+    drawn: Mapping[str, NDArray[np.float64]]
+    """Training states [N, D] by task, where they were drawn."""
+
+    def __call__(self, task: Task, protocol: str) -> Fleet:
+        return make_fleet(task, protocol, self.drawn.get(task.name))
+
+
+def portable_fleets(env: config.Env) -> PortableFleets:
+    """With the states as they are now. None may be drawn yet; then who asks for one is told so."""
+    drawn = {}
+    for task in tasks(env):
+        if lacks_train_states(task):
+            from nightshift.envs.suites import load_init_states
+
+            with contextlib.suppress(StatesNotDrawn):
+                drawn[task.name] = load_init_states(task, "train")
+    return PortableFleets(drawn)
 
 
 def init_state_count(task: Task, split: Split) -> int:

@@ -26,8 +26,15 @@ class LiberoFleet:
         observation, success, broken = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
     """
 
-    def __init__(self, task: Task, protocol: Protocol = DEFAULT, *, threads: int = 1) -> None:
-        self._lanes = [LiberoEnv(task, protocol)]
+    def __init__(
+        self,
+        task: Task,
+        protocol: Protocol = DEFAULT,
+        *,
+        threads: int = 1,
+        train_states: NDArray[np.float64] | None = None,
+    ) -> None:
+        self._lanes = [LiberoEnv(task, protocol, train_states=train_states)]
         self._rows: Rows = np.empty((0, 0), np.int64)
         self._sights = self._rows
         self._observation: dict[str, Array] = {}

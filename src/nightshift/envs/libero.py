@@ -56,8 +56,18 @@ class LiberoEnv:
         observation, success = env.step(np.zeros(7, np.float32))
     """
 
-    def __init__(self, task: Task, protocol: Protocol = DEFAULT, *, compiled: bool = True) -> None:
-        """`compiled=False` steps through robosuite's own calls: the reference, several times slower."""
+    def __init__(
+        self,
+        task: Task,
+        protocol: Protocol = DEFAULT,
+        *,
+        compiled: bool = True,
+        train_states: NDArray[np.float64] | None = None,
+    ) -> None:
+        """`compiled=False` steps through robosuite's own calls: the reference, several times slower.
+
+        Init states are read when they are first needed; `train_states` [N, D] come from elsewhere.
+        """
         self._task = task
         prepare()
         self._protocol = protocol
@@ -77,7 +87,7 @@ class LiberoEnv:
         free = self._model.jnt_qposadr[self._model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
         self._objects_xy = np.stack([free, free + 1], axis=-1)  # [objects, 2] addresses in qpos
         self._one_hot = np.eye(task.suite_size, dtype=np.float32)[task.index]
-        self._init_states: dict[Split, NDArray[np.float64]] = {}
+        self._init_states: dict[Split, NDArray[np.float64]] = {} if train_states is None else {"train": train_states}
         self._simulate_in(self._sim.data._data)
 
     def twin(self) -> LiberoEnv:

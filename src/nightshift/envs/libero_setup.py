@@ -21,15 +21,17 @@ from pathlib import Path
 
 from nightshift import files
 from nightshift.errors import SimulatorError
-from nightshift.paths import LIBERO_CONFIG
+from nightshift.paths import DVC_YAML, LIBERO_CONFIG
 
 INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0"
 NO_GL = "apt-get install libosmesa6 (or libegl1 with a GPU's driver), or set MUJOCO_GL to egl or osmesa"
 
 
 def libero_config_folder() -> Path:
-    """The project's own folder for LIBERO's config file and the caches of its libraries."""
-    return LIBERO_CONFIG.absolute()
+    """For LIBERO's config file and the caches of its libraries: the project's own, or the user's on another node."""
+    if DVC_YAML.is_file():
+        return LIBERO_CONFIG.absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "nightshift"
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import ray
 
-from nightshift.distributed.pool import start_ray
+from nightshift.distributed.cluster import start_ray
 from nightshift.distributed.stream import on_ray
 from nightshift.distributed.stream.courier import Courier
 from nightshift.distributed.stream.identity import Identity

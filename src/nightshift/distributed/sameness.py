@@ -1,0 +1,48 @@
+"""Whether another machine would play the same episode: the versions of all that decides it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import nightshift
+from nightshift import envs, files
+from nightshift.errors import RolloutError
+
+CODE = "nightshift's code"
+_SHOWN = 12
+
+
+def versions(suite: str) -> dict[str, str]:
+    """Of what is installed here. The version of a package in development says little, so our code has a digest too."""
+    return {**envs.versions(suite), "torch": _release("torch"), "numpy": _release("numpy"), CODE: _code()[:_SHOWN]}
+
+
+def refusal(driver: Mapping[str, str], suite: str) -> RolloutError | None:
+    """The error to end a run with if this machine is not like the driver's; results of the two must not mix."""
+    here = versions(suite)
+    different = [
+        f"{name} {here.get(name, 'none')}, the driver {driver.get(name, 'none')}"
+        for name in sorted({*driver, *here})
+        if here.get(name) != driver.get(name)
+    ]
+    if not different:
+        return None
+    return RolloutError(
+        f"the node {socket.gethostname()} is not like the driver's: it has {'; '.join(different)}",
+        "install the driver's commit and its constraints.txt on that node, start its ray again, and run again: "
+        "it resumes (docs/cluster.md)",
+    )
+
+
+def _release(package: str) -> str:
+    """Without the build: a worker computes on its CPU, whether or not its torch could do otherwise."""
+    return version(package).split("+")[0]
+
+
+@cache
+def _code() -> str:
+    return files.sha256_tree(Path(nightshift.__file__).parent)

@@ -1,0 +1,99 @@
+"""The driver of reinforcement learning on Ray is killed while its workers play: nothing is lost, nobody is left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import paths
+from nightshift.run import Session, run_stage
+from tests.conftest import edit, make_project, nightshift
+from tests.distributed.test_pool import worker_pids
+from tests.faults.conftest import AddNode
+from tests.faults.test_interrupt import inhabitants
+from tests.faults.test_kill_and_resume import checkpoints, kill_after_new_checkpoint
+
+ITERATIONS = 12
+MOMENTS = (0.0, 0.07)
+"""Seconds after a checkpoint: at once, and when the next iteration is being played."""
+SECONDS = 20
+
+Outcome = tuple[bytes, bytes]
+"""Weights and history."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_project(tmp_path_factory.mktemp("driver") / "project")
+    edit(root, "rloo", iterations=ITERATIONS, groups=16)
+    return root
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Path) -> Outcome:
+    """In this process, which nobody touches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project / paths.MLFLOW_DATABASE}")
+        with Session(project) as session:
+            for stage in ("states", "collect", "dataset", "sft", "rloo"):
+                run_stage(stage, session)
+    learned = [iteration["update/loss"] for iteration in json.loads((project / paths.RLOO_HISTORY).read_text())]
+    assert any(learned), "nothing was learned: the test would show nothing"
+    return outcome(project)
+
+
+def outcome(root: Path) -> Outcome:
+    return (root / paths.RLOO_POLICY / "policy.safetensors").read_bytes(), (root / paths.RLOO_HISTORY).read_bytes()
+
+
+def completed(root: Path) -> Outcome:
+    done = nightshift(root, "stage", "rloo")
+    assert done.returncode == 0, done.stderr
+    return outcome(root)
+
+
+def start_over(root: Path) -> None:
+    edit(root, "machine", workers=2)
+    shutil.rmtree(root / paths.RLOO_POLICY)
+    for step in (root / ".state" / "rloo").glob("*/step-*"):
+        shutil.rmtree(step)
+
+
+def kill_and_complete(root: Path, who_is_left: Callable[[], list[Any]]) -> Outcome:
+    start_over(root)
+    for moment in MOMENTS:
+        assert kill_after_new_checkpoint(root, "rloo", moment), "it was done before it was killed"
+        deadline = time.monotonic() + SECONDS
+        while left := who_is_left():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    assert 0 < max(int(name.removeprefix("step-")) for name in checkpoints(root, "rloo")) < ITERATIONS
+    return completed(root)
+
+
+@pytest.mark.slow
+def test_a_killed_driver_resumes_to_the_same_weights_and_takes_its_ray_along(
+    project: Path, undisturbed: Outcome
+) -> None:
+    def workers_and_ray() -> list[str]:
+        # Two agents of Ray's stay for up to a minute: they wait for the head, to tell it that the node is gone.
+        return [line for line in inhabitants(project) if "Agent" not in line]
+
+    resumed = kill_and_complete(project, workers_and_ray)
+    assert resumed == undisturbed
+    assert len(json.loads(resumed[1])) == ITERATIONS
+
+
+def test_a_killed_driver_of_a_cluster_resumes_to_the_same_weights_and_its_workers_there_are_gone(
+    project: Path, undisturbed: Outcome, add_node: AddNode
+) -> None:
+    for _ in range(2):
+        add_node(1)
+    assert kill_and_complete(project, worker_pids) == undisturbed
