@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,32 +19,31 @@ from nightshift import paths
 from nightshift.reports import figures
 from nightshift.reports.intervals import over_runs
 
-PREFIX = "rollout/success/"
 HEADER = "| | after SFT | after RL | each run, before and after |\n|---|---|---|---|\n"
 
 
 def while_training(runs: Sequence[Path]) -> NDArray[np.float64]:
-    """Success of the training episodes [runs, iterations, tasks]."""
+    """Success of the training episodes, averaged over tasks [runs, iterations]."""
     histories = [json.loads((run / paths.RLOO_HISTORY).read_text()) for run in runs]
-    tasks = sorted(name for name in histories[0][0] if name.startswith(PREFIX))
-    return np.array([[[metrics[name] for name in tasks] for metrics in history] for history in histories])
+    return np.array([[metrics["rollout/success"] for metrics in history] for history in histories])
 
 
 def row(name: str, runs: Sequence[Path]) -> str:
-    reports = [json.loads((run / paths.EVALUATION_REPORT).read_text())["policies"] for run in runs]
-    each = ", ".join(f"{_rate(report, 'sft'):.1%} → {_rate(report, 'rloo'):.1%}" for report in reports)
-    return f"| {name} | {_interval(reports, 'sft')} | {_interval(reports, 'rloo')} | {each} |\n"
+    before, after = ([_success(run, policy) for run in runs] for policy in ("sft", "rloo"))
+    each = ", ".join(f"{first:.1%} → {last:.1%}" for first, last in zip(before, after, strict=True))
+    return f"| {name} | {_told(before)} | {_told(after)} | {each} |\n"
 
 
-def _rate(report: Mapping[str, Any], policy: str) -> float:
-    rate: float = report[policy]["overall"]["rate"]
+def _success(run: Path, policy: str) -> float:
+    """On held-out init states, as many of every task."""
+    report = json.loads((run / paths.EVALUATION_REPORT).read_text())
+    rate: float = report["policies"][policy]["overall"]["rate"]
     return rate
 
 
-def _interval(reports: Sequence[Mapping[str, Any]], policy: str) -> str:
-    scores = np.array([[task["rate"] for task in report[policy]["tasks"].values()] for report in reports])
-    low, high = over_runs(scores)
-    return f"{scores.mean():.1%} ({low:.1%} – {high:.1%})"
+def _told(rates: Sequence[float]) -> str:
+    low, high = over_runs(rates)
+    return f"{np.mean(rates):.1%} ({low:.1%} – {high:.1%})"
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ settings.register_profile("nightshift", deadline=None)
 settings.load_profile("nightshift")
 
 REPOSITORY = Path(__file__).parent.parent
+os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 
 SMALL: dict[str, Any] = {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 Observation = Mapping[str, Array]
-"""One look at the world, by name: "proprio" [8], "objects" [D], "task" [number of tasks in the suite] and others."""
+"""One look at the world, by name: "proprio" [8], "task" [tasks of the suite] and more; docs/libero.md has them all."""
 
 ACTION_DIM = 7
 """Operational-space control: Δposition (3), Δrotation (3), gripper (-1 opens, +1 closes)."""

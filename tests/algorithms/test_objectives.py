@@ -24,7 +24,7 @@ def test_golden_values_of_the_clipped_objective() -> None:
     surrogate = clipped_surrogate(log_probs, torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), CLIP)
     assert abs(surrogate.losses.mean().item() - -0.4933333) < 1e-6
     assert abs(surrogate.clipped.float().mean().item() - 0.6666667) < 1e-6
-    assert abs(surrogate.moved.mean().item() - 0.0333333) < 1e-6
+    assert abs(surrogate.ppo_kl.mean().item() - 0.0333333) < 1e-6
 
 
 def test_a_clipped_step_has_no_gradient() -> None:

@@ -87,7 +87,7 @@ class Slow:
     """Makes fleets that crawl in the first process that asks for one, and others everywhere else."""
 
     once: Path
-    """A file that is there until then."""
+    """A file that is there until then; it comes back if that process ever finishes an episode."""
     others: Callable[[Task, str], TurnByTurn]
 
     def __call__(self, task: Task, protocol: str) -> TurnByTurn:
@@ -95,12 +95,19 @@ class Slow:
             self.once.unlink()
         except FileNotFoundError:
             return self.others(task, protocol)
-        return SlowFleet(lambda: envs.make(task, protocol))
+        return SlowFleet(lambda: envs.make(task, protocol), self.once)
 
 
 class SlowFleet(TurnByTurn):
     """Goes on with every step, but slowly: never stuck, and done in minutes."""
 
+    def __init__(self, make: Callable[[], Env], done: Path) -> None:
+        super().__init__(make)
+        self._done = done
+
     def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
         time.sleep(CRAWL_SECONDS)
-        return super().step(actions, active)
+        after = super().step(actions, active)
+        if after.success.any():
+            self._done.touch()
+        return after

@@ -57,7 +57,7 @@ def test_what_a_crawling_worker_plays_is_played_by_another_too_and_nothing_chang
     """The slow one alone would need minutes for its first request."""
     pool = RayPool(2, ENV, make_fleet=Slow(slow, Faulty({})), grace=GRACE)
     results = played(pool)
-    assert not slow.exists(), "no worker was slow"
+    assert not slow.exists(), "no worker was slow, or it was waited for"
     assert same(actions(results), actions(undisturbed))
     assert same(actions(played(pool)), actions(undisturbed)), "and the pool goes on working"
 
@@ -74,13 +74,6 @@ def test_where_the_second_player_dies_the_first_goes_on_and_a_third_may_be_faste
     assert not slow.exists(), "no worker was slow"
     assert not list(strikes.iterdir()), "a second player did not die"
     assert same(actions(results), actions(undisturbed))
-
-
-@pytest.mark.slow
-def test_a_request_that_others_die_of_three_times_is_given_up_though_one_still_crawls(slow: Path) -> None:
-    results = played(RayPool(2, ENV, make_fleet=Slow(slow, Faulty(FIRST_TWO)), grace=GRACE))
-    valid = {index: all(trajectory.valid for trajectory in group) for index, group in results.items()}
-    assert valid == {0: False, 1: False, 2: True, 3: True}
 
 
 def test_nothing_is_late_before_anything_was_answered() -> None:

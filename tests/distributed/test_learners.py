@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -119,6 +120,7 @@ def struck_update(learners: RayLearners, progress: float, number: int, blow: sig
         update = beside.submit(learners.update, parts(2), progress)
         while finished() < before + 100:
             assert not update.done()
+            time.sleep(0.005)
         os.kill(pid, blow)
         update.result()
     assert rank not in learners._ranks

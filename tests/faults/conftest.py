@@ -36,3 +36,4 @@ def add_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AddN
     for node in added:
         if node in cluster.worker_nodes:
             cluster.remove_node(node)
+    cluster.wait_for_nodes()

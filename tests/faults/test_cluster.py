@@ -71,8 +71,22 @@ def test_a_node_that_is_lost_costs_no_episode_and_changes_none(cluster: Cluster,
             cluster.remove_node(lost, allow_graceful=False)
     assert same(actions(results), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
     assert not lost.any_processes_alive()
-    assert pool.workers == 2
     assert pool.spent()["busy"] > 0
+
+
+def test_a_node_that_is_lost_while_nobody_plays_costs_no_episode_either(cluster: Cluster, add_node: AddNode) -> None:
+    """Its four workers are dead when they are asked again, one after the other, for the two requests in turn."""
+    lost, _ = add_node(4), add_node(1)
+    pool = RayPool(5, ENV)
+    wanted = requests(10)
+    expected = actions(dict(LocalPool(ENV).run(wanted, POLICY)))
+    assert same(actions(dict(pool.run(wanted, POLICY))), expected)
+    cluster.remove_node(lost, allow_graceful=False)
+    cluster.wait_for_nodes()
+    played = dict(pool.run(wanted, POLICY))
+    assert all(episode.valid for group in played.values() for episode in group)
+    assert same(actions(played), expected)
+    assert pool.workers == 1
 
 
 def test_drawn_states_travel_to_a_node_that_has_none_of_the_projects_files(elsewhere: Path) -> None:
@@ -149,6 +163,7 @@ def test_fewer_cpus_than_workers_play_all_and_a_new_node_is_taken_up(
     assert same(actions(played), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
     add_node(2)
     cluster.wait_for_nodes()
+    assert len(dict(pool.run(wanted, POLICY))) == len(played)
     assert pool.workers == 3
 
 

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ def checkpoints(root: Path, stage: str) -> set[str]:
     return {path.name for path in (root / ".state" / stage).glob("*/step-*")}
 
 
-def kill_after_new_checkpoint(root: Path, stage: str, delay: float) -> bool:
-    """Start the stage and SIGKILL it `delay` seconds after it wrote a checkpoint; False if it was done before that."""
+def kill_after_new_checkpoint(root: Path, stage: str, delay: float, look: Callable[[], object] = lambda: None) -> bool:
+    """Start the stage and SIGKILL it `delay` seconds after it wrote a checkpoint, and a last `look`; False if it was
+    done before that."""
     before = checkpoints(root, stage)
     process = subprocess.Popen(
         [COMMAND, "stage", stage], cwd=root, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -34,6 +36,7 @@ def kill_after_new_checkpoint(root: Path, stage: str, delay: float) -> bool:
     while process.poll() is None and not checkpoints(root, stage) - before:
         time.sleep(0.002)
     time.sleep(delay)
+    look()
     process.send_signal(signal.SIGKILL)
     return process.wait() == -signal.SIGKILL
 

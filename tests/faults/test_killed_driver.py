@@ -66,10 +66,16 @@ def start_over(root: Path) -> None:
         shutil.rmtree(step)
 
 
+def _noting(who: Callable[[], list[Any]], seen: list[Any]) -> Callable[[], None]:
+    return lambda: seen.extend(who())
+
+
 def kill_and_complete(root: Path, who_is_left: Callable[[], list[Any]]) -> Outcome:
     start_over(root)
     for moment in MOMENTS:
-        assert kill_after_new_checkpoint(root, "rloo", moment), "it was done before it was killed"
+        seen: list[Any] = []
+        assert kill_after_new_checkpoint(root, "rloo", moment, _noting(who_is_left, seen)), "it was done before"
+        assert seen, "nobody played where it was looked for"
         deadline = time.monotonic() + SECONDS
         while left := who_is_left():
             assert time.monotonic() < deadline, left

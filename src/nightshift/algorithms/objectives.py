@@ -34,7 +34,7 @@ class Clip(NamedTuple):
 class Surrogate(NamedTuple):
     losses: Tensor  # [N, E]
     clipped: Tensor  # [N, E] whether the ratio no longer earns anything
-    moved: Tensor  # [N, E] old minus new log-probs, without a gradient: PPO's estimate of KL(old || new), of any sign
+    ppo_kl: Tensor  # [N, E] old minus new log-probs, without a gradient: PPO's estimate of KL(old || new), of any sign
 
 
 def elements(log_probs: Tensor, mask: Tensor, level: Level) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tens
     losses = torch.maximum(plain, bounded)
     if clip.dual is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -clip.dual * advantages), losses)
-    return Surrogate(losses=losses, clipped=bounded > plain, moved=-log_ratio.detach())
+    return Surrogate(losses=losses, clipped=bounded > plain, ppo_kl=-log_ratio.detach())
 
 
 def kl_penalty(log_probs: Tensor, reference: Tensor, form: KlForm) -> Tensor:

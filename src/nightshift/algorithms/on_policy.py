@@ -177,7 +177,7 @@ class OnPolicyLearner:
         surrogate = clipped_surrogate(log_probs, old, part.advantages[:, None], self._clip)
         entropy, _ = self._elements(part, self.policy.entropy(part.features, settings.temperature))
         kl = self._penalty(part, log_probs)
-        values = (surrogate.losses, surrogate.clipped, surrogate.moved, entropy, kl)
+        values = (surrogate.losses, surrogate.clipped, surrogate.ppo_kl, entropy, kl)
         terms = [(weight * value).sum() for value in values]
         loss, _, _, bonus, penalty = terms
         objective = loss - settings.entropy * bonus + self.kl_weight.value * penalty

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Collection
 from typing import Any
 
-import ray
-from ray.exceptions import RayError
+from nightshift.distributed.watching import PATIENCE_SECONDS, Watch
 
-PATIENCE_SECONDS = 300.0
-"""A worker that makes no step for this long hangs. Building and compiling a simulator takes a tenth of it."""
 GRACE_SECONDS = 30.0
 """No request is late before: starting a worker, which a second attempt may need, takes about as long."""
-WATCH = "watch"
-"""The thread of a worker that answers while another plays."""
 _LATE_FACTOR = 3
 """A request is late when it takes this many times what the others took."""
 _REMEMBERED = 64
@@ -26,36 +20,27 @@ _REMEMBERED = 64
 class Attempt:
     """A request and the worker that plays it."""
 
-    def __init__(self, index: int, actor: Any) -> None:
+    def __init__(self, index: int, actor: Any, *, was_idle: bool) -> None:
         self.index = index
         self.actor = actor
-        self._count: int | None = None
-        self._began = self._moved = time.monotonic()
-        self._ask()
+        self._was_idle = was_idle
+        self._began = time.monotonic()
+        self._watch = Watch(actor)
 
     @property
     def seconds(self) -> float:
         """Since it began."""
         return time.monotonic() - self._began
 
+    @property
+    def may_have_come_too_late(self) -> bool:
+        """Whether the worker, if it is dead, may have died before it got the request, which then is not to blame."""
+        return self._was_idle and not self._watch.was_heard
+
     def is_stuck(self, patience: float) -> bool:
         """Whether the worker stood still for too long. One that has yet to start has as long as any pool allows."""
-        if ray.wait([self._question], timeout=0)[0]:
-            self._listen(patience)
-        allowed = max(patience, PATIENCE_SECONDS) if self._count is None else patience
-        return time.monotonic() - self._moved > allowed
-
-    def _ask(self) -> None:
-        self._asked = time.monotonic()
-        self._question = self.actor.progress.options(concurrency_group=WATCH).remote()
-
-    def _listen(self, patience: float) -> None:
-        with contextlib.suppress(RayError):  # that the worker died is for the request itself to tell
-            count = ray.get(self._question)
-            if count != self._count:
-                self._count, self._moved = count, time.monotonic()
-            if time.monotonic() - self._asked > patience / 8:
-                self._ask()
+        still = self._watch.still()
+        return still > (patience if self._watch.was_heard else max(patience, PATIENCE_SECONDS))
 
 
 class Pace:

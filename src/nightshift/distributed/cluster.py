@@ -65,44 +65,48 @@ def _our_signal_handlers() -> Iterator[None]:
 
 
 class Room:
-    """How many workers the cluster has room for now. It may have less than was asked for, grow and shrink.
+    """How many workers the cluster has room for. It may have less than was asked for, grow and shrink.
 
     Only who has a CPU is given work: a worker that waits for one would keep its request waiting too.
     """
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
-        self._had = wanted
-        self._asked = -REMIND_SECONDS
+        self.workers = wanted
+        """As many as had room at the last look."""
+        self._asked = self._reminded = -REMIND_SECONDS
         self._wishes: list[Any] = []
 
-    def workers(self) -> int:
+    def look(self) -> int:
         """At least one: as long as there is no CPU at all this waits, and says so."""
         while not (fits := min(self.wanted, _cpus())):
-            self._mention(fits)
+            if _is_due(self._reminded):
+                self._reminded = time.monotonic()
+                _log.warning(_NONE, self.wanted)
+            self.workers = 0
+            self.ask_for_more()
             time.sleep(_LOOK_AGAIN_SECONDS)
-        self._mention(fits)
+        if fits not in (self.workers, self.wanted):
+            _log.warning(_FEWER, self.wanted, fits)
+        self.workers = fits
         return fits
 
-    def _mention(self, fits: int) -> None:
-        """Ask for what is missing; say so when it changes, and every so often while nobody can play."""
-        changed, self._had = fits != self._had, fits
-        is_due = time.monotonic() - self._asked > REMIND_SECONDS
-        if fits == self.wanted or not (changed or is_due):
+    def ask_for_more(self) -> None:
+        """Ask for the CPUs that are missing by tasks that need one and do nothing: an autoscaler counts those.
+
+        Call it when all workers that have room are started: else the wishes come true on the workers' CPUs.
+        """
+        if self.workers == self.wanted or not _is_due(self._asked):
             return
         self._asked = time.monotonic()
-        self._wish(self.wanted - fits)
-        if fits and changed:
-            _log.warning(_FEWER, self.wanted, fits)
-        elif not fits:
-            _log.warning(_NONE, self.wanted)
-
-    def _wish(self, missing: int) -> None:
-        """Ask for the CPUs that are missing by tasks that need one and do nothing: an autoscaler counts those."""
         if self._wishes:
             _, self._wishes = ray.wait(self._wishes, num_returns=len(self._wishes), timeout=0)
         wish = ray.remote(num_cpus=1)(_nothing)
-        self._wishes += [wish.remote() for _ in range(missing - len(self._wishes))]
+        self._wishes += [wish.remote() for _ in range(self.wanted - self.workers - len(self._wishes))]
+
+
+def _is_due(last: float) -> bool:
+    return time.monotonic() - last > REMIND_SECONDS
 
 
 def _nothing() -> None:

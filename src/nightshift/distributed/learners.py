@@ -14,10 +14,8 @@ The driver waits for all while any moves.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,17 +32,16 @@ from nightshift import checkpoint, config
 from nightshift.algorithms.credit import Groups
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
+from nightshift.distributed import sameness
 from nightshift.distributed.base import PolicySnapshot
 from nightshift.distributed.cluster import start_ray
+from nightshift.distributed.watching import PATIENCE_SECONDS, WATCH, Watch
 from nightshift.distributed.worker import restore, snapshot
 from nightshift.errors import NightshiftError, RolloutError
 
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-PATIENCE_SECONDS = 300.0
-"""If no rank finishes a piece of a minibatch or a sum for this long, one of them hangs."""
-_WATCH = "watch"
 _WAIT_SECONDS = 0.5
 _NEVER = timedelta(days=7)
 """A rank may wait for others as long as these move; whether they do is for the driver to see."""
@@ -126,12 +123,13 @@ class RayLearners:
             try:
                 return self._together(references, progress)
             except (RayError, _Standstill) as error:
-                if isinstance(error, RayTaskError) and isinstance(error.cause, NightshiftError):
-                    raise error.cause from None
-                _log.warning("an update failed, its ranks are started again: %s", error)
-                cause = error
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                if isinstance(cause, NightshiftError):
+                    raise cause from None
+                _log.warning("an update failed, its ranks are started again: %r", cause)
+                failure = error
                 self.close()
-        raise RolloutError(f"an update failed {ATTEMPTS} times: {cause}", "run again: it resumes") from cause
+        raise RolloutError(f"an update failed {ATTEMPTS} times: {cause!r}", "run again: it resumes") from failure
 
     def policy(self) -> PolicySnapshot:
         return self._policy
@@ -161,17 +159,19 @@ class RayLearners:
 
     def _begin(self) -> None:
         """Start every rank where the last update ended, and let them find each other."""
-        actor = ray.remote(num_cpus=0, concurrency_groups={_WATCH: 1})(_Rank)
+        actor = ray.remote(num_cpus=0, concurrency_groups={WATCH: 1})(_Rank)
         start, learned = ray.put(self._start), ray.put(self._learned)
         self._ranks = [actor.remote(start) for _ in range(self._count)]
         patience = max(self._patience, PATIENCE_SECONDS)  # a process takes its time to start
         (address,) = self._answers([self._ranks[0].address.remote()], patience)
+        driver = sameness.versions(None)
+        self._answers([rank.compare.remote(driver) for rank in self._ranks], patience)
         self._answers([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], patience)
         self._answers([rank.restore.remote(learned) for rank in self._ranks], patience)
 
     def _answers(self, futures: Sequence[Any], patience: float) -> list[Any]:
         """Of all; but others are not waited for once one has failed or all stand still: they might wait for ever."""
-        watches = [_Watch(rank) for rank in self._ranks]
+        watches = [Watch(rank) for rank in self._ranks]
         waiting = list(futures)
         while waiting:
             done, waiting = ray.wait(waiting, timeout=_WAIT_SECONDS)
@@ -186,29 +186,6 @@ class _Standstill(Exception):
     """A rank hangs, and all others wait for it."""
 
 
-class _Watch:
-    """Asks a rank again and again how far it is. One that does not answer has not moved."""
-
-    def __init__(self, rank: Any) -> None:
-        self._rank = rank
-        self._count: int | None = None
-        self._moved = time.monotonic()
-        self._ask()
-
-    def still(self) -> float:
-        """Seconds since it was last seen to move."""
-        if ray.wait([self._question], timeout=0)[0]:
-            with contextlib.suppress(RayError):  # that the rank died is for its work to tell
-                count = ray.get(self._question)
-                if count != self._count:
-                    self._count, self._moved = count, time.monotonic()
-            self._ask()
-        return time.monotonic() - self._moved
-
-    def _ask(self) -> None:
-        self._question = self._rank.progress.options(concurrency_group=_WATCH).remote()
-
-
 class _Rank:
     """A learner and its place among the others."""
 
@@ -221,6 +198,11 @@ class _Rank:
         self._learner = OnPolicyLearner(
             restore(start.policy), start.settings, generator, demos=demos, collective=self._collective
         )
+
+    def compare(self, driver: Mapping[str, str]) -> None:
+        """Refuse to learn with other code than the driver's."""
+        if refusal := sameness.refusal(driver, None):
+            raise refusal
 
     def address(self) -> str:
         """Where the others find rank 0."""

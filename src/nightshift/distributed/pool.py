@@ -29,12 +29,13 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from nightshift import config, envs
 from nightshift.distributed import sameness
-from nightshift.distributed.attempts import GRACE_SECONDS, PATIENCE_SECONDS, WATCH, Attempt, Pace
+from nightshift.distributed.attempts import GRACE_SECONDS, Attempt, Pace
 from nightshift.distributed.base import MakeFleet, PolicySnapshot, Pool
 from nightshift.distributed.cluster import Room, start_ray
 from nightshift.distributed.local import LocalPool
 from nightshift.distributed.setbacks import Setbacks
 from nightshift.distributed.stored import Stored
+from nightshift.distributed.watching import PATIENCE_SECONDS, WATCH
 from nightshift.distributed.worker import TRANSFER, Worker
 from nightshift.errors import NightshiftError
 from nightshift.telemetry.stopwatch import Stopwatch
@@ -73,8 +74,8 @@ class RayPool:
 
     @property
     def workers(self) -> int:
-        """As many as were asked for, or as the cluster has room for now."""
-        return self.room.workers()
+        """As many as were asked for, or as the cluster had room for when it was last looked at."""
+        return self.room.workers
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
@@ -85,16 +86,17 @@ class RayPool:
         running: dict[Any, Attempt] = {}
         try:
             while waiting or running:
-                while waiting and len(running) < self.workers:
-                    attempt = Attempt(waiting.popleft(), self._idle.popleft() if self._idle else self._start())
-                    running[attempt.actor.run.remote(requests[attempt.index], sent)] = attempt
+                workers = self.room.look()
+                while waiting and len(running) < workers:
+                    self._begin(waiting.popleft(), requests, sent, running)
+                self.room.ask_for_more()
                 for index, trajectories in self._settled(running, setbacks):
                     if trajectories is None:
                         waiting.appendleft(index)
                     else:
                         yield index, trajectories
-                if running and not waiting:
-                    waiting.extend(self._late(running))
+                if not waiting and len(running) < workers and (late := self._late(running)) is not None:
+                    self._begin(late, requests, sent, running)
         finally:
             # A consumer that stops early leaves workers busy; fresh ones take their place when there is work again.
             for attempt in running.values():
@@ -109,6 +111,13 @@ class RayPool:
         self._idle.clear()
         self._sent = None
         ray.shutdown()
+
+    def _begin(
+        self, index: int, requests: Sequence[RolloutRequest], sent: PolicySnapshot | None, running: dict[Any, Attempt]
+    ) -> None:
+        was_idle = bool(self._idle)
+        attempt = Attempt(index, self._idle.popleft() if was_idle else self._start(), was_idle=was_idle)
+        running[attempt.actor.run.remote(requests[index], sent)] = attempt
 
     def _send(self, policy: PolicySnapshot | None) -> PolicySnapshot | None:
         """The policy as workers get it: its weights are in the object store, where those before it are let go."""
@@ -131,26 +140,22 @@ class RayPool:
             if future not in running:
                 continue  # another was first
             attempt = running.pop(future)
-            trajectories = self._outcome(future, attempt, setbacks)
             rivals = [rival for rival in running if running[rival].index == attempt.index]
-            if trajectories is not None:
-                for rival in rivals:
-                    ray.kill(running.pop(rival).actor)
-            if trajectories is not None or not rivals:
-                yield attempt.index, trajectories
+            try:
+                trajectories: list[Trajectory] | None = self._answer(future, attempt)
+            except _Setback as setback:
+                ray.kill(attempt.actor)
+                if rivals:
+                    continue
+                trajectories = None if setback.is_blameless else setbacks.record(attempt.index, str(setback))
+            for rival in rivals:
+                ray.kill(running.pop(rival).actor)
+            yield attempt.index, trajectories
 
     def _ended(self, running: Mapping[Any, Attempt]) -> list[Any]:
         """Those who are done, for better or worse, and those who will never be."""
         done, busy = ray.wait(list(running), timeout=_WAIT_SECONDS)
         return [*done, *(future for future in busy if running[future].is_stuck(self._patience))]
-
-    def _outcome(self, future: Any, attempt: Attempt, setbacks: Setbacks) -> list[Trajectory] | None:
-        """The episodes, or None if they must be played again."""
-        try:
-            return self._answer(future, attempt)
-        except _Setback as setback:
-            ray.kill(attempt.actor)
-            return setbacks.record(attempt.index, str(setback))
 
     def _answer(self, future: Any, attempt: Attempt) -> list[Trajectory]:
         """The episodes; the worker is idle again. What is meant for people is raised as it was in the worker."""
@@ -165,20 +170,24 @@ class RayPool:
             self._idle.append(attempt.actor)
             raise error.cause from None
         except RayError as error:  # the process, its node or its answer is gone
-            raise _Setback("its process died") from error
+            raise _Setback("its process died", is_blameless=attempt.may_have_come_too_late) from error
         trajectories, spent = answer
         self._idle.append(attempt.actor)
         self._pace.took(attempt.seconds)
         self._watch.add(spent)
         return trajectories
 
-    def _late(self, running: Mapping[Any, Attempt]) -> list[int]:
-        """The request to play a second time, if there is one and a worker for it."""
-        if len(running) == self.workers or ray.wait(list(running), timeout=0)[0]:
-            return []
-        late = self._pace.late([(attempt.index, attempt.seconds) for attempt in running.values()])
-        return [] if late is None else [late]
+    def _late(self, running: Mapping[Any, Attempt]) -> int | None:
+        """The request to play a second time, if there is one and none that runs is done."""
+        if not running or ray.wait(list(running), timeout=0)[0]:
+            return None
+        return self._pace.late([(attempt.index, attempt.seconds) for attempt in running.values()])
 
 
 class _Setback(Exception):
     """A worker that cannot go on, and why."""
+
+    def __init__(self, why: str, *, is_blameless: bool = False) -> None:
+        super().__init__(why)
+        self.is_blameless = is_blameless
+        """Whether it may have been dead before it was asked."""

@@ -1,11 +1,10 @@
-"""Whether another machine would play the same episode: the versions of all that decides it."""
+"""Whether another machine is set up to play the same episode: the versions of the packages that decide it."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import nightshift
@@ -16,12 +15,16 @@ CODE = "nightshift's code"
 _SHOWN = 12
 
 
-def versions(suite: str) -> dict[str, str]:
-    """Of what is installed here. The version of a package in development says little, so our code has a digest too."""
-    return {**envs.versions(suite), "torch": _release("torch"), "numpy": _release("numpy"), CODE: _code()[:_SHOWN]}
+def versions(suite: str | None) -> dict[str, str]:
+    """Of what is installed here to simulate `suite` and to learn, or to learn alone.
+
+    The version of a package in development says little, so our code has a digest too.
+    """
+    computing = {package: _release(package) for package in ("numba", "numpy", "torch")}
+    return {**(envs.versions(suite) if suite else {}), **computing, CODE: _code()[:_SHOWN]}
 
 
-def refusal(driver: Mapping[str, str], suite: str) -> RolloutError | None:
+def refusal(driver: Mapping[str, str], suite: str | None) -> RolloutError | None:
     """The error to end a run with if this machine is not like the driver's; results of the two must not mix."""
     here = versions(suite)
     different = [
@@ -40,7 +43,7 @@ def refusal(driver: Mapping[str, str], suite: str) -> RolloutError | None:
 
 def _release(package: str) -> str:
     """Without the build: a worker computes on its CPU, whether or not its torch could do otherwise."""
-    return version(package).split("+")[0]
+    return envs.installed(package).split("+")[0]
 
 
 @cache

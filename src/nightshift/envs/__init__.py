@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,15 @@ def conditions(env: config.Env, cameras: Sequence[Camera]) -> dict[str, Any]:
 def versions(suite: str) -> dict[str, str]:
     """Versions that a result of this suite depends on."""
     packages = {} if suite == FAKE else {"mujoco": "mujoco", "robosuite": "robosuite", "libero": "hf-libero"}
-    return {name: version(package) for name, package in {**packages, "nightshift": "nightshift"}.items()}
+    return {name: installed(package) for name, package in {**packages, "nightshift": "nightshift"}.items()}
+
+
+def installed(package: str) -> str:
+    """Its version here, or "none"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _pictures(protocol: protocols.Protocol, cameras: Sequence[Camera]) -> dict[str, Any] | str:

@@ -16,11 +16,12 @@ from nightshift.types import Array
 
 OBJECTS_SEEN = 2
 FEATURES_PER_OBJECT = 12  # position 3, first two columns of the rotation 6, position relative to the gripper 3
+OF_THE_GRIP = 6  # height 1, rotation 3, fingers 2: all of proprio but where on the table
 SIZES = {
     "proprio": 8,
     "state": 8,
     "objects": OBJECTS_SEEN * FEATURES_PER_OBJECT + 1,  # and one articulation joint
-    "egocentric": 6 + OBJECTS_SEEN * 3 + 1,
+    "egocentric": OF_THE_GRIP + OBJECTS_SEEN * 3 + 1,
 }
 NO_JOINT = -1
 
@@ -42,8 +43,8 @@ class Sight:
     proprio [8]   grip point, rotation as axis-angle relative to facing down, finger joints
     state [8]     as published policies take it: the hand's rotation as robosuite's axis-angle
     objects [25]  the task's objects of interest, zero padded
-    egocentric [13]  where these are as seen from the grip, which tells its height, rotation and fingers of itself: the
-                  same wherever on the table it happens, so few demos show it well
+    egocentric [13]  the grip's height, rotation and fingers, and how far these objects are from it along the world's
+                  axes: the same wherever on the table it happens, so that a few demos go a long way
     """
 
     sizes = SIZES
@@ -98,8 +99,8 @@ def _write(rows, lanes, sizes, hand, seen, joint, proprio, state, objects, egoce
             rotation = site_rotations[number] if is_site else body_rotations[number]
             _write_object(objects[lane, k * FEATURES_PER_OBJECT :], position, rotation, grip)
             for i in range(3):
-                egocentric[lane, 6 + 3 * k + i] = position[i] - grip[i]
-        egocentric[lane, :6] = proprio[lane, 2:]
+                egocentric[lane, OF_THE_GRIP + 3 * k + i] = position[i] - grip[i]
+        egocentric[lane, :OF_THE_GRIP] = proprio[lane, 2:]
         if joint != NO_JOINT:
             objects[lane, -1] = egocentric[lane, -1] = qpos[joint]
 

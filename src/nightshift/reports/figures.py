@@ -32,12 +32,12 @@ def evaluation(path: Path, report: Mapping[str, Any], history: Sequence[Mapping[
 
 
 def curves(path: Path, groups: Mapping[str, NDArray[np.float64]]) -> None:
-    """Success while training, by name [runs, iterations, tasks]: the mean and its 95 % interval over runs."""
+    """Success while training, by name [runs, iterations]: the mean and its 95 % interval over runs."""
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     for name, scores in groups.items():
         iterations = np.arange(1, scores.shape[1] + 1)
-        low, high = np.array([over_runs(scores[:, at]) for at in range(scores.shape[1])]).T
-        (line,) = axes.plot(iterations, scores.mean(axis=(0, 2)), label=name)
+        low, high = np.array([over_runs(runs) for runs in scores.T.tolist()]).T
+        (line,) = axes.plot(iterations, scores.mean(axis=0), label=name)
         axes.fill_between(iterations, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
     axes.set(ylim=(0, 1.02), xlabel="iteration", title="Success of training episodes, 95 % intervals over runs")
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ import torch
 from nightshift import checkpoint, config, envs, files, paths, policies
 from nightshift.checkpoint import Checkpoint
 from nightshift.data import store
+from nightshift.distributed.base import PolicySnapshot
 from nightshift.distributed.learners import Demonstrated, Learned, Learners, Start, open_learners
 from nightshift.distributed.playing import Playing
 from nightshift.distributed.sampling import Group, Round, Sampler, success_rate
@@ -132,5 +132,6 @@ def _resume(
     learners.restore(Learned(tensors=tensors, state=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
     if newest.step < iterations:
-        playing.ahead(replace(learners.policy(), weights=acting, version=newest.state["acting"]))
+        spec, version = learners.policy().spec, newest.state["acting"]
+        playing.ahead(PolicySnapshot(spec=spec, weights=acting, version=version))
     return list(newest.state["history"])
