@@ -76,10 +76,13 @@ def weights_of(job: Job, params: config.Params, **sampling: Any) -> dict[str, to
 
 
 @pytest.mark.usefixtures("policy")
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    ("staleness", "ranks"), [(0, 1), (1, 1), pytest.param(1, 2, marks=pytest.mark.slow, id="1-on two ranks")]
+)
 def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(
-    job: Callable[[str], Job], params: config.Params, staleness: int
+    job: Callable[[str], Job], params: config.Params, staleness: int, ranks: int
 ) -> None:
+    params = params.model_copy(update={"rloo": params.rloo.model_copy(update={"ranks": ranks})})
     sampling = {"staleness": staleness, "skip_solved": 2, "curriculum": True, "waves": 2, "keep_from": 0.1}
     expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params, **sampling)
     stopped = replace(job("rloo"), tracker=Stopping(job("rloo").state / "stopped.jsonl", at=3))
