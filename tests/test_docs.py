@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,10 @@ def test_ray_accepts_the_cluster_files_on_the_page_about_clusters(provider: str)
     validate_config(complete)
     for name in ("head_start_ray_commands", "worker_start_ray_commands"):
         assert "ray start" in complete[name][-1]
+    excluded = complete["rsync_exclude"]
+    assert all(pattern.startswith("/") for pattern in excluded), "any other pattern matches at every depth"
+    tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    assert not [path for path in tracked.splitlines() if f"/{path}".startswith(tuple(f"{e}/" for e in excluded))]
 
 
 def test_the_manifest_for_kuberay_has_a_head_without_cpus_and_workers_of_the_same_image_and_ray() -> None:
