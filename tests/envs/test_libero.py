@@ -214,7 +214,7 @@ def test_importing_libero_never_prompts_and_writes_only_under_state(tmp_path: Pa
     assert result.returncode == 0, result.stderr
     assert (result.stdout, result.stderr) == ("", "")
     assert list((tmp_path / "home").rglob("*")) == []
-    assert [path.name for path in (tmp_path / "project").iterdir()] == [".state"]
+    assert {path.name for path in (tmp_path / "project").iterdir()} == {".state", "dvc.yaml"}
     assert (log.stat().st_mtime if log.exists() else None) == before
 
 
