@@ -75,7 +75,7 @@ def test_a_node_that_is_lost_costs_no_episode_and_changes_none(cluster: Cluster,
 
 
 def test_a_node_that_is_lost_while_nobody_plays_costs_no_episode_either(cluster: Cluster, add_node: AddNode) -> None:
-    """Its four workers are dead when they are asked again, one after the other, for the two requests in turn."""
+    """Its four workers are dead when they are asked again; a request that meets three of them is not to blame."""
     lost, _ = add_node(4), add_node(1)
     pool = RayPool(5, ENV)
     wanted = requests(10)

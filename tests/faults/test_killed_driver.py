@@ -66,15 +66,12 @@ def start_over(root: Path) -> None:
         shutil.rmtree(step)
 
 
-def _noting(who: Callable[[], list[Any]], seen: list[Any]) -> Callable[[], None]:
-    return lambda: seen.extend(who())
-
-
 def kill_and_complete(root: Path, who_is_left: Callable[[], list[Any]]) -> Outcome:
     start_over(root)
+    seen: list[Any] = []
     for moment in MOMENTS:
-        seen: list[Any] = []
-        assert kill_after_new_checkpoint(root, "rloo", moment, _noting(who_is_left, seen)), "it was done before"
+        seen.clear()
+        assert kill_after_new_checkpoint(root, "rloo", moment, lambda: seen.extend(who_is_left())), "it was done before"
         assert seen, "nobody played where it was looked for"
         deadline = time.monotonic() + SECONDS
         while left := who_is_left():
