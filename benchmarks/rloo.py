@@ -31,13 +31,12 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(
 import ray
 
 from nightshift import config, envs, policies
-from nightshift.distributed.base import PolicySnapshot
-from nightshift.distributed.learners import Single, Start
-from nightshift.distributed.playing import Playing
-from nightshift.distributed.pool import RayPool
-from nightshift.distributed.sampling import Sampler
-from nightshift.distributed.worker import snapshot
+from nightshift.learners.ranks import Single, Start
 from nightshift.policies.gaussian_mlp import FAMILY
+from nightshift.policies.snapshot import PolicySnapshot, snapshot
+from nightshift.rollouts.playing import Playing
+from nightshift.rollouts.pool import RayPool
+from nightshift.rollouts.sampling import Sampler
 from nightshift.types import RolloutRequest
 
 ROUNDS = 5

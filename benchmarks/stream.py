@@ -76,10 +76,10 @@ def serve(port: int, batch: Callable[[], int]) -> None:
 
 def our_learner(size: str, folder: Path) -> None:
     from nightshift.data.episode import Episode
-    from nightshift.distributed.stream.inbox import Inbox
-    from nightshift.distributed.stream.link import Desk
-    from nightshift.distributed.stream.server import Server
-    from nightshift.distributed.stream.weights import Publisher
+    from nightshift.stream.inbox import Inbox
+    from nightshift.stream.link import Desk
+    from nightshift.stream.server import Server
+    from nightshift.stream.weights import Publisher
 
     desk = Desk(Inbox(folder / "inbox", run=RUN), Publisher(folder / "weights"))
     server = Server(desk)
@@ -106,9 +106,9 @@ def our_learner(size: str, folder: Path) -> None:
 
 def our_writer(size: str, folder: Path, port: int) -> None:
     from nightshift.data.episode import Episode
-    from nightshift.distributed.stream.courier import Courier
-    from nightshift.distributed.stream.spool import Room, Spool
-    from nightshift.distributed.stream.tcp import TcpLink
+    from nightshift.stream.sender import Courier
+    from nightshift.stream.spool import Room, Spool
+    from nightshift.stream.tcp import TcpLink
     from nightshift.types import Provenance
 
     spool = Spool(folder / "spool", run=RUN, actor="writer", room=Room(episodes=8))

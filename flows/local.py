@@ -22,7 +22,7 @@ from flows.nightly import CRON, nightly
 from flows.pipeline import pipeline
 from flows.server import PATIENCE_SECONDS, answers
 from nightshift.errors import ProjectError
-from nightshift.run import Outcome
+from nightshift.pipeline.run import Outcome
 
 _DRAIN_SECONDS = 5
 

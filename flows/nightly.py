@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.pipeline import pipeline
-from nightshift.run import Outcome
+from nightshift.pipeline.run import Outcome
 
 CRON = "0 2 * * *"
 

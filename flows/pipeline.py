@@ -6,8 +6,8 @@ from pathlib import Path
 
 from prefect import flow
 
-from nightshift import environment
-from nightshift.run import Outcome, Session
+from nightshift.pipeline.run import Outcome, Session
+from nightshift.project import environment
 from tasks._summary import summarise
 from tasks.collect import collect
 from tasks.dataset import dataset

@@ -20,8 +20,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from nightshift import paths
 from nightshift.errors import ProjectError
+from nightshift.project import paths
 
 PATIENCE_SECONDS = 120
 LOG = paths.STATE / "prefect-server.log"

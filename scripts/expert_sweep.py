@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from nightshift import config, envs
-from nightshift.distributed.pool import open_pool
 from nightshift.envs.protocols import DEFAULT
 from nightshift.envs.suites import MINI, SUITES
+from nightshift.rollouts.pool import open_pool
 from nightshift.types import RolloutRequest, Split, Task, Trajectory
 
 MINI_HORIZON = 100

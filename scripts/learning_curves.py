@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift import paths
+from nightshift.project import paths
 from nightshift.reports import figures
 from nightshift.reports.intervals import over_runs
 

@@ -11,9 +11,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from nightshift import run
 from nightshift.errors import RolloutError
-from nightshift.run import Outcome, Session
+from nightshift.pipeline import run
+from nightshift.pipeline.run import Outcome, Session
 
 Result = Outcome | State[Outcome]
 """A stage that ran gives its outcome; any other a state that Prefect shows as Cached or Restored."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 
-from nightshift import summary
-from nightshift.run import Outcome, Session
+from nightshift.pipeline import summary
+from nightshift.pipeline.run import Outcome, Session
 from tasks._stage import Result
 
 

@@ -6,8 +6,9 @@ import base64
 
 from prefect.artifacts import create_image_artifact, create_table_artifact
 
-from nightshift import paths, summary
-from nightshift.run import Session
+from nightshift.pipeline import summary
+from nightshift.pipeline.run import Session
+from nightshift.project import paths
 from tasks._stage import Result, ensure, stage_task
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect.artifacts import create_link_artifact
 
-from nightshift import summary
-from nightshift.run import Session
+from nightshift.pipeline import summary
+from nightshift.pipeline.run import Session
 from tasks._stage import Result, ensure, stage_task
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nightshift.run import Session
+from nightshift.pipeline.run import Session
 from tasks._stage import Result, ensure, stage_task
 
 

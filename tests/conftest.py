@@ -14,11 +14,12 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from nightshift import config, paths
+from nightshift import config
 from nightshift.adapters.tracking import JsonlTracker
-from nightshift.distributed.base import Pool
-from nightshift.distributed.local import LocalPool
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
+from nightshift.rollouts.base import Pool
+from nightshift.rollouts.local import LocalPool
 
 # No test depends on how fast the machine is.
 settings.register_profile("nightshift", deadline=None)

@@ -12,7 +12,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from nightshift import config
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
 from nightshift.stages import collect
 from tests.conftest import REPOSITORY
 

@@ -10,13 +10,13 @@ import grimp
 import pytest
 import yaml
 
-from nightshift import graph, paths
+from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY
 
 GRAPH = graph.load(REPOSITORY)
 
 NOT_IN_THE_KEY = (
-    *("config", "paths", "errors", "types", "files", "job", "telemetry", "graph", "environment"),
+    *("config", "errors", "types", "files", "pipeline.job", "telemetry", "project"),
     *("adapters.tracking", "adapters.mlflow_tracking"),
 )
 """Types, plumbing and reporting: they do not decide what a stage computes."""
@@ -95,7 +95,9 @@ def _used(stage: str, imports: grimp.ImportGraph) -> set[str]:
 
 def _ignored(module: str) -> bool:
     name = module.partition(".")[2]
-    return name in ("", "stages") or any(name == other or name.startswith(f"{other}.") for other in NOT_IN_THE_KEY)
+    return name in ("", "stages", "pipeline") or any(
+        name == other or name.startswith(f"{other}.") for other in NOT_IN_THE_KEY
+    )
 
 
 def _covered(module: str, deps: tuple[Path, ...]) -> bool:

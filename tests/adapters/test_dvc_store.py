@@ -10,7 +10,7 @@ import pytest
 
 from nightshift.adapters.dvc_store import DvcStore
 from nightshift.errors import CacheError
-from nightshift.versions import versions
+from nightshift.project.versions import versions
 from tests.conftest import REPOSITORY, git
 
 DVC_YAML = """

@@ -12,7 +12,7 @@ import yaml
 
 from nightshift import config
 from nightshift.algorithms.batch import collate
-from nightshift.algorithms.credit import Groups
+from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.objectives import Level, elements
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from nightshift.data.episode import Episode
-from nightshift.distributed.stream.courier import Courier
-from nightshift.distributed.stream.parcel import Receipt
-from nightshift.distributed.stream.server import Server
-from nightshift.distributed.stream.spool import Room, Spool
-from nightshift.distributed.stream.tcp import TcpLink
+from nightshift.stream.message import Receipt
+from nightshift.stream.sender import Courier
+from nightshift.stream.server import Server
+from nightshift.stream.spool import Room, Spool
+from nightshift.stream.tcp import TcpLink
 from tests.data.examples import make
-from tests.distributed.stream.parts import RUN, open_desk
+from tests.stream.parts import RUN, open_desk
 
 STEPS = 400
 CUT_AFTER = 200_000

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import project as projects
 from nightshift.errors import ProjectError
+from nightshift.project import repository as projects
 from tests.conftest import edit, git, make_project, nightshift
 
 

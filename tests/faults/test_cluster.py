@@ -15,16 +15,16 @@ import ray
 from ray.cluster_utils import Cluster
 
 from nightshift import config, envs
-from nightshift.distributed import cluster as clusters
-from nightshift.distributed import sameness
-from nightshift.distributed.local import LocalPool
-from nightshift.distributed.pool import RayPool
+from nightshift.cluster import connection as clusters
+from nightshift.cluster import version_check
 from nightshift.errors import RolloutError
+from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
-from tests.distributed.test_pool import ENV, POLICY, actions, requests, same
 from tests.envs.test_suites import needs_assets
 from tests.faults.conftest import AddNode
+from tests.rollouts.test_pool import ENV, POLICY, actions, requests, same
 
 MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=4)
 OBJECT = config.Env(
@@ -138,14 +138,14 @@ def test_a_node_with_other_code_is_refused_by_name(add_node: AddNode, tmp_path: 
     add_node(1, env_vars={"PYTHONPATH": str(tmp_path)})
     with pytest.raises(RolloutError, match=f"node {socket.gethostname()} is not like the driver's") as caught:
         list(RayPool(1, ENV).run(requests(1), POLICY))
-    assert sameness.CODE in caught.value.what
+    assert version_check.CODE in caught.value.what
     assert "install the driver's commit" in caught.value.next_step
 
 
 def test_a_node_is_refused_for_every_version_that_differs_and_for_no_other() -> None:
-    versions = sameness.versions("libero_mini")
-    assert sameness.refusal(versions, "libero_mini") is None
-    refusal = sameness.refusal({**versions, "mujoco": "3.2.0", "torch": "2.0.0"}, "libero_mini")
+    versions = version_check.versions("libero_mini")
+    assert version_check.refusal(versions, "libero_mini") is None
+    refusal = version_check.refusal({**versions, "mujoco": "3.2.0", "torch": "2.0.0"}, "libero_mini")
     assert refusal is not None
     has = f"mujoco {versions['mujoco']}, the driver 3.2.0; torch {versions['torch']}, the driver 2.0.0"
     assert refusal.what.endswith(f"it has {has}")

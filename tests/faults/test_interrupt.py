@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import files, paths, policies
+from nightshift import files, policies
+from nightshift.pipeline.run import Session, run_stage
 from nightshift.policies.gaussian_mlp import GaussianMlp
-from nightshift.run import Session, run_stage
+from nightshift.project import paths
 from tests.conftest import edit, git, make_project, nightshift
 
 SECONDS = 20

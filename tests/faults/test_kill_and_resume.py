@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import paths
+from nightshift.project import paths
 from tests.conftest import edit, make_project, nightshift
 
 COMMAND = str(Path(sys.prefix) / "bin" / "nightshift")

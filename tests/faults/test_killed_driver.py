@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from nightshift import paths
-from nightshift.run import Session, run_stage
+from nightshift.pipeline.run import Session, run_stage
+from nightshift.project import paths
 from tests.conftest import edit, make_project, nightshift
-from tests.distributed.test_pool import worker_pids
 from tests.faults.conftest import AddNode
 from tests.faults.test_interrupt import inhabitants
 from tests.faults.test_kill_and_resume import checkpoints, kill_after_new_checkpoint
+from tests.rollouts.test_pool import worker_pids
 
 ITERATIONS = 12
 MOMENTS = (0.0, 0.07)

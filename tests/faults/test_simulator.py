@@ -10,15 +10,15 @@ import pytest
 import ray
 
 from nightshift import config
-from nightshift.distributed.base import MakeFleet, Pool
-from nightshift.distributed.local import LocalPool
-from nightshift.distributed.pool import RayPool
-from nightshift.distributed.worker import snapshot
 from nightshift.errors import RolloutError
 from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.policies.snapshot import snapshot
+from nightshift.rollouts.base import MakeFleet, Pool
+from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
-from tests.distributed import faulty
-from tests.distributed.faulty import Faulty
+from tests.rollouts import faulty
+from tests.rollouts.faulty import Faulty
 
 ENV = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=12)
 POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))

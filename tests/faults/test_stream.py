@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from nightshift.data import episode as episodes
-from nightshift.distributed.stream.inbox import Inbox
-from nightshift.distributed.stream.parcel import Label
-from tests.distributed.stream.parts import RUN, contents
+from nightshift.stream.inbox import Inbox
+from nightshift.stream.message import Label
 from tests.faults.stream_processes import actor, cable, episode, learner, play
+from tests.stream.parts import RUN, contents
 
 ACTORS = ("left", "middle", "right")
 

@@ -14,9 +14,10 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.nightly import CRON, nightly
 from flows.pipeline import pipeline
-from nightshift import graph, run
 from nightshift.errors import ProjectError, RolloutError
-from nightshift.run import Outcome, Session
+from nightshift.pipeline import run
+from nightshift.pipeline.run import Outcome, Session
+from nightshift.project import graph
 from tests.conftest import REPOSITORY, make_project
 
 STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from nightshift import paths
+from nightshift.project import paths
 from nightshift.reports.intervals import Rate
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "learning_curves.py"

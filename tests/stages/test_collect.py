@@ -5,14 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightshift import config, files, paths
+from nightshift import config, files
 from nightshift.data import episode
 from nightshift.data.tensors import SUFFIX
-from nightshift.distributed.base import PolicySnapshot, Pool
-from nightshift.distributed.local import LocalPool
 from nightshift.errors import SimulatorError
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
 from nightshift.policies.expert.robot import POSITION_GAIN, POSITION_SCALE
+from nightshift.policies.snapshot import PolicySnapshot
+from nightshift.project import paths
+from nightshift.rollouts.base import Pool
+from nightshift.rollouts.local import LocalPool
 from nightshift.stages import collect
 from nightshift.types import RolloutRequest, Trajectory
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightshift import config, files, paths
+from nightshift import config, files
 from nightshift.data import episode, store
 from nightshift.data.shelf import Shelf
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
 from nightshift.stages import collect, dataset
 
 

@@ -11,12 +11,14 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from nightshift import config, files, paths, policies, summary
-from nightshift.distributed.local import LocalPool
+from nightshift import config, files, policies
 from nightshift.errors import RolloutError, SimulatorError
-from nightshift.job import Job
+from nightshift.pipeline import summary
+from nightshift.pipeline.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.project import paths
 from nightshift.reports import figures
+from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate
 from tests.stages.test_collect import FailingPool
 

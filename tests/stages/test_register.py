@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import config, files, paths, policies
+from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registry
 from nightshift.errors import DataError
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
 from nightshift.reports.intervals import Rate
 from nightshift.stages import register
 

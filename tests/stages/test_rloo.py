@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from nightshift import config, paths, policies
+from nightshift import config, policies
 from nightshift.adapters.tracking import JsonlTracker
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
 from nightshift.stages import collect, dataset, rloo, sft
 from tests.stages.test_collect import FailingPool
 

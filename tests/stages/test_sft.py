@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from nightshift import checkpoint, config, paths, policies
+from nightshift import config, policies
 from nightshift.data import store
 from nightshift.errors import CheckpointError, DataError
-from nightshift.job import Job
+from nightshift.learners import checkpoint
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
 from nightshift.stages import collect, dataset, sft
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nightshift import config, envs, files, paths
+from nightshift import config, envs, files
 from nightshift.envs.drawing import SAME, draw
 from nightshift.envs.libero import LiberoEnv, suite_tasks
 from nightshift.envs.suites import MINI, load_init_states
 from nightshift.errors import SimulatorError
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
 from nightshift.stages import states
 from tests.envs.test_suites import needs_assets
 
@@ -50,7 +51,7 @@ def test_noting_what_libero_mini_ships_does_not_import_the_simulator(project: Pa
 import sys
 from pathlib import Path
 from nightshift import config
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
 from nightshift.stages import states
 job = Job(stage="states", fingerprint="", state=Path(".state/states/test"), tracker=None, pool=None, commit="")
 env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon=80)

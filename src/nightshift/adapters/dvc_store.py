@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nightshift import paths
 from nightshift.errors import CacheError
+from nightshift.project import paths
 
 if TYPE_CHECKING:
     from dvc.repo import Repo

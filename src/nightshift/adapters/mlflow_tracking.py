@@ -22,9 +22,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
 
-from nightshift import config, paths
-from nightshift.environment import MLFLOW_PAGES
+from nightshift import config
 from nightshift.errors import RegistryError
+from nightshift.project import paths
+from nightshift.project.environment import MLFLOW_PAGES
 
 EXPERIMENT = "nightshift"
 FINGERPRINT = "nightshift.fingerprint"

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from nightshift.algorithms.batch import Batch
 from nightshift.algorithms.collective import Alone, Collective, Share, share
-from nightshift.algorithms.credit import Groups, credited
 from nightshift.algorithms.critics import Critic
-from nightshift.algorithms.descent import Descent
+from nightshift.algorithms.estimators import Groups, credited
 from nightshift.algorithms.objectives import (
     AdaptiveWeight,
     Clip,
@@ -26,6 +25,7 @@ from nightshift.algorithms.objectives import (
     kl_divergence,
     kl_penalty,
 )
+from nightshift.algorithms.optimizer import Descent
 from nightshift.algorithms.sft import Demos
 from nightshift.policies.base import Policy
 

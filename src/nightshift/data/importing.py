@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from nightshift import files, paths
+from nightshift import files
 from nightshift.data import formats
 from nightshift.data.episode import Episode
 from nightshift.data.formats import Entry
 from nightshift.data.shelf import SCHEMA, Shelf
 from nightshift.data.sources import DEMOS
 from nightshift.errors import DataError
+from nightshift.project import paths
 
 UNSOLVED = "unsolved.jsonl"
 """Keys of the episodes that did not succeed, so that they are not decoded again."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from nightshift import files, paths
+from nightshift import files
 from nightshift.data.shelf import Shelf
 from nightshift.errors import DataError
+from nightshift.project import paths
 
 DEMOS = "demos"
 """The source that is not an import: what the stage collect makes."""

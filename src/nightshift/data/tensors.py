@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift import files
-from nightshift.data import mapped
+from nightshift.data import mmap
 from nightshift.errors import DataError
 
 Column = NDArray[Any]
@@ -61,7 +61,7 @@ def to_bytes(columns: Mapping[str, Column], note: str) -> bytes:
 def read(path: Path) -> tuple[dict[str, Column], str]:
     """The arrays of a file, as read-only views of it, and its note."""
     try:
-        return _parse(mapped.view(path))
+        return _parse(mmap.view(path))
     except _NOT_A_FILE_OF_ARRAYS as error:
         raise DataError(f"{path} is not a readable safetensors file: {error}") from None
 

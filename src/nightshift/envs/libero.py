@@ -31,7 +31,7 @@ from nightshift.errors import SimulatorError, UnstablePhysics
 from nightshift.types import ACTION_DIM, Array, Observation, Scene, Split, Task
 
 if TYPE_CHECKING:
-    from nightshift.envs.sight import Sight
+    from nightshift.envs.observations import Sight
 
 __all__ = ["LiberoEnv", "can_render", "suite_tasks"]
 
@@ -268,7 +268,7 @@ class LiberoEnv:
 
 
 def _sight(domain: Any) -> Sight:
-    from nightshift.envs.sight import Sight  # compiles, so not before `prepare` has said where to
+    from nightshift.envs.observations import Sight  # compiles, so not before `prepare` has said where to
 
     return Sight(domain)
 

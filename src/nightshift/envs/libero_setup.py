@@ -21,7 +21,7 @@ from pathlib import Path
 
 from nightshift import files
 from nightshift.errors import SimulatorError
-from nightshift.paths import DVC_YAML, LIBERO_CONFIG
+from nightshift.project.paths import DVC_YAML, LIBERO_CONFIG
 
 INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0"
 NO_GL = "apt-get install libosmesa6 (or libegl1 with a GPU's driver), or set MUJOCO_GL to egl or osmesa"

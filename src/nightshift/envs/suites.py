@@ -17,7 +17,7 @@ from nightshift.envs import mini
 from nightshift.envs.libero_setup import package_folder, prepare, quiet
 from nightshift.envs.protocols import Protocol
 from nightshift.errors import SimulatorError, StatesNotDrawn
-from nightshift.paths import INIT_STATES
+from nightshift.project.paths import INIT_STATES
 from nightshift.types import Split, Task
 
 MINI = "libero_mini"

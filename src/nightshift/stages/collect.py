@@ -10,11 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from nightshift import config, envs, files, paths
+from nightshift import config, envs, files
 from nightshift.data import episode
 from nightshift.data.shelf import Shelf
 from nightshift.errors import SimulatorError
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
 from nightshift.telemetry import progress
 from nightshift.types import Provenance, RolloutRequest, Task, Trajectory
 

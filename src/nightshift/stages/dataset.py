@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from nightshift import config, paths
+from nightshift import config
 from nightshift.data import sources, store
 from nightshift.data.episode import Episode
 from nightshift.data.schema import Schema
 from nightshift.errors import DataError
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
 
 _FEWEST_STARTS = 2
 """Of a task: init states or, in imports, episodes."""

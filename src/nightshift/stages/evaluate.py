@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from nightshift import config, envs, files, paths, policies
-from nightshift.distributed.worker import snapshot
+from nightshift import config, envs, files, policies
 from nightshift.envs import protocols
 from nightshift.envs.base import CAMERAS, Camera
 from nightshift.errors import RolloutError, SimulatorError
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
+from nightshift.policies.snapshot import snapshot
+from nightshift.project import paths
 from nightshift.reports import figures
 from nightshift.reports.intervals import Rate
 from nightshift.telemetry import progress

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nightshift import config, files, graph, paths
+from nightshift import config, files
 from nightshift.adapters import mlflow_registry
 from nightshift.errors import DataError
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import graph, paths
 
 POLICY = "rloo"
 """The policy of the evaluation that is registered."""

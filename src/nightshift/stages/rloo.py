@@ -10,16 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nightshift import checkpoint, config, envs, files, paths, policies
-from nightshift.checkpoint import Checkpoint
+from nightshift import config, envs, files, policies
 from nightshift.data import store
-from nightshift.distributed.base import PolicySnapshot
-from nightshift.distributed.learners import Demonstrated, Learned, Learners, Start, open_learners
-from nightshift.distributed.playing import Playing
-from nightshift.distributed.sampling import Group, Round, Sampler, success_rate
-from nightshift.distributed.worker import restore, snapshot
-from nightshift.job import Job
+from nightshift.learners import checkpoint
+from nightshift.learners.checkpoint import Checkpoint
+from nightshift.learners.ranks import Demonstrated, Learned, Learners, Start, open_learners
+from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
+from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
+from nightshift.project import paths
+from nightshift.rollouts.playing import Playing
+from nightshift.rollouts.sampling import Group, Round, Sampler, success_rate
 from nightshift.telemetry import gpu, progress
 from nightshift.telemetry.stopwatch import Stopwatch
 

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import torch
 
-from nightshift import checkpoint, config, files, graph, paths, policies
+from nightshift import config, files, policies
 from nightshift.algorithms.sft import Demos, SftLearner
-from nightshift.checkpoint import Checkpoint
 from nightshift.data import store
 from nightshift.data.episode import OBSERVATIONS
 from nightshift.errors import DataError
-from nightshift.job import Job
+from nightshift.learners import checkpoint
+from nightshift.learners.checkpoint import Checkpoint
+from nightshift.pipeline.job import Job
 from nightshift.policies import gaussian_mlp
 from nightshift.policies.base import Policy
+from nightshift.project import graph, paths
 from nightshift.telemetry import gpu, progress
 
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift import config, envs, files, paths
+from nightshift import config, envs, files
 from nightshift.envs import protocols
-from nightshift.job import Job
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
 from nightshift.telemetry import progress
 from nightshift.types import Task
 

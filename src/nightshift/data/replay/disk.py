@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from nightshift import files
-from nightshift.claim import Claim
 from nightshift.data.replay import formats
 from nightshift.data.replay.incoming import arriving, link, link_checked, settle
 from nightshift.data.replay.index import INDEX, METADATA, OLDEST, Entry, Index, to_json
@@ -31,6 +30,7 @@ from nightshift.data.replay.table import Flat, Table
 from nightshift.data.replay.trajectory import NONE, TrajectoryBatch
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError, NightshiftError
+from nightshift.project.locks import Claim
 
 HEAD = 64 * 1024
 """Of a file: its header and all that is not a picture, for trajectories of ordinary length."""

@@ -1,0 +1,158 @@
+"""`nightshift …`: parses and calls. What the commands do is in commands.py."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from nightshift import files
+from nightshift.cli import commands, data_commands, env_commands
+from nightshift.errors import NightshiftError
+from nightshift.telemetry.console import errors
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Trains robot policies overnight.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+)
+dataset_app = typer.Typer(help="The versions of the dataset.", no_args_is_help=True)
+app.add_typer(dataset_app, name="dataset")
+env_app = typer.Typer(help="The simulated tasks: which there are, and whether they run here.", no_args_is_help=True)
+app.add_typer(env_app, name="env")
+
+Suite = Annotated[str, typer.Option(help="one suite; all of them if not given")]
+
+
+@app.command()
+def run() -> None:
+    """Run every stage that is stale, and say what came out."""
+    commands.run()
+
+
+@app.command()
+def plan() -> None:
+    """Show each stage, fresh or stale, and why."""
+    commands.plan()
+
+
+@app.command()
+def stage(name: Annotated[str, typer.Argument(help="a stage of dvc.yaml")]) -> None:
+    """Run one stage whether it is stale or not; `dvc repro` calls this."""
+    commands.stage(name)
+
+
+@app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="a file or a folder")],
+    format: Annotated[str, typer.Option(help="hdf5 (LIBERO, robomimic), hil-serl, lerobot or rlds")],
+    name: Annotated[str, typer.Option(help="what to call it here")],
+    task: Annotated[str, typer.Option(help="the task, where the source does not say it")] = "",
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="leave broken episodes out and list them")] = False,
+) -> None:
+    """Bring in successful episodes from another format; run again to resume."""
+    data_commands.import_episodes(path, format, name, task, skip_broken=skip_broken)
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(help="the folder to make")],
+    format: Annotated[str, typer.Option(help="rlds or lerobot")],
+    split: Annotated[str, typer.Option(help="all, train or validation")] = "all",
+    video: Annotated[bool, typer.Option("--video", help="lerobot: pictures as MP4, smaller and not exact")] = False,
+) -> None:
+    """Hand the dataset out in another format."""
+    data_commands.export(path, format, split, video=video)
+
+
+@dataset_app.command("ls")
+def dataset_ls() -> None:
+    """List the versions."""
+    commands.dataset_ls()
+
+
+@dataset_app.command("show")
+def dataset_show(revision: Annotated[str, typer.Argument(help="a version from `ls`, or any git revision")]) -> None:
+    """Tell what is in a version."""
+    commands.dataset_show(revision)
+
+
+@dataset_app.command("stats")
+def dataset_stats(
+    source: Annotated[str, typer.Argument(help="an import's name, or demos; the dataset if not given")] = "",
+    plot: Annotated[Path | None, typer.Option(help="a PNG file to draw the histograms into")] = None,
+) -> None:
+    """Tell how long, how rewarded and how diverse the episodes are, with histograms."""
+    data_commands.stats(source, plot)
+
+
+@env_app.command("list")
+def env_list(suite: Suite = "") -> None:
+    """List the suites and their tasks, with instructions."""
+    env_commands.list_tasks(suite)
+
+
+@env_app.command("show")
+def env_show(task: Annotated[str, typer.Argument(help="the name of a task, of any suite")], suite: Suite = "") -> None:
+    """Tell what a task is: goal, init states, steps, and a picture."""
+    env_commands.show(task, suite)
+
+
+@env_app.command("check")
+def env_check() -> None:
+    """Say whether the suite in params.yaml can run here, and how to get what is missing."""
+    env_commands.check()
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Option(help="champion, challenger or a version number")] = "champion",
+    task: Annotated[str, typer.Option(help="one task; all tasks of params.yaml if not given")] = "",
+    episodes: Annotated[int, typer.Option(min=1, help="per task")] = 10,
+) -> None:
+    """Load a registered model and let it act in the simulator."""
+    commands.predict(model, task, episodes)
+
+
+@app.command()
+def ui(port: Annotated[int, typer.Option(help="on this machine")] = 5000) -> None:
+    """Show MLflow's pages: runs, curves, models."""
+    commands.ui(port)
+
+
+@app.command()
+def serve(port: Annotated[int, typer.Option(help="of Prefect's server on this machine")] = 4200) -> None:
+    """Run the pipeline every night, and on demand."""
+    commands.serve(port)
+
+
+def main() -> None:
+    """Run a command; every error meant for people is one sentence and an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)  # a shell's background job starts with it ignored
+    try:
+        app()
+    except NightshiftError as error:
+        _fail(error)
+    except OSError as error:
+        _fail(files.refusal(error) or error)
+    except SystemExit as end:
+        if end.code not in (INTERRUPTED, signal.SIGTERM):  # while Ray starts, its handler exits with the latter
+            raise
+        errors.print("stopped; run again to resume")
+        sys.exit(INTERRUPTED)
+
+
+def _fail(error: Exception) -> NoReturn:
+    if not isinstance(error, NightshiftError):
+        raise error
+    errors.print(f"error: {error}", markup=False)
+    sys.exit(1)
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,167 @@
+"""What each command of the CLI does. Heavy packages are imported by the commands that need them, and no earlier."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from nightshift import config
+from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
+from nightshift.errors import ProjectError
+from nightshift.pipeline import summary
+from nightshift.pipeline.run import Outcome, Session, run_stage
+from nightshift.project import environment, graph, paths, repository, versions
+from nightshift.telemetry.console import console
+
+
+def enter(*, own_prefect: bool = False) -> Path:
+    """Go to the project's root and set up the tools; every command begins here."""
+    root = repository.find(Path.cwd())
+    os.chdir(root)
+    environment.apply(root, own_prefect=own_prefect)
+    return root
+
+
+def run() -> None:
+    """The pipeline; when all of it is fresh, the summary alone."""
+    started = time.monotonic()
+    root = enter(own_prefect=True)
+    statuses = _statuses(root)
+    if all(status.fresh for status in statuses):
+        outcomes = [Outcome(stage=status.name, how="cached", seconds=0.0) for status in statuses]
+    else:
+        stale = [status.name for status in statuses if not status.fresh]
+        console.print(f"[bold]nightshift[/]  to do: {', '.join(stale)}   [dim](nightshift plan says why)[/]")
+        outcomes = _run_flow()
+    console.print(summary.render(summary.gather(root, outcomes, time.monotonic() - started)))
+
+
+def stage(name: str) -> None:
+    """One stage, unconditionally; dvc.yaml calls this, so DVC is not asked."""
+    with Session(enter()) as session:
+        run_stage(name, session)
+
+
+def plan() -> None:
+    """Every stage, fresh or stale, and why."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in ("stage", "", "why"):
+        table.add_column(column, style="bold" if column == "stage" else "")
+    for status in _statuses(enter()):
+        why = list(status.reasons)
+        if status.follows and why != [NEVER_RUN]:
+            why.append(f"follows {', '.join(status.follows)}")
+        mark = Text("○ fresh", style="green") if status.fresh else Text("● stale", style="yellow")
+        table.add_row(status.name, mark, Text("\n".join(why), style="dim"))
+    console.print(table)
+
+
+def dataset_ls() -> None:
+    """The versions of the dataset that git and DVC know."""
+    root = enter()
+    repository.check(root)
+    found = versions.versions(root, paths.DATASET)
+    if not found:
+        raise ProjectError("there is no dataset yet", "nightshift run")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in ("version", "md5", "date", "commit message"):
+        table.add_column(column)
+    for version in found:
+        table.add_row(f"[bold cyan]{version.revision}[/]", version.md5[:12], version.date, Text(version.subject))
+    console.print(table)
+    console.print("[dim]nightshift dataset show VERSION tells what is in one[/]")
+
+
+def dataset_show(revision: str) -> None:
+    """What one version of the dataset holds."""
+    from nightshift.data import store as datasets
+
+    root = enter()
+    repository.check(root)
+    versions.resolve(root, revision)
+    content = datasets.describe(DvcStore(root).read_file(revision, paths.DATASET / datasets.INDEX))
+    console.print(
+        f"[bold]{paths.DATASET}[/] at [cyan]{revision}[/]: {content['episodes']} episodes, {content['steps']} steps"
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in ("task", "split", "episodes", "steps"):
+        table.add_column(column, justify="right" if column in ("episodes", "steps") else "left")
+    for row in content["rows"]:
+        table.add_row(*map(str, row))
+    console.print(table)
+    for key in ("sources", "suites", "versions", "commits"):
+        console.print(f"[dim]{key:<9}[/] {', '.join(content[key])}")
+
+
+def predict(model: str, task: str, episodes: int) -> None:
+    """A registered model, loaded back and acting."""
+    from nightshift.pipeline.predict import predict as act
+
+    rates = act(enter(), model, task, episodes)
+    for name, rate in rates.items():
+        console.print(
+            f"{name:<24} [bold]{100 * rate.rate:5.1f} %[/]  {rate.successes}/{rate.episodes}"
+            f"   [dim]95 % interval {100 * rate.low:.1f} – {100 * rate.high:.1f}[/]"
+        )
+
+
+def ui(port: int) -> None:
+    """MLflow's pages on the local store; ends with Ctrl-C."""
+    root = enter()
+    _check_port(port, "ui")
+    (root / paths.MLFLOW_ARTIFACTS).mkdir(parents=True, exist_ok=True)
+    console.print(f"MLflow: [cyan]http://127.0.0.1:{port}[/]   [dim](ready in about 15 s; Ctrl-C ends it)[/]")
+    store = ["--backend-store-uri", os.environ["MLFLOW_TRACKING_URI"]]
+    artifacts = ["--artifacts-destination", str(root / paths.MLFLOW_ARTIFACTS)]
+    address = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", *store, *artifacts, *address])
+
+
+def serve(port: int) -> None:
+    """Wait for runs asked for by hand, and start one every night."""
+    repository.check(enter())
+    if "PREFECT_API_URL" not in os.environ:
+        _check_port(port, "serve")
+    from flows.local import serve_forever
+
+    console.print(f"Prefect: [cyan]http://127.0.0.1:{port}[/]   [dim]prefect deployment run pipeline/pipeline[/]")
+    serve_forever(port)
+
+
+def _run_flow() -> list[Outcome]:
+    """The flow in this process, on the server that PREFECT_API_URL names or else on a temporary one."""
+    from flows.server import temporary_server
+
+    if "PREFECT_API_URL" in os.environ:
+        from flows.local import run_once
+
+        return run_once()
+    with temporary_server() as server:
+        import nightshift.adapters.mlflow_tracking  # noqa: F401  # seconds of importing while the server gets ready
+        from flows.local import run_once
+
+        server.wait()
+        return run_once()
+
+
+def _statuses(root: Path) -> list[StageStatus]:
+    repository.check(root)
+    config.load(root / paths.PARAMS)
+    graph.load(root)
+    return DvcStore(root).status()
+
+
+def _check_port(port: int, command: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise ProjectError(f"port {port} is in use", f"nightshift {command} --port {port + 1}") from None

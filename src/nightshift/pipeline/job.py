@@ -1,0 +1,27 @@
+"""What a stage is given besides its params: where to keep state, whom to tell, who simulates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightshift import config
+from nightshift.adapters.tracking import Tracker
+from nightshift.rollouts.base import Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Nothing in here may change what a stage computes; that is what the params are for."""
+
+    stage: str
+    fingerprint: str
+    """Of the stage's params, inputs and code: work in progress under another fingerprint is not ours."""
+    state: Path
+    """`.state/<stage>/<fingerprint>`: checkpoints in progress."""
+    tracker: Tracker
+    pool: Callable[[config.Env], Pool]
+    """Simulators for these tasks; shared by the stages of one process."""
+    commit: str
+    """The code commit, for provenance; ends in "+" when the tree has uncommitted changes."""

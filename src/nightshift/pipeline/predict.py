@@ -1,0 +1,51 @@
+"""A registered model in the simulator: loaded from MLflow alone, on held-out init states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from nightshift import config
+from nightshift.adapters import mlflow_registry
+from nightshift.errors import ConfigError, RolloutError
+from nightshift.policies.snapshot import snapshot
+from nightshift.project import paths
+from nightshift.reports.intervals import Rate
+from nightshift.rollouts.pool import open_pool
+from nightshift.stages.evaluate import grid
+from nightshift.telemetry import progress
+
+TOTAL = "all"
+
+
+def predict(root: Path, which: str, task: str, episodes: int) -> dict[str, Rate]:
+    """Success of the model behind an alias or version, by task and over all of them."""
+    params = config.load(root / paths.PARAMS)
+    env = _narrowed(params.env, task)
+    policy = mlflow_registry.policy_of(mlflow_registry.load(root, params.section("register").model, which))
+    requests = grid(env, episodes)
+    played: Counter[str] = Counter()
+    solved: Counter[str] = Counter()
+    pool = open_pool(min(params.machine.workers, len(requests)), env)
+    try:
+        with progress.bar("predict", total=len(requests)) as advance:
+            for _, (trajectory,) in pool.run(requests, snapshot(policy)):
+                if trajectory.valid:
+                    played.update((trajectory.request.task, TOTAL))
+                    solved.update({trajectory.request.task: trajectory.success, TOTAL: trajectory.success})
+                advance(f"success {solved[TOTAL]}/{played[TOTAL]}")
+    finally:
+        pool.close()
+    if not played:
+        raise RolloutError(
+            "the simulator failed in every episode", "set machine.workers to 0 in params.yaml to see its output"
+        )
+    return {name: Rate(solved[name], played[name]) for name in sorted(played, key=lambda name: (name == TOTAL, name))}
+
+
+def _narrowed(env: config.Env, task: str) -> config.Env:
+    if not task:
+        return env
+    if env.tasks and task not in env.tasks:
+        raise ConfigError(f"params.yaml has no task {task!r} in env.tasks", f"choose one of {', '.join(env.tasks)}")
+    return env.model_copy(update={"tasks": (task,)})

@@ -1,0 +1,225 @@
+"""Running stages: what Prefect's tasks, `nightshift run` and `dvc repro` all come down to.
+
+Prefect task ─┐                ┌─ fresh in dvc.lock ──────────────► cached
+              ├─► ensure ──────┼─ made before, in the run-cache ──► restored
+nightshift run┘                └─ else begin ► run_stage ► commit ► ran
+dvc repro ──► nightshift stage X ──► run_stage (DVC itself decides, and commits)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from nightshift import config, files
+from nightshift.adapters.tracking import JsonlTracker, Tee, Tracker
+from nightshift.errors import CacheError, ProjectError
+from nightshift.pipeline.job import Job
+from nightshift.project import graph, paths, repository
+from nightshift.telemetry.console import console
+
+if TYPE_CHECKING:
+    from nightshift.adapters.dvc_store import DvcStore
+    from nightshift.adapters.mlflow_tracking import Tracking
+    from nightshift.rollouts.base import Pool
+
+STAGES = "nightshift.stages"
+"""The package that holds one module per stage of dvc.yaml."""
+
+TIMINGS = paths.STATE / "timings.json"
+LOCK = paths.STATE / "run.lock"
+METRICS = "metrics.jsonl"
+
+How = Literal["ran", "cached", "restored"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a stage. Example: Outcome(stage="sft", how="ran", seconds=41.2, reasons=("never run",))"""
+
+    stage: str
+    how: How
+    seconds: float
+    """How long this run spent on it."""
+    reasons: tuple[str, ...] = ()
+
+
+class Session:
+    """What the stages of one process share: params, simulators, trackers. Close it and all of them end."""
+
+    def __init__(self, root: Path) -> None:
+        repository.check(root)
+        self.root = root.resolve()
+        self.params = config.load(self.root / paths.PARAMS)
+        self.graph = graph.load(self.root)
+        self.commit = repository.commit(self.root)
+        self._code = self._code_now()
+        self._pools: dict[config.Env, Pool] = {}
+        self._store: DvcStore | None = None
+        self._tracking: Tracking | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(_only_run(self.root))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if self._tracking:
+            self._open.callback(self._tracking.close, "FINISHED" if error is None else "FAILED")
+        if self._store:
+            self._open.callback(self._store.close)
+        for pool in self._pools.values():
+            self._open.callback(pool.close)
+        self._open.close()
+
+    @property
+    def store(self) -> DvcStore:
+        from nightshift.adapters.dvc_store import DvcStore
+
+        self._store = self._store or DvcStore(self.root)
+        return self._store
+
+    @property
+    def tracking(self) -> Tracking:
+        from nightshift.adapters.mlflow_tracking import Tracking
+
+        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit)
+        return self._tracking
+
+    def pool(self, env: config.Env) -> Pool:
+        """Simulators for these tasks, started at the first call and kept until the session ends."""
+        if env not in self._pools:
+            from nightshift.rollouts.pool import open_pool
+
+            self._pools[env] = open_pool(self.params.machine.workers, env)
+        return self._pools[env]
+
+    def check_unchanged(self) -> None:
+        """A run is of one set of params and one code: edits made meanwhile wait for the next run."""
+        if config.load(self.root / paths.PARAMS) != self.params:
+            raise ProjectError("params.yaml was edited while the pipeline ran", "run again: what is done is cached")
+        for path, digest in self._code_now().items():
+            if digest != self._code[path]:
+                raise ProjectError(f"{path} was edited while the pipeline ran", "run again: what is done is cached")
+
+    def _code_now(self) -> dict[Path, str]:
+        return {path: _digest(self.root / path) for path in sorted(graph.code(self.graph))}
+
+
+def fingerprint(stage: str, session: Session) -> str:
+    """sha256 over the stage's params and the content of its inputs and code: whose work in progress this is."""
+    definition = session.graph[stage]
+    sections = {name: _plain(session.params.section(name)) for name in definition.params}
+    inputs = {path.as_posix(): _digest(session.root / path) for path in definition.deps}
+    return hashlib.sha256(json.dumps([stage, sections, inputs], sort_keys=True).encode()).hexdigest()
+
+
+def run_stage(stage: str, session: Session) -> float:
+    """Run nightshift.stages.<stage> with the sections it names; returns the seconds it took. Knows nothing of DVC."""
+    if stage not in session.graph:
+        raise ProjectError(f"there is no stage {stage!r}", f"choose one of {', '.join(session.graph)}")
+    run = importlib.import_module(f"{STAGES}.{stage}").run
+    sections = {
+        name: session.params.section(name)
+        for name, parameter in inspect.signature(run).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    mark = fingerprint(stage, session)
+    started = time.monotonic()
+    with _tracker(stage, mark, session) as tracker:
+        run(_job(stage, mark, session, tracker), **sections)
+    seconds = time.monotonic() - started
+    _record_time(session.root, stage, seconds)
+    return seconds
+
+
+def ensure(stage: str, session: Session) -> Outcome:
+    """Make the stage's outputs be there and fresh, at the least cost; the stages above it must have had their turn."""
+    started = time.monotonic()
+    reasons = session.store.reasons(stage)
+    if not reasons:
+        outcome = Outcome(stage=stage, how="cached", seconds=time.monotonic() - started)
+    elif session.store.restore(stage):
+        outcome = Outcome(stage=stage, how="restored", seconds=time.monotonic() - started, reasons=reasons)
+    else:
+        session.check_unchanged()
+        console.print(f"[bold cyan]▶ {stage}[/]  [dim]{'; '.join(reasons)}[/]")
+        begun = session.store.begin(stage)
+        run_stage(stage, session)
+        session.store.commit(begun)
+        outcome = Outcome(stage=stage, how="ran", seconds=time.monotonic() - started, reasons=reasons)
+    _forget_work(stage, session)
+    console.print(f"[green]✔ {stage}[/]  {outcome.how}, {outcome.seconds:.1f} s")
+    return outcome
+
+
+def timings(root: Path) -> Mapping[str, float]:
+    """How long each stage took when it last ran here."""
+    try:
+        recorded: Mapping[str, float] = json.loads((root / TIMINGS).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return recorded
+
+
+def _job(stage: str, mark: str, session: Session, tracker: Tracker) -> Job:
+    state = session.root / paths.stage_state(stage, mark)
+    state.mkdir(parents=True, exist_ok=True)
+    return Job(stage=stage, fingerprint=mark, state=state, tracker=tracker, pool=session.pool, commit=session.commit)
+
+
+@contextmanager
+def _tracker(stage: str, mark: str, session: Session) -> Iterator[Tracker]:
+    sections = {name: _plain(session.params.section(name)) for name in session.graph[stage].params}
+    lines = JsonlTracker(session.root / paths.stage_state(stage, mark) / METRICS)
+    with session.tracking.stage(stage, mark, sections) as tracker:
+        yield Tee([lines, tracker])
+
+
+def _forget_work(stage: str, session: Session) -> None:
+    """A finished stage's checkpoints have done their duty; another fingerprint's are not ours to remove."""
+    if (session.root / paths.STATE / stage).is_dir():
+        shutil.rmtree(session.root / paths.stage_state(stage, fingerprint(stage, session)), ignore_errors=True)
+
+
+def _record_time(root: Path, stage: str, seconds: float) -> None:
+    files.write_json(root / TIMINGS, {**timings(root), stage: round(seconds, 2)})
+
+
+def _digest(path: Path) -> str:
+    return files.sha256_tree(path) if path.exists() else "missing"
+
+
+def _plain(section: Any) -> Any:
+    return section.model_dump(mode="json") if isinstance(section, config.Section) else section
+
+
+@contextmanager
+def _only_run(root: Path) -> Iterator[None]:
+    """One run at a time in a folder: two would write the same outputs."""
+    path = root / LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            owner = stream.read().strip() or "unknown"
+            raise CacheError(
+                f"another run (process {owner}) is working in {root}", f"wait for it, or kill {owner}"
+            ) from None
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        yield

@@ -1,0 +1,56 @@
+"""Settings of the tools we stand on. Everything local, quiet and without telemetry unless the user says otherwise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nightshift.project import paths
+
+MLFLOW_PAGES = "http://127.0.0.1:5000"
+"""Where `nightshift ui` shows MLflow unless told otherwise."""
+
+NO_TELEMETRY = {
+    "DO_NOT_TRACK": "true",  # MLflow accepts this spelling only; Prefect's client accepts it too
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DVC_NO_ANALYTICS": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+SAFE = {
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",  # the default of 20 is short for a busy two-core machine
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # a 237 MB side process that nothing here uses
+}
+
+QUIET = {
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "ALEMBIC_LOGGING_LEVEL": "ERROR",
+    "PREFECT_CLI_COLORS": "true",
+    "RAY_DEDUP_LOGS": "1",
+}
+
+OWN_PREFECT = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+}
+"""For `nightshift run`, which shows its own progress; Prefect's log lines still reach its database and its pages."""
+
+
+def apply(root: Path, *, own_prefect: bool = False) -> None:
+    """Set what is not set yet. Call it before prefect, mlflow, dvc or ray are imported."""
+    root = root.resolve()
+    local = {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{root / paths.MLFLOW_DATABASE}",
+        "PREFECT_HOME": str(root / paths.PREFECT_HOME),
+        "MPLCONFIGDIR": str(root / paths.STATE / "matplotlib"),
+    }
+    settings = NO_TELEMETRY | SAFE | QUIET | local | (OWN_PREFECT if own_prefect else {})
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)

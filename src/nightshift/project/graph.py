@@ -1,0 +1,62 @@
+"""dvc.yaml as plain data: which sections, inputs and outputs each stage names. Reading it needs no DVC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nightshift.errors import ProjectError
+from nightshift.project import paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """Example: Definition(name="sft", params=("sft",), deps=(Path("data/dataset"),), outs=(Path("models/sft"),))"""
+
+    name: str
+    params: tuple[str, ...]
+    deps: tuple[Path, ...]
+    outs: tuple[Path, ...]
+
+
+def load(root: Path) -> dict[str, Definition]:
+    """Every stage of dvc.yaml by name, in the order of the file."""
+    try:
+        stages = yaml.safe_load((root / paths.DVC_YAML).read_text())["stages"]
+        return {name: _definition(name, stage) for name, stage in stages.items()}
+    except FileNotFoundError:
+        raise ProjectError(f"{root / paths.DVC_YAML} does not exist", f"git checkout -- {paths.DVC_YAML}") from None
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ProjectError(
+            f"{root / paths.DVC_YAML} cannot be read: {error}", f"git diff -- {paths.DVC_YAML}"
+        ) from None
+
+
+def code(definitions: dict[str, Definition]) -> set[Path]:
+    """The inputs that no stage makes: source files and folders."""
+    made = {out for definition in definitions.values() for out in definition.outs}
+    return {dep for definition in definitions.values() for dep in definition.deps} - made
+
+
+def _definition(name: str, stage: dict[str, Any]) -> Definition:
+    return Definition(
+        name=name,
+        params=tuple(stage.get("params", [])),
+        deps=tuple(Path(dep) for dep in stage.get("deps", [])),
+        outs=tuple(Path(next(iter(out)) if isinstance(out, dict) else out) for out in stage.get("outs", [])),
+    )
+
+
+def recorded_md5(root: Path, out: Path) -> str:
+    """The md5 that dvc.lock records for an output: its version."""
+    return md5_in((root / paths.DVC_LOCK).read_text(), out) if (root / paths.DVC_LOCK).exists() else ""
+
+
+def md5_in(lock: str, out: Path) -> str:
+    """The md5 of an output in the text of a dvc.lock; empty if it names none."""
+    stages = (yaml.safe_load(lock) or {}).get("stages") or {}
+    outs = [entry for stage in stages.values() for entry in stage.get("outs", [])]
+    return next((str(entry["md5"]) for entry in outs if entry["path"] == out.as_posix()), "")

@@ -1,0 +1,71 @@
+"""The folder a run works in: a git repository with params.yaml at its root that can be written to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from nightshift.errors import ProjectError
+from nightshift.project import paths
+
+
+def find(start: Path) -> Path:
+    """The project's root: the nearest folder upwards with a dvc.yaml, so commands work from a subfolder too."""
+    for folder in (start, *start.parents):
+        if (folder / paths.DVC_YAML).is_file():
+            return folder
+    raise ProjectError(f"{start} is not inside a Nightshift project: no {paths.DVC_YAML} here or above", "cd to it")
+
+
+def check(root: Path) -> None:
+    """Everything a run needs of the folder; ProjectError says what is missing and the command that mends it."""
+    if not (root / paths.PARAMS).is_file():
+        raise ProjectError(f"{root / paths.PARAMS} does not exist", f"git checkout -- {paths.PARAMS}")
+    try:
+        git(root, "rev-parse", "--git-dir")
+    except FileNotFoundError:
+        raise ProjectError("git is not installed", "apt-get install git") from None
+    except subprocess.CalledProcessError as error:
+        _explain_no_repository(root, error)
+    try:
+        git(root, "rev-parse", "--verify", "HEAD")
+    except subprocess.CalledProcessError:
+        raise ProjectError(
+            f"the git repository {root} has no commit yet", 'git add -A && git commit -m "start"'
+        ) from None
+    _check_writable(root)
+
+
+def commit(root: Path) -> str:
+    """The short hash of HEAD, with "+" when tracked files differ from it; dvc.lock, which every run writes, may."""
+    head = git(root, "rev-parse", "--short=12", "HEAD")
+    changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{paths.DVC_LOCK}")
+    return head + ("+" if changed else "")
+
+
+def git(root: Path, *arguments: str) -> str:
+    """The output of a git command in `root`."""
+    done = subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _explain_no_repository(root: Path, error: subprocess.CalledProcessError) -> None:
+    if "dubious ownership" in str(error.stderr):
+        raise ProjectError(
+            f"git does not trust {root}: another user owns it", f"git config --global --add safe.directory {root}"
+        ) from None
+    first = 'git init && git add -A && git commit -m "start"'
+    raise ProjectError(f"{root} is not a git repository, and the data versions live in one", first) from None
+
+
+def _check_writable(root: Path) -> None:
+    try:
+        with tempfile.NamedTemporaryFile(dir=root, prefix=".nightshift-", suffix=".probe"):
+            (root / paths.STATE).mkdir(exist_ok=True)
+    except OSError as error:
+        user = os.environ.get("USER", "$USER")
+        raise ProjectError(
+            f"{root} cannot be written: {error.strerror}", f"sudo chown -R {user} {root}, or clone it elsewhere"
+        ) from error

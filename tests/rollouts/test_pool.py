@@ -1,0 +1,153 @@
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from nightshift import config
+from nightshift.errors import SimulatorError
+from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.policies.snapshot import PolicySnapshot, snapshot
+from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.pool import RayPool
+from nightshift.types import RolloutRequest, Trajectory
+
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+"""Before there is any Ray."""
+ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12)
+POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))
+
+
+def requests(count: int) -> list[RolloutRequest]:
+    return [
+        RolloutRequest(task=task, split="train", init_state=i, controller="sample", seed=i, count=3)
+        for i in range(count)
+        for task in ("near", "far")
+    ]
+
+
+def actions(results: dict[int, list[Trajectory]]) -> list[Any]:
+    return [np.concatenate([t.actions for t in results[index]]) for index in sorted(results)]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RayPool]:
+    pool = RayPool(2, ENV)
+    yield pool
+    pool.close()
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_ray_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
+    here = dict(LocalPool(ENV).run(requests(5), POLICY))
+    assert same(actions(dict(pool.run(requests(5), POLICY))), actions(here))
+
+
+def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_changed(pool: RayPool) -> None:
+    wanted = requests(20)
+    results: dict[int, list[Trajectory]] = {}
+    for index, trajectories in pool.run(wanted, POLICY):
+        if len(results) == 3:
+            os.kill(worker_pids()[0], signal.SIGKILL)
+        assert index not in results
+        results[index] = trajectories
+    assert same(actions(results), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
+
+
+def test_seconds_that_were_told_stay_told_when_their_worker_dies(pool: RayPool) -> None:
+    list(pool.run(requests(2), POLICY))
+    before = pool.spent()
+    assert set(before) == {"busy", "simulation", "inference", "transfer"}
+    assert all(seconds > 0 for seconds in before.values())
+    for pid in worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    list(pool.run(requests(2), POLICY))
+    assert all(pool.spent()[name] > seconds for name, seconds in before.items())
+
+
+def test_weights_are_put_once_per_policy_and_let_go_with_the_next(
+    pool: RayPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, references = ray.put, []
+
+    def counting(value: Any) -> Any:
+        reference = put(value)
+        references.append(reference.hex())
+        return reference
+
+    monkeypatch.setattr(ray, "put", counting)
+    for policy in (fresh_policy(), fresh_policy()):
+        for _ in range(2):
+            list(pool.run(requests(1), policy))
+    first, second = references
+    assert second in held()
+    assert gone(first)
+
+
+def fresh_policy() -> PolicySnapshot:
+    return snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))
+
+
+def held() -> set[str]:
+    """Objects that this process keeps alive, for itself or for others."""
+    counts: dict[bytes, Any] = ray._private.worker.global_worker.core_worker.get_all_reference_counts()
+    return {reference.decode() for reference in counts}
+
+
+def gone(reference: str) -> bool:
+    """Workers let go of what they borrowed a little later than they answer."""
+    for _ in range(100):
+        if reference not in held():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_an_error_in_a_worker_arrives_as_it_was_raised(pool: RayPool) -> None:
+    unknown = RolloutRequest(task="nowhere", split="train", init_state=0, controller="sample", seed=0)
+    with pytest.raises(SimulatorError, match="no task 'nowhere' here; there are near, far"):
+        list(pool.run([unknown], POLICY))
+
+
+def test_a_pool_that_was_left_early_goes_on_working(pool: RayPool) -> None:
+    next(iter(pool.run(requests(5), POLICY)))
+    assert len(dict(pool.run(requests(2), POLICY))) == 4
+
+
+def test_ray_leaves_the_signal_handlers_alone(pool: RayPool) -> None:
+    assert ray.is_initialized()
+    assert {number: signal.getsignal(number) for number in HANDLERS} == HANDLERS
+
+
+def worker_pids() -> list[int]:
+    """Processes of this test's Ray workers."""
+    mine = os.getpid()
+    pids = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and b"ray::Worker" in _read(f"/proc/{entry}/cmdline") and _is_child(int(entry), mine):
+            pids.append(int(entry))
+    return pids
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
+
+
+def _is_child(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        status = _read(f"/proc/{pid}/stat")
+        pid = int(status.rsplit(b")", 1)[1].split()[1]) if status else 0
+    return False

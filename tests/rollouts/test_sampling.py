@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift import config
+from nightshift.envs.fake import TASKS
+from nightshift.rollouts.sampling import Group, Round, Sampler
+from nightshift.rollouts.schedule import Ring, dealt
+from nightshift.types import ACTION_DIM, RolloutRequest, Trajectory
+from tests.conftest import REPOSITORY
+
+
+def settings(*, ranks: int = 1, groups: int = 4, **sampling: Any) -> config.Rloo:
+    values = yaml.safe_load((REPOSITORY / "params.yaml").read_text())["rloo"]
+    values |= {"groups": groups, "group_size": 4, "ranks": ranks}
+    values["sampling"] |= sampling
+    return config.Rloo.model_validate(values)
+
+
+def group(request: RolloutRequest, solved: int, *, valid: bool = True) -> Group:
+    nothing = np.zeros((1, ACTION_DIM), np.float32)
+    return [
+        Trajectory(
+            request=request,
+            member=member,
+            observations={},
+            final={},
+            actions=nothing,
+            executed=nothing,
+            log_probs=nothing,
+            chunk=1,
+            success=member < solved,
+            valid=valid,
+        )
+        for member in range(request.count)
+    ]
+
+
+def searched(sampler: Sampler, *solved: int) -> Round:
+    """A round whose groups solve as many of their episodes as told, over and over."""
+    outcomes = Ring(list(solved))
+    found = sampler.begin()
+    while requests := found.wave():
+        found.take([group(request, outcomes.take(1)[0]) for request in requests])
+    return found
+
+
+def asked(found: Round) -> list[tuple[str, int]]:
+    return [(g[0].request.task, g[0].request.init_state) for g in found.played]
+
+
+def test_nine_tasks_on_two_ranks_are_dealt_in_turn() -> None:
+    assert dealt(range(9), 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
+
+
+@given(st.integers(0, 20), st.integers(1, 8))
+def test_every_task_is_dealt_once_and_evenly(tasks: int, ranks: int) -> None:
+    parts = dealt(range(tasks), ranks)
+    assert sorted(task for part in parts for task in part) == list(range(tasks))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_ten_states_four_at_a_time_wrap_around() -> None:
+    ring = Ring(range(10))
+    assert [ring.take(4) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+
+
+@given(st.integers(1, 12), st.lists(st.integers(0, 9), max_size=12))
+def test_a_ring_leaves_none_out_and_prefers_none(size: int, takes: list[int]) -> None:
+    ring = Ring(range(size))
+    taken = Counter(item for count in takes for item in ring.take(count))
+    counts = [taken[item] for item in range(size)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_a_group_shares_one_state_and_groups_of_a_task_have_different_ones() -> None:
+    found = searched(Sampler(TASKS, settings(groups=8), seed=0), 2)
+    assert [task for task, _ in asked(found)] == ["near", "far"] * 4
+    near = [state for task, state in asked(found) if task == "near"]
+    assert len(set(near)) == 4
+    assert all(len({episode.request for episode in g}) == 1 for g in found.played)
+    assert {g[0].request.split for g in found.played} == {"train"}
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    st.integers(1, 5),
+    st.floats(1, 3),
+    st.sampled_from([(0.0, 0.75), (0.25, 0.75), (0.5, 0.5)]),
+)
+def test_a_round_accepts_exactly_what_was_asked_for_or_all_there_is(
+    outcomes: list[int], waves: int, oversample: float, bounds: tuple[float, float]
+) -> None:
+    low, high = bounds
+    chosen = settings(groups=5, waves=waves, oversample=oversample, keep_from=low, keep_to=high)
+    found = searched(Sampler(TASKS, chosen, seed=0), *outcomes)
+    kept = [g for g in found.played if low <= sum(e.success for e in g) / 4 <= high]
+    assert found.accepted == kept[:5]
+    assert found.surplus == kept[5:]
+    assert found.missing == max(5 - len(kept), 0)
+    assert len(found.played) <= waves * int(np.ceil(5 * oversample))
+
+
+@pytest.mark.parametrize("solved", [0, 4])
+def test_when_everything_is_solved_or_nothing_the_search_ends(solved: int) -> None:
+    found = searched(Sampler(TASKS, settings(waves=3, keep_from=0.1, keep_to=0.9), seed=0), solved)
+    assert not found.accepted
+    assert len(found.played) == 12
+
+
+def test_bounds_of_the_filter_are_inclusive() -> None:
+    found = searched(Sampler(TASKS, settings(groups=3, keep_from=0.25, keep_to=0.75), seed=0), 1, 3, 4)
+    assert [sum(e.success for e in g) for g in found.accepted] == [1, 3]
+
+
+def test_a_group_that_the_simulator_spoilt_is_replaced_and_not_judged() -> None:
+    sampler = Sampler(TASKS, settings(groups=2, waves=2), seed=0)
+    found = sampler.begin()
+    first, second = found.wave()
+    found.take([group(first, 0, valid=False), group(second, 2)])
+    (third,) = found.wave()
+    found.take([group(third, 2)])
+    assert not found.missing
+    assert len(found.played) == 3
+
+
+def test_a_solved_state_is_passed_over_and_looked_at_again_after_a_while() -> None:
+    sampler = Sampler(TASKS[:1], settings(groups=200, skip_solved=2), seed=0)
+    every_state = [state for _, state in asked(searched(sampler, 4))]
+    assert sorted(every_state) == list(range(200))
+    seen = [sampler.request(TASKS[0].name).init_state for _ in range(200)]
+    assert sampler.state["states"][TASKS[0].name] == 200 + 3 * 200
+    assert seen == every_state
+
+
+def test_a_curriculum_gives_more_to_the_task_that_can_still_teach() -> None:
+    sampler = Sampler(TASKS, settings(groups=20, curriculum=True), seed=0)
+    for _ in range(10):
+        found = sampler.begin()
+        while requests := found.wave():
+            found.take([group(request, 4 if request.task == "near" else 2) for request in requests])
+    counts = Counter(task for task, _ in asked(found))
+    assert counts["far"] > 3 * counts["near"] > 0
+
+
+def test_a_rank_works_on_its_own_tasks_one_after_the_other() -> None:
+    sampler = Sampler(TASKS, settings(ranks=1, groups=2, tasks_at_once=1), seed=0)
+    assert [{task for task, _ in asked(searched(sampler, 2))} for _ in range(3)] == [{"near"}, {"far"}, {"near"}]
+
+
+def test_ranks_get_runs_of_the_groups_as_even_as_can_be() -> None:
+    found = searched(Sampler(TASKS, settings(groups=5, ranks=3), seed=0), 2)
+    parts = found.by_rank(3)
+    assert [g for part in parts for g in part] == found.accepted
+    assert [len(part) for part in parts] == [2, 1, 2]
+    assert [len(part) for part in found.by_rank(7)].count(0) == 2
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_tasks_take_turns_from_iteration_to_iteration(groups: int) -> None:
+    sampler = Sampler(TASKS, settings(groups=groups), seed=0)
+    counts = Counter(task for _ in range(10) for task, _ in asked(searched(sampler, 2)))
+    assert counts["near"] == counts["far"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"keep_from": 0.9, "keep_to": 0.1}, "no group could be kept"), ({"oversample": 2.0}, "wastes episodes")],
+)
+def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        settings(**changes)
+
+
+def test_every_knob_of_sampling_is_alive() -> None:
+    """What is asked for, or learned from, over a few iterations differs from the defaults'."""
+
+    def course(**changes: Any) -> list[Any]:
+        chosen = settings(**{"groups": 6, "keep_from": 0.1, "waves": 2, **changes})
+        sampler = Sampler(TASKS, chosen, seed=0)
+        rounds = [searched(sampler, 4, 0, 1, 4, 2) for _ in range(80)]
+        return [([g[0].request for g in found.played], len(found.accepted)) for found in rounds]
+
+    changes: dict[str, Any] = {
+        "tasks_at_once": 1,
+        "keep_from": 0.4,
+        "keep_to": 0.6,
+        "waves": 3,
+        "oversample": 1.5,
+        "skip_solved": 2,
+        "curriculum": True,
+    }
+    assert [knob for knob, value in changes.items() if course(**{knob: value}) == course()] == []
+    assert set(config.Sampling.model_fields) - set(changes) == {"staleness", "when_short"}  # tests/stages/test_rloo.py
+
+
+def test_a_restored_sampler_asks_for_the_same_groups() -> None:
+    chosen = settings(groups=6, skip_solved=3, curriculum=True, waves=2, keep_from=0.1)
+    sampler = Sampler(TASKS, chosen, seed=1)
+    for _ in range(5):
+        searched(sampler, 0, 4, 2)
+    saved = json.loads(json.dumps(sampler.state))
+    expected = [g[0].request for _ in range(4) for g in searched(sampler, 1, 4).played]
+    again = Sampler(TASKS, chosen, seed=1)
+    again.restore(saved)
+    assert [g[0].request for _ in range(4) for g in searched(again, 1, 4).played] == expected
