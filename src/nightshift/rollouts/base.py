@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nightshift.envs.base import Fleet
-from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.types import RolloutRequest, Task, Trajectory
+
+if TYPE_CHECKING:
+    from nightshift.policies.snapshot import PolicySnapshot  # which loads torch
 
 MakeFleet = Callable[[Task, str], Fleet]
 """Builds the simulators of a task, in the process that simulates."""
