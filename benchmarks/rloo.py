@@ -31,6 +31,7 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(
 import ray
 
 from nightshift import config, envs, policies
+from nightshift.envs.splits import split_training_states
 from nightshift.learners.ranks import Single, Start
 from nightshift.policies.gaussian_mlp import FAMILY
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
@@ -48,6 +49,7 @@ RECEIVERS = 8
 STORE_BYTES = 3 * 2**30
 
 PARAMS = config.load(Path(__file__).parent.parent / "params.yaml")
+STATES = {task: split_training_states(task, PARAMS.states).train for task in envs.tasks(PARAMS.env)}
 
 
 def fresh_policy() -> PolicySnapshot:
@@ -86,7 +88,11 @@ def iteration(policy: PolicySnapshot) -> None:
     settings = PARAMS.rloo.model_copy(update={"kl_limit": 1e9, "advantage": "rloo_batch"})
     learner = Single(Start(policy=policy, settings=settings, seed=0, demos=None))
     rounds = []
-    with Playing(pool, Sampler(envs.tasks(PARAMS.env), settings, seed=0), settings) as playing:
+    with Playing(
+        pool,
+        Sampler(STATES, settings, seed=0),
+        settings,
+    ) as playing:
         playing.found(policy)  # compiles
         for _ in range(ROUNDS):
             whole, (found, update) = timed(lambda: _iterate(playing, learner))
@@ -111,7 +117,7 @@ def _iterate(playing: Playing, learner: Single) -> tuple[Any, float]:
 def scaling(policy: PolicySnapshot) -> None:
     rates: dict[int, list[float]] = {1: [], 2: []}
     pool = RayPool(2, PARAMS.env)
-    sampler = Sampler(envs.tasks(PARAMS.env), PARAMS.rloo, seed=0)
+    sampler = Sampler(STATES, PARAMS.rloo, seed=0)
     list(pool.run(sampler.begin().wave()[:GROUPS], policy))  # both compile
     for _ in range(ROUNDS):
         requests = sampler.begin().wave()[:GROUPS]

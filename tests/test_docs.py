@@ -25,7 +25,7 @@ def blocks(page: str, language: str) -> list[str]:
 def test_the_program_on_the_page_about_data_runs(
     job: Callable[[str], Job], params: config.Params, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    collect.run(job("collect"), seed=params.seed, env=params.env, collect=params.collect)
+    collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
     scope: dict[str, object] = {}
     for block in blocks("data.md", "python"):
         exec(compile(block, "docs/data.md", "exec"), scope)

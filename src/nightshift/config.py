@@ -72,6 +72,8 @@ class Env(Section):
 class States(Section):
     per_task: Count
     """Training init states drawn for each task of a suite that ships none."""
+    validation_share: Share
+    """Share of a task's training states that no demo and no RL group starts from: training stages validate on them."""
 
 
 class Collect(Section):
@@ -150,7 +152,7 @@ class Sampling(Section):
     """Which groups an iteration learns from."""
 
     tasks_at_once: Natural
-    """Tasks that a rank works on in one iteration, before it moves on to its next ones; 0 = all it has."""
+    """Tasks that one iteration plays before the next iteration moves on to the next ones; 0 = all."""
     keep_from: Annotated[float, Field(ge=0, le=1, strict=True)]
     keep_to: Annotated[float, Field(ge=0, le=1, strict=True)]
     """A group is kept if its success rate lies between the two, both included."""
@@ -165,8 +167,9 @@ class Sampling(Section):
     """Pass over an init state that a whole group solved until it has come up this often again."""
     staleness: Literal[0, 1]
     """Updates between the policy that plays and the one that learns: 1 plays the next iteration during the update."""
-    curriculum: Flag
-    """Whether tasks that can still teach, neither solved nor hopeless, get more groups."""
+    curriculum_floor: Annotated[float, Field(gt=0, le=1, strict=True)]
+    """Groups of a task that is always or never solved, relative to one that is solved half the time: 1 plays all tasks
+    alike. It must be high enough to notice when a solved task is forgotten."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Sampling:
@@ -175,6 +178,15 @@ class Sampling(Section):
         if self.oversample > 1 and (self.keep_from, self.keep_to) == (0, 1):
             raise ValueError("oversample above 1 wastes episodes while keep_from and keep_to keep every group")
         return self
+
+
+class Validation(Section):
+    """How a training stage chooses the policy that it hands on."""
+
+    every: Count
+    """Iterations between two plays of the greedy policy on the validation states."""
+    level: Annotated[float, Field(gt=0, lt=1, strict=True)]
+    """A later policy replaces an earlier one when a paired one-sided sign test finds it better at this level."""
 
 
 class Rloo(Section):
@@ -186,6 +198,7 @@ class Rloo(Section):
     ranks: Count
     """Processes that share the update; tasks are dealt out to them in turn."""
     sampling: Sampling
+    validation: Validation
     temperature: Positive
     """Width of exploration, in standard deviations of the demos' actions."""
     learn_width: Flag

@@ -19,8 +19,9 @@ Observation = Mapping[str, Array]
 ACTION_DIM = 7
 """Operational-space control: Δposition (3), Δrotation (3), gripper (-1 opens, +1 closes)."""
 
-Split = Literal["train", "eval"]
-"""Which frozen init states: training stages may only ever name "train"."""
+Split = Literal["train", "validation", "eval"]
+"""Which frozen init states. Demos and RL groups start from "train" states only. "validation" states are training states
+that are set aside, with the same numbering; evaluation alone plays "eval"."""
 
 Controller = Literal["expert", "greedy", "sample"]
 """Who acts: the scripted expert, the policy's mean action, or a draw from the policy."""

@@ -11,16 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift import config
-from nightshift.envs.fake import TASKS
+from nightshift.envs import fake
 from nightshift.rollouts.sampling import Group, Round, Sampler
-from nightshift.rollouts.schedule import Ring, dealt
+from nightshift.rollouts.schedule import Ring
 from nightshift.types import ACTION_DIM, RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 
+TASKS = {task: range(200) for task in fake.TASKS}
+NEAR = fake.TASKS[0]
 
-def settings(*, ranks: int = 1, groups: int = 4, **sampling: Any) -> config.Rloo:
+
+def settings(*, groups: int = 4, **sampling: Any) -> config.Rloo:
     values = yaml.safe_load((REPOSITORY / "params.yaml").read_text())["rloo"]
-    values |= {"groups": groups, "group_size": 4, "ranks": ranks}
+    values |= {"groups": groups, "group_size": 4}
     values["sampling"] |= sampling
     return config.Rloo.model_validate(values)
 
@@ -55,17 +58,6 @@ def searched(sampler: Sampler, *solved: int) -> Round:
 
 def asked(found: Round) -> list[tuple[str, int]]:
     return [(g[0].request.task, g[0].request.init_state) for g in found.played]
-
-
-def test_nine_tasks_on_two_ranks_are_dealt_in_turn() -> None:
-    assert dealt(range(9), 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
-
-
-@given(st.integers(0, 20), st.integers(1, 8))
-def test_every_task_is_dealt_once_and_evenly(tasks: int, ranks: int) -> None:
-    parts = dealt(range(tasks), ranks)
-    assert sorted(task for part in parts for task in part) == list(range(tasks))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_ten_states_four_at_a_time_wrap_around() -> None:
@@ -133,16 +125,16 @@ def test_a_group_that_the_simulator_spoilt_is_replaced_and_not_judged() -> None:
 
 
 def test_a_solved_state_is_passed_over_and_looked_at_again_after_a_while() -> None:
-    sampler = Sampler(TASKS[:1], settings(groups=200, skip_solved=2), seed=0)
+    sampler = Sampler({NEAR: range(200)}, settings(groups=200, skip_solved=2), seed=0)
     every_state = [state for _, state in asked(searched(sampler, 4))]
     assert sorted(every_state) == list(range(200))
-    seen = [sampler.request(TASKS[0].name).init_state for _ in range(200)]
-    assert sampler.state["states"][TASKS[0].name] == 200 + 3 * 200
+    seen = [sampler.request(NEAR.name).init_state for _ in range(200)]
+    assert sampler.state["states"][NEAR.name] == 200 + 3 * 200
     assert seen == every_state
 
 
 def test_a_curriculum_gives_more_to_the_task_that_can_still_teach() -> None:
-    sampler = Sampler(TASKS, settings(groups=20, curriculum=True), seed=0)
+    sampler = Sampler(TASKS, settings(groups=20, curriculum_floor=0.1), seed=0)
     for _ in range(10):
         found = sampler.begin()
         while requests := found.wave():
@@ -151,13 +143,37 @@ def test_a_curriculum_gives_more_to_the_task_that_can_still_teach() -> None:
     assert counts["far"] > 3 * counts["near"] > 0
 
 
-def test_a_rank_works_on_its_own_tasks_one_after_the_other() -> None:
-    sampler = Sampler(TASKS, settings(ranks=1, groups=2, tasks_at_once=1), seed=0)
+def test_iterations_take_tasks_in_turn_when_one_plays_fewer_than_all() -> None:
+    sampler = Sampler(TASKS, settings(groups=2, tasks_at_once=1), seed=0)
     assert [{task for task, _ in asked(searched(sampler, 2))} for _ in range(3)] == [{"near"}, {"far"}, {"near"}]
 
 
+def test_groups_start_from_the_given_states_alone() -> None:
+    sampler = Sampler({task: range(3, 8) for task in fake.TASKS}, settings(groups=40), seed=0)
+    assert {state for _, state in asked(searched(sampler, 2))} == set(range(3, 8))
+
+
+@pytest.mark.parametrize("floor", [0.25, 0.5])
+def test_a_curriculum_notices_within_one_iteration_that_a_solved_task_is_forgotten(floor: float) -> None:
+    sampler = Sampler(TASKS, settings(groups=32, curriculum_floor=floor), seed=0)
+
+    def play(near: int) -> Counter[str]:
+        found = sampler.begin()
+        while requests := found.wave():
+            found.take([group(request, near if request.task == "near" else 2) for request in requests])
+        return Counter(task for task, _ in asked(found))
+
+    for _ in range(10):
+        solved = play(near=4)
+    forgotten = play(near=2)
+    after = play(near=2)
+    assert solved["near"] >= floor / (1 + floor) * 32 - 1
+    assert forgotten["near"] >= solved["near"]
+    assert after["near"] > 0.85 * after["far"]
+
+
 def test_ranks_get_runs_of_the_groups_as_even_as_can_be() -> None:
-    found = searched(Sampler(TASKS, settings(groups=5, ranks=3), seed=0), 2)
+    found = searched(Sampler(TASKS, settings(groups=5), seed=0), 2)
     parts = found.by_rank(3)
     assert [g for part in parts for g in part] == found.accepted
     assert [len(part) for part in parts] == [2, 1, 2]
@@ -196,14 +212,14 @@ def test_every_knob_of_sampling_is_alive() -> None:
         "waves": 3,
         "oversample": 1.5,
         "skip_solved": 2,
-        "curriculum": True,
+        "curriculum_floor": 0.3,
     }
     assert [knob for knob, value in changes.items() if course(**{knob: value}) == course()] == []
     assert set(config.Sampling.model_fields) - set(changes) == {"staleness", "when_short"}  # tests/stages/test_rloo.py
 
 
 def test_a_restored_sampler_asks_for_the_same_groups() -> None:
-    chosen = settings(groups=6, skip_solved=3, curriculum=True, waves=2, keep_from=0.1)
+    chosen = settings(groups=6, skip_solved=3, curriculum_floor=0.1, waves=2, keep_from=0.1)
     sampler = Sampler(TASKS, chosen, seed=1)
     for _ in range(5):
         searched(sampler, 0, 4, 2)

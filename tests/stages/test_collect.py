@@ -8,7 +8,7 @@ import pytest
 from nightshift import config, files
 from nightshift.data import episode
 from nightshift.data.tensors import SUFFIX
-from nightshift.errors import SimulatorError
+from nightshift.errors import ConfigError, SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.policies.expert.robot import POSITION_GAIN, POSITION_SCALE
 from nightshift.policies.snapshot import PolicySnapshot
@@ -61,7 +61,7 @@ def with_pool(job: Job, pool: Pool) -> Job:
 
 
 def run(job: Job, params: config.Params) -> list[Path]:
-    collect.run(job, seed=params.seed, env=params.env, collect=params.collect)
+    collect.run(job, seed=params.seed, env=params.env, states=params.states, collect=params.collect)
     return sorted(paths.DEMOS.glob(f"*{SUFFIX}"))
 
 
@@ -127,7 +127,7 @@ def test_a_killed_collection_keeps_its_demos_and_ends_with_the_same_ones(
 
 def test_a_disturbed_expert_is_recorded_as_it_meant_to_act(job: Callable[[str], Job], params: config.Params) -> None:
     pushed = params.collect.model_copy(update={"disturbance": 0.3})
-    collect.run(job("collect"), seed=params.seed, env=params.env, collect=pushed)
+    collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=pushed)
     demos = [episode.load(path) for path in sorted(paths.DEMOS.glob(f"*{SUFFIX}"))]
     assert {demo.provenance.disturbance for demo in demos} == {0.3}
     for demo in demos:
@@ -137,3 +137,13 @@ def test_a_disturbed_expert_is_recorded_as_it_meant_to_act(job: Callable[[str], 
         moved = to_go[:-1] - to_go[1:]
         assert np.abs(moved - POSITION_SCALE * meant[:-1]).max() > 1e-3
         np.testing.assert_allclose(moved, POSITION_SCALE * demo.actions[:-2, :3], atol=1e-5)
+
+
+def test_more_demos_than_training_states_are_refused_for_what_they_are(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = FailingPool(params.env)
+    many = params.model_copy(update={"collect": params.collect.model_copy(update={"demos_per_task": 161})})
+    with pytest.raises(ConfigError, match="demos_per_task is 161, but near has 160 training states"):
+        run(with_pool(job("collect"), pool), many)
+    assert not pool.played

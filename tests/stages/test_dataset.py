@@ -19,7 +19,7 @@ from nightshift.stages import collect, dataset
 
 @pytest.fixture
 def demos(job: Callable[[str], Job], params: config.Params) -> None:
-    collect.run(job("collect"), seed=params.seed, env=params.env, collect=params.collect)
+    collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
 
 
 def run(job: Callable[[str], Job], params: config.Params) -> None:

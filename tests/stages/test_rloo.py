@@ -1,6 +1,6 @@
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,19 @@ import torch
 
 from nightshift import config, policies
 from nightshift.adapters.tracking import JsonlTracker
+from nightshift.data.shelf import Shelf
+from nightshift.learners import checkpoint
 from nightshift.pipeline.job import Job
+from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths
 from nightshift.stages import collect, dataset, rloo, sft
+from nightshift.types import RolloutRequest, Trajectory
 from tests.stages.test_collect import FailingPool
 
 
 @pytest.fixture
 def policy(job: Callable[[str], Job], params: config.Params) -> None:
-    collect.run(job("collect"), seed=params.seed, env=params.env, collect=params.collect)
+    collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
     dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset)
     few = params.sft.model_copy(update={"steps": 500})
     sft.run(job("sft"), seed=params.seed, policy=params.policy, sft=few)
@@ -38,8 +42,8 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
             "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 1e-2}),
         }
     )
-    rloo.run(job("rloo"), seed=params.seed, env=params.env, rloo=settings)
-    history = json.loads(paths.RLOO_HISTORY.read_text())
+    rloo.run(job("rloo"), seed=params.seed, env=params.env, states=params.states, rloo=settings)
+    history = json.loads(paths.RLOO_HISTORY.read_text())["iterations"]
     first, last = (np.mean([h["rollout/success"] for h in part]) for part in (history[:5], history[-5:]))
     assert last > first + 0.1
     assert all(h["update/kl"] < 3 * 0.1 for h in history)
@@ -48,10 +52,12 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
 @pytest.mark.usefixtures("policy")
 def test_one_metrics_line_per_iteration(job: Callable[[str], Job], params: config.Params) -> None:
     settings = params.rloo.model_copy(update={"iterations": 3})
-    rloo.run(job("rloo"), seed=params.seed, env=params.env, rloo=settings)
+    rloo.run(job("rloo"), seed=params.seed, env=params.env, states=params.states, rloo=settings)
     lines = [json.loads(line) for line in Path(job("rloo").state / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert {"rollout/success", "rollout/success/near", "update/kl", "update/clipped"} <= lines[0].keys()
+    updates = [line for line in lines if "update/kl" in line]
+    assert [line["step"] for line in updates] == [1, 2, 3]
+    assert {"rollout/success", "rollout/success/near", "update/kl", "update/clipped"} <= updates[0].keys()
+    assert [line["step"] for line in lines if "validation/success" in line] == [0, 3]
 
 
 class Stopping(JsonlTracker):
@@ -71,9 +77,10 @@ def weights_of(job: Job, params: config.Params, **sampling: Any) -> dict[str, to
     chosen = params.rloo.model_copy(
         update={"iterations": 4, "sampling": params.rloo.sampling.model_copy(update=sampling)}
     )
-    rloo.run(job, seed=params.seed, env=params.env, rloo=chosen)
-    weights: dict[str, torch.Tensor] = policies.load(paths.RLOO_POLICY).state_dict()
-    return weights
+    rloo.run(job, seed=params.seed, env=params.env, states=params.states, rloo=chosen)
+    last = checkpoint.newest(job.state)
+    assert last is not None
+    return dict(last.tensors)
 
 
 @pytest.mark.usefixtures("policy")
@@ -84,7 +91,7 @@ def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(
     job: Callable[[str], Job], params: config.Params, staleness: int, ranks: int
 ) -> None:
     params = params.model_copy(update={"rloo": params.rloo.model_copy(update={"ranks": ranks})})
-    sampling = {"staleness": staleness, "skip_solved": 2, "curriculum": True, "waves": 2, "keep_from": 0.1}
+    sampling = {"staleness": staleness, "skip_solved": 2, "curriculum_floor": 0.3, "waves": 2, "keep_from": 0.1}
     expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params, **sampling)
     stopped = replace(job("rloo"), tracker=Stopping(job("rloo").state / "stopped.jsonl", at=3))
     with pytest.raises(KeyboardInterrupt):
@@ -101,8 +108,8 @@ def test_rollouts_that_overlap_the_update_come_from_the_policy_before_it(
         pool = FailingPool(params.env)
         chosen = replace(job("rloo"), pool=lambda env: pool, state=job("rloo").state / str(staleness))
         weights_of(chosen, params, staleness=staleness)
-        played = [pool.versions[i : i + params.rloo.groups] for i in range(0, len(pool.versions), params.rloo.groups)]
-        return [set(part) for part in played]
+        trained = [v for v, r in zip(pool.versions, pool.played, strict=True) if r.split == "train"]
+        return [set(trained[i : i + params.rloo.groups]) for i in range(0, len(trained), params.rloo.groups)]
 
     assert versions(0) == [{0}, {1}, {2}, {3}]
     assert versions(1) == [{0}, {0}, {1}, {2}]
@@ -116,13 +123,16 @@ def test_too_few_groups_are_learned_from_or_end_the_iteration_as_told(
     before = policies.load(paths.SFT_POLICY).state_dict()
     pool = FailingPool(params.env, breaks=lambda request: request.task == "far")
     after = weights_of(replace(job("rloo"), pool=lambda env: pool), params, when_short=when_short)
-    assert all(torch.equal(before[name], value) for name, value in after.items()) is not learns
+    assert all(torch.equal(after[f"policy.weights.{name}"], value) for name, value in before.items()) is not learns
+
+
+GROUPS = 16
 
 
 def history_of(job: Job, params: config.Params, pool: FailingPool) -> Any:
-    settings = params.rloo.model_copy(update={"iterations": 2})
-    rloo.run(replace(job, pool=lambda env: pool), seed=params.seed, env=params.env, rloo=settings)
-    return json.loads(paths.RLOO_HISTORY.read_text())
+    settings = params.rloo.model_copy(update={"iterations": 2, "groups": GROUPS})
+    rloo.run(replace(job, pool=lambda env: pool), seed=params.seed, env=params.env, states=params.states, rloo=settings)
+    return json.loads(paths.RLOO_HISTORY.read_text())["iterations"]
 
 
 @pytest.mark.usefixtures("policy")
@@ -131,7 +141,7 @@ def test_a_group_that_the_simulator_spoilt_teaches_nothing_and_is_counted(
 ) -> None:
     history = history_of(job("rloo"), params, FailingPool(params.env, breaks=lambda request: request.task == "far"))
     for metrics in history:
-        assert metrics["rollout/invalid"] == params.rloo.groups / 2 * params.rloo.group_size
+        assert metrics["rollout/invalid"] == GROUPS / 2 * params.rloo.group_size
         assert metrics["rollout/success"] == metrics["rollout/success/near"]
         assert "rollout/success/far" not in metrics
         assert 0 < metrics["rollout/clipped_actions"] < 1
@@ -147,3 +157,82 @@ def test_an_iteration_without_one_valid_group_leaves_the_policy_alone(
     assert all(math.isnan(metrics["rollout/success"]) for metrics in history)
     before, after = (policies.load(path).state_dict() for path in (paths.SFT_POLICY, paths.RLOO_POLICY))
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+class WorseWithTraining(FailingPool):
+    """Greedy plays fail more often the longer the policy has trained, whatever it does."""
+
+    def __init__(self, env: config.Env) -> None:
+        super().__init__(env, fails=lambda request: False)
+
+    def run(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        for index, played in super().run(requests, policy):
+            version = policy.version if policy else 0
+            solved = requests[index].init_state % 4 >= version
+            yield index, [replace(t, success=solved) if requests[index].split == "validation" else t for t in played]
+
+
+@pytest.mark.usefixtures("policy")
+def test_a_policy_that_training_made_worse_is_not_handed_on(job: Callable[[str], Job], params: config.Params) -> None:
+    pool = WorseWithTraining(params.env)
+    chosen = params.rloo.model_copy(update={"iterations": 3, "validation": config.Validation(every=1, level=0.1)})
+    rloo.run(
+        replace(job("rloo"), pool=lambda env: pool), seed=params.seed, env=params.env, states=params.states, rloo=chosen
+    )
+    history = json.loads(paths.RLOO_HISTORY.read_text())
+    assert history["kept"] == 0
+    assert [(v["iteration"], v["successes"], v["episodes"]) for v in history["validation"]] == [
+        (0, 80, 80),
+        (1, 60, 80),
+        (2, 40, 80),
+        (3, 20, 80),
+    ]
+    before, after = (policies.load(path).state_dict() for path in (paths.SFT_POLICY, paths.RLOO_POLICY))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.usefixtures("policy")
+def test_a_better_policy_is_handed_on_and_a_resumed_run_hands_on_the_same(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    settings = params.rloo.model_copy(
+        update={
+            "iterations": 8,
+            "groups": 8,
+            "group_size": 8,
+            "validation": config.Validation(every=2, level=0.1),
+            "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 1e-2}),
+        }
+    )
+
+    def handed_on(job: Job) -> tuple[Any, bytes]:
+        rloo.run(job, seed=params.seed, env=params.env, states=params.states, rloo=settings)
+        return json.loads(paths.RLOO_HISTORY.read_text()), (paths.RLOO_POLICY / policies.WEIGHTS).read_bytes()
+
+    history, weights = handed_on(replace(job("rloo"), state=job("rloo").state / "whole"))
+    assert history["kept"] > 0
+    stopped = replace(job("rloo"), tracker=Stopping(job("rloo").state / "stopped.jsonl", at=5))
+    with pytest.raises(KeyboardInterrupt):
+        handed_on(stopped)
+    assert handed_on(job("rloo")) == (history, weights)
+
+
+@pytest.mark.usefixtures("policy")
+def test_demos_groups_and_validation_never_share_an_init_state(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = FailingPool(params.env)
+    chosen = params.rloo.model_copy(update={"iterations": 3, "groups": 60, "group_size": 2})
+    rloo.run(
+        replace(job("rloo"), pool=lambda env: pool), seed=params.seed, env=params.env, states=params.states, rloo=chosen
+    )
+    demos = {(d.provenance.task, d.provenance.init_state) for d in Shelf(paths.DEMOS)}
+    groups, validation = (
+        {(r.task, r.init_state) for r in pool.played if r.split == split} for split in ("train", "validation")
+    )
+    assert len(validation) == 2 * 40
+    assert not validation & (demos | groups)
+    assert {r.split for r in pool.played} == {"train", "validation"}
+    assert {r.controller for r in pool.played if r.split == "validation"} == {"greedy"}

@@ -16,7 +16,7 @@ from nightshift.stages import collect, dataset, sft
 
 @pytest.fixture
 def data(job: Callable[[str], Job], params: config.Params) -> None:
-    collect.run(job("collect"), seed=params.seed, env=params.env, collect=params.collect)
+    collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
     dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset)
 
 

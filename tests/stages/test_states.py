@@ -24,7 +24,7 @@ from tests.envs.test_suites import needs_assets
 
 TASK = "pick_up_the_milk_and_place_it_in_the_basket"
 OBJECT = config.Env(suite="libero_object", tasks=(TASK,), protocol="openvla-oft", horizon="auto")
-FEW = config.States(per_task=4)
+FEW = config.States(per_task=4, validation_share=0.25)
 
 
 def run(job: Job, env: config.Env = OBJECT, seed: int = 0) -> dict[str, Any]:
@@ -55,7 +55,7 @@ from nightshift.pipeline.job import Job
 from nightshift.stages import states
 job = Job(stage="states", fingerprint="", state=Path(".state/states/test"), tracker=None, pool=None, commit="")
 env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon=80)
-states.run(job, seed=0, env=env, states=config.States(per_task=4))
+states.run(job, seed=0, env=env, states=config.States(per_task=4, validation_share=0.25))
 assert not {"mujoco", "robosuite", "libero", "torch"} & set(sys.modules), "heavy"
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=False)

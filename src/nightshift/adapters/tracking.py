@@ -28,13 +28,15 @@ class JsonlTracker:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._last = max((line["step"] for line in files.read_journal(path)), default=-1)
+        self._last: dict[str, int] = {}
+        for line in files.read_journal(path):
+            self._last |= dict.fromkeys(line, line["step"])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        if step <= self._last:
-            return
-        self._last = step
-        files.append_json(self._path, {"step": step, **metrics})
+        new = {key: value for key, value in metrics.items() if step > self._last.get(key, -1)}
+        if new:
+            self._last |= dict.fromkeys(new, step)
+            files.append_json(self._path, {"step": step, **new})
 
     def artifact(self, path: Path) -> None:
         """Files stay where they are."""

@@ -112,9 +112,10 @@ class LiberoEnv:
         return self._task
 
     def reset(self, split: Split, init_state: int) -> Observation:
-        if split not in self._init_states:
-            self._init_states[split] = load_init_states(self._task, split)
-        states = self._init_states[split]
+        stored: Split = "eval" if split == "eval" else "train"
+        if stored not in self._init_states:
+            self._init_states[stored] = load_init_states(self._task, stored)
+        states = self._init_states[stored]
         if not 0 <= init_state < len(states):
             what = f"{self._task.name} has no {split} init state {init_state}"
             raise SimulatorError(what, f"choose one from 0 to {len(states) - 1}")

@@ -1,11 +1,12 @@
-"""Which groups an iteration learns from: asked for in waves until there are enough that can teach.
+"""Which groups an iteration learns from: requested in waves until enough of them pass the filter.
 
-    Sampler                    what lasts: cursors, which states are solved, how well each task goes
+    Sampler                    across iterations: cursors, solved states, success rate of every task
       └─ begin() ─▶ Round      one iteration
-                     wave()    requests for what is still missing; none when done or out of waves
-                     take()    their groups, in the order asked for: kept, or filtered and replaced
+                     wave()    requests for the groups that are still missing; none when done or out of waves
+                     take()    their groups, in the order of the requests: accepted, or filtered and replaced
 
-Nothing here depends on who is done first, so the same episodes give the same iteration on any number of workers.
+The requests depend on params.yaml and on earlier outcomes alone: not on the number of workers or learner ranks, nor on
+the order in which groups finish.
 """
 
 from __future__ import annotations
@@ -17,39 +18,38 @@ from typing import Any
 
 import numpy as np
 
-from nightshift import config, envs
-from nightshift.rollouts.schedule import Ring, dealt
+from nightshift import config
+from nightshift.rollouts.schedule import Ring
 from nightshift.types import RolloutRequest, Task, Trajectory
 
 Group = list[Trajectory]
 
 _STREAM = 1
-"""Tells the order of states here from the one demos are collected in: starting on the demos' states would flatter."""
+"""Separates this random order of states from the one that demos are collected in: RL that starts on the states of the
+demos would show too high a success rate at first."""
 _MEMORY = 0.8
-"""How much of a task's success rate is memory, and not its last group."""
-_LEAST_CHANCE = 0.1
-"""A task that is solved, or hopeless, still gets this part of what one half solved gets: it may change."""
+"""Weight of the past in the moving average of a task's success rate."""
 
 
 class Sampler:
-    def __init__(self, tasks: Sequence[Task], settings: config.Rloo, *, seed: int) -> None:
+    def __init__(self, states: Mapping[Task, Sequence[int]], settings: config.Rloo, *, seed: int) -> None:
+        """`states`: the init states of every task that may be learned from."""
         self._settings = settings.sampling
         self._group_size = settings.group_size
         self._groups = settings.groups
         self._temperature = settings.temperature
         self._seed = seed
-        self._ranks = [Ring(part) for part in dealt([task.name for task in tasks], settings.ranks)]
-        self._states = {task.name: Ring(_order(task, seed)) for task in tasks}
-        self._solved: dict[str, dict[int, int]] = {task.name: {} for task in tasks}
+        self._tasks = Ring([task.name for task in states])
+        self._states = {task.name: Ring(_shuffled(task, chosen, seed)) for task, chosen in states.items()}
+        self._solved: dict[str, dict[int, int]] = {task.name: {} for task in states}
         self._rates: dict[str, float] = {}
-        self._asked: dict[str, float] = {task.name: 0.0 for task in tasks}
+        self._requested: dict[str, float] = {task.name: 0.0 for task in states}
         self._tickets = 0
 
     def begin(self) -> Round:
-        """An iteration: every rank turns to its next tasks."""
-        at_once = self._settings.tasks_at_once
-        chosen = [name for ring in self._ranks if len(ring) for name in ring.take(min(at_once or len(ring), len(ring)))]
-        return Round(self, chosen, self._groups, self._settings)
+        """The next iteration, on its tasks."""
+        count = min(self._settings.tasks_at_once or len(self._tasks), len(self._tasks))
+        return Round(self, self._tasks.take(count), self._groups, self._settings)
 
     def request(self, task: str) -> RolloutRequest:
         """A group of the task from its next init state."""
@@ -66,7 +66,7 @@ class Sampler:
         )
 
     def observe(self, group: Group) -> None:
-        """Remember how a group went."""
+        """Update what is known about the group's task and init state."""
         request, rate = group[0].request, success_rate(group)
         before = self._rates.get(request.task, rate)
         self._rates[request.task] = _MEMORY * before + (1 - _MEMORY) * rate
@@ -76,43 +76,39 @@ class Sampler:
             self._solved[request.task].pop(request.init_state, None)
 
     def next_task(self, tasks: Sequence[str]) -> str:
-        """Whose turn it is: in turn, also from iteration to iteration; a curriculum makes the turns of tasks that can
-        still teach shorter."""
-        task = min(tasks, key=lambda name: self._asked[name])
-        self._asked[task] += 1 / self._weight(task)
+        """The task with the fewest groups relative to its weight, counted over all iterations."""
+        task = min(tasks, key=lambda name: self._requested[name])
+        self._requested[task] += 1 / self._weight(task)
         return task
 
     def _weight(self, task: str) -> float:
-        """How much a task can still teach: all the same without a curriculum."""
-        if not self._settings.curriculum:
-            return 1.0
-        rate = self._rates.get(task, 0.5)
-        return _LEAST_CHANCE + (1 - _LEAST_CHANCE) * 4 * rate * (1 - rate)
+        """1 for a task that is solved half the time, `curriculum_floor` for one that is always or never solved."""
+        rate, floor = self._rates.get(task, 0.5), self._settings.curriculum_floor
+        return floor + (1 - floor) * 4 * rate * (1 - rate)
 
     @property
     def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs to ask for the same groups, as JSON."""
+        """Everything a resumed run needs to request the same groups, as JSON."""
         return {
             "tickets": self._tickets,
-            "ranks": [ring.cursor for ring in self._ranks],
+            "tasks": self._tasks.cursor,
             "states": {task: ring.cursor for task, ring in self._states.items()},
             "solved": {task: sorted(solved.items()) for task, solved in self._solved.items()},
             "rates": dict(self._rates),
-            "asked": dict(self._asked),
+            "requested": dict(self._requested),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._tickets = state["tickets"]
-        for ring, cursor in zip(self._ranks, state["ranks"], strict=True):
-            ring.cursor = cursor
+        self._tasks.cursor = state["tasks"]
         for task, cursor in state["states"].items():
             self._states[task].cursor = cursor
         self._solved = {task: dict(map(tuple, solved)) for task, solved in state["solved"].items()}
         self._rates = dict(state["rates"])
-        self._asked = dict(state["asked"])
+        self._requested = dict(state["requested"])
 
     def _next_state(self, task: str) -> int:
-        """The next in the ring; one that is solved is passed over until it has come up often enough to look again."""
+        """The next state of the ring. A solved one is skipped `skip_solved` times before it is played again."""
         ring, solved = self._states[task], self._solved[task]
         for _ in range(len(ring)):
             (state,) = ring.take(1)
@@ -123,7 +119,7 @@ class Sampler:
 
 
 class Round:
-    """One iteration's search for exactly `groups` groups that may be learned from."""
+    """One iteration: requests waves of groups until `groups` of them are accepted."""
 
     def __init__(self, sampler: Sampler, tasks: Sequence[str], groups: int, settings: config.Sampling) -> None:
         self._sampler = sampler
@@ -148,7 +144,7 @@ class Round:
         return [self._sampler.request(self._sampler.next_task(self._tasks)) for _ in range(count)]
 
     def take(self, groups: Sequence[Group]) -> None:
-        """The groups of a wave, in the order they were asked for."""
+        """Add the groups of a wave, in the order of its requests."""
         for group in groups:
             self.played.append(group)
             if not all(episode.valid for episode in group):
@@ -158,8 +154,7 @@ class Round:
                 (self.accepted if self.missing else self.surplus).append(group)
 
     def by_rank(self, ranks: int) -> list[list[Group]]:
-        """What each rank learns from: its run of the groups in the order they were asked for, so that the update does
-        not depend on how many ranks there are."""
+        """What each rank learns from: consecutive parts of the accepted groups, as even as possible."""
         bounds = [round(rank * len(self.accepted) / ranks) for rank in range(ranks + 1)]
         return [self.accepted[start:end] for start, end in pairwise(bounds)]
 
@@ -171,7 +166,6 @@ def success_rate(group: Group) -> float:
     return sum(episode.success for episode in group) / len(group)
 
 
-def _order(task: Task, seed: int) -> list[int]:
-    count = envs.init_state_count(task, "train")
-    order: list[int] = np.random.default_rng([seed, task.index, _STREAM]).permutation(count).tolist()
+def _shuffled(task: Task, states: Sequence[int], seed: int) -> list[int]:
+    order: list[int] = np.random.default_rng([seed, task.index, _STREAM]).permutation(states).tolist()
     return order

@@ -1,4 +1,4 @@
-"""What comes next: tasks are dealt out to ranks, and everything that takes turns goes round in a ring."""
+"""A cyclic order with a cursor, for tasks and init states that take turns."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-def dealt(tasks: Sequence[Item], ranks: int) -> list[list[Item]]:
-    """Tasks by rank, in turn. Nine on two ranks: [0, 2, 4, 6, 8] and [1, 3, 5, 7]; a rank may get none."""
-    return [list(tasks[rank::ranks]) for rank in range(ranks)]
-
-
 class Ring(Generic[Item]):
-    """A few things in a fixed order, round and round; a checkpoint holds the cursor.
+    """Items in a fixed cyclic order; a checkpoint holds the cursor.
 
     Example: Ring([7, 8, 9]).take(4) gives [7, 8, 9, 7], and then take(2) gives [8, 9].
     """

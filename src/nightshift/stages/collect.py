@@ -13,7 +13,8 @@ import numpy as np
 from nightshift import config, envs, files
 from nightshift.data import episode
 from nightshift.data.shelf import Shelf
-from nightshift.errors import SimulatorError
+from nightshift.envs.splits import split_training_states
+from nightshift.errors import ConfigError, SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.telemetry import progress
@@ -25,9 +26,11 @@ Result = Literal["solved", "failed", "invalid"]
 RANGES = {"actions": (-1.0, 1.0)}
 
 
-def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> None:
+def run(job: Job, *, seed: int, env: config.Env, states: config.States, collect: config.Collect) -> None:
     tasks = {task.name: task for task in envs.tasks(env)}
-    candidates = {name: _candidates(task, seed, collect) for name, task in tasks.items()}
+    available = {name: split_training_states(task, states).train for name, task in tasks.items()}
+    _check_enough_states(available, collect)
+    candidates = {name: _candidates(task, available[name], seed, collect) for name, task in tasks.items()}
     missing = dict.fromkeys(tasks, collect.demos_per_task)
     invalid: Counter[str] = Counter()
     drafts = Shelf(job.state / "episodes", ranges=RANGES)
@@ -44,9 +47,19 @@ def run(job: Job, *, seed: int, env: config.Env, collect: config.Collect) -> Non
             shutil.copy2(path, demos)
 
 
-def _candidates(task: Task, seed: int, collect: config.Collect) -> Iterator[int]:
-    """Training states in a random order of this task's own, as many as may be tried."""
-    order = np.random.default_rng([seed, task.index]).permutation(envs.init_state_count(task, "train"))
+def _check_enough_states(available: Mapping[str, Sequence[int]], collect: config.Collect) -> None:
+    for task, states in available.items():
+        if len(states) < collect.demos_per_task:
+            raise ConfigError(
+                f"collect.demos_per_task is {collect.demos_per_task}, but {task} has {len(states)} training states, "
+                "one for each demo",
+                "lower collect.demos_per_task in params.yaml; a LIBERO suite draws more with states.per_task",
+            )
+
+
+def _candidates(task: Task, states: Sequence[int], seed: int, collect: config.Collect) -> Iterator[int]:
+    """The task's training states in random order, as many as may be tried."""
+    order = np.random.default_rng([seed, task.index]).permutation(states)
     return iter(order[: collect.demos_per_task * collect.attempts].tolist())
 
 

@@ -1,17 +1,21 @@
-"""Reinforcement learning: play groups of episodes on Ray, push the policy towards the ones that worked."""
+"""Reinforcement learning: play groups of episodes on Ray, make the actions of the successful ones more likely."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from nightshift import config, envs, files, policies
+from nightshift.algorithms.selection import Validation, select
 from nightshift.data import store
+from nightshift.envs.splits import split_training_states
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.learners.ranks import Demonstrated, Learned, Learners, Start, open_learners
@@ -21,39 +25,81 @@ from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
 from nightshift.rollouts.playing import Playing
 from nightshift.rollouts.sampling import Group, Round, Sampler, success_rate
+from nightshift.rollouts.validation import Validator
 from nightshift.telemetry import gpu, progress
 from nightshift.telemetry.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
 _ACTING = "acting."
-"""Of the policy that plays the iteration after the checkpoint: the one before the last update, if that overlaps."""
+"""Prefix of the tensors of the policy that plays the next iteration: the one before the last update if they overlap."""
+_SELECTED = "selected."
+"""Prefix of the tensors of the best policy so far."""
 
 
-def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
+@dataclass
+class _Training:
+    """What a run has found out so far; part of every checkpoint."""
+
+    selected: PolicySnapshot
+    """The best policy so far by its validation."""
+    history: list[dict[str, float]] = field(default_factory=list)
+    """Metrics of every iteration."""
+    validations: list[Validation] = field(default_factory=list)
+
+    def to_json(self, level: float) -> dict[str, Any]:
+        """For figures and reports."""
+        return {
+            "iterations": self.history,
+            "validation": [
+                {"iteration": v.iteration, "successes": v.successes, "episodes": len(v.outcomes)}
+                for v in self.validations
+            ],
+            "kept": select(self.validations, level).iteration,
+        }
+
+
+def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: config.Rloo) -> None:
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
-    pool = job.pool(env)  # first: it is the one that makes room for itself on Ray
-    sampler = Sampler(envs.tasks(env), rloo, seed=seed)
+    pool = job.pool(env)  # before the learners: it reserves CPUs on Ray
+    splits = {task: split_training_states(task, states) for task in envs.tasks(env)}
+    sampler = Sampler({task: split.train for task, split in splits.items()}, rloo, seed=seed)
+    validator = Validator(pool, {task.name: split for task, split in splits.items()})
     start = Start(policy=snapshot(cloned), settings=rloo, seed=seed, demos=_demos(cloned, rloo))
     with contextlib.closing(open_learners(start)) as learners, Playing(pool, sampler, rloo) as playing:
-        history = _resume(job, learners, sampler, playing, rloo.iterations)
-        with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
-            for iteration in range(len(history), rloo.iterations):
+        training = _resume(job, learners, sampler, playing, rloo.iterations)
+        done = len(training.history)
+        with progress.bar("rloo", total=rloo.iterations, done=done) as advance:
+            for iteration in range(done, rloo.iterations):
                 watch = Stopwatch()
                 found = playing.found(learners.policy())
+                if iteration % rloo.validation.every == 0:
+                    _validate(job, validator, learners.policy(), training, rloo.validation)
                 if iteration + 1 < rloo.iterations:
                     playing.ahead(learners.policy())
                 with watch.timing("time/update"):
                     update = learners.update(_parts(found, rloo), iteration / rloo.iterations)
                 metrics = {**_outcome(found), **_faults(found.played), **update}
-                history.append(metrics)
+                training.history.append(metrics)
                 job.tracker.log({**metrics, **found.times, **watch.seconds, **gpu.sample()}, iteration + 1)
-                _save(job, learners, playing, history)
+                _save(job, learners, playing, training)
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
-        with files.new_folder(paths.RLOO_POLICY) as folder:
-            policies.save(restore(learners.policy()), folder)
-            files.write_json(folder / paths.RLOO_HISTORY.name, history)
+        _validate(job, validator, learners.policy(), training, rloo.validation)
+    with files.new_folder(paths.RLOO_POLICY) as folder:
+        policies.save(restore(training.selected), folder)
+        files.write_json(folder / paths.RLOO_HISTORY.name, training.to_json(rloo.validation.level))
+
+
+def _validate(
+    job: Job, validator: Validator, policy: PolicySnapshot, training: _Training, settings: config.Validation
+) -> None:
+    """Play the greedy policy on the validation states, and keep it if it is better than the best one so far."""
+    found = Validation(iteration=len(training.history), outcomes=validator.play(policy))
+    training.validations.append(found)
+    if select(training.validations, settings.level) is found:
+        training.selected = policy
+    job.tracker.log({"validation/success": found.success_rate}, found.iteration)
 
 
 def _demos(policy: Policy, rloo: config.Rloo) -> Demonstrated | None:
@@ -65,7 +111,7 @@ def _demos(policy: Policy, rloo: config.Rloo) -> Demonstrated | None:
 
 
 def _parts(found: Round, rloo: config.Rloo) -> list[list[Group]]:
-    """What each rank learns from; nothing at all if too little was found and that is to end the iteration."""
+    """What each rank learns from; nothing if too few groups were accepted and that ends the iteration."""
     if found.missing:
         _log.warning(
             "%d of %d groups can be learned from: keep_from and keep_to, or the simulator, left out the others",
@@ -78,7 +124,7 @@ def _parts(found: Round, rloo: config.Rloo) -> list[list[Group]]:
 
 
 def _outcome(found: Round) -> dict[str, float]:
-    """How the episodes went, per task and on average over tasks, and how many groups had something to teach."""
+    """Success rates per task and averaged over tasks, and how many groups were mixed."""
     groups = [group for group in found.played if all(episode.valid for episode in group)]
     rates = [success_rate(group) for group in groups]
     tasks = sorted({group[0].request.task for group in groups})
@@ -87,7 +133,7 @@ def _outcome(found: Round) -> dict[str, float]:
         for task in tasks
     }
     return {
-        "rollout/success": _mean(list(per_task.values())),  # a curriculum plays some more often than others
+        "rollout/success": _mean(list(per_task.values())),  # a curriculum plays some tasks more often than others
         "rollout/length": _mean([t.length for group in groups for t in group]),
         "rollout/informative_groups": float(sum(0 < rate < 1 for rate in rates)),
         "rollout/accepted": len(found.accepted) / max(len(found.played), 1),
@@ -98,7 +144,7 @@ def _outcome(found: Round) -> dict[str, float]:
 
 
 def _faults(groups: list[Group]) -> dict[str, float]:
-    """Episodes that tell nothing, since the simulator failed, and the share of steps in which it clipped the action."""
+    """Episodes in which the simulator failed, and the share of steps in which it clipped the action."""
     episodes = [trajectory for group in groups for trajectory in group]
     steps = sum(t.length for t in episodes)
     return {
@@ -108,31 +154,48 @@ def _faults(groups: list[Group]) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Not a number, and a gap in every curve, where there is nothing to average."""
+    """NaN, which is a gap in every curve, where there is nothing to average."""
     return float(np.mean(values)) if values else math.nan
 
 
-def _save(job: Job, learners: Learners, playing: Playing, history: list[dict[str, float]]) -> None:
+def _save(job: Job, learners: Learners, playing: Playing, training: _Training) -> None:
     learned = learners.learned()
     ahead = playing.begun_with or learners.policy()
-    acting = {f"{_ACTING}{name}": values for name, values in ahead.weights.items()}
-    tensors = {name: torch.tensor(values) for name, values in {**learned.tensors, **acting}.items()}
-    state = {"history": history, "learner": learned.state, "sampler": playing.sampler_state, "acting": ahead.version}
-    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state))
+    arrays = {**learned.tensors, **_prefixed(_ACTING, ahead), **_prefixed(_SELECTED, training.selected)}
+    state = {
+        "history": training.history,
+        "validations": [validation.to_json() for validation in training.validations],
+        "learner": learned.state,
+        "sampler": playing.sampler_state,
+        "acting": ahead.version,
+        "selected": training.selected.version,
+    }
+    tensors = {name: torch.tensor(values) for name, values in arrays.items()}
+    checkpoint.save(job.state, Checkpoint(step=len(training.history), tensors=tensors, state=state))
 
 
-def _resume(
-    job: Job, learners: Learners, sampler: Sampler, playing: Playing, iterations: int
-) -> list[dict[str, float]]:
-    """Put the newest complete checkpoint back; the history tells how many iterations are done."""
+def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing, iterations: int) -> _Training:
+    """Restore the newest complete checkpoint; without one, training begins."""
     newest = checkpoint.newest(job.state)
     if newest is None:
-        return []
+        return _Training(selected=learners.policy())
     tensors = {name: tensor.numpy() for name, tensor in newest.tensors.items()}
-    acting = {k.removeprefix(_ACTING): v for k, v in tensors.items() if k.startswith(_ACTING)}
     learners.restore(Learned(tensors=tensors, state=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
+    spec = learners.policy().spec
     if newest.step < iterations:
-        spec, version = learners.policy().spec, newest.state["acting"]
-        playing.ahead(PolicySnapshot(spec=spec, weights=acting, version=version))
-    return list(newest.state["history"])
+        playing.ahead(_from_prefixed(_ACTING, tensors, spec, newest.state["acting"]))
+    return _Training(
+        selected=_from_prefixed(_SELECTED, tensors, spec, newest.state["selected"]),
+        history=list(newest.state["history"]),
+        validations=[Validation.from_json(content) for content in newest.state["validations"]],
+    )
+
+
+def _prefixed(prefix: str, policy: PolicySnapshot) -> dict[str, Any]:
+    return {f"{prefix}{name}": values for name, values in policy.weights.items()}
+
+
+def _from_prefixed(prefix: str, tensors: Mapping[str, Any], spec: Mapping[str, Any], version: int) -> PolicySnapshot:
+    weights = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
+    return PolicySnapshot(spec=spec, weights=weights, version=version)

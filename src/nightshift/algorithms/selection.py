@@ -1,0 +1,60 @@
+"""Which policy of a training run is handed on: the best by greedy success on validation states.
+
+Sampled success rises while a policy trains; greedy success may fall meanwhile. Both are measured, and the greedy one
+decides. Policies are compared on the same init states, so a paired test applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.stats import binomtest
+
+Outcomes = Mapping[tuple[str, int], bool]
+"""Success by (task, init state), of the episodes that were valid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """How the policy after `iteration` updates did on the validation states."""
+
+    iteration: int
+    outcomes: Outcomes
+
+    @property
+    def successes(self) -> int:
+        return sum(self.outcomes.values())
+
+    @property
+    def success_rate(self) -> float:
+        return self.successes / max(len(self.outcomes), 1)
+
+    def to_json(self) -> dict[str, Any]:
+        episodes = [[task, state, success] for (task, state), success in sorted(self.outcomes.items())]
+        return {"iteration": self.iteration, "episodes": episodes}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Validation:
+        outcomes = {(task, state): success for task, state, success in content["episodes"]}
+        return cls(iteration=content["iteration"], outcomes=outcomes)
+
+
+def sign_test(better: Outcomes, worse: Outcomes) -> float:
+    """One-sided exact p-value of "`better` solves more of the init states that both were played on" (McNemar's exact
+    test): the probability of at least as many wins among the pairs that differ if both were equally good."""
+    pairs = [(better[state], worse[state]) for state in better.keys() & worse.keys()]
+    wins = sum(a and not b for a, b in pairs)
+    losses = sum(b and not a for a, b in pairs)
+    return float(binomtest(wins, wins + losses, 0.5, alternative="greater").pvalue) if wins + losses else 1.0
+
+
+def select(validations: Sequence[Validation], level: float) -> Validation:
+    """The policy to hand on. The one that training started from is the first incumbent; a later one replaces it only if
+    the sign test finds it better at `level`, so that equally good policies are not exchanged by chance."""
+    incumbent, *later = validations
+    for challenger in later:
+        if sign_test(challenger.outcomes, incumbent.outcomes) <= level:
+            incumbent = challenger
+    return incumbent

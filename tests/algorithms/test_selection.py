@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.algorithms.selection import Outcomes, Validation, select, sign_test
+
+
+def outcomes(bits: str) -> Outcomes:
+    return {("lift", state): bit == "1" for state, bit in enumerate(bits)}
+
+
+def validation(iteration: int, bits: str) -> Validation:
+    return Validation(iteration=iteration, outcomes=outcomes(bits))
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "p"),
+    [
+        ("11111", "00000", 1 / 32),
+        ("11110", "00001", 6 / 32),
+        ("1100", "1100", 1.0),
+        ("1111111110", "0000000001", 11 / 1024),
+        ("00000", "11111", 1.0),
+    ],
+)
+def test_the_sign_test_is_the_exact_binomial_tail(better: str, worse: str, p: float) -> None:
+    assert sign_test(outcomes(better), outcomes(worse)) == pytest.approx(p, rel=1e-12)
+
+
+def test_states_that_only_one_was_played_on_do_not_count() -> None:
+    assert sign_test(outcomes("11111"), outcomes("000")) == pytest.approx(1 / 8)
+
+
+def test_the_policy_that_training_started_from_is_kept_until_another_is_clearly_better() -> None:
+    start, slightly, clearly = validation(0, "1111000000"), validation(3, "1111110000"), validation(6, "1111111110")
+    assert select([start], 0.1) is start
+    assert select([start, slightly], 0.1) is start
+    assert select([start, slightly, clearly], 0.1) is clearly
+    assert select([start, clearly, validation(9, "1111000000")], 0.1) is clearly
+
+
+@given(st.lists(st.text("01", min_size=8, max_size=8), min_size=1, max_size=8), st.sampled_from([0.05, 0.1, 0.25]))
+def test_what_is_kept_never_solves_fewer_states_than_the_start(runs: list[str], level: float) -> None:
+    looks = [validation(index, bits) for index, bits in enumerate(runs)]
+    assert select(looks, level).successes >= looks[0].successes
+
+
+def test_equally_good_policies_rarely_replace_the_start() -> None:
+    """Twelve validations of policies that are all solved 80 % of the time: chance alone must seldom move the choice."""
+    random = np.random.default_rng(0)
+    moved = 0
+    for _ in range(300):
+        runs = ["".join("01"[int(x)] for x in random.random(40) < 0.8) for _ in range(5)]
+        moved += select([validation(i, bits) for i, bits in enumerate(runs)], 0.1).iteration > 0
+    assert moved / 300 < 0.25
+
+
+def test_a_validation_survives_json() -> None:
+    one = validation(3, "0110")
+    assert Validation.from_json(json.loads(json.dumps(one.to_json()))) == one
