@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.algorithms.selection import Outcomes, Validation, select, sign_test
+from nightshift.algorithms.selection import Outcomes, Validation, best_trained, select, sign_test
 
 
 def outcomes(bits: str) -> Outcomes:
@@ -42,6 +42,12 @@ def test_the_policy_that_training_started_from_is_kept_until_another_is_clearly_
     assert select([start, slightly], 0.1) is start
     assert select([start, slightly, clearly], 0.1) is clearly
     assert select([start, clearly, validation(9, "1111000000")], 0.1) is clearly
+
+
+def test_of_equally_good_trained_policies_the_latest_is_the_best() -> None:
+    looks = [validation(0, "0000"), validation(2, "0111"), validation(4, "1110"), validation(6, "0110")]
+    assert best_trained(looks) is looks[2]
+    assert best_trained(looks[:1]) is None
 
 
 @given(st.lists(st.text("01", min_size=8, max_size=8), min_size=1, max_size=8), st.sampled_from([0.05, 0.1, 0.25]))

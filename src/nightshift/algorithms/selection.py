@@ -50,11 +50,17 @@ def sign_test(better: Outcomes, worse: Outcomes) -> float:
     return float(binomtest(wins, wins + losses, 0.5, alternative="greater").pvalue) if wins + losses else 1.0
 
 
+def best_trained(validations: Sequence[Validation]) -> Validation | None:
+    """The highest success rate after the first validation, which is of the policy that training started from. Of equals
+    the latest: it has learned from more episodes."""
+    return max(validations[1:], key=lambda v: (v.success_rate, v.iteration), default=None)
+
+
 def select(validations: Sequence[Validation], level: float) -> Validation:
-    """The policy to hand on. The one that training started from is the first incumbent; a later one replaces it only if
-    the sign test finds it better at `level`, so that equally good policies are not exchanged by chance."""
-    incumbent, *later = validations
-    for challenger in later:
-        if sign_test(challenger.outcomes, incumbent.outcomes) <= level:
-            incumbent = challenger
-    return incumbent
+    """The policy to hand on: the best trained one if the sign test finds it better than the start at `level`.
+
+    The maximum of several noisy rates is too high by chance, so a plain maximum would often replace a good start by a
+    policy that is no better. The start is therefore given up only for a difference that chance hardly explains.
+    """
+    start, best = validations[0], best_trained(validations)
+    return best if best is not None and sign_test(best.outcomes, start.outcomes) <= level else start

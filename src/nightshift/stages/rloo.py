@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nightshift import config, envs, files, policies
-from nightshift.algorithms.selection import Validation, select
+from nightshift.algorithms.selection import Validation, best_trained, select
 from nightshift.data import store
 from nightshift.envs.splits import split_training_states
 from nightshift.learners import checkpoint
@@ -32,21 +32,21 @@ from nightshift.telemetry.stopwatch import Stopwatch
 _log = logging.getLogger(__name__)
 _ACTING = "acting."
 """Prefix of the tensors of the policy that plays the next iteration: the one before the last update if they overlap."""
-_SELECTED = "selected."
-"""Prefix of the tensors of the best policy so far."""
+_BEST = "best."
+"""Prefix of the tensors of the best trained policy so far."""
 
 
 @dataclass
 class _Training:
     """What a run has found out so far; part of every checkpoint."""
 
-    selected: PolicySnapshot
-    """The best policy so far by its validation."""
+    best: PolicySnapshot
+    """Of the policies that were trained and validated; the one that training starts from until there is one."""
     history: list[dict[str, float]] = field(default_factory=list)
     """Metrics of every iteration."""
     validations: list[Validation] = field(default_factory=list)
 
-    def to_json(self, level: float) -> dict[str, Any]:
+    def to_json(self, kept: Validation) -> dict[str, Any]:
         """For figures and reports."""
         return {
             "iterations": self.history,
@@ -54,7 +54,7 @@ class _Training:
                 {"iteration": v.iteration, "successes": v.successes, "episodes": len(v.outcomes)}
                 for v in self.validations
             ],
-            "kept": select(self.validations, level).iteration,
+            "kept": kept.iteration,
         }
 
 
@@ -75,7 +75,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
                 watch = Stopwatch()
                 found = playing.found(learners.policy())
                 if iteration % rloo.validation.every == 0:
-                    _validate(job, validator, learners.policy(), training, rloo.validation)
+                    _validate(job, validator, learners.policy(), training)
                 if iteration + 1 < rloo.iterations:
                     playing.ahead(learners.policy())
                 with watch.timing("time/update"):
@@ -85,20 +85,19 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
                 job.tracker.log({**metrics, **found.times, **watch.seconds, **gpu.sample()}, iteration + 1)
                 _save(job, learners, playing, training)
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
-        _validate(job, validator, learners.policy(), training, rloo.validation)
+        _validate(job, validator, learners.policy(), training)
+    kept = select(training.validations, rloo.validation.level)
     with files.new_folder(paths.RLOO_POLICY) as folder:
-        policies.save(restore(training.selected), folder)
-        files.write_json(folder / paths.RLOO_HISTORY.name, training.to_json(rloo.validation.level))
+        policies.save(restore(training.best) if kept.iteration else cloned, folder)
+        files.write_json(folder / paths.RLOO_HISTORY.name, training.to_json(kept))
 
 
-def _validate(
-    job: Job, validator: Validator, policy: PolicySnapshot, training: _Training, settings: config.Validation
-) -> None:
-    """Play the greedy policy on the validation states, and keep it if it is better than the best one so far."""
+def _validate(job: Job, validator: Validator, policy: PolicySnapshot, training: _Training) -> None:
+    """Play the greedy policy on the validation states, and keep it if it is the best trained one so far."""
     found = Validation(iteration=len(training.history), outcomes=validator.play(policy))
     training.validations.append(found)
-    if select(training.validations, settings.level) is found:
-        training.selected = policy
+    if best_trained(training.validations) is found:
+        training.best = policy
     job.tracker.log({"validation/success": found.success_rate}, found.iteration)
 
 
@@ -161,14 +160,14 @@ def _mean(values: Sequence[float]) -> float:
 def _save(job: Job, learners: Learners, playing: Playing, training: _Training) -> None:
     learned = learners.learned()
     ahead = playing.begun_with or learners.policy()
-    arrays = {**learned.tensors, **_prefixed(_ACTING, ahead), **_prefixed(_SELECTED, training.selected)}
+    arrays = {**learned.tensors, **_prefixed(_ACTING, ahead), **_prefixed(_BEST, training.best)}
     state = {
         "history": training.history,
         "validations": [validation.to_json() for validation in training.validations],
         "learner": learned.state,
         "sampler": playing.sampler_state,
         "acting": ahead.version,
-        "selected": training.selected.version,
+        "best": training.best.version,
     }
     tensors = {name: torch.tensor(values) for name, values in arrays.items()}
     checkpoint.save(job.state, Checkpoint(step=len(training.history), tensors=tensors, state=state))
@@ -178,7 +177,7 @@ def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing, it
     """Restore the newest complete checkpoint; without one, training begins."""
     newest = checkpoint.newest(job.state)
     if newest is None:
-        return _Training(selected=learners.policy())
+        return _Training(best=learners.policy())
     tensors = {name: tensor.numpy() for name, tensor in newest.tensors.items()}
     learners.restore(Learned(tensors=tensors, state=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
@@ -186,7 +185,7 @@ def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing, it
     if newest.step < iterations:
         playing.ahead(_from_prefixed(_ACTING, tensors, spec, newest.state["acting"]))
     return _Training(
-        selected=_from_prefixed(_SELECTED, tensors, spec, newest.state["selected"]),
+        best=_from_prefixed(_BEST, tensors, spec, newest.state["best"]),
         history=list(newest.state["history"]),
         validations=[Validation.from_json(content) for content in newest.state["validations"]],
     )
