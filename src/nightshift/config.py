@@ -186,8 +186,8 @@ class Validation(Section):
     every: Count
     """Iterations between two plays of the greedy policy on the validation states."""
     level: Annotated[float, Field(gt=0, lt=1, strict=True)]
-    """The best trained policy is handed on if a paired one-sided sign test finds it better than the start at this level;
-    else the start is."""
+    """The best trained policy is handed on if a paired one-sided sign test finds it better than the start at this
+    level; otherwise the start is."""
 
 
 class Rloo(Section):
