@@ -39,7 +39,7 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
         }
     )
     rloo.run(job("rloo"), seed=params.seed, env=params.env, rloo=settings)
-    history = json.loads(paths.RLOO_HISTORY.read_text())
+    history = json.loads(paths.RLOO_HISTORY.read_text())["iterations"]
     first, last = (np.mean([h["rollout/success"] for h in part]) for part in (history[:5], history[-5:]))
     assert last > first + 0.1
     assert all(h["update/kl"] < 3 * 0.1 for h in history)
@@ -122,7 +122,7 @@ def test_too_few_groups_are_learned_from_or_end_the_iteration_as_told(
 def history_of(job: Job, params: config.Params, pool: FailingPool) -> Any:
     settings = params.rloo.model_copy(update={"iterations": 2})
     rloo.run(replace(job, pool=lambda env: pool), seed=params.seed, env=params.env, rloo=settings)
-    return json.loads(paths.RLOO_HISTORY.read_text())
+    return json.loads(paths.RLOO_HISTORY.read_text())["iterations"]
 
 
 @pytest.mark.usefixtures("policy")

@@ -53,7 +53,10 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
         with files.new_folder(paths.RLOO_POLICY) as folder:
             policies.save(restore(learners.policy()), folder)
-            files.write_json(folder / paths.RLOO_HISTORY.name, history)
+            files.write_json(
+                folder / paths.HISTORY,
+                {"algorithm": rloo.advantage, "iterations": history, "validation": [], "kept": len(history)},
+            )
 
 
 def _demos(policy: Policy, rloo: config.Rloo) -> Demonstrated | None:
