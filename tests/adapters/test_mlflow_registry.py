@@ -138,23 +138,33 @@ def test_registering_again_makes_no_second_version_and_reports_the_same(root: Pa
     assert register(root, model, "same", "ssf") == before
 
 
-@pytest.mark.parametrize("dies_at", ["set_registered_model_alias", "set_model_version_tag"])
+@pytest.mark.parametrize(
+    ("step", "argument"),
+    [
+        ("set_registered_model_alias", mlflow_registry.CHALLENGER),
+        ("set_model_version_tag", mlflow_registry.REASON),
+        ("set_registered_model_alias", mlflow_registry.CHAMPION),
+    ],
+)
 def test_a_registration_that_died_between_two_steps_is_completed_by_the_next(
-    root: Path, model: str, monkeypatch: pytest.MonkeyPatch, dies_at: str
+    root: Path, model: str, monkeypatch: pytest.MonkeyPatch, step: str, argument: str
 ) -> None:
-    model = f"{model}-{dies_at}"
+    model = f"{model}-{argument}"
     register(root, model, "one", "f" * 10)
+    real = getattr(MlflowClient, step)
+
+    def dies(self: MlflowClient, *arguments: str) -> None:
+        if argument in arguments:
+            raise KeyboardInterrupt
+        real(self, *arguments)
+
     with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, dies_at, die)
+        patch.setattr(MlflowClient, step, dies)
         with pytest.raises(KeyboardInterrupt):
             register(root, model, "two", "s" * 10)
     done = register(root, model, "two", "s" * 10)
     assert (done.version, done.champion, done.aliases) == ("2", "2", ("challenger", "champion"))
     assert tags_of(root, done)[mlflow_registry.REASON] == done.reason
-
-
-def die(*_: Any, **__: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def test_the_same_weights_are_found_and_not_registered_again(root: Path, model: str) -> None:

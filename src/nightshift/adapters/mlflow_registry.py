@@ -305,7 +305,8 @@ def _champion(client: MlflowClient, model: str) -> ModelVersion | None:
 
 def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> Decision:
     """A registration that is repeated reports the decision it made; the reason in the registry stays as it is."""
-    if version.tags[tracking.FINGERPRINT] != proposal.fingerprint:
+    repeated = version.tags[tracking.FINGERPRINT] == proposal.fingerprint
+    if not repeated or REASON not in version.tags:  # no reason: somebody set the alias by hand
         return gate.same_weights(title)
     p_value = version.tags[P_VALUE]
     return Decision(
