@@ -1,6 +1,7 @@
-"""Compares ways to train: success while training, over runs that differ in their seed, and on held-out states after it.
+"""Compares training methods over seeds: sampled success during training, and success on held-out states after it.
 
-Each group is a name and the folders of its finished runs. Writes a figure and prints the table that goes with it.
+Each group is a name and the folders of its finished runs, which differ in their seed. Writes a figure of the last
+candidate's training and prints a table of the first and the last candidate.
 Example: scripts/learning_curves.py curves.png RLOO=a0,a1,a2 GRPO=b0,b1,b2
 """
 
@@ -11,34 +12,40 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.project import paths
-from nightshift.reports import figures
+from nightshift.reports import figures, history
 from nightshift.reports.intervals import over_runs
 
-HEADER = "| | after SFT | after RL | each run, before and after |\n|---|---|---|---|\n"
+HEADER = "| | before RL | after RL | each run, before and after |\n|---|---|---|---|\n"
 
 
-def while_training(runs: Sequence[Path]) -> NDArray[np.float64]:
-    """Success of the training episodes, averaged over tasks [runs, iterations]."""
-    histories = [json.loads((run / paths.RLOO_HISTORY).read_text()) for run in runs]
-    return np.array([[metrics["rollout/success"] for metrics in history] for history in histories])
+def sampled_success(runs: Sequence[Path]) -> NDArray[np.float64]:
+    """During the training of the last candidate, averaged over tasks [runs, iterations]."""
+    curves = []
+    for run in runs:
+        folder = run / paths.MODELS / _candidates(run)[-1]["name"]
+        found = history.read(folder)
+        if found is None:
+            raise SystemExit(f"{folder / paths.HISTORY} does not exist: the last candidate of {run} has no iterations")
+        curves.append(list(found.metric(history.SAMPLED_SUCCESS).values()))
+    return np.array(curves)
 
 
 def row(name: str, runs: Sequence[Path]) -> str:
-    before, after = ([_success(run, policy) for run in runs] for policy in ("sft", "rloo"))
+    before, after = ([_candidates(run)[place]["overall"]["rate"] for run in runs] for place in (0, -1))
     each = ", ".join(f"{first:.1%} → {last:.1%}" for first, last in zip(before, after, strict=True))
     return f"| {name} | {_told(before)} | {_told(after)} | {each} |\n"
 
 
-def _success(run: Path, policy: str) -> float:
-    """On held-out init states, as many of every task."""
-    report = json.loads((run / paths.EVALUATION_REPORT).read_text())
-    rate: float = report["policies"][policy]["overall"]["rate"]
-    return rate
+def _candidates(run: Path) -> list[dict[str, Any]]:
+    """Results on held-out init states, in the order of training."""
+    results: list[dict[str, Any]] = json.loads((run / paths.EVALUATION_REPORT).read_text())["candidates"]
+    return results
 
 
 def _told(rates: Sequence[float]) -> str:
@@ -54,7 +61,7 @@ def main() -> None:
     groups = {
         name: [Path(run) for run in runs.split(",")] for name, _, runs in (g.partition("=") for g in chosen.groups)
     }
-    figures.curves(chosen.figure, {name: while_training(runs) for name, runs in groups.items()})
+    figures.curves(chosen.figure, {name: sampled_success(runs) for name, runs in groups.items()})
     sys.stdout.write(HEADER + "".join(row(name, runs) for name, runs in groups.items()))
 
 

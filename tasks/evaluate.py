@@ -14,7 +14,7 @@ from tasks._stage import Result, ensure, stage_task
 
 @stage_task("evaluate", hours=6)
 def evaluate(session: Session, *after: Result) -> Result:
-    """Success on held-out init states, before and after reinforcement learning."""
+    """Success of every candidate on held-out init states."""
     result = ensure("evaluate", session)
     create_table_artifact(summary.success_rows(session.root), key="success", description="95 % Wilson intervals")
     figure = session.root / paths.EVALUATION_FIGURE

@@ -11,8 +11,10 @@ from tasks._stage import Result, ensure, stage_task
 
 @stage_task("register", hours=1)
 def register(session: Session, *after: Result) -> Result:
-    """The policy becomes a version in MLflow's registry."""
+    """The best candidate becomes a version in MLflow's registry."""
     result = ensure("register", session)
     if page := summary.model_page(session.root):
-        create_link_artifact(page, key="model", link_text="the model in MLflow")
+        create_link_artifact(
+            page, key="model", link_text="the model in MLflow", description=summary.decision(session.root)
+        )
     return result

@@ -54,6 +54,12 @@ def test_one_error_lists_every_wrong_key_with_its_path(tmp_path: Path) -> None:
     assert "has 6 problems" in error.value.what
 
 
+@pytest.mark.parametrize("level", [0.0, 0.51, 1.0])
+def test_a_level_at_which_equal_policies_could_replace_each_other_is_refused(tmp_path: Path, level: float) -> None:
+    with pytest.raises(ConfigError, match=r"register\.level"):
+        config.load(write(tmp_path, changed("register", level=level)))
+
+
 def test_a_number_that_yaml_reads_as_text_gets_a_hint(tmp_path: Path) -> None:
     text = (REPOSITORY / "params.yaml").read_text().replace("learning_rate: 1.0e-3", "learning_rate: 1e-3")
     with pytest.raises(ConfigError, match=r"write 3\.0e-4"):

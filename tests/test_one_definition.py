@@ -65,6 +65,12 @@ def test_dvc_calls_the_stage_of_the_same_name(stage: str) -> None:
     assert entry["cmd"] == f".venv/bin/nightshift stage {stage}"
 
 
+def test_every_policy_that_is_evaluated_can_be_registered() -> None:
+    evaluated, registered = ([d for d in GRAPH[s].deps if d.parent == paths.MODELS] for s in ("evaluate", "register"))
+    assert evaluated == registered
+    assert evaluated[0] == paths.SFT_POLICY, "gains are measured from the clone"
+
+
 @pytest.fixture(scope="module")
 def imports() -> grimp.ImportGraph:
     return grimp.build_graph("nightshift", cache_dir=None)

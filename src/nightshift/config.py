@@ -240,12 +240,15 @@ class Evaluate(Section):
     init_states: CountOrAuto
     """Held-out init states per task, each counted once; auto takes the protocol's number."""
     temperature: NonNegative
-    """0 takes the action the policy holds best; above, it draws as widely as training would at that temperature."""
+    """0 is greedy: the policy's mean action. Above, actions are sampled as training would at that temperature."""
     film_frames: Natural
+    """Frames in the film strip of each task; 0 = no films."""
 
 
 class Register(Section):
     model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    level: Annotated[float, Field(gt=0, le=0.5, strict=True)]
+    """A policy becomes champion if its one-sided exact p is at most this; at 0.5 one state more is enough."""
 
 
 class Params(Section):

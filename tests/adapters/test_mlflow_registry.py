@@ -5,26 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from mlflow.tracking import MlflowClient
 
 from nightshift import files, policies
 from nightshift.adapters import mlflow_registry, mlflow_tracking
-from nightshift.adapters.mlflow_registry import Candidate, Registration
+from nightshift.adapters.mlflow_registry import Proposal, Registration
 from nightshift.errors import RegistryError
+from nightshift.reports.paired import EpisodeOutcome
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "chunk": 1}
-MODEL = "test-model"
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("registry")
-    with files.new_folder(root / "policy") as folder:
-        policies.save(policies.build(SPEC), folder)
-    return root
+    return tmp_path_factory.mktemp("registry")
 
 
 @pytest.fixture(autouse=True)
@@ -35,56 +35,170 @@ def _store(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def register(root: Path, fingerprint: str, successes: int, grid: str = "grid") -> Registration:
-    candidate = Candidate(
-        model=MODEL,
-        policy=root / "policy",
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> str:
+    """A registered model of its own for every test; making a store anew would take seconds."""
+    return str(request.node.name).partition("[")[0]
+
+
+def trained(root: Path, name: str) -> Path:
+    """A policy folder; the same name is the same weights."""
+    path = root / "policies" / name
+    if not path.exists():
+        with files.new_folder(path) as folder:
+            policies.save(policies.build(SPEC), folder)
+    return path
+
+
+def episodes(results: str) -> list[EpisodeOutcome]:
+    """One per letter: s solved, f failed, i invalid."""
+    return [
+        {"task": "near", "init_state": i, "success": letter == "s", "length": 9, "valid": letter != "i"}
+        for i, letter in enumerate(results)
+    ]
+
+
+def proposal(root: Path, model: str, fingerprint: str, results: str, **changes: Any) -> Proposal:
+    policy = trained(root, changes.pop("policy", f"{model}-{fingerprint}"))
+    made = Proposal(
+        model=model,
+        level=0.05,
+        candidate="rloo",
+        policy=policy,
+        weights=files.sha256(policy / policies.WEIGHTS),
         fingerprint=fingerprint,
-        grid=grid,
-        successes=successes,
-        episodes=10,
+        grid="grid",
+        outcomes=episodes(results),
         tags={"dataset.md5": "abc.dir", "code.commit": "1234"},
     )
-    return mlflow_registry.register(root, candidate)
+    return replace(made, **changes)
 
 
-def test_the_champion_moves_only_when_better_on_the_same_grid(root: Path) -> None:
-    first = register(root, "one", 5)
+def register(root: Path, model: str, fingerprint: str, results: str, **changes: Any) -> Registration:
+    return mlflow_registry.register(root, proposal(root, model, fingerprint, results, **changes))
+
+
+def tags_of(root: Path, done: Registration) -> dict[str, str]:
+    return dict(mlflow_tracking.connect(root).get_model_version(done.model, done.version).tags)
+
+
+def test_the_champion_moves_only_to_a_version_that_the_paired_test_calls_better(root: Path, model: str) -> None:
+    first = register(root, model, "one", "sssss" + "f" * 5)
     assert (first.version, first.aliases) == ("1", ("challenger", "champion"))
-    worse = register(root, "two", 5)
-    assert (worse.champion, worse.aliases) == ("1", ("challenger",)), "as good is not better"
-    assert "version 1 stays" in worse.why
-    better = register(root, "three", 6)
-    assert (better.champion, better.aliases) == ("3", ("challenger", "champion"))
-    elsewhere = register(root, "four", 10, grid="another")
-    assert elsewhere.champion == "3"
-    assert "another grid" in elsewhere.why
+    more = register(root, model, "two", "s" * 9 + "f")  # four states more: p = 1/16
+    assert (more.champion, more.aliases, more.p_value) == ("1", ("challenger",), 1 / 16)
+    assert "cannot be told whether it is better than version 1" in more.reason
+    better = register(root, model, "three", "s" * 10)  # five: p = 1/32
+    assert (better.champion, better.aliases, better.p_value) == ("3", ("challenger", "champion"), 1 / 32)
+    assert better.reason == (
+        "version 3 (rloo) becomes champion: of 10 states valid for both it solved 5 that version 1 failed "
+        "and failed 0 that version 1 solved (exact p = 0.0312, level 0.05)"
+    )
+    elsewhere = register(root, model, "four", "s" * 10, grid="another")
+    assert (elsewhere.champion, elsewhere.p_value) == ("3", None)
+    assert "cannot be told, since version 3 was not evaluated on this grid" in elsewhere.reason
 
 
-def test_registering_again_after_a_crash_makes_no_second_version(root: Path) -> None:
-    before = register(root, "same", 1)
-    after = register(root, "same", 1)
-    assert before.version == after.version
-    tags = mlflow_tracking.connect(root).get_model_version(MODEL, after.version).tags
-    assert tags["dataset.md5"] == "abc.dir"
-    assert tags[mlflow_registry.GRID] == "grid"
+def test_188_of_200_does_not_replace_187_of_190(root: Path, model: str) -> None:
+    register(root, model, "one", "s" * 187 + "f" * 3 + "i" * 10)
+    later = register(root, model, "two", "s" * 188 + "f" * 12)
+    assert later.champion == "1"
+    assert "cannot be told" in later.reason
+    assert "of 190 states valid for both it solved 1 that version 1 failed and failed 0" in later.reason
 
 
-def test_a_loaded_model_acts_as_the_policy_that_was_registered(root: Path) -> None:
-    version = register(root, "acting", 0).version
+def test_one_episode_more_does_not_replace_the_champion(root: Path, model: str) -> None:
+    register(root, model, "one", "s" * 187 + "f" * 13)
+    later = register(root, model, "two", "s" * 188 + "f" * 12)
+    assert later.champion == "1"
+    assert "cannot be told" in later.reason
+
+
+def test_a_version_carries_its_numbers_and_the_reason_as_tags(root: Path, model: str) -> None:
+    register(root, model, "one", "fffff" + "s" * 5)
+    done = register(root, model, "two", "s" * 7 + "fi" + "s", candidate="sft")
+    tags = tags_of(root, done)
+    expected = {
+        mlflow_registry.CANDIDATE: "sft",
+        mlflow_registry.GRID: "grid",
+        mlflow_registry.SUCCESSES: "8",
+        mlflow_registry.EPISODES: "9",
+        mlflow_registry.INVALID: "1",
+        mlflow_registry.LEVEL: "0.05",
+        mlflow_registry.P_VALUE: repr(done.p_value),
+        mlflow_registry.REASON: done.reason,
+        "dataset.md5": "abc.dir",
+    }
+    assert expected.items() <= tags.items()
+    assert done.p_value == 7 / 64  # five won and one lost
+
+
+def test_registering_again_makes_no_second_version_and_reports_the_same(root: Path, model: str) -> None:
+    before = register(root, model, "same", "ssf")
+    assert register(root, model, "same", "ssf") == before
+
+
+@pytest.mark.parametrize(
+    ("step", "argument"),
+    [
+        ("set_registered_model_alias", mlflow_registry.CHALLENGER),
+        ("set_model_version_tag", mlflow_registry.REASON),
+        ("set_registered_model_alias", mlflow_registry.CHAMPION),
+    ],
+)
+def test_a_registration_that_died_between_two_steps_is_completed_by_the_next(
+    root: Path, model: str, monkeypatch: pytest.MonkeyPatch, step: str, argument: str
+) -> None:
+    model = f"{model}-{argument}"
+    register(root, model, "one", "f" * 10)
+    real = getattr(MlflowClient, step)
+
+    def dies(self: MlflowClient, *arguments: str) -> None:
+        if argument in arguments:
+            raise KeyboardInterrupt
+        real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, step, dies)
+        with pytest.raises(KeyboardInterrupt):
+            register(root, model, "two", "s" * 10)
+    done = register(root, model, "two", "s" * 10)
+    assert (done.version, done.champion, done.aliases) == ("2", "2", ("challenger", "champion"))
+    assert tags_of(root, done)[mlflow_registry.REASON] == done.reason
+
+
+def test_the_same_weights_are_found_and_not_registered_again(root: Path, model: str) -> None:
+    clone = register(root, model, "one", "sssff", policy="clone", candidate="sft")
+    again = register(root, model, "two", "sssff", policy="clone", candidate="sft")
+    assert (again.version, again.champion) == (clone.version, "1")
+    assert again.reason == (
+        "version 1 (sft) stays champion: the best candidate of this evaluation has the same weights"
+    )
+    assert tags_of(root, again)[mlflow_registry.REASON] == clone.reason, "the registry says how it became champion"
+
+
+def test_the_same_weights_on_a_new_grid_can_be_compared_on_it_from_then_on(root: Path, model: str) -> None:
+    register(root, model, "one", "f" * 10, policy="old")
+    register(root, model, "two", "f" * 10, policy="old", grid="new")
+    assert "cannot be told" in register(root, model, "three", "s" * 4 + "f" * 6, grid="new").reason
+    assert register(root, model, "four", "s" * 10, grid="new").champion == "3"
+
+
+def test_a_loaded_model_acts_as_the_policy_that_was_registered(root: Path, model: str) -> None:
+    version = register(root, model, "acting", "s", policy="acting").version
     observations = {"objects": np.ones((4, 3), np.float32), "task": np.zeros((4, 2), np.float32)}
     before = list(sys.path)
-    model = mlflow_registry.load(root, MODEL, version)
-    actions = policies.load(root / "policy").act(observations)
-    np.testing.assert_array_equal(model.predict(observations), actions)
-    np.testing.assert_array_equal(mlflow_registry.policy_of(model).act(observations), actions)
+    loaded = mlflow_registry.load(root, model, version)
+    actions = policies.load(trained(root, "acting")).act(observations)
+    np.testing.assert_array_equal(loaded.predict(observations), actions)
+    np.testing.assert_array_equal(mlflow_registry.policy_of(loaded).act(observations), actions)
     assert sys.path == before
 
 
-def test_the_model_loads_where_this_package_is_not_installed(root: Path) -> None:
-    version = register(root, "alone", 0).version
+def test_the_model_loads_where_this_package_is_not_installed(root: Path, model: str) -> None:
+    version = register(root, model, "alone", "s").version
     store = mlflow_tracking.connect(root)
-    location = store.get_model_version_download_uri(MODEL, version)
+    location = store.get_model_version_download_uri(model, version)
     program = f"""
 import sys
 from pathlib import Path
@@ -101,10 +215,10 @@ assert out.shape == (2, 1, 7)
     assert done.returncode == 0, done.stderr
 
 
-def test_an_unknown_model_version_or_alias_says_what_there_is(root: Path) -> None:
-    register(root, "one", 5)
+def test_an_unknown_model_version_or_alias_says_what_there_is(root: Path, model: str) -> None:
+    register(root, model, "one", "s")
     with pytest.raises(RegistryError, match="has no version or alias 'best'") as error:
-        mlflow_registry.load(root, MODEL, "best")
+        mlflow_registry.load(root, model, "best")
     assert "champion" in error.value.next_step
     with pytest.raises(RegistryError, match="no model 'other' yet"):
         mlflow_registry.load(root, "other", "champion")

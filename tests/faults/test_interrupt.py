@@ -91,7 +91,7 @@ def test_ctrl_c_ends_training_and_every_process_of_ray_and_the_next_run_resumes(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     with Session(root) as session:
         run_stage("rloo", session)
-    assert len(json.loads((root / paths.RLOO_HISTORY).read_text())) == ITERATIONS
+    assert len(json.loads((root / paths.RLOO_HISTORY).read_text())["iterations"]) == ITERATIONS
     assert steps_trained(root)[done] > 1, "it started over"
 
 

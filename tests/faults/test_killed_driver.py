@@ -44,7 +44,8 @@ def undisturbed(project: Path) -> Outcome:
         with Session(project) as session:
             for stage in ("states", "collect", "dataset", "sft", "rloo"):
                 run_stage(stage, session)
-    learned = [iteration["update/loss"] for iteration in json.loads((project / paths.RLOO_HISTORY).read_text())]
+    history = json.loads((project / paths.RLOO_HISTORY).read_text())["iterations"]
+    learned = [iteration["update/loss"] for iteration in history]
     assert any(learned), "nothing was learned: the test would show nothing"
     return outcome(project)
 

@@ -19,6 +19,14 @@ def test_golden_wilson_intervals(rate: Rate, low: float, high: float) -> None:
 
 
 @given(rates)
+def test_the_interval_solves_wilsons_equation(rate: Rate) -> None:
+    """Its ends are the rates p for which the observed rate is 1.96 standard errors of p away."""
+    z = 1.959963984540054
+    for end in (rate.low, rate.high):
+        assert (rate.rate - end) ** 2 == pytest.approx(z**2 * end * (1 - end) / rate.episodes, abs=1e-12)
+
+
+@given(rates)
 def test_the_interval_holds_the_rate_and_stays_between_0_and_1(rate: Rate) -> None:
     assert 0 <= rate.low <= rate.rate + 1e-12
     assert rate.rate - 1e-12 <= rate.high <= 1

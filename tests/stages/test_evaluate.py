@@ -1,6 +1,6 @@
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from rich.console import Console
 
@@ -16,20 +17,34 @@ from nightshift.errors import RolloutError, SimulatorError
 from nightshift.pipeline import summary
 from nightshift.pipeline.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths
 from nightshift.reports import figures
 from nightshift.rollouts.local import LocalPool
-from nightshift.stages import evaluate
+from nightshift.stages import evaluate, register
+from nightshift.types import RolloutRequest, Trajectory
 from tests.stages.test_collect import FailingPool
+
+HISTORY = {
+    "algorithm": "grpo",
+    "iterations": [{"rollout/success": 0.5, "update/kl": 0.01}],
+    "validation": [{"iteration": 0, "successes": 5, "episodes": 10}],
+    "kept": 0,
+}
+
+
+def leave(name: str, history: object = None) -> None:
+    """As a training stage does."""
+    with files.new_folder(paths.MODELS / name) as folder:
+        policies.save(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[4], chunk=1), folder)
+        if history:
+            files.write_json(folder / paths.HISTORY, history)
 
 
 @pytest.fixture
 def two_policies(project: object) -> None:
-    policy = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[4], chunk=1)
-    for path in (paths.SFT_POLICY, paths.RLOO_POLICY):
-        with files.new_folder(path) as folder:
-            policies.save(policy, folder)
-            files.write_json(folder / paths.RLOO_HISTORY.name, [{"rollout/success": 0.5, "update/kl": 0.01}])
+    leave("sft")
+    leave("rloo", HISTORY)
 
 
 def run(job: Job, params: config.Params) -> dict[str, Any]:
@@ -41,7 +56,7 @@ def run(job: Job, params: config.Params) -> dict[str, Any]:
 @pytest.mark.usefixtures("two_policies")
 def test_every_cell_of_the_grid_counts_once(job: Callable[[str], Job], params: config.Params) -> None:
     run(job("evaluate"), params)
-    outcomes = json.loads((paths.EVALUATION / evaluate.OUTCOMES).read_text())
+    outcomes = json.loads(paths.EVALUATION_OUTCOMES.read_text())
     cells = [(task, state) for task in ("near", "far") for state in range(10)]
     for policy in ("sft", "rloo"):
         assert [(o["task"], o["init_state"]) for o in outcomes[policy]] == cells
@@ -66,20 +81,20 @@ def test_a_killed_evaluation_plays_only_what_is_missing_and_reports_the_same(
 
 
 @pytest.mark.usefixtures("two_policies")
-def test_an_episode_that_the_simulator_spoilt_is_left_out_counted_and_played_again_when_resumed(
+def test_an_invalid_episode_is_left_out_counted_and_played_again_when_resumed(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     pool = FailingPool(params.env, breaks=lambda request: request.init_state == 7)
     report: Any = run(replace(job("evaluate"), pool=lambda env: pool), params)
-    for policy in report["policies"].values():
-        assert policy["invalid"] == 2
-        assert policy["overall"]["episodes"] == 18
-        assert [task["episodes"] for task in policy["tasks"].values()] == [9, 9]
+    for result in report["candidates"]:
+        assert result["invalid"] == 2
+        assert result["overall"]["episodes"] == 18
+        assert [task["episodes"] for task in result["tasks"].values()] == [9, 9]
     assert "without 2 episodes in which the simulator failed" in printed()
     mended = FailingPool(params.env)
     report = run(replace(job("evaluate"), pool=lambda env: mended), params)
     assert [request.init_state for request in mended.played] == [7] * 4
-    assert [policy["overall"]["episodes"] for policy in report["policies"].values()] == [20, 20]
+    assert [result["overall"]["episodes"] for result in report["candidates"]] == [20, 20]
     assert "simulator failed" not in printed()
 
 
@@ -92,9 +107,9 @@ def test_a_task_without_one_valid_episode_has_no_rate(job: Callable[[str], Job],
 
 
 def printed() -> str:
-    """What a user reads on the terminal and on Prefect's page."""
+    """What a user reads on a terminal of 80 columns; Prefect's page says the same about invalid episodes."""
     gathered = summary.gather(Path(), [])
-    console = Console(width=100, record=True, file=io.StringIO())
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(summary.render(gathered))
     text = console.export_text()
     assert ("simulator failed" in text) == ("simulator failed" in summary.markdown(gathered))
@@ -114,7 +129,7 @@ def test_another_grid_has_another_digest(job: Callable[[str], Job], params: conf
     assert len(digests) == 4
 
 
-def test_a_film_is_a_moving_picture_and_a_strip_of_stills(tmp_path: Path) -> None:
+def test_a_film_is_an_animation_and_a_strip_of_stills(tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 255, (9, 32, 48, 3), dtype=np.uint8)
     figures.film(tmp_path, "lift_cube", frames, strip_frames=4)
     with Image.open(tmp_path / "lift_cube.gif") as film, Image.open(tmp_path / "lift_cube.png") as strip:
@@ -144,9 +159,7 @@ def test_the_report_says_what_was_played_under_which_conditions(
 
 
 @pytest.mark.usefixtures("two_policies")
-def test_a_policy_that_draws_its_actions_is_another_evaluation(
-    job: Callable[[str], Job], params: config.Params
-) -> None:
+def test_sampled_actions_are_another_evaluation(job: Callable[[str], Job], params: config.Params) -> None:
     best = run(job("evaluate"), params)
     warm = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"temperature": 1.0})})
     drawn = run(replace(job("evaluate"), state=job("evaluate").state / "warm"), warm)
@@ -154,7 +167,7 @@ def test_a_policy_that_draws_its_actions_is_another_evaluation(
     assert drawn["conditions"]["temperature"] == 1.0
 
 
-def test_every_state_has_draws_of_its_own(params: config.Params) -> None:
+def test_every_state_has_a_seed_of_its_own(params: config.Params) -> None:
     requests = evaluate.grid(params.env, 5, 0.5)
     assert {(request.controller, request.temperature) for request in requests} == {("sample", 0.5)}
     assert len({(request.task, request.seed) for request in requests}) == len(requests)
@@ -165,7 +178,85 @@ def test_auto_plays_as_many_states_as_the_protocol(params: config.Params) -> Non
     assert len(evaluate.grid(params.env, "auto")) == 2 * 50
 
 
-def test_the_cameras_of_an_evaluation_are_those_its_policies_look_through() -> None:
+class ByPolicy(FailingPool):
+    """Solves chosen init states, by the place of the candidate in the order of play, whatever the policy does."""
+
+    def __init__(self, env: config.Env, solved: Sequence[Callable[[RolloutRequest], bool]]) -> None:
+        super().__init__(env)
+        self._solved = iter(solved)
+
+    def run(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        solves = next(self._solved)
+        for index, trajectories in super().run(requests, policy):
+            yield index, [replace(t, success=solves(requests[index])) for t in trajectories]
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_three_candidates_go_through_evaluation_figure_summary_and_registration(
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third training stage is one more line in dvc.yaml per stage that takes candidates."""
+    leave("rlpd", {"iterations": [{"rollout/success": 0.5}], "validation": [], "kept": 1})
+    graph = yaml.safe_load(paths.DVC_YAML.read_text())
+    graph["stages"]["evaluate"]["deps"].append("models/rlpd")
+    paths.DVC_YAML.write_text(yaml.safe_dump(graph))
+    pool = ByPolicy(
+        params.env,
+        [lambda r: r.init_state < 3, lambda r: r.init_state in (0, 1, 7, 8, 9), lambda r: r.init_state < 8],
+    )
+    report = run(replace(job("evaluate"), pool=lambda env: pool), params)
+    assert [(r["name"], r["label"], r["overall"]["successes"]) for r in report["candidates"]] == [
+        ("sft", "SFT", 6),
+        ("rloo", "GRPO", 10),
+        ("rlpd", "RLPD", 16),
+    ]
+    assert report["best"] == "rlpd"
+    first, second, third = (result["gain"] for result in report["candidates"])
+    assert first is None
+    assert (second["states"], second["won"], second["lost"], second["gain"]) == (20, 6, 2, 0.2)
+    assert (third["won"], third["lost"], third["p_value"]) == (10, 0, 2**-10)
+    with Image.open(paths.EVALUATION_FIGURE) as figure:
+        assert figure.width > 1800, "a panel of bars and one per training"
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd()}/{paths.MLFLOW_DATABASE}")
+    register.run(job("register"), register=params.section("register"))
+    receipt = json.loads(paths.RECEIPT.read_text())
+    assert receipt["candidate"] == "rlpd"
+    text = printed()
+    for words in ("after SFT", "after GRPO", "after RLPD", "gain over SFT", "+20.0", "+50.0", "< 0.001"):
+        assert words in text, words
+    assert receipt["reason"] in " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_a_clone_that_training_made_worse_is_the_best_candidate(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = ByPolicy(params.env, [lambda r: True, lambda r: r.init_state < 8])
+    report = run(replace(job("evaluate"), pool=lambda env: pool), params)
+    assert report["best"] == "sft"
+    gain = report["candidates"][1]["gain"]
+    assert (gain["won"], gain["lost"], gain["gain"], gain["p_value"]) == (0, 4, -0.2, 1)
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_the_metrics_of_all_candidates_are_logged(job: Callable[[str], Job], params: config.Params) -> None:
+    run(job("evaluate"), params)
+    (line,) = (job("evaluate").state / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line).keys() == {"step", "success/sft", "success/rloo"}
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_the_summary_fits_a_terminal_of_80_columns(job: Callable[[str], Job], params: config.Params) -> None:
+    run(job("evaluate"), params)
+    text = printed()
+    assert "…" not in text, "a column was cut off"
+    assert max(map(len, text.splitlines())) == 80
+
+
+def test_the_cameras_of_an_evaluation_are_the_inputs_of_its_policies() -> None:
     seeing, blind = (
         GaussianMlp(inputs=inputs, hidden=[4], chunk=1) for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
     )

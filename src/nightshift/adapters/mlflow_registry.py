@@ -1,4 +1,8 @@
-"""MLflow as the registry of policies: `challenger` is the newest, `champion` the best on the same evaluation grid."""
+"""MLflow as the registry of policies: `challenger` is the newest, `champion` the best that was shown to be better.
+
+Every version keeps its per-episode outcomes in its run, one file per evaluation grid, so that later versions can be
+compared with it state by state.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,65 +27,100 @@ from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
 import nightshift
-from nightshift import files
+from nightshift import policies
 from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.errors import RegistryError
+from nightshift.reports import gate
+from nightshift.reports.gate import Decision
+from nightshift.reports.intervals import Rate
+from nightshift.reports.paired import EpisodeOutcome, Paired, solved
 from nightshift.types import ACTION_DIM
 
 CHALLENGER = "challenger"
 CHAMPION = "champion"
 
+CANDIDATE = "candidate"
+WEIGHTS = "policy.sha256"
 GRID = "evaluation.grid"
 SUCCESSES = "evaluation.successes"
 EPISODES = "evaluation.episodes"
+INVALID = "evaluation.invalid"
+LEVEL = "gate.level"
+P_VALUE = "gate.p_value"
+NOT_TESTED = "not tested"
+REASON = "gate.reason"
 RUN = "run_id"
+OUTCOMES = "outcomes"
+"""Folder of a version's run that holds <grid>.json."""
 SHIPPED = ("__init__.py", "types.py", "policies")
 """What a policy needs of this package; it travels with the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A policy that asks to be registered."""
+class Proposal:
+    """The best candidate of an evaluation, proposed for registration."""
 
     model: str
+    level: float
+    """One-sided p at which it counts as better than the champion."""
+    candidate: str
     policy: Path
+    weights: str
+    """sha256 of the policy's weights: the same weights are never registered twice."""
     fingerprint: str
-    """Of everything that made it: the same one is never registered twice."""
+    """Of all inputs of the stage: the same one is never registered twice."""
     grid: str
-    successes: int
-    episodes: int
+    outcomes: Sequence[EpisodeOutcome]
     tags: Mapping[str, str]
+
+    @property
+    def rate(self) -> Rate:
+        valid = solved(self.outcomes)
+        return Rate(sum(valid.values()), len(valid))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
     model: str
     version: str
+    candidate: str
     aliases: tuple[str, ...]
     champion: str
     """The version that is champion now."""
-    why: str
+    reason: str
+    """Why the version is champion or not, in one sentence."""
+    p_value: float | None
+    level: float
     run_id: str
     pipeline: str
     """Fingerprint of the params of the pipeline."""
 
 
-def register(root: Path, candidate: Candidate) -> Registration:
-    """Register the policy once, call it challenger, and let it be champion if it is better on the same grid."""
+def register(root: Path, proposal: Proposal) -> Registration:
+    """Register the policy once, as challenger, and as champion if it is better than the one there is.
+
+    Every step can be repeated, so that a run that died between two of them is completed by the next one. The reason is
+    written before the alias moves: no version is champion without one.
+    """
     client = tracking.connect(root)
     mlflow.set_tracking_uri(client.tracking_uri)
-    version = _find(client, candidate) or _create(client, candidate)
-    client.set_registered_model_alias(candidate.model, CHALLENGER, version.version)
-    champion, why = _decide(client, candidate, version)
-    if champion == version.version:
-        client.set_registered_model_alias(candidate.model, CHAMPION, version.version)
-    aliases = client.get_model_version(candidate.model, version.version).aliases
+    version = _find(client, proposal) or _create(client, proposal)
+    _add_evaluation(client, version, proposal)
+    client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
+    decision = _decide(client, version, proposal)
+    if decision.promote:
+        client.set_registered_model_alias(proposal.model, CHAMPION, version.version)
+    aliases = client.get_model_version(proposal.model, version.version).aliases
+    champion = client.get_model_version_by_alias(proposal.model, CHAMPION)
     return Registration(
-        model=candidate.model,
+        model=proposal.model,
         version=str(version.version),
+        candidate=proposal.candidate,
         aliases=tuple(sorted(aliases)),
-        champion=str(champion),
-        why=why,
+        champion=str(champion.version),
+        reason=decision.reason,
+        p_value=decision.p_value,
+        level=proposal.level,
         run_id=version.tags[RUN],
         pipeline=version.tags[tracking.PIPELINE],
     )
@@ -122,41 +161,84 @@ def _versions(client: MlflowClient, model: str) -> list[ModelVersion]:
     return list(client.search_model_versions(f"name = '{model}'"))
 
 
-def _find(client: MlflowClient, candidate: Candidate) -> ModelVersion | None:
-    same = [v for v in _versions(client, candidate.model) if v.tags.get(tracking.FINGERPRINT) == candidate.fingerprint]
-    return same[0] if same else None
+def _find(client: MlflowClient, proposal: Proposal) -> ModelVersion | None:
+    """The version with the same fingerprint, else one with the same weights."""
+    versions = _versions(client, proposal.model)
+    wanted = {tracking.FINGERPRINT: proposal.fingerprint, WEIGHTS: proposal.weights}
+    return next((v for tag, value in wanted.items() for v in versions if v.tags.get(tag) == value), None)
 
 
-def _create(client: MlflowClient, candidate: Candidate) -> ModelVersion:
-    """Log the model under the stage's own run and register it; the tags come with the version, in one step."""
-    run_id = _run_of(client, candidate.fingerprint)
+def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
+    """Log model and outcomes under the stage's own run and register it; the tags come with the version, in one step."""
+    run_id = _run_of(client, proposal.fingerprint)
     with mlflow.start_run(run_id=run_id), tempfile.TemporaryDirectory() as scratch:
-        model = _log(candidate, Path(scratch))
+        model = _log(proposal, Path(scratch))
         active = mlflow.active_run()
         parent = active.data.tags.get(tracking.PARENT)
         pipeline = client.get_run(parent).data.tags.get(tracking.PIPELINE, "") if parent else ""
         tags = {
-            **candidate.tags,
-            tracking.FINGERPRINT: candidate.fingerprint,
+            **proposal.tags,
+            **_evaluation_tags(proposal),
+            CANDIDATE: proposal.candidate,
+            WEIGHTS: proposal.weights,
+            tracking.FINGERPRINT: proposal.fingerprint,
             tracking.PIPELINE: pipeline,
-            GRID: candidate.grid,
-            SUCCESSES: str(candidate.successes),
-            EPISODES: str(candidate.episodes),
             RUN: active.info.run_id,
         }
-        mlflow.log_metric("evaluation/success", candidate.successes / candidate.episodes, model_id=model.model_id)
+        _store_outcomes(client, active.info.run_id, proposal)
+        mlflow.log_metric("evaluation/success", proposal.rate.rate, model_id=model.model_id)
         with _hushed():
-            return mlflow.register_model(model.model_uri, candidate.model, tags=tags, await_registration_for=60)
+            return mlflow.register_model(model.model_uri, proposal.model, tags=tags, await_registration_for=60)
 
 
-def _log(candidate: Candidate, scratch: Path) -> Any:
-    spec = json.loads((candidate.policy / "policy.json").read_text())
-    files.verify_folder(candidate.policy, "nightshift run makes it again")
+def _add_evaluation(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> None:
+    """Keep the outcomes of a version that was found and has not been evaluated on this grid before."""
+    if _outcomes(client, version, proposal.grid) is None:
+        _store_outcomes(client, version.tags[RUN], proposal)
+        _set_tags(client, version, _evaluation_tags(proposal))
+
+
+def _evaluation_tags(proposal: Proposal) -> dict[str, str]:
+    return {
+        GRID: proposal.grid,
+        SUCCESSES: str(proposal.rate.successes),
+        EPISODES: str(proposal.rate.episodes),
+        INVALID: str(len(proposal.outcomes) - proposal.rate.episodes),
+    }
+
+
+def _set_tags(client: MlflowClient, version: ModelVersion, tags: Mapping[str, str]) -> None:
+    for key, value in tags.items():
+        client.set_model_version_tag(version.name, version.version, key, value)
+
+
+def _store_outcomes(client: MlflowClient, run_id: str, proposal: Proposal) -> None:
+    client.log_dict(run_id, {"episodes": list(proposal.outcomes)}, f"{OUTCOMES}/{proposal.grid}.json")
+
+
+def _outcomes(client: MlflowClient, version: ModelVersion, grid: str) -> Sequence[EpisodeOutcome] | None:
+    """The version's episodes on a grid; None if it was not evaluated on it."""
+    run_id, path = version.tags.get(RUN), f"{OUTCOMES}/{grid}.json"
+    try:
+        if not run_id or path not in [file.path for file in client.list_artifacts(run_id, OUTCOMES)]:
+            return None
+        with _hushed():
+            episodes: Sequence[EpisodeOutcome] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{path}")["episodes"]
+    except (MlflowException, OSError) as error:
+        raise RegistryError(
+            f"the outcomes of version {version.version} of {version.name} cannot be read: {error}",
+            "bring its MLflow run back, or delete the version",
+        ) from error
+    return episodes
+
+
+def _log(proposal: Proposal, scratch: Path) -> Any:
+    spec = json.loads((proposal.policy / policies.SPEC).read_text())
     with _hushed():
         return mlflow.pyfunc.log_model(
             name="policy",
             python_model=str(Path(__file__).parent / "policy_model.py"),
-            artifacts={"policy": str(candidate.policy)},
+            artifacts={"policy": str(proposal.policy)},
             signature=_signature(spec["inputs"], spec["chunk"]),
             input_example={name: np.zeros((1, size), np.float32) for name, size in spec["inputs"].items()},
             code_paths=[str(_shipped(scratch))],
@@ -166,7 +248,7 @@ def _log(candidate: Candidate, scratch: Path) -> Any:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """MLflow announces every step on stderr; errors are raised all the same."""
+    """MLflow reports every step on stderr; errors are still raised."""
     with contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -203,23 +285,38 @@ def _run_of(client: MlflowClient, fingerprint: str) -> str | None:
     return str(runs[0].info.run_id) if runs else None
 
 
-def _decide(client: MlflowClient, candidate: Candidate, version: ModelVersion) -> tuple[str, str]:
-    """The version that should be champion, and why."""
-    if CHAMPION not in client.get_registered_model(candidate.model).aliases:
-        return version.version, "there was no champion to compare with"
-    champion = client.get_model_version_by_alias(candidate.model, CHAMPION)
-    ours = f"{candidate.successes} of {candidate.episodes}"
-    theirs = f"{champion.tags.get(SUCCESSES)} of {champion.tags.get(EPISODES)}"
-    if champion.version == version.version:
-        return version.version, f"it is the champion, with {ours} episodes"
-    if champion.tags.get(GRID) != candidate.grid:
-        return (
-            champion.version,
-            f"version {champion.version} stays: it was evaluated on another grid, so they cannot be compared",
-        )
-    if candidate.successes > int(champion.tags[SUCCESSES]):
-        return (
-            version.version,
-            f"better than version {champion.version} on the same grid: {ours} against {theirs} episodes",
-        )
-    return champion.version, f"version {champion.version} stays: {theirs} episodes against {ours} on the same grid"
+def _decide(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> Decision:
+    """Whether the version becomes champion; the numbers and the reason are kept with it."""
+    title = f"version {version.version} ({proposal.candidate})"
+    champion = _champion(client, proposal.model)
+    if champion is not None and champion.version == version.version:
+        return _champion_already(version, proposal, title)
+    decision = _compare(client, title, champion, proposal) if champion else gate.no_champion(title, proposal.rate)
+    p_value = NOT_TESTED if decision.p_value is None else repr(decision.p_value)
+    _set_tags(client, version, {LEVEL: str(proposal.level), P_VALUE: p_value, REASON: decision.reason})
+    return decision
+
+
+def _champion(client: MlflowClient, model: str) -> ModelVersion | None:
+    if CHAMPION not in client.get_registered_model(model).aliases:
+        return None
+    return client.get_model_version_by_alias(model, CHAMPION)
+
+
+def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> Decision:
+    """A registration that is repeated reports the decision it made; the reason in the registry stays as it is."""
+    repeated = version.tags[tracking.FINGERPRINT] == proposal.fingerprint
+    if not repeated or REASON not in version.tags:  # no reason: somebody set the alias by hand
+        return gate.same_weights(title)
+    p_value = version.tags[P_VALUE]
+    return Decision(
+        promote=False, reason=version.tags[REASON], p_value=None if p_value == NOT_TESTED else float(p_value)
+    )
+
+
+def _compare(client: MlflowClient, title: str, champion: ModelVersion, proposal: Proposal) -> Decision:
+    theirs = _outcomes(client, champion, proposal.grid)
+    name = f"version {champion.version}"
+    if theirs is None:
+        return gate.other_grid(title, name)
+    return gate.compare(title, name, Paired.between(solved(proposal.outcomes), solved(theirs)), proposal.level)

@@ -21,10 +21,10 @@ from nightshift.pipeline.run import Outcome, timings
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
 
-NAMES = {"sft": "after SFT", "rloo": "after RL (RLOO)"}
 MARKS = {"ran": ("● ran", "bold green"), "cached": ("○ cached", "dim"), "restored": ("◐ restored", "cyan")}
 BIN = ".venv/bin/nightshift"
-_BAR = 20
+_BAR = 16
+_WIDTH = 96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +48,18 @@ def gather(root: Path, outcomes: Sequence[Outcome], seconds: float | None = None
 
 
 def render(summary: Summary) -> RenderableType:
-    """For a terminal of 100 columns or less."""
+    """For a terminal of 80 columns or more."""
     parts: list[RenderableType] = [_stages(summary)]
     if summary.evaluation:
         parts += [Text(), _success(summary.evaluation)]
+        if any(result["gain"] for result in summary.evaluation["candidates"]):
+            parts += [Text(), _gains(summary.evaluation["candidates"])]
         parts += [Text(line, style="yellow") for line in _left_out(summary.evaluation)]
     if summary.receipt:
         parts += [Text(), _model(summary.receipt)]
     parts += [Text(), _next_steps(summary)]
     title = f"[bold]Nightshift[/]  [dim]{clock(summary.seconds)} in all[/]"
-    return Panel(Group(*parts), title=title, title_align="left", border_style="blue", padding=(1, 2), width=96)
+    return Panel(Group(*parts), title=title, title_align="left", border_style="blue", padding=(1, 2), width=_WIDTH)
 
 
 def markdown(summary: Summary) -> str:
@@ -68,15 +70,15 @@ def markdown(summary: Summary) -> str:
         f"| {row['policy']} | {row['task']} | {row['success']} | {row['interval']} | {row['episodes']} |"
         for row in _rows(summary.evaluation)
     ]
-    lines += [f"\n{line}" for line in _left_out(summary.evaluation)]
+    lines += [f"\n{line}" for line in _sentences(summary.evaluation)]
     if receipt := summary.receipt:
         names = ", ".join(receipt["aliases"])
-        lines += ["", f"**{receipt['model']}** version {receipt['version']} ({names}); champion: {receipt['why']}"]
+        lines += ["", f"**{receipt['model']}** version {receipt['version']} ({names}): {receipt['reason']}"]
     return "\n".join(lines)
 
 
 def success_rows(root: Path) -> list[dict[str, str]]:
-    """A row per policy and task, the overall figure first."""
+    """A row per candidate and task, the overall figure first."""
     return _rows(_read(root / paths.EVALUATION_REPORT))
 
 
@@ -84,6 +86,11 @@ def model_page(root: Path) -> str:
     """Where `nightshift ui` shows the registered version; empty if there is none."""
     receipt = _read(root / paths.RECEIPT)
     return f"{MLFLOW_PAGES}/#/models/{receipt['model']}/versions/{receipt['version']}" if receipt else ""
+
+
+def decision(root: Path) -> str:
+    """Why the registered version is champion or not; empty if there is none."""
+    return str(_read(root / paths.RECEIPT).get("reason", ""))
 
 
 def clock(seconds: float) -> str:
@@ -94,8 +101,12 @@ def clock(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, expand=True)
+
+
 def _stages(summary: Summary) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
+    table = _table()
     table.add_column("stage", style="bold", width=10)
     table.add_column("", width=11)
     table.add_column("time", justify="right", width=13)
@@ -110,32 +121,63 @@ def _stages(summary: Summary) -> Table:
 
 
 def _success(evaluation: Mapping[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
+    table = _table()
     table.add_column("held-out success", style="bold", ratio=1, no_wrap=True)
     table.add_column("", width=_BAR)
     table.add_column("rate", justify="right", width=7)
-    table.add_column("95 % interval", justify="right", width=15)
-    table.add_column("episodes", justify="right", width=9)
-    for name, result in _policies(evaluation):
+    table.add_column("95 % interval", justify="right", width=13)
+    table.add_column("episodes", justify="right", width=8)
+    for result in evaluation["candidates"]:
         overall = result["overall"]
-        rate, interval = _rate(overall), _interval(overall)
-        counts = f"{overall['successes']}/{overall['episodes']}"
-        table.add_row(NAMES.get(name, name), _bar(overall), f"[bold]{rate}[/]", interval, counts)
+        table.add_row(_title(result), _bar(overall), f"[bold]{_rate(overall)}[/]", _interval(overall), _counts(overall))
         for task, figures in result["tasks"].items() if len(result["tasks"]) > 1 else ():
-            counts = f"{figures['successes']}/{figures['episodes']}"
-            table.add_row(
-                f"[dim]  {task}[/]", _bar(figures, dim=True), _rate(figures), _interval(figures), counts, style="dim"
-            )
+            bar = _bar(figures, dim=True)
+            table.add_row(f"  {task}", bar, _rate(figures), _interval(figures), _counts(figures), style="dim")
     return table
 
 
-def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
-    """A line per policy whose figures are not of the whole grid."""
+def _gains(candidates: Sequence[Mapping[str, Any]]) -> Table:
+    """State by state against the first candidate, where both were valid."""
+    first = candidates[0]["label"]
+    table = _table()
+    table.add_column(f"gain over {first}", style="bold", ratio=1, no_wrap=True)
+    table.add_column("states", justify="right", width=6)
+    table.add_column("won", justify="right", width=4)
+    table.add_column("lost", justify="right", width=4)
+    table.add_column("points", justify="right", width=6)
+    table.add_column("95 % interval", justify="right", width=14)
+    table.add_column("exact p", justify="right", width=8)
+    for result in candidates[1:]:
+        gain = result["gain"]
+        counts = [str(gain[key]) for key in ("states", "won", "lost")]
+        points = f"[bold]{100 * gain['gain']:+.1f}[/]"
+        table.add_row(_title(result), *counts, points, _interval(gain, sign="+"), _p_value(gain))
+    return table
+
+
+def _sentences(evaluation: Mapping[str, Any]) -> list[str]:
+    """The gains in words, and what was left out."""
+    candidates = evaluation.get("candidates", [])
     return [
-        f"{NAMES.get(name, name)}: without {result['invalid']} episodes in which the simulator failed"
-        for name, result in _policies(evaluation)
+        f"{_title(result)}: {100 * gain['gain']:+.1f} points over {candidates[0]['label']} "
+        f"(95 % interval {_interval(gain, sign='+')}, exact p {_p_value(gain)}), "
+        f"won {gain['won']} and lost {gain['lost']} of {gain['states']} states"
+        for result in candidates
+        if (gain := result["gain"])
+    ] + _left_out(evaluation)
+
+
+def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
+    """A line per candidate whose figures are not of the whole grid."""
+    return [
+        f"{_title(result)}: without {result['invalid']} episodes in which the simulator failed"
+        for result in evaluation.get("candidates", [])
         if result["invalid"]
     ]
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    return f"after {result['label']}"
 
 
 def _bar(figures: Mapping[str, float], *, dim: bool = False) -> Text:
@@ -147,22 +189,24 @@ def _bar(figures: Mapping[str, float], *, dim: bool = False) -> Text:
     return text
 
 
-def _model(receipt: Mapping[str, Any]) -> Text:
-    text = Text.assemble("model    ", (f"{receipt['model']}", "bold"), f" version {receipt['version']}  ")
+def _model(receipt: Mapping[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    text = Text.assemble((f"{receipt['model']}", "bold"), f" version {receipt['version']} ")
     for alias in receipt["aliases"]:
-        text.append(f" {alias} ", style="black on yellow" if alias == "champion" else "black on cyan")
         text.append(" ")
-    text.append(f"\nchampion {receipt['why']}", style="dim")
-    return text
+        text.append(f" {alias} ", style="black on yellow" if alias == "champion" else "black on cyan")
+    table.add_row("model", text)
+    table.add_row("gate", Text(receipt["reason"], style="dim"))
+    return table
 
 
 def _next_steps(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     model = "champion" if "champion" in summary.receipt.get("aliases", ()) else "challenger"
     steps = {
-        "make ui": "curves, lineage and the model in MLflow",
-        f"{BIN} predict --model {model}": "load it back and let it act",
-        f"{BIN} dataset ls": "the versions of the dataset",
+        "make ui": "runs and models in MLflow",
+        f"{BIN} predict --model {model}": "load it and let it act",
+        f"{BIN} dataset ls": "versions of the dataset",
         str(paths.EVALUATION): "plot, films and numbers",
     }
     for command, words in steps.items():
@@ -173,30 +217,32 @@ def _next_steps(summary: Summary) -> Table:
 def _rows(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
-            "policy": NAMES.get(policy, policy),
+            "policy": _title(result),
             "task": task,
             "success": _rate(figures),
             "interval": _interval(figures),
             "episodes": str(figures["episodes"]),
         }
-        for policy, result in _policies(evaluation)
+        for result in evaluation.get("candidates", [])
         for task, figures in {"all": result["overall"], **result["tasks"]}.items()
     ]
-
-
-def _policies(evaluation: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """In the order they came to be."""
-    order = list(NAMES)
-    found = evaluation.get("policies", {})
-    return sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
 
 
 def _rate(figures: Mapping[str, float]) -> str:
     return f"{100 * figures['rate']:.1f} %"
 
 
-def _interval(figures: Mapping[str, float]) -> str:
-    return f"{100 * figures['low']:.1f} – {100 * figures['high']:.1f}"
+def _p_value(gain: Mapping[str, float]) -> str:
+    return "< 0.001" if gain["p_value"] < 0.001 else f"{gain['p_value']:.3f}"  # noqa: PLR2004
+
+
+def _counts(figures: Mapping[str, int]) -> str:
+    return f"{figures['successes']}/{figures['episodes']}"
+
+
+def _interval(figures: Mapping[str, float], sign: str = "-") -> str:
+    """`sign` "+" writes a plus before positive ends."""
+    return f"{100 * figures['low']:{sign}.1f} – {100 * figures['high']:{sign}.1f}"
 
 
 def _read(path: Path) -> Mapping[str, Any]:

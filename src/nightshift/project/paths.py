@@ -15,11 +15,15 @@ INIT_STATES = Path("data/init_states")
 DEMOS = Path("data/demos")
 IMPORTS = Path("data/imports")
 DATASET = Path("data/dataset")
-SFT_POLICY = Path("models/sft")
-RLOO_POLICY = Path("models/rloo")
-RLOO_HISTORY = RLOO_POLICY / "history.json"
+MODELS = Path("models")
+"""A folder per training stage: a policy, and its history if the stage has iterations."""
+HISTORY = "history.json"
+SFT_POLICY = MODELS / "sft"
+RLOO_POLICY = MODELS / "rloo"
+RLOO_HISTORY = RLOO_POLICY / HISTORY
 EVALUATION = Path("reports/evaluation")
 EVALUATION_REPORT = EVALUATION / "evaluation.json"
+EVALUATION_OUTCOMES = EVALUATION / "outcomes.json"
 EVALUATION_FIGURE = EVALUATION / "evaluation.png"
 RECEIPT = Path("reports/registration.json")
 

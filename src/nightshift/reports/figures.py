@@ -1,4 +1,4 @@
-"""Pictures of a run: the evaluation with its intervals, the learning curve, film strips; of several runs: curves."""
+"""Figures: the evaluation of all candidates beside their training, films, and learning curves over several runs."""
 
 from __future__ import annotations
 
@@ -15,41 +15,57 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from nightshift.reports.candidates import Candidate
+from nightshift.reports.history import KL, SAMPLED_SUCCESS, History
 from nightshift.reports.intervals import over_runs
 
-COLOURS = {"sft": "#9aa5b1", "rloo": "#2563eb"}
-LABELS = {"sft": "after SFT", "rloo": "after RLOO"}
+_COLOURS = ("#c3c9d1", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
+_HATCHES = ("", "", "//", "..", "xx", "\\\\")
+"""By place among the candidates. Okabe and Ito's colours are told apart by colour-blind readers; hatches by readers of
+a grey print."""
+_SAMPLED = "#0072b2"
+_GREEDY = "#d55e00"
+_KL = "#8a8a8a"
+_KL_HEADROOM = 3
+"""KL stays in the lower third of its axis, below the success curves."""
 _FILM_MILLISECONDS = 120
+_BARS_WIDTH = 7.2
+_CURVE_WIDTH = 5.6
+_WIDEST_BAR = 0.3
 
 
-def evaluation(path: Path, report: Mapping[str, Any], history: Sequence[Mapping[str, float]]) -> None:
-    """Success per task and overall with 95 % intervals, beside the course of the training."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), width_ratios=(3, 2), layout="constrained")
-    _bars(left, report)
-    _curve(right, history)
+def evaluation(path: Path, report: Mapping[str, Any], candidates: Sequence[Candidate]) -> None:
+    """Success per task and overall with 95 % intervals, beside the training of every candidate that has a history."""
+    trained = [(candidate.label, candidate.history) for candidate in candidates if candidate.history]
+    widths = [_BARS_WIDTH, *(_CURVE_WIDTH for _ in trained)]
+    figure, panels = plt.subplots(
+        1, len(widths), figsize=(sum(widths), 4.8), width_ratios=widths, layout="constrained", squeeze=False
+    )
+    _bars(panels[0, 0], report)
+    for axes, (label, history) in zip(panels[0, 1:], trained, strict=True):
+        _training(axes, label, history)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def curves(path: Path, groups: Mapping[str, NDArray[np.float64]]) -> None:
-    """Success while training, by name [runs, iterations]: the mean and its 95 % interval over runs."""
+    """Sampled success during training, by name [runs, iterations]: the mean and its 95 % interval over runs."""
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     for name, scores in groups.items():
         iterations = np.arange(1, scores.shape[1] + 1)
         low, high = np.array([over_runs(runs) for runs in scores.T.tolist()]).T
         (line,) = axes.plot(iterations, scores.mean(axis=0), label=name)
         axes.fill_between(iterations, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
-    axes.set(ylim=(0, 1.02), xlabel="iteration", title="Success of training episodes, 95 % intervals over runs")
+    axes.set(xlabel="iteration", title="Sampled success during training, 95 % intervals over runs")
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
-    axes.spines[["top", "right"]].set_visible(False)
+    _show_success(axes)
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def film(folder: Path, task: str, frames: NDArray[np.uint8], strip_frames: int) -> None:
-    """A short moving picture and a strip of `strip_frames` stills, from frames [F, H, W, 3]."""
+    """An animated GIF and a strip of `strip_frames` stills, from frames [F, H, W, 3]."""
     pictures = [Image.fromarray(frame) for frame in frames]
     pictures[0].save(
         folder / f"{task}.gif", save_all=True, append_images=pictures[1:], duration=_FILM_MILLISECONDS, loop=0
@@ -58,46 +74,75 @@ def film(folder: Path, task: str, frames: NDArray[np.uint8], strip_frames: int) 
     Image.fromarray(np.concatenate(frames[chosen], axis=1)).save(folder / f"{task}.png")
 
 
+def _show_success(axes: Axes) -> None:
+    """The vertical axis is a success rate."""
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
-    policies = report["policies"]
-    tasks = list(next(iter(policies.values()))["tasks"])
+    results = report["candidates"]
+    tasks = list(results[0]["tasks"])
     names = ["overall", *tasks] if len(tasks) > 1 else tasks
-    width = 0.8 / len(policies)
-    for offset, (policy, result) in enumerate(policies.items()):
+    width = min(0.8 / len(results), _WIDEST_BAR)
+    for place, result in enumerate(results):
         rates = [result["overall"] if name == "overall" else result["tasks"][name] for name in names]
         heights = np.array([r["rate"] for r in rates])
         errors = np.array([[r["rate"] - r["low"], r["high"] - r["rate"]] for r in rates]).T.clip(0)
-        places = np.arange(len(names)) + (offset - (len(policies) - 1) / 2) * width
-        axes.bar(places, heights, width * 0.92, yerr=errors, capsize=3, color=COLOURS[policy], label=LABELS[policy])
+        axes.bar(
+            np.arange(len(names)) + (place - (len(results) - 1) / 2) * width,
+            heights,
+            width * 0.92,
+            yerr=errors,
+            capsize=3,
+            color=_COLOURS[place % len(_COLOURS)],
+            hatch=_HATCHES[place % len(_HATCHES)],
+            edgecolor="white",
+            label=f"after {result['label']}",
+        )
     axes.set_xticks(np.arange(len(names)), [name.replace("_", " ") for name in names], rotation=15, ha="right")
     axes.set(
-        ylim=(0, 1.02),
-        ylabel="success",
-        title=f"Held-out init states, {report['grid']['episodes']} episodes each, 95 % intervals",
+        ylabel="success", title=f"Held-out init states, {report['grid']['episodes']} episodes each, 95 % intervals"
     )
-    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    _show_success(axes)
+    _legend_below(axes, *axes.get_legend_handles_labels(), columns=4)
 
 
-def _curve(axes: Axes, history: Sequence[Mapping[str, float]]) -> None:
-    iterations = np.arange(1, len(history) + 1)
-    axes.plot(
-        iterations,
-        [h["rollout/success"] for h in history],
-        "o-",
-        color=COLOURS["rloo"],
-        label="success of training episodes",
+def _training(axes: Axes, label: str, history: History) -> None:
+    """Sampled and greedy success with the iteration that was kept; KL on an axis of its own."""
+    _show_success(axes)
+    sampled, kl = history.metric(SAMPLED_SUCCESS), history.metric(KL)
+    axes.plot(list(sampled), list(sampled.values()), "o-", color=_SAMPLED, markersize=4, label="sampled, training")
+    if history.validation:
+        rates = history.validation.values()
+        errors = np.array([[rate.rate - rate.low, rate.high - rate.rate] for rate in rates]).T.clip(0)
+        axes.errorbar(
+            list(history.validation),
+            [rate.rate for rate in rates],
+            yerr=errors,
+            fmt="D--",
+            color=_GREEDY,
+            capsize=3,
+            label="greedy, validation",
+        )
+    axes.axvline(history.kept, color="black", linestyle=":", zorder=0, label=f"kept: iteration {history.kept}")
+    axes.set(
+        xlabel="iteration", ylabel="success", title=f"{label}: training", xlim=(-0.5, len(history.iterations) + 0.5)
     )
-    axes.set(ylim=(0, 1.02), xlabel="RLOO iteration", title="Training")
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
-    distance = axes.twinx()
-    distance.plot(
-        iterations, [h["update/kl"] for h in history], "s--", color="#f59e0b", markersize=3, label="KL per iteration"
-    )
-    distance.set_ylim(bottom=0)
-    handles = [*axes.get_lines(), *distance.get_lines()]
-    axes.legend(handles, [str(line.get_label()) for line in handles], frameon=False, loc="lower right")
-    axes.spines[["top"]].set_visible(False)
-    distance.spines[["top"]].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    if kl:
+        distance = axes.twinx()
+        distance.plot(list(kl), list(kl.values()), "-", color=_KL, linewidth=1, label="KL per iteration (right)")
+        distance.set_ylim(0, _KL_HEADROOM * np.nanmax([*kl.values(), 1e-6]))
+        distance.spines[["top"]].set_visible(False)
+        more = distance.get_legend_handles_labels()
+        handles, labels = handles + more[0], labels + more[1]
+    _legend_below(axes, handles, labels, columns=2)
+
+
+def _legend_below(axes: Axes, handles: Sequence[Any], labels: Sequence[str], *, columns: int) -> None:
+    """Under the panel, where no bar or curve can be hidden by it."""
+    axes.legend(handles, labels, frameon=False, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.16))

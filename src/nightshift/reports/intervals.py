@@ -1,4 +1,4 @@
-"""How sure a success rate is: of one policy, and of a way to train, of which policies are samples."""
+"""95 % intervals: of the success rate of one policy, and of the mean success of a training method over seeds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+from scipy.stats import binomtest
 from scipy.stats import t as student
 
-Z95 = 1.959963984540054
-"""Standard normal quantile of a two-sided 95 % interval."""
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Rate:
 
     @property
     def low(self) -> float:
-        return max(0.0, self._centre - self._half_width)
+        return self._interval[0]
 
     @property
     def high(self) -> float:
-        return min(1.0, self._centre + self._half_width)
+        return self._interval[1]
 
     def to_json(self) -> dict[str, float | int]:
         return {
@@ -42,22 +42,18 @@ class Rate:
         }
 
     @property
-    def _centre(self) -> float:
-        return (self.rate + Z95**2 / (2 * self.episodes)) / (1 + Z95**2 / self.episodes)
-
-    @property
-    def _half_width(self) -> float:
-        spread = self.rate * (1 - self.rate) / self.episodes + Z95**2 / (4 * self.episodes**2)
-        return Z95 * math.sqrt(spread) / (1 + Z95**2 / self.episodes)
+    def _interval(self) -> tuple[float, float]:
+        found = binomtest(self.successes, self.episodes).proportion_ci(CONFIDENCE, method="wilson")
+        return float(found.low), float(found.high)
 
 
 def over_runs(scores: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean success of a way to train, by Student's t, from one rate per run.
+    """The 95 % interval of the mean success of a training method, by Student's t, from one rate per run.
 
-    Runs differ in their seed alone: the interval tells what other seeds could have given. Three are few, so it is wide;
-    one says nothing about others.
+    Runs differ in their seed alone, so the interval covers the variation between seeds. It is wide for three runs, and
+    one run gives no estimate of that variation.
     """
     if len(scores) == 1:
         return 0.0, 1.0
-    reach = float(student.ppf(0.975, len(scores) - 1)) * stdev(scores) / math.sqrt(len(scores))
+    reach = float(student.ppf((1 + CONFIDENCE) / 2, len(scores) - 1)) * stdev(scores) / math.sqrt(len(scores))
     return max(0.0, mean(scores) - reach), min(1.0, mean(scores) + reach)

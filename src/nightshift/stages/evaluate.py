@@ -1,4 +1,4 @@
-"""Evaluate: play a fixed grid of held-out init states, each once, with the policy before and after RL."""
+"""Evaluate: play a fixed grid of held-out init states, each once, with every candidate."""
 
 from __future__ import annotations
 
@@ -19,42 +19,43 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
-from nightshift.reports import figures
+from nightshift.reports import figures, gate
+from nightshift.reports.candidates import Candidate, candidates
 from nightshift.reports.intervals import Rate
+from nightshift.reports.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress
 from nightshift.types import RolloutRequest
 
-OUTCOMES = "outcomes.json"
 _FRAME_EVERY = 4
-
-Outcome = dict[str, Any]
-"""One episode: task, init_state, success, length, valid."""
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states, evaluate.temperature)
-    candidates = {"sft": _load(paths.SFT_POLICY), "rloo": _load(paths.RLOO_POLICY)}
-    cameras = _cameras(candidates.values())
-    conditions = {**envs.conditions(env, cameras), "temperature": evaluate.temperature}
-    outcomes = {name: _outcomes(job, env, requests, name, policy, evaluate) for name, policy in candidates.items()}
+    found = candidates(Path())
+    loaded = [policies.load(candidate.folder) for candidate in found]
+    conditions = {**envs.conditions(env, _cameras(loaded)), "temperature": evaluate.temperature}
+    outcomes: dict[str, list[EpisodeOutcome]] = {}
+    for candidate, policy in zip(found, loaded, strict=True):
+        film_frames = evaluate.film_frames if candidate is found[-1] else 0  # films show the most trained candidate
+        outcomes[candidate.name] = _outcomes(job, env, requests, candidate.name, policy, film_frames)
     report: dict[str, Any] = {
         "grid": {"digest": _digest(env, requests, conditions), "suite": env.suite, "episodes": len(requests)},
         "conditions": conditions,
-        "policies": {name: _summary(episodes) for name, episodes in outcomes.items()},
+        "best": gate.best(gate.common_rates(outcomes)),
+        "candidates": _results(found, outcomes),
     }
     with files.new_folder(paths.EVALUATION) as folder:
         files.write_json(folder / paths.EVALUATION_REPORT.name, report)
-        files.write_json(folder / OUTCOMES, outcomes)
-        figures.evaluation(folder / paths.EVALUATION_FIGURE.name, report, json.loads(paths.RLOO_HISTORY.read_text()))
+        files.write_json(folder / paths.EVALUATION_OUTCOMES.name, outcomes)
+        figures.evaluation(folder / paths.EVALUATION_FIGURE.name, report, found)
         for film in _films(job).glob("*.*"):
             (folder / film.name).write_bytes(film.read_bytes())
-    for name, result in report["policies"].items():
-        job.tracker.log({f"success/{name}": result["overall"]["rate"]}, step=0)
+    job.tracker.log({f"success/{result['name']}": result["overall"]["rate"] for result in report["candidates"]}, step=0)
     job.tracker.artifact(paths.EVALUATION)
 
 
 def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 0.0) -> list[RolloutRequest]:
-    """Every task on its first held-out states. At temperature 0 the policy takes the action it holds best."""
+    """Every task on its first held-out states; greedy at temperature 0."""
     requests = []
     if init_states == "auto":
         init_states = protocols.find(env.protocol).trials
@@ -79,32 +80,28 @@ def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 
     return requests
 
 
-def _cameras(candidates: Collection[Policy]) -> list[Camera]:
-    """Those that any of the policies looks through."""
-    return [camera for camera in CAMERAS if any(camera in policy.spec["inputs"] for policy in candidates)]
-
-
-def _load(folder: Path) -> Policy:
-    files.verify_folder(folder, f"rm -r {folder} and run again")
-    return policies.load(folder)
+def _cameras(loaded: Collection[Policy]) -> list[Camera]:
+    """Those that are an input of any of the policies."""
+    return [camera for camera in CAMERAS if any(camera in policy.spec["inputs"] for policy in loaded)]
 
 
 def _outcomes(
-    job: Job, env: config.Env, requests: Sequence[RolloutRequest], name: str, policy: Policy, evaluate: config.Evaluate
-) -> list[Outcome]:
-    """One outcome per request, in grid order; those that a killed run had finished are not played again, unless the
-    simulator failed."""
+    job: Job, env: config.Env, requests: Sequence[RolloutRequest], name: str, policy: Policy, film_frames: int
+) -> list[EpisodeOutcome]:
+    """One outcome per request, in grid order. Valid episodes in the journal of a killed run are not played again."""
     journal = job.state / f"{name}.jsonl"
-    known = {(o["task"], o["init_state"]): o for o in files.read_journal(journal) if o["valid"]}
+    known: dict[Cell, EpisodeOutcome] = {
+        (o["task"], o["init_state"]): o for o in files.read_journal(journal) if o["valid"]
+    }
     todo = [r for r in requests if (r.task, r.init_state) not in known]
-    if name == "rloo" and evaluate.film_frames:
+    if film_frames:
         todo = [replace(r, frames_every=_FRAME_EVERY) if r.init_state == 0 else r for r in todo]
     with progress.bar(f"eval {name}", total=len(requests), done=len(known)) as advance:
         for _, (trajectory,) in job.pool(env).run(todo, snapshot(policy)) if todo else ():
             request = trajectory.request
             if trajectory.valid and trajectory.frames is not None:
-                figures.film(_films(job), request.task, trajectory.frames, evaluate.film_frames)
-            outcome = {
+                figures.film(_films(job), request.task, trajectory.frames, film_frames)
+            outcome: EpisodeOutcome = {
                 "task": request.task,
                 "init_state": request.init_state,
                 "success": trajectory.success,
@@ -118,8 +115,16 @@ def _outcomes(
     return [known[r.task, r.init_state] for r in requests]
 
 
-def _summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """An episode whose simulator failed is no failure of the policy: it is counted apart."""
+def _results(found: Sequence[Candidate], outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> list[dict[str, Any]]:
+    """A summary per candidate, with its paired gain over the first."""
+    first, *others = found
+    cells = {name: solved(episodes) for name, episodes in outcomes.items()}
+    gains = {other.name: Paired.between(cells[other.name], cells[first.name]).to_json() for other in others}
+    return [{"name": c.name, "label": c.label, **_summary(outcomes[c.name]), "gain": gains.get(c.name)} for c in found]
+
+
+def _summary(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
+    """Rates are of valid episodes: one whose simulator failed does not count against the policy."""
     tasks = list(dict.fromkeys(o["task"] for o in outcomes))
     return {
         "overall": _rate(outcomes).to_json(),
@@ -136,12 +141,12 @@ def _summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _rate(outcomes: Sequence[Outcome]) -> Rate:
+def _rate(outcomes: Sequence[EpisodeOutcome]) -> Rate:
     valid = [o for o in outcomes if o["valid"]]
     if not valid:
         raise RolloutError(
             f"the simulator failed in every episode of {outcomes[0]['task']}",
-            "run again: they are played again; machine.workers 0 in params.yaml shows its output",
+            "run again: invalid episodes are played again; machine.workers 0 in params.yaml shows the output",
         )
     return Rate(sum(o["success"] for o in valid), len(valid))
 

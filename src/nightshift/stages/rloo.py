@@ -46,9 +46,10 @@ class _Training:
     """Metrics of every iteration."""
     validations: list[Validation] = field(default_factory=list)
 
-    def to_json(self, kept: Validation) -> dict[str, Any]:
+    def to_json(self, algorithm: str, kept: Validation) -> dict[str, Any]:
         """For figures and reports."""
         return {
+            "algorithm": algorithm,
             "iterations": self.history,
             "validation": [
                 {"iteration": v.iteration, "successes": v.successes, "episodes": len(v.outcomes)}
@@ -89,7 +90,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     kept = select(training.validations, rloo.validation.level)
     with files.new_folder(paths.RLOO_POLICY) as folder:
         policies.save(restore(training.best) if kept.iteration else cloned, folder)
-        files.write_json(folder / paths.RLOO_HISTORY.name, training.to_json(kept))
+        files.write_json(folder / paths.HISTORY, training.to_json(rloo.advantage, kept))
 
 
 def _validate(job: Job, validator: Validator, policy: PolicySnapshot, training: _Training) -> None:

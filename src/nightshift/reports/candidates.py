@@ -1,0 +1,39 @@
+"""The candidates of an evaluation: the policy folders that the stage `evaluate` names as inputs in dvc.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightshift import files
+from nightshift.project import graph, paths
+from nightshift.reports import history
+from nightshift.reports.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A trained policy. Example: Candidate(name="rloo", label="GRPO", folder=Path("models/rloo"), history=…)"""
+
+    name: str
+    label: str
+    """The algorithm, for tables and figures."""
+    folder: Path
+    history: History | None
+
+
+def candidates(root: Path) -> list[Candidate]:
+    """In the order of dvc.yaml, simplest first: the first is what gains are measured from, and wins ties.
+
+    One more training stage is one more input of `evaluate` and `register` there, and nothing else.
+    """
+    folders = [path for path in graph.load(root)["evaluate"].deps if path.parent == paths.MODELS]
+    return [_candidate(root / folder) for folder in folders]
+
+
+def _candidate(folder: Path) -> Candidate:
+    files.verify_folder(folder, f"rm -r {folder} and run again")
+    found = history.read(folder)
+    algorithm = (found.algorithm if found else "") or folder.name
+    label = algorithm.upper().replace("_", " ")
+    return Candidate(name=folder.name, label=label, folder=folder, history=found)

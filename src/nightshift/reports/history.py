@@ -1,0 +1,51 @@
+"""The history of a training stage, history.json in its policy folder: the only reader of that file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightshift.errors import DataError
+from nightshift.project import paths
+from nightshift.reports.intervals import Rate
+
+SAMPLED_SUCCESS = "rollout/success"
+KL = "update/kl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Example of the file: {"algorithm": "grpo", "iterations": [{"rollout/success": 0.6, "update/kl": 0.01}],
+    "validation": [{"iteration": 0, "successes": 31, "episodes": 40}], "kept": 1}"""
+
+    algorithm: str
+    """Name for labels; empty if the file has none."""
+    iterations: Sequence[Mapping[str, float]]
+    """Metrics of iterations 1, 2, …"""
+    validation: Mapping[int, Rate]
+    """Greedy success on validation states, by iteration; iteration 0 is the policy that training started from."""
+    kept: int
+    """The iteration whose policy was handed on."""
+
+    def metric(self, name: str) -> dict[int, float]:
+        """By iteration, where it was logged."""
+        return {i: metrics[name] for i, metrics in enumerate(self.iterations, start=1) if name in metrics}
+
+
+def read(folder: Path) -> History | None:
+    """The history beside a policy; None if its training left none, as behaviour cloning."""
+    path = folder / paths.HISTORY
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        return History(
+            algorithm=content.get("algorithm", ""),
+            iterations=content["iterations"],
+            validation={v["iteration"]: Rate(v["successes"], v["episodes"]) for v in content["validation"]},
+            kept=content["kept"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path} is damaged or not a history", f"rm -r {folder} and run again") from None

@@ -1,0 +1,49 @@
+"""What the figure of an evaluation shows of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from nightshift.reports import figures
+from nightshift.reports.history import History
+from nightshift.reports.intervals import Rate
+
+
+@pytest.fixture
+def axes() -> Iterator[Axes]:
+    figure, axes = plt.subplots()
+    yield axes
+    plt.close(figure)
+
+
+def labels(axes: Axes) -> list[str]:
+    legend = axes.get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_a_training_shows_sampled_and_greedy_success_the_kept_iteration_and_kl(axes: Axes) -> None:
+    metrics = [{"rollout/success": rate, "update/kl": 0.01} for rate in (0.5, 0.7, 0.8)]
+    validation = {0: Rate(31, 40), 2: Rate(36, 40)}
+    history = History(algorithm="grpo", iterations=metrics, validation=validation, kept=2)
+    figures._training(axes, "GRPO", history)
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
+    assert np.asarray(lines["sampled, training"].get_ydata()).tolist() == [0.5, 0.7, 0.8]
+    assert np.asarray(lines["kept: iteration 2"].get_xdata()).tolist() == [2, 2]
+    assert labels(axes) == ["sampled, training", "kept: iteration 2", "greedy, validation", "KL per iteration (right)"]
+    (container,) = axes.containers
+    (bars,) = container[2]
+    ends = [[y for _, y in segment] for segment in bars.get_segments()]
+    assert ends == [pytest.approx([rate.low, rate.high]) for rate in validation.values()]
+    assert axes.get_title() == "GRPO: training"
+
+
+def test_a_training_without_validation_or_kl_shows_what_there_is(axes: Axes) -> None:
+    history = History(algorithm="", iterations=[{"rollout/success": 0.5}], validation={}, kept=1)
+    figures._training(axes, "RLPD", history)
+    assert set(labels(axes)) == {"sampled, training", "kept: iteration 1"}

@@ -1,0 +1,109 @@
+"""The rules of the gate, on plain numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.errors import RolloutError
+from nightshift.reports import gate
+from nightshift.reports.intervals import Rate
+from nightshift.reports.paired import EpisodeOutcome, Paired, solved
+
+LEVEL = 0.05
+levels = st.floats(1e-6, 0.5)
+
+
+def episodes(results: str) -> list[EpisodeOutcome]:
+    """One per letter: s solved, f failed, i invalid."""
+    return [
+        {"task": "near", "init_state": i, "success": letter == "s", "length": 9, "valid": letter != "i"}
+        for i, letter in enumerate(results)
+    ]
+
+
+def decided(ours: str, theirs: str) -> gate.Decision:
+    pair = Paired.between(solved(episodes(ours)), solved(episodes(theirs)))
+    return gate.compare("version 4 (rloo)", "version 3", pair, LEVEL)
+
+
+def test_a_decision_is_one_sentence_with_its_numbers() -> None:
+    found = gate.compare("version 4 (rloo)", "version 3", Paired(states=198, won=14, lost=2), LEVEL)
+    assert found.promote
+    assert found.reason == (
+        "version 4 (rloo) becomes champion: of 198 states valid for both it solved 14 that version 3 failed "
+        "and failed 2 that version 3 solved (exact p = 0.00209, level 0.05)"
+    )
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        "s" * 179 + "fff" + "s" * 8 + "s" + "f" * 9,  # fails the same three of the states valid for both
+        "ff" + "s" * 188 + "f" * 10,  # solves those three, fails two others
+        "fff" + "s" * 187 + "s" + "f" * 9,  # solves those three, fails three others
+    ],
+)
+def test_188_of_200_against_187_of_190_cannot_be_told(ours: str) -> None:
+    theirs = "s" * 179 + "fff" + "s" * 8 + "i" * 10
+    assert (ours.count("s"), len(ours), theirs.count("s"), 200 - theirs.count("i")) == (188, 200, 187, 190)
+    found = decided(ours, theirs)
+    assert not found.promote
+    assert "cannot be told" in found.reason
+    assert "of 190 states valid for both" in found.reason
+
+
+@pytest.mark.parametrize("solved_before", [0, 93, 187, 199])
+def test_one_episode_more_cannot_be_told(solved_before: int) -> None:
+    theirs = "s" * solved_before + "f" * (200 - solved_before)
+    ours = "s" * (solved_before + 1) + "f" * (199 - solved_before)
+    found = decided(ours, theirs)
+    assert not found.promote
+    assert "cannot be told" in found.reason
+    assert found.p_value == 0.5
+
+
+def test_a_policy_that_is_clearly_worse_is_called_so() -> None:
+    found = decided("s" * 5 + "f" * 15, "s" * 20)
+    assert not found.promote
+    assert "stays challenger, since it is worse than version 3" in found.reason
+
+
+@given(st.integers(0, 200), st.integers(0, 200), levels)
+def test_equal_outcomes_never_promote(agreed: int, discordant: int, level: float) -> None:
+    pair = Paired(states=agreed + 2 * discordant, won=discordant, lost=discordant)
+    assert not gate.compare("version 2 (a)", "version 1", pair, level).promote
+
+
+@given(st.integers(0, 100), st.integers(0, 100), levels)
+def test_of_two_versions_at_most_one_is_promoted_over_the_other(won: int, lost: int, level: float) -> None:
+    pair = Paired(states=200, won=won, lost=lost)
+    both = [gate.compare("version 2 (a)", "version 1", side, level).promote for side in (pair, pair.swapped)]
+    assert sum(both) <= 1
+    assert both[0] == (pair.p_value <= level)
+
+
+def test_another_grid_cannot_be_told_and_no_champion_is_a_reason() -> None:
+    elsewhere = gate.other_grid("version 2 (sft)", "version 1")
+    assert (elsewhere.promote, elsewhere.p_value) == (False, None)
+    assert "cannot be told, since version 1 was not evaluated on this grid" in elsewhere.reason
+    alone = gate.no_champion("version 1 (sft)", Rate(150, 190))
+    assert alone.promote
+    assert alone.reason == "version 1 (sft) becomes champion: there was none, and it solved 150 of 190 states"
+
+
+def test_the_best_candidate_solves_most_of_the_states_valid_for_all() -> None:
+    outcomes = {"sft": episodes("ssffs"), "rloo": episodes("ssisi"), "rlpd": episodes("sfsss")}
+    rates = gate.common_rates(outcomes)
+    assert rates == {"sft": Rate(2, 3), "rloo": Rate(3, 3), "rlpd": Rate(2, 3)}
+    assert gate.best(rates) == "rloo", "rlpd solved more, but on states where rloo was not valid"
+
+
+def test_of_equals_the_earlier_candidate_is_best() -> None:
+    assert gate.best({"sft": Rate(7, 9), "rloo": Rate(7, 9), "rlpd": Rate(6, 9)}) == "sft"
+
+
+def test_candidates_without_a_common_valid_state_cannot_be_compared() -> None:
+    with pytest.raises(RolloutError, match="on no init state did all candidates have a valid episode"):
+        gate.common_rates({"sft": episodes("si"), "rloo": episodes("is")})

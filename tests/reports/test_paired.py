@@ -1,0 +1,75 @@
+"""The paired test between two policies: golden values from elsewhere and properties that hold for all outcomes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from nightshift.reports.paired import Cell, EpisodeOutcome, Paired, solved
+
+pairs = st.tuples(*[st.integers(0, 60)] * 3).map(lambda n: Paired(states=sum(n), won=n[0], lost=n[1]))
+outcomes = st.dictionaries(st.tuples(st.sampled_from(["near", "far"]), st.integers(0, 9)), st.booleans())
+
+
+def test_golden_p_value() -> None:
+    # Of 16 fair coins 14, 15 or 16 show heads in 120 + 16 + 1 of 65536 cases.
+    assert Paired(states=198, won=14, lost=2).p_value == pytest.approx(137 / 65536, rel=1e-12)
+
+
+@given(pairs)
+def test_the_p_value_is_the_exact_binomial_tail(pair: Paired) -> None:
+    discordant = pair.won + pair.lost
+    tail = Fraction(sum(comb(discordant, k) for k in range(pair.won, discordant + 1)), 2**discordant)
+    assert pair.p_value == pytest.approx(float(tail), rel=1e-9)
+    if discordant:
+        assert pair.p_value == binomtest(pair.won, discordant, alternative="greater").pvalue
+
+
+def test_golden_interval_of_the_gain() -> None:
+    # ci.prop.ps(.05, 12, 4, 26, 6) of the R package statpsych, by the authors of the method.
+    assert Paired(states=48, won=26, lost=4).interval == pytest.approx((0.2548067, 0.6251933), abs=1e-7)
+
+
+@given(pairs)
+def test_the_interval_holds_the_gain_and_has_a_width(pair: Paired) -> None:
+    low, high = pair.interval
+    assert -1 <= low <= pair.gain <= high <= 1
+    assert low < high
+
+
+@given(outcomes, outcomes)
+def test_swapping_the_policies_swaps_wins_and_losses_and_mirrors_gain_and_interval(
+    ours: dict[Cell, bool], theirs: dict[Cell, bool]
+) -> None:
+    pair, swapped = Paired.between(ours, theirs), Paired.between(theirs, ours)
+    assert swapped == pair.swapped
+    assert (swapped.won, swapped.lost, swapped.states) == (pair.lost, pair.won, pair.states)
+    assert swapped.gain == -pair.gain
+    assert swapped.interval == pytest.approx((-pair.interval[1], -pair.interval[0]), abs=1e-12)
+
+
+@given(outcomes)
+def test_a_policy_does_not_differ_from_itself(ours: dict[Cell, bool]) -> None:
+    assert Paired.between(ours, ours) == Paired(states=len(ours), won=0, lost=0)
+    assert Paired.between(ours, ours).p_value == 1
+
+
+@given(outcomes, outcomes)
+def test_only_states_that_both_have_count(ours: dict[Cell, bool], theirs: dict[Cell, bool]) -> None:
+    common = ours.keys() & theirs.keys()
+    pair = Paired.between(ours, theirs)
+    assert pair.states == len(common)
+    assert pair.won - pair.lost == sum(ours[c] for c in common) - sum(theirs[c] for c in common)
+
+
+def test_an_invalid_episode_is_not_an_outcome() -> None:
+    def episode(state: int, success: bool, valid: bool) -> EpisodeOutcome:
+        return {"task": "near", "init_state": state, "success": success, "length": 3, "valid": valid}
+
+    played = [episode(0, True, True), episode(1, False, True), episode(2, False, False)]
+    assert solved(played) == {("near", 0): True, ("near", 1): False}
