@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nightshift.project import paths
 from nightshift.reports import figures, history
-from nightshift.reports.intervals import over_runs
+from nightshift.statistics.intervals import over_runs
 
 HEADER = "| | before RL | after RL | each run, before and after |\n|---|---|---|---|\n"
 

@@ -17,7 +17,7 @@ from nightshift import files, policies
 from nightshift.adapters import mlflow_registry, mlflow_tracking
 from nightshift.adapters.mlflow_registry import Proposal, Registration
 from nightshift.errors import RegistryError
-from nightshift.reports.paired import EpisodeOutcome
+from nightshift.statistics.paired import EpisodeOutcome
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "chunk": 1}
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.algorithms.selection import Outcomes, Validation, best_trained, select, sign_test
+from nightshift.algorithms.selection import Outcomes, Validation, best_trained, select
 
 
 def outcomes(bits: str) -> Outcomes:
@@ -16,24 +15,6 @@ def outcomes(bits: str) -> Outcomes:
 
 def validation(iteration: int, bits: str) -> Validation:
     return Validation(iteration=iteration, outcomes=outcomes(bits))
-
-
-@pytest.mark.parametrize(
-    ("better", "worse", "p"),
-    [
-        ("11111", "00000", 1 / 32),
-        ("11110", "00001", 6 / 32),
-        ("1100", "1100", 1.0),
-        ("1111111110", "0000000001", 11 / 1024),
-        ("00000", "11111", 1.0),
-    ],
-)
-def test_the_sign_test_is_the_exact_binomial_tail(better: str, worse: str, p: float) -> None:
-    assert sign_test(outcomes(better), outcomes(worse)) == pytest.approx(p, rel=1e-12)
-
-
-def test_states_that_only_one_was_played_on_do_not_count() -> None:
-    assert sign_test(outcomes("11111"), outcomes("000")) == pytest.approx(1 / 8)
 
 
 def test_the_policy_that_training_started_from_is_kept_until_another_is_clearly_better() -> None:

@@ -10,7 +10,7 @@ from nightshift import files
 from nightshift.errors import DataError
 from nightshift.reports import history
 from nightshift.reports.candidates import candidates
-from nightshift.reports.intervals import Rate
+from nightshift.statistics.intervals import Rate
 
 HISTORY = {
     "algorithm": "rloo_batch",

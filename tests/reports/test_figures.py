@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from nightshift.reports import figures
 from nightshift.reports.history import History
-from nightshift.reports.intervals import Rate
+from nightshift.statistics.intervals import Rate
 
 
 @pytest.fixture

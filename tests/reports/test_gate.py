@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nightshift.errors import RolloutError
 from nightshift.reports import gate
-from nightshift.reports.intervals import Rate
-from nightshift.reports.paired import EpisodeOutcome, Paired, solved
+from nightshift.statistics.intervals import Rate
+from nightshift.statistics.paired import EpisodeOutcome, Paired, solved
 
 LEVEL = 0.05
 levels = st.floats(1e-6, 0.5)

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from nightshift.project import paths
-from nightshift.reports.intervals import Rate
+from nightshift.statistics.intervals import Rate
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "learning_curves.py"
 

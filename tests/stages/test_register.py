@@ -13,8 +13,8 @@ from nightshift.adapters import mlflow_registry, mlflow_tracking
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
-from nightshift.reports.intervals import Rate
 from nightshift.stages import register
+from nightshift.statistics.intervals import Rate
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1}
 

@@ -32,8 +32,8 @@ from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.errors import RegistryError
 from nightshift.reports import gate
 from nightshift.reports.gate import Decision
-from nightshift.reports.intervals import Rate
-from nightshift.reports.paired import EpisodeOutcome, Paired, solved
+from nightshift.statistics.intervals import Rate
+from nightshift.statistics.paired import EpisodeOutcome, Paired, solved
 from nightshift.types import ACTION_DIM
 
 CHALLENGER = "challenger"

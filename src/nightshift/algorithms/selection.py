@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import binomtest
+from nightshift.statistics.paired import Cell, Paired
 
-Outcomes = Mapping[tuple[str, int], bool]
+Outcomes = Mapping[Cell, bool]
 """Success by (task, init state), of the episodes that were valid."""
 
 
@@ -41,15 +41,6 @@ class Validation:
         return cls(iteration=content["iteration"], outcomes=outcomes)
 
 
-def sign_test(better: Outcomes, worse: Outcomes) -> float:
-    """One-sided exact p-value of "`better` solves more of the init states that both were played on" (McNemar's exact
-    test): the probability of at least as many wins among the pairs that differ if both were equally good."""
-    pairs = [(better[state], worse[state]) for state in better.keys() & worse.keys()]
-    wins = sum(a and not b for a, b in pairs)
-    losses = sum(b and not a for a, b in pairs)
-    return float(binomtest(wins, wins + losses, 0.5, alternative="greater").pvalue) if wins + losses else 1.0
-
-
 def best_trained(validations: Sequence[Validation]) -> Validation | None:
     """The highest success rate after the first validation, which is of the policy that training started from. Of equals
     the latest: it has learned from more episodes."""
@@ -63,4 +54,6 @@ def select(validations: Sequence[Validation], level: float) -> Validation:
     policy that is no better. The start is therefore given up only for a difference that chance hardly explains.
     """
     start, best = validations[0], best_trained(validations)
-    return best if best is not None and sign_test(best.outcomes, start.outcomes) <= level else start
+    if best is not None and Paired.between(best.outcomes, start.outcomes).p_value <= level:
+        return best
+    return start

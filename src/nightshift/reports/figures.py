@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from nightshift.reports.candidates import Candidate
 from nightshift.reports.history import KL, SAMPLED_SUCCESS, History
-from nightshift.reports.intervals import over_runs
+from nightshift.statistics.intervals import over_runs
 
 _COLOURS = ("#c3c9d1", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
 _HATCHES = ("", "", "//", "..", "xx", "\\\\")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nightshift.errors import RolloutError
-from nightshift.reports.intervals import Rate
-from nightshift.reports.paired import Cell, EpisodeOutcome, Paired, solved
+from nightshift.statistics.intervals import Rate
+from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 
 
 def common_rates(outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> dict[str, Rate]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nightshift.errors import DataError
 from nightshift.project import paths
-from nightshift.reports.intervals import Rate
+from nightshift.statistics.intervals import Rate
 
 SAMPLED_SUCCESS = "rollout/success"
 KL = "update/kl"

@@ -21,8 +21,8 @@ from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
 from nightshift.reports import figures, gate
 from nightshift.reports.candidates import Candidate, candidates
-from nightshift.reports.intervals import Rate
-from nightshift.reports.paired import Cell, EpisodeOutcome, Paired, solved
+from nightshift.statistics.intervals import Rate
+from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress
 from nightshift.types import RolloutRequest
 

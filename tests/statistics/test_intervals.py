@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.reports.intervals import Rate, over_runs
+from nightshift.statistics.intervals import Rate, over_runs
 
 rates = st.integers(1, 500).flatmap(lambda n: st.builds(Rate, st.integers(0, n), st.just(n)))
 

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from scipy.stats import binomtest, norm
 
-from nightshift.reports.intervals import CONFIDENCE
+from nightshift.statistics.intervals import CONFIDENCE
 
 
 class EpisodeOutcome(TypedDict):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from nightshift.reports.paired import Cell, EpisodeOutcome, Paired, solved
+from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 
 pairs = st.tuples(*[st.integers(0, 60)] * 3).map(lambda n: Paired(states=sum(n), won=n[0], lost=n[1]))
 outcomes = st.dictionaries(st.tuples(st.sampled_from(["near", "far"]), st.integers(0, 9)), st.booleans())
