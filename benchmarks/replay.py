@@ -1,6 +1,6 @@
 """Sampling from replay: our buffer and RLinf 0.3.0's, each in a process of its own, on the same data, in one run.
 
-TRAJECTORIES trajectories of 100 steps of one lane: two 128x128 cameras, a state vector, actions. Batches of 256.
+TRAJECTORIES trajectories of 100 steps of one env: two 128x128 cameras, a state vector, actions. Batches of 256.
 
 sample_warm      milliseconds per batch with all data in memory: RLinf's with its cache as large as the buffer, ours
                  with its files open and in the page cache; after WARM_UP batches, which touch 95 % of the pictures
@@ -82,7 +82,7 @@ class Ours:
             for seed in range(count):
                 steps, seen = columns(seed), pictures(seed)
                 buffer.add_trajectories(
-                    [TrajectoryBatch.of_steps(seen, steps, episode=seed, terminated=True, truncated=False)]
+                    [TrajectoryBatch.from_episode_steps(seen, steps, episode=seed, terminated=True, truncated=False)]
                 )
 
     def open(self, *, warm: bool) -> None:
@@ -197,7 +197,7 @@ def growth(seen: dict[str, Any]) -> Iterator[list[float]]:
         for number in range(count):
             steps = {"actions": np.zeros((2, 7), np.float32), "rewards": np.zeros(2, np.float32)}
             buffer.add_trajectories(
-                [TrajectoryBatch.of_steps(seen, steps, episode=number, terminated=True, truncated=False)]
+                [TrajectoryBatch.from_episode_steps(seen, steps, episode=number, terminated=True, truncated=False)]
             )
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Pushing RLDS episodes into a trajectory replay: each becomes a trajectory of one lane."""
+"""Pushing RLDS episodes into a trajectory replay: each becomes a trajectory of one env."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _trajectory(episode: Transitions, number: int) -> TrajectoryBatch:
     if isinstance(episode.action, Mapping):
         names = ", ".join(name for name, _ in rlds_rules.leaves(episode.action, "action"))
         raise DataError(f"the replay holds one array of actions, and these steps have {names}", "join them into one")
-    return TrajectoryBatch.of_steps(
+    return TrajectoryBatch.from_episode_steps(
         {name.removeprefix("/") or "observation": a for name, a in rlds_rules.leaves(episode.observation, "")},
         {"actions": episode.action, "rewards": episode.reward, "forward_inputs": {"discounts": episode.discount}},
         episode=number,

@@ -8,51 +8,51 @@ import numpy as np
 import pytest
 
 from nightshift.data.limiter import Band, Limiter
-from nightshift.data.replay import View
+from nightshift.data.replay import TransitionSpec
 from nightshift.errors import StreamError
-from nightshift.stream.experience import Experience
 from nightshift.stream.inbox import Inbox
-from nightshift.stream.link import Desk, LocalLink
-from nightshift.stream.sender import Courier
+from nightshift.stream.link import LearnerEndpoint, LocalLink
+from nightshift.stream.online_replay import OnlineReplay
+from nightshift.stream.sender import Sender
 from nightshift.stream.spool import Spool
-from nightshift.stream.weights import Publisher
+from nightshift.stream.weights import WeightPublisher
 from tests.data.examples import make
 
 BAND = Band.ratio(4, min_size=10, error=60)
 
 
 def arrive(folder: Path, inbox: Inbox, seeds: range) -> None:
-    """Episodes of five transitions each, sent by an actor that then goes home."""
+    """Episodes of five transitions each, sent by an actor that then exits."""
     spool = Spool(folder / "spool", run="night", actor="arm")
-    courier = Courier(spool, LocalLink(Desk(inbox, Publisher(folder / "weights"))))
+    sender = Sender(spool, LocalLink(LearnerEndpoint(inbox, WeightPublisher(folder / "weights"))))
     for seed in seeds:
         spool.put(make(seed=seed))
-    spool.await_empty(timeout=30)
-    courier.close()
+    spool.wait_until_empty(timeout=30)
+    sender.close()
     spool.close()
 
 
-def open_experience(inbox: Inbox, band: Band = BAND) -> Experience:
-    return Experience(inbox, Limiter(band), View(), seed=3)
+def open_replay(inbox: Inbox, band: Band = BAND) -> OnlineReplay:
+    return OnlineReplay(inbox, Limiter(band), TransitionSpec(), seed=3)
 
 
 def same(left: Any, right: Any) -> bool:
     return all(np.array_equal(left[name], right[name]) for name in ("episode", "t", "actions", "rewards", "mask"))
 
 
-def test_restarted_from_a_checkpoint_both_sides_go_on_with_the_same_batches(tmp_path: Path) -> None:
+def test_a_replay_restored_from_a_checkpoint_samples_the_same_batches(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "inbox", run="night")
     arrive(tmp_path, inbox, range(6))
-    experience = open_experience(inbox)
+    replay = open_replay(inbox)
     for _ in range(3):
-        experience.sample(8)
-    saved = json.loads(json.dumps(experience.state_dict()))
+        replay.sample(8)
+    saved = json.loads(json.dumps(replay.state_dict()))
     arrive(tmp_path, inbox, range(6, 9))
-    expected = [experience.sample(8) for _ in range(6)]
+    expected = [replay.sample(8) for _ in range(6)]
     inbox.close()
 
     again = Inbox(tmp_path / "inbox", run="night")
-    resumed = open_experience(again)
+    resumed = open_replay(again)
     resumed.load_state_dict(saved)
     assert all(same(resumed.sample(8), batch) for batch in expected)
     again.close()
@@ -61,33 +61,33 @@ def test_restarted_from_a_checkpoint_both_sides_go_on_with_the_same_batches(tmp_
 def test_samples_per_insert_stay_in_the_band(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "inbox", run="night")
     arrive(tmp_path, inbox, range(4))
-    experience = open_experience(inbox)
+    replay = open_replay(inbox)
     drawn = 0
-    with pytest.raises(TimeoutError, match="no episode arrived"):
+    with pytest.raises(TimeoutError, match="too few episodes arrived"):
         while True:
-            experience.sample(4, timeout=0)
+            replay.sample(4, timeout=0)
             drawn += 4
     assert BAND.min_diff <= 4 * 20 - drawn < BAND.min_diff + 4
     arrive(tmp_path, inbox, range(4, 5))
-    experience.sample(4, timeout=0)
+    replay.sample(4, timeout=0)
     inbox.close()
 
 
-def test_every_arrival_is_taken_in_once(tmp_path: Path) -> None:
+def test_every_stored_episode_is_inserted_once(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "inbox", run="night")
     arrive(tmp_path, inbox, range(5))
-    experience = open_experience(inbox, Band.ratio(1, min_size=1, error=1000))
+    replay = open_replay(inbox, Band.ratio(1, min_size=1, error=1000))
     for _ in range(3):
-        experience.sample(2)
-    assert experience.total_samples == 25
-    assert experience.metrics()["limiter/inserts"] == 25
+        replay.sample(2)
+    assert replay.total_samples == 25
+    assert replay.metrics()["limiter/inserts"] == 25
     inbox.close()
 
 
-def test_a_band_in_which_nobody_can_move_is_told(tmp_path: Path) -> None:
+def test_a_deadlock_of_the_rate_limiter_is_reported(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "inbox", run="night")
     arrive(tmp_path, inbox, range(5))
-    experience = open_experience(inbox, Band.ratio(4, min_size=1, error=4))
-    with pytest.raises(StreamError, match="neither lets a batch of 500 out"):
-        experience.sample(500)
+    replay = open_replay(inbox, Band.ratio(4, min_size=1, error=4))
+    with pytest.raises(StreamError, match="blocks both a batch of 500 and the next episode"):
+        replay.sample(500)
     inbox.close()
