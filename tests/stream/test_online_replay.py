@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nightshift.data.limiter import Band, Limiter
+from nightshift.data.rate_limiter import RateLimiter, RateLimits
 from nightshift.data.replay import TransitionSpec
 from nightshift.errors import StreamError
 from nightshift.stream.inbox import Inbox
@@ -18,7 +18,7 @@ from nightshift.stream.spool import Spool
 from nightshift.stream.weights import WeightPublisher
 from tests.data.examples import make
 
-BAND = Band.ratio(4, min_size=10, error=60)
+LIMITS = RateLimits.sample_to_insert_ratio(4, min_size_to_sample=10, error_buffer=60)
 
 
 def arrive(folder: Path, inbox: Inbox, seeds: range) -> None:
@@ -32,8 +32,8 @@ def arrive(folder: Path, inbox: Inbox, seeds: range) -> None:
     spool.close()
 
 
-def open_replay(inbox: Inbox, band: Band = BAND) -> OnlineReplay:
-    return OnlineReplay(inbox, Limiter(band), TransitionSpec(), seed=3)
+def open_replay(inbox: Inbox, limits: RateLimits = LIMITS) -> OnlineReplay:
+    return OnlineReplay(inbox, RateLimiter(limits), TransitionSpec(), seed=3)
 
 
 def same(left: Any, right: Any) -> bool:
@@ -67,7 +67,7 @@ def test_samples_per_insert_stay_in_the_band(tmp_path: Path) -> None:
         while True:
             replay.sample(4, timeout=0)
             drawn += 4
-    assert BAND.min_diff <= 4 * 20 - drawn < BAND.min_diff + 4
+    assert LIMITS.min_diff <= 4 * 20 - drawn < LIMITS.min_diff + 4
     arrive(tmp_path, inbox, range(4, 5))
     replay.sample(4, timeout=0)
     inbox.close()
@@ -76,18 +76,18 @@ def test_samples_per_insert_stay_in_the_band(tmp_path: Path) -> None:
 def test_every_stored_episode_is_inserted_once(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "inbox", run="night")
     arrive(tmp_path, inbox, range(5))
-    replay = open_replay(inbox, Band.ratio(1, min_size=1, error=1000))
+    replay = open_replay(inbox, RateLimits.sample_to_insert_ratio(1, min_size_to_sample=1, error_buffer=1000))
     for _ in range(3):
         replay.sample(2)
     assert replay.total_samples == 25
-    assert replay.metrics()["limiter/inserts"] == 25
+    assert replay.metrics()["rate_limiter/inserts"] == 25
     inbox.close()
 
 
 def test_a_deadlock_of_the_rate_limiter_is_reported(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "inbox", run="night")
     arrive(tmp_path, inbox, range(5))
-    replay = open_replay(inbox, Band.ratio(4, min_size=1, error=4))
+    replay = open_replay(inbox, RateLimits.sample_to_insert_ratio(4, min_size_to_sample=1, error_buffer=4))
     with pytest.raises(StreamError, match="blocks both a batch of 500 and the next episode"):
         replay.sample(500)
     inbox.close()

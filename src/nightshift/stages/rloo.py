@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nightshift import config, envs, files, policies
-from nightshift.data import store
+from nightshift.data import dataset_store
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.learners.ranks import Demonstrated, Learned, Learners, Start, open_learners
@@ -60,7 +60,7 @@ def _demos(policy: Policy, rloo: config.Rloo) -> Demonstrated | None:
     """What to go on imitating, if anything."""
     if not rloo.imitation:
         return None
-    steps = store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
+    steps = dataset_store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
     return policy.features(steps.observations).numpy(), steps.actions, steps.mask
 
 

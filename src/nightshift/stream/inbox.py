@@ -21,8 +21,8 @@ from pathlib import Path
 from nightshift import files
 from nightshift.data import episode as episodes
 from nightshift.data.episode import Episode
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.schema import Range
-from nightshift.data.shelf import Shelf
 from nightshift.errors import DataError, StreamError
 from nightshift.project.locks import Claim
 from nightshift.stream.episode_id import EpisodeId
@@ -54,8 +54,8 @@ class Inbox:
     def __init__(self, folder: Path, *, run: str, ranges: Mapping[str, Range] | None = None) -> None:
         self._run = run
         self._claim = Claim(folder, StreamError)
-        self._shelf = Shelf(folder / EPISODES, ranges=ranges)
-        self._stored = _recover(self._shelf)
+        self._episode_store = EpisodeStore(folder / EPISODES, ranges=ranges)
+        self._stored = _recover(self._episode_store)
         self._known = {stored.header.episode_id: stored.header for stored in self._stored}
         self._check_recovered()
         self._last = self._stored[-1].position if self._stored else 0
@@ -109,10 +109,12 @@ class Inbox:
     def _check_recovered(self) -> None:
         """Reject a folder that no learner of this run can have written."""
         if runs := {episode_id.run for episode_id in self._known} - {self._run}:
-            found = f"{self._shelf.folder} holds episodes of run {', '.join(sorted(runs))}, not of {self._run}"
+            found = f"{self._episode_store.folder} holds episodes of run {', '.join(sorted(runs))}, not of {self._run}"
             raise DataError(found, "use another folder, or use the name of that run")
         if len(self._known) < len(self._stored):
-            raise DataError(f"{self._shelf.folder} holds an episode twice", "move one of the files out of the folder")
+            raise DataError(
+                f"{self._episode_store.folder} holds an episode twice", "move one of the files out of the folder"
+            )
 
     def _duplicate(self, header: MessageHeader) -> Ack | None:
         known = self._known.get(header.episode_id)
@@ -130,20 +132,22 @@ class Inbox:
             episode = _decode(message)
             if episode.provenance.origin != episode_id.key:
                 raise DataError(f"{episode_id}: provenance.origin says {episode.provenance.origin!r}")
-            with self._arrived if self._shelf.schema is None else contextlib.nullcontext():
-                self._shelf.admit(episode, str(episode_id))
+            with self._arrived if self._episode_store.schema is None else contextlib.nullcontext():
+                self._episode_store.admit(episode, str(episode_id))
         except _NOT_AN_EPISODE as error:
             raise DataError(f"{episode_id}: it is not an episode: {error!r}") from None
 
     def _commit(self, message: Message) -> Ack:
         """Files are written in parallel; renames are serialised by the lock."""
         header = message.header
-        with files.staged(self._shelf.path(header.key), [message.payload]) as temporary, self._arrived:
+        with files.staged(self._episode_store.path(header.key), [message.payload]) as temporary, self._arrived:
             if ack := self._duplicate(header):
                 return ack
             if self._write_failed:
-                raise StreamError(f"{self._shelf.folder} could not be written", "fix the disk and restart the learner")
-            stored = _stored_episode(self._shelf, self._last + 1, header)
+                raise StreamError(
+                    f"{self._episode_store.folder} could not be written", "fix the disk and restart the learner"
+                )
+            stored = _stored_episode(self._episode_store, self._last + 1, header)
             self._write_failed = (
                 True  # if the rename raises, only a new listing of the folder shows whether it happened
             )
@@ -156,17 +160,17 @@ class Inbox:
         return Ack(header, "accepted")
 
 
-def _recover(shelf: Shelf) -> list[StoredEpisode]:
+def _recover(store: EpisodeStore) -> list[StoredEpisode]:
     """List the committed episodes, and sync the folder in case the last process died between rename and sync."""
-    stored_episodes, keys = [], shelf.keys()
+    stored_episodes, keys = [], store.keys()
     for key in keys:
         position, _, name = key.partition(".")
         try:
-            stored_episodes.append(_stored_episode(shelf, int(position), MessageHeader.from_key(name)))
+            stored_episodes.append(_stored_episode(store, int(position), MessageHeader.from_key(name)))
         except (ValueError, DataError):
-            raise DataError(f"{shelf.path(key)} was not written by a learner", "move it out of the folder") from None
+            raise DataError(f"{store.path(key)} was not written by a learner", "move it out of the folder") from None
     if stored_episodes:
-        files.sync(shelf.folder)
+        files.sync(store.folder)
     return stored_episodes
 
 
@@ -177,5 +181,5 @@ def _decode(message: Message) -> Episode:
         raise DataError(f"{message.header.episode_id}: {error.what}") from None
 
 
-def _stored_episode(shelf: Shelf, position: int, header: MessageHeader) -> StoredEpisode:
-    return StoredEpisode(position, header, shelf.path(f"{position:09d}.{header.key}"))
+def _stored_episode(store: EpisodeStore, position: int, header: MessageHeader) -> StoredEpisode:
+    return StoredEpisode(position, header, store.path(f"{position:09d}.{header.key}"))

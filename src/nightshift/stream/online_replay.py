@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nightshift.data.limiter import Limiter
+from nightshift.data.rate_limiter import RateLimiter
 from nightshift.data.replay import TrajectoryReplay, TransitionBatch, TransitionSpec, trajectory_from_episode
 from nightshift.errors import StreamError
 from nightshift.stream.inbox import Inbox, StoredEpisode
@@ -20,7 +20,7 @@ from nightshift.stream.inbox import Inbox, StoredEpisode
 class OnlineReplay:
     """Example: OnlineReplay(inbox, limiter, TransitionSpec(n_step=3, discount=0.99), seed=0).sample(256)"""
 
-    def __init__(self, inbox: Inbox, limiter: Limiter, spec: TransitionSpec, *, seed: int, window: int = 0) -> None:
+    def __init__(self, inbox: Inbox, limiter: RateLimiter, spec: TransitionSpec, *, seed: int, window: int = 0) -> None:
         """The rate limiter counts transitions. `window` is how many of the newest episodes are sampled; 0 means all."""
         self._inbox = inbox
         self._limiter = limiter
@@ -38,7 +38,7 @@ class OnlineReplay:
         while not self._limiter.can_sample(count):
             if not self._insert_stored():
                 self._wait_for_episode(count, deadline)
-        self._limiter.await_sample(count)
+        self._limiter.wait_for_sample(count)
         self._insert_stored()
         return self._source.sample(count)
 
@@ -49,7 +49,7 @@ class OnlineReplay:
         """The JSON state for a checkpoint."""
         return {
             "position": self._position,
-            "limiter": self._limiter.state(),
+            "limiter": self._limiter.state_dict(),
             "random_state": self._replay.random_state.hex(),
         }
 
@@ -60,7 +60,7 @@ class OnlineReplay:
             if stored.position <= state["position"]:
                 self._add(stored)
         self._position = state["position"]
-        self._limiter.restore(state["limiter"])
+        self._limiter.load_state_dict(state["limiter"])
         self._replay.random_state = bytes.fromhex(state["random_state"])
 
     def _insert_stored(self) -> bool:
@@ -71,7 +71,7 @@ class OnlineReplay:
             if transitions and not self._limiter.can_insert(transitions):
                 break
             if transitions:
-                self._limiter.await_insert(transitions)
+                self._limiter.wait_for_insert(transitions)
                 self._add(stored)
             self._position = stored.position
         return self._position > before

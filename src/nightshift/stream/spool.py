@@ -20,8 +20,8 @@ from nightshift import files
 from nightshift.data import episode as episodes
 from nightshift.data import tensors
 from nightshift.data.episode import Episode
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.schema import Range
-from nightshift.data.shelf import Shelf
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError, NightshiftError, StreamError
 from nightshift.project.locks import Claim
@@ -58,9 +58,9 @@ class Spool:
         self._folder = folder
         self._limits = limits
         self._claim = Claim(folder, StreamError)
-        self._shelf = Shelf(folder / WAITING, ranges=ranges)
+        self._store = EpisodeStore(folder / WAITING, ranges=ranges)
         self._next = replace(self._next, epoch=_start_epoch(folder / EPOCH))
-        self._sizes = _recover(self._shelf)
+        self._sizes = _recover(self._store)
         self._putting = threading.Lock()
         self._changed = threading.Condition()
         self._counts: Counter[str] = Counter()
@@ -73,12 +73,12 @@ class Spool:
             episode_id = self._next
             self._next = replace(episode_id, number=episode_id.number + 1)
             named = replace(episode, provenance=replace(episode.provenance, origin=episode_id.key))
-            self._shelf.admit(named, str(episode_id))
+            self._store.admit(named, str(episode_id))
             pieces = list(tensors.chunks(episodes.columns(named), json.dumps(episodes.header(named))))
             size = sum(map(len, pieces))
             header = MessageHeader(episode_id, checksum(pieces))
             self._wait_for_space(size)
-            files.write_chunks(self._shelf.path(header.key), pieces)
+            files.write_chunks(self._store.path(header.key), pieces)
             with self._changed:
                 self._sizes[header] = size
                 self._counts["inserted"] += 1
@@ -90,7 +90,7 @@ class Spool:
         with self._changed:
             headers = sorted(self._sizes, key=lambda header: header.episode_id)[:limit]
         for header in headers:
-            payload = self._shelf.path(header.key).read_bytes()
+            payload = self._store.path(header.key).read_bytes()
             self._count("sent")
             yield Message(header, payload)
 
@@ -100,7 +100,7 @@ class Spool:
         if ack.outcome == "rejected":
             self._move_to_rejected(header, ack.reason)
         else:
-            self._shelf.path(header.key).unlink()
+            self._store.path(header.key).unlink()
         with self._changed:
             del self._sizes[header]
             self._counts["rejected" if ack.outcome == "rejected" else "acknowledged"] += 1
@@ -182,7 +182,7 @@ class Spool:
     def _move_to_rejected(self, header: MessageHeader, reason: str) -> None:
         target = self._folder / REJECTED / f"{header.key}{SUFFIX}"
         files.write_json(target.with_name(f"{header.key}.json"), {"reason": reason})
-        self._shelf.path(header.key).rename(target)
+        self._store.path(header.key).rename(target)
 
     def _count(self, name: str) -> None:
         with self._changed:
@@ -203,9 +203,9 @@ def _start_epoch(path: Path) -> int:
     return epoch
 
 
-def _recover(shelf: Shelf) -> dict[MessageHeader, int]:
-    keys = shelf.keys()
+def _recover(store: EpisodeStore) -> dict[MessageHeader, int]:
+    keys = store.keys()
     try:
-        return {MessageHeader.from_key(key): shelf.path(key).stat().st_size for key in keys}
+        return {MessageHeader.from_key(key): store.path(key).stat().st_size for key in keys}
     except DataError as error:
-        raise DataError(f"{shelf.folder} holds a file that no actor wrote: {error.what}", "move it elsewhere") from None
+        raise DataError(f"{store.folder} holds a file that no actor wrote: {error.what}", "move it elsewhere") from None

@@ -182,11 +182,11 @@ def test_a_checkpoint_takes_the_place_of_nothing_but_a_checkpoint(where: str, tm
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with buffer(where, tmp_path / "around" / "live") as replay, buffer("disk", tmp_path / "foreign") as foreign:
-        for some in (replay, foreign):
+    with buffer(where, tmp_path / "around" / "live") as replay, buffer("disk", tmp_path / "external") as external:
+        for some in (replay, external):
             some.add_trajectories([plain(0)])
             some.flush()
-        for place in (mine, mine / "thesis.txt", tmp_path / "foreign"):
+        for place in (mine, mine / "thesis.txt", tmp_path / "external"):
             with pytest.raises(DataError, match="is not a replay checkpoint"):
                 replay.save_checkpoint(place)
         if where == "disk":

@@ -9,7 +9,7 @@ from nightshift.data import episode
 from nightshift.data.episode import Episode
 from nightshift.data.replay import TrajectoryReplay, trajectory_from_episode
 from nightshift.errors import DataError
-from tests.data.examples import episodes, make, with_pictures
+from tests.data.examples import episodes, make, with_images
 
 
 @given(st.lists(episodes(min_steps=2), min_size=1, max_size=4), st.integers(0, 2**31))
@@ -31,7 +31,7 @@ def test_every_sample_is_a_transition_of_its_episode(some: list[Episode], seed: 
 
 
 def test_an_episode_that_lies_in_a_file_is_sampled_from_that_file(tmp_path: Path) -> None:
-    episode.save(with_pictures(), tmp_path / "a.safetensors")
+    episode.save(with_images(), tmp_path / "a.safetensors")
     loaded = episode.load(tmp_path / "a.safetensors")
     replay = TrajectoryReplay()
     replay.add_trajectories([trajectory_from_episode(loaded, 0)])

@@ -217,6 +217,6 @@ def test_a_mixer_draws_from_replays() -> None:
     with pytest.raises(DataError, match="source demos is empty"):
         mixer.sample(8)
     demos.add_trajectories([plain(uid=2)])
-    batch = mixer.sample(8, slices=3)
+    batch = mixer.sample(8, num_batches=3)
     assert np.array_equal(batch["versions"], batch["source"] + 1)
     assert np.array_equal(batch["curr_obs"]["state"][:, :, 0], np.stack([batch["source"] + 1] * 2, axis=1))

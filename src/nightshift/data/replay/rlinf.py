@@ -66,7 +66,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".pt":
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-        except unpickling.NOT_A_PICKLE as error:
+        except unpickling.UNPICKLING_ERRORS as error:
             raise DataError(f"{path} is refused: {str(error).splitlines()[0]}") from None
     else:
         content = unpickling.load(path, _ALLOWED)
@@ -89,7 +89,7 @@ def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int,
     return flat.as_strided(size, stride, offset)
 
 
-_ALLOWED: unpickling.Allowed = {
+_ALLOWED: unpickling.AllowedGlobals = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch.storage._load_from_bytes": _storage,
     "rlinf.data.embodied_io_struct.Trajectory": unpickling.RECORD,

@@ -209,22 +209,22 @@ def deduplicate_frames(
 ) -> tuple[dict[str, Column], RowIndices, RowIndices | None]:
     """The distinct frames of a trajectory, and the numbers of the curr and the next frame of each step."""
     steps, envs = episode.shape
-    flat = {name: _flat(f"curr_obs.{name}", seen, (steps, envs)) for name, seen in curr_obs.items()}
+    flat_curr = {name: _flat(f"curr_obs.{name}", obs, (steps, envs)) for name, obs in curr_obs.items()}
     if not next_obs:
-        return flat, np.arange(steps * envs).reshape(steps, envs), None
+        return flat_curr, np.arange(steps * envs).reshape(steps, envs), None
     if set(next_obs) != set(curr_obs):
         raise DataError(f"next_obs has {sorted(next_obs)} and curr_obs has {sorted(curr_obs)}: they must be the same")
-    after_obs = {name: _flat(f"next_obs.{name}", seen, (steps, envs)) for name, seen in next_obs.items()}
+    flat_next = {name: _flat(f"next_obs.{name}", obs, (steps, envs)) for name, obs in next_obs.items()}
     _, after = adjacent_rows(episode, t)
-    for name, seen in flat.items():
-        _check_shared(name, seen, after_obs[name], after, (episode.ravel(), t.ravel()))
+    for name, obs in flat_curr.items():
+        _check_shared(name, obs, flat_next[name], after, (episode.ravel(), t.ravel()))
     alone = np.flatnonzero(after == NO_ROW)  # their next frame is not the curr frame of any step
     position, extra = _frame_positions(steps, envs, alone)
     frames = {}
-    for name, seen in flat.items():
-        frames[name] = np.empty((len(seen) + len(alone), *seen.shape[1:]), seen.dtype)
-        frames[name][position] = seen
-        frames[name][extra] = after_obs[name][alone]
+    for name, obs in flat_curr.items():
+        frames[name] = np.empty((len(obs) + len(alone), *obs.shape[1:]), obs.dtype)
+        frames[name][position] = obs
+        frames[name][extra] = flat_next[name][alone]
     after_frame = position[after]
     after_frame[alone] = extra
     return frames, position.reshape(steps, envs), after_frame.reshape(steps, envs)
@@ -242,15 +242,15 @@ def _frame_positions(steps: int, envs: int, alone: RowIndices) -> tuple[RowIndic
 
 
 def _check_shared(
-    name: str, seen: Column, after_obs: Column, after: RowIndices, identity: tuple[RowIndices, RowIndices]
+    name: str, curr_obs: Column, next_obs: Column, after: RowIndices, identity: tuple[RowIndices, RowIndices]
 ) -> None:
-    if seen.dtype != after_obs.dtype or seen.shape != after_obs.shape:
+    if curr_obs.dtype != next_obs.dtype or curr_obs.shape != next_obs.shape:
         raise DataError(
-            f"next_obs.{name} is {after_obs.dtype} {list(after_obs.shape[1:])} "
-            f"and curr_obs.{name} is {seen.dtype} {list(seen.shape[1:])}: they must be the same"
+            f"next_obs.{name} is {next_obs.dtype} {list(next_obs.shape[1:])} "
+            f"and curr_obs.{name} is {curr_obs.dtype} {list(curr_obs.shape[1:])}: they must be the same"
         )
     rows = np.flatnonzero(after != NO_ROW)
-    left, right = (a.reshape(len(a), -1).view(np.uint8) for a in (after_obs, seen))
+    left, right = (a.reshape(len(a), -1).view(np.uint8) for a in (next_obs, curr_obs))
     for row in rows:
         if not np.array_equal(left[row], right[after[row]]):
             episode, t = int(identity[0][row]), int(identity[1][row])
