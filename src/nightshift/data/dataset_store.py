@@ -63,12 +63,12 @@ class EpisodeDataset:
     def steps(self, split: DatasetSplit, names: Sequence[str], chunk: int = 1) -> CloningSteps:
         """Training data for a policy with the observations `names` as inputs and chunks of `chunk` actions."""
         lengths = [entry["length"] for entry in self._index[split]]
-        learned = _cloning_targets(self._columns[split], lengths, names)
-        actions = learned.pop("actions")
-        ahead, mask = _chunk_indices(lengths, chunk)
+        columns = _cloning_targets(self._columns[split], lengths, names)
+        actions = columns.pop("actions")
+        indices, mask = _chunk_indices(lengths, chunk)
         return CloningSteps(
-            observations={k.removeprefix(OBSERVATIONS): v for k, v in learned.items()},
-            actions=actions[ahead],
+            observations={k.removeprefix(OBSERVATIONS): v for k, v in columns.items()},
+            actions=actions[indices],
             mask=mask,
         )
 
@@ -130,8 +130,8 @@ def describe(index: bytes) -> dict[str, Any]:
     }
 
 
-def _concatenate(splits: Sequence[Episode], schema: Schema) -> dict[str, Column]:
-    columns = [episodes.columns(episode) for episode in splits]
+def _concatenate(split: Sequence[Episode], schema: Schema) -> dict[str, Column]:
+    columns = [episodes.columns(episode) for episode in split]
     return {name: np.concatenate([column[name] for column in columns]) for name in schema.fields}
 
 
@@ -150,16 +150,18 @@ def _cloning_targets(columns: Mapping[str, Column], lengths: Sequence[int], name
     has_action = np.ones(sum(lengths), np.bool_)
     has_action[np.cumsum(lengths) - 1] = False
     targets = np.where(columns["interventions"][:, None], columns["actions"], columns["policy_actions"])
-    seen = {f"{OBSERVATIONS}{name}": columns[f"{OBSERVATIONS}{name}"][has_action] for name in names}
-    return {name: column.astype(np.float32) for name, column in {**seen, "actions": targets[has_action]}.items()}
+    observations = {f"{OBSERVATIONS}{name}": columns[f"{OBSERVATIONS}{name}"][has_action] for name in names}
+    return {
+        name: column.astype(np.float32) for name, column in {**observations, "actions": targets[has_action]}.items()
+    }
 
 
 def _chunk_indices(lengths: Sequence[int], chunk: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The step numbers [N, C] of the chunk that begins at each step, and which of them are in the same episode."""
-    has_action = np.array(lengths) - 1
-    ends = np.repeat(np.cumsum(has_action), has_action)[:, None]
-    ahead = np.arange(has_action.sum())[:, None] + np.arange(chunk)
-    return np.minimum(ahead, ends - 1), ahead < ends
+    counts = np.array(lengths) - 1
+    ends = np.repeat(np.cumsum(counts), counts)[:, None]
+    indices = np.arange(counts.sum())[:, None] + np.arange(chunk)
+    return np.minimum(indices, ends - 1), indices < ends
 
 
 def _statistics(columns: Mapping[str, Array]) -> dict[str, dict[str, list[float]]]:

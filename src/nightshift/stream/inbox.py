@@ -148,9 +148,8 @@ class Inbox:
                     f"{self._episode_store.folder} could not be written", "fix the disk and restart the learner"
                 )
             stored = _stored_episode(self._episode_store, self._last + 1, header)
-            self._write_failed = (
-                True  # if the rename raises, only a new listing of the folder shows whether it happened
-            )
+            # If the rename or the sync raises, only a new listing of the folder shows whether the file is there.
+            self._write_failed = True
             files.settle(temporary, stored.path)
             self._write_failed = False
             self._stored.append(stored)

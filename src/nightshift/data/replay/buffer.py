@@ -1,7 +1,7 @@
 """The replay buffer: trajectories go in, batches of transitions come out.
 
 One lock guards the index and the open trajectories. It is held while rows are drawn and files opened, not while rows
-are copied or files written. See `keeping` for what runs behind.
+are copied or files written.
 """
 
 from __future__ import annotations

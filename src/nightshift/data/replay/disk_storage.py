@@ -65,7 +65,7 @@ class OnDiskStorage:
         self._opened: dict[int, int] = {}  # by id: slots of open files, in the order of opening
         self._sums: dict[int, str] = {}  # by id: sha256 of existing files
         self._to_delete: list[Path] = []  # files to delete once the index on disk no longer lists them
-        self._unlisted = 0
+        self._unlisted = 0  # changes since the index was written
         self._is_closed = False
         self._folder_lock = threading.Lock()  # always acquired before the buffer's lock
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay-writer")
