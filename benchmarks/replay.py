@@ -1,22 +1,22 @@
-"""Sampling from replay: our buffer and RLinf 0.3.0's, each in a process of its own, on the same data, in one run.
+"""Sampling from replay: our buffer and RLinf 0.3.0's, each in its own process, on the same data, in one run.
 
-TRAJECTORIES trajectories of 100 steps of one lane: two 128x128 cameras, a state vector, actions. Batches of 256.
+TRAJECTORIES trajectories of 100 steps of one environment: two 128x128 cameras, a state vector, actions. Batches of 256.
 
 sample_warm      milliseconds per batch with all data in memory: RLinf's with its cache as large as the buffer, ours
-                 with its files open and in the page cache; after WARM_UP batches, which touch 95 % of the pictures
+                 with its files open and in the page cache; after WARM_UP batches, which touch 95 % of the images
 sample_cold      milliseconds per batch from disk: own caches empty (RLinf's switched off, ours holding one trajectory),
                  and before each batch all files are dropped from the page cache (posix_fadvise DONTNEED), both sides
-resident_memory  megabytes of the process (VmRSS) after the warm batches. Ours holds views of files, which count here as
-                 far as they were touched; `reclaimable` says how much of it the system can take back at any time
+resident_memory  megabytes of the process (VmRSS) after the warm batches. Ours maps files, whose touched pages count
+                 here; `reclaimable` is the part of it that the operating system can reclaim at any time
 index_growth     our microseconds per batch of 256 from 100,000 trajectories (ours) and from 100 (peer), in turns. The
-                 trajectories have two steps each and share the same pictures, so that 100,000 fit into memory
-index_bare       the same without pictures: nothing to copy, so that what is left is finding the rows, and 100
-                 trajectories lie in the processor's cache while 100,000 do not
+                 trajectories have two steps each and share the same images, so that 100,000 fit into memory
+index_bare       the same without images: nothing to copy, so it measures the lookup of rows; 100
+                 trajectories fit into the processor's cache while 100,000 do not
 
 One JSON line each: {name, ours, peer, ratio, least, most}. `ratio` is how many times better ours is; for the index it
 is 100,000 over 100, where 1 is flat. Figures are medians; `least` and `most` are of single batches.
 
-`--trajectories N` makes it small, `--folder` says where the files go (5 and then 10 GB for 500).
+`--trajectories N` makes it small, `--folder` is where the files go (5 and then 10 GB for 500).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ COLD_BATCHES = 5
 GROWTH = (100, 100_000)
 
 
-def pictures(seed: int) -> dict[str, Any]:
-    """What is seen in an episode: STEPS + 1 looks."""
+def images(seed: int) -> dict[str, Any]:
+    """The STEPS + 1 observations of an episode."""
     rng = np.random.default_rng(seed)
     cameras = {
         name: rng.integers(0, 256, (STEPS + 1, SIDE, SIDE, 3), dtype=np.uint8) for name in ("image", "wrist_image")
@@ -80,9 +80,9 @@ class Ours:
 
         with self._new(1) as buffer:
             for seed in range(count):
-                steps, seen = columns(seed), pictures(seed)
+                steps, seen = columns(seed), images(seed)
                 buffer.add_trajectories(
-                    [TrajectoryBatch.of_steps(seen, steps, episode=seed, terminated=True, truncated=False)]
+                    [TrajectoryBatch.from_episode_steps(seen, steps, episode=seed, terminated=True, truncated=False)]
                 )
 
     def open(self, *, warm: bool) -> None:
@@ -124,7 +124,7 @@ class Peer:
 
         buffer = self._new(0, 0)
         for seed in range(count):
-            seen = {name: torch.from_numpy(look)[:, None] for name, look in pictures(seed).items()}
+            seen = {name: torch.from_numpy(look)[:, None] for name, look in images(seed).items()}
             steps = {name: torch.from_numpy(column)[:, None] for name, column in columns(seed).items()}
             ends = torch.zeros(STEPS, 1, dtype=torch.bool)
             trajectory = Trajectory(
@@ -197,7 +197,7 @@ def growth(seen: dict[str, Any]) -> Iterator[list[float]]:
         for number in range(count):
             steps = {"actions": np.zeros((2, 7), np.float32), "rewards": np.zeros(2, np.float32)}
             buffer.add_trajectories(
-                [TrajectoryBatch.of_steps(seen, steps, episode=number, terminated=True, truncated=False)]
+                [TrajectoryBatch.from_episode_steps(seen, steps, episode=number, terminated=True, truncated=False)]
             )
     gc.collect()
     gc.freeze()
@@ -240,7 +240,7 @@ def main() -> None:
         side = Ours(options.folder) if name == "ours" else Peer(options.folder)
         print(json.dumps(side.fill(options.trajectories) if step == "fill" else measure(side)))
         return
-    looks = {name: look[:3].copy() for name, look in pictures(0).items()}
+    looks = {name: look[:3].copy() for name, look in images(0).items()}
     for name, seen in (("index_growth", looks), ("index_bare", {"state": looks["state"]})):
         small, large = zip(*growth(seen), strict=True)
         line(name, list(large), list(small), 1e6, ratio=round(statistics.median(large) / statistics.median(small), 2))

@@ -1,4 +1,4 @@
-"""Transitions inserted per second while somebody samples: our stream and dm-reverb 0.14.0, in turns, in one run.
+"""Transitions inserted per second while a learner samples: our stream and dm-reverb 0.14.0, in turns, in one run.
 
 Both: a writer process and a learner process on this machine, TCP between them, and a thread of the learner that samples
 SAMPLES single transitions per second in batches of BATCH: what a learner takes at 8 updates of 256. A transition is
@@ -46,7 +46,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 def observations(size: str, seed: int) -> Columns:
-    """What is seen at the steps of an episode; the last one is nobody's transition."""
+    """The observations of an episode; the last one begins no transition."""
     random, steps = np.random.default_rng(seed), TRANSITIONS + 1
     if size == "4kb":
         return {"state": random.standard_normal((steps, 1000)).astype(np.float32)}
@@ -54,7 +54,7 @@ def observations(size: str, seed: int) -> Columns:
 
 
 def sample_until(stop: threading.Event, batch: Callable[[], int]) -> float:
-    """Samples per second until somebody says stop; SAMPLES where they can be had."""
+    """Samples per second until `stop` is set, limited to SAMPLES."""
     count, started = 0, time.perf_counter()
     while not stop.wait(max(0.0, started + count / SAMPLES - time.perf_counter())):
         count += batch()
@@ -62,7 +62,7 @@ def sample_until(stop: threading.Event, batch: Callable[[], int]) -> float:
 
 
 def serve(port: int, batch: Callable[[], int]) -> None:
-    """A learner: says where it listens, samples until its input ends, says how fast that went."""
+    """A learner: prints its port, samples until stdin closes, prints the rate."""
     print(json.dumps({"port": port}), flush=True)
     stop = threading.Event()
     rates: list[float] = []
@@ -77,19 +77,19 @@ def serve(port: int, batch: Callable[[], int]) -> None:
 def our_learner(size: str, folder: Path) -> None:
     from nightshift.data.episode import Episode
     from nightshift.stream.inbox import Inbox
-    from nightshift.stream.link import Desk
+    from nightshift.stream.link import LearnerEndpoint
     from nightshift.stream.server import Server
-    from nightshift.stream.weights import Publisher
+    from nightshift.stream.weights import WeightPublisher
 
-    desk = Desk(Inbox(folder / "inbox", run=RUN), Publisher(folder / "weights"))
-    server = Server(desk)
+    endpoint = LearnerEndpoint(Inbox(folder / "inbox", run=RUN), WeightPublisher(folder / "weights"))
+    server = Server(endpoint)
     random = np.random.default_rng(0)
     loaded: list[Episode] = []
 
     def batch() -> int:
-        loaded.extend(arrival.load() for arrival in desk.inbox.since(len(loaded)))
+        loaded.extend(stored.load() for stored in endpoint.inbox.stored_after(len(loaded)))
         if not loaded:
-            desk.inbox.await_arrival(0, 0.1)
+            endpoint.inbox.wait_for_episode(0, 0.1)
             return 0
         picked = [
             (loaded[i // TRANSITIONS], i % TRANSITIONS) for i in random.integers(len(loaded) * TRANSITIONS, size=BATCH)
@@ -106,13 +106,13 @@ def our_learner(size: str, folder: Path) -> None:
 
 def our_writer(size: str, folder: Path, port: int) -> None:
     from nightshift.data.episode import Episode
-    from nightshift.stream.sender import Courier
-    from nightshift.stream.spool import Room, Spool
-    from nightshift.stream.tcp import TcpLink
+    from nightshift.stream.sender import Sender
+    from nightshift.stream.spool import Spool, SpoolLimits
+    from nightshift.stream.tcp_link import TcpLink
     from nightshift.types import Provenance
 
-    spool = Spool(folder / "spool", run=RUN, actor="writer", room=Room(episodes=8))
-    courier = Courier(spool, TcpLink("127.0.0.1", port))
+    spool = Spool(folder / "spool", run=RUN, actor="writer", limits=SpoolLimits(max_episodes=8))
+    sender = Sender(spool, TcpLink("127.0.0.1", port))
     steps = TRANSITIONS + 1
     provenance = Provenance(
         source="policy",
@@ -145,10 +145,10 @@ def our_writer(size: str, folder: Path, port: int) -> None:
     def write(count: int) -> None:
         for index in range(count):
             spool.put(episodes[index % len(episodes)])
-        spool.await_empty()
+        spool.wait_until_empty()
 
     report(size, write)
-    courier.close()
+    sender.close()
 
 
 def peer_learner(size: str, folder: Path) -> None:

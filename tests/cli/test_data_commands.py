@@ -17,9 +17,9 @@ from PIL import Image
 
 from nightshift import config, files
 from nightshift.cli import data_commands, dataset_view
-from nightshift.data import importing, store
+from nightshift.data import dataset_store, importing
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.formats import hdf5, lerobot
-from nightshift.data.shelf import Shelf
 from nightshift.data.statistics import Histogram
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
@@ -49,7 +49,7 @@ def with_nan(steps: int = 6) -> dict[str, Any]:
     return {"actions": actions}
 
 
-def test_an_import_is_a_shelf_with_sums_and_says_how_to_use_it(
+def test_an_import_is_an_episode_store_with_sums_and_says_how_to_use_it(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = demo_file(tmp_path / "goal.hdf5", demo_2={"rewards": np.zeros(7, np.uint8)})
@@ -60,11 +60,11 @@ def test_an_import_is_a_shelf_with_sums_and_says_how_to_use_it(
     assert "5 episodes: the source has no observation after the last action" in printed
     assert printed.endswith("to train on it, write in params.yaml under dataset:\n  sources: [goal]\n")
     files.verify_folder(paths.IMPORTS / "goal", "")
-    kept = [entry for entry in hdf5.entries(path, "") if "demo_2" not in entry.key]
-    shelf = Shelf(paths.IMPORTS / "goal")
-    assert shelf.keys() == [entry.key for entry in kept]
+    kept = [entry for entry in hdf5.list_episodes(path, "") if "demo_2" not in entry.key]
+    store = EpisodeStore(paths.IMPORTS / "goal")
+    assert store.keys() == [entry.key for entry in kept]
     for entry in kept:
-        examples.assert_same(shelf.get(entry.key), entry.load())
+        examples.assert_same(store.get(entry.key), entry.load())
     assert list((project / ".state" / "import").iterdir()) == []
 
 
@@ -85,12 +85,12 @@ def test_broken_episodes_can_be_left_out_and_are_listed(
     assert "left out: 2 episodes that are broken" in printed
     assert "demo_1, step 3" in printed
     assert "demo_4: dones has 9 steps and actions has 6" in printed
-    assert len(Shelf(paths.IMPORTS / "goal").keys()) == 4
+    assert len(EpisodeStore(paths.IMPORTS / "goal").keys()) == 4
 
 
 def test_an_import_without_success_is_refused(project: Path, tmp_path: Path) -> None:
     path = demo_file(tmp_path / "goal.hdf5", count=1, demo_0={"rewards": np.zeros(5, np.uint8)})
-    with pytest.raises(DataError, match="no episodes to learn from: 1 did not succeed, 0 are broken"):
+    with pytest.raises(DataError, match="no successful episodes: 1 did not succeed, 0 are broken"):
         take(path)
 
 
@@ -104,11 +104,11 @@ def test_what_is_there_is_never_overwritten(project: Path, tmp_path: Path) -> No
     path = demo_file(tmp_path / "goal.hdf5", count=1)
     take(path)
     before = files.sha256_tree(paths.IMPORTS)
-    with pytest.raises(DataError, match="data/imports/goal is there already"):
+    with pytest.raises(DataError, match="data/imports/goal already exists"):
         take(path)
-    with pytest.raises(DataError, match="there is nothing at"):
+    with pytest.raises(DataError, match="does not exist"):
         take(tmp_path / "nothing.hdf5", "other")
-    with pytest.raises(DataError, match="no format 'zip' here"):
+    with pytest.raises(DataError, match="the format 'zip' is not supported"):
         data_commands.import_episodes(path, "zip", "other", "", skip_broken=False)
     assert files.sha256_tree(paths.IMPORTS) == before
 
@@ -151,12 +151,12 @@ def test_a_source_that_changed_is_imported_from_the_start(project: Path, tmp_pat
         take(path)
     write_libero(path, {"demo_0": libero_demo(steps=4, seed=99)})
     take(path)
-    (episode,) = Shelf(paths.IMPORTS / "goal")
+    (episode,) = EpisodeStore(paths.IMPORTS / "goal")
     np.testing.assert_array_equal(episode.actions[:-1], libero_demo(steps=4, seed=99)["actions"])
 
 
 def kill_while_importing(root: Path, path: Path, after: int) -> None:
-    """SIGKILL the real command once `after` episodes more are on the shelf."""
+    """SIGKILL the real command once `after` episodes more are on the store."""
     count = len(gathered(root))
     arguments = ["import", str(path), "--format", "hdf5", "--name", "goal"]
     quiet = subprocess.DEVNULL
@@ -169,7 +169,7 @@ def kill_while_importing(root: Path, path: Path, after: int) -> None:
 
 
 def gathered(root: Path) -> dict[str, int]:
-    """The episodes on the shelf of an import that is under way, and their inodes."""
+    """The episodes on the store of an import that is under way, and their inodes."""
     return {path.name: path.stat().st_ino for path in (root / ".state" / "import").glob("*/[!.]*.safetensors")}
 
 
@@ -200,9 +200,9 @@ def test_an_import_becomes_a_dataset_and_a_policy(
     edit(project, "sft", steps=20, checkpoint_every=10)
     params = config.load(project / "params.yaml")
     dataset.run(job("dataset"), seed=0, dataset=params.dataset)
-    made = store.read(paths.DATASET)
-    assert [len(list(made.episodes(part))) for part in store.PARTS] == [8, 2]
-    origins = {part: {e.provenance.origin for e in made.episodes(part)} for part in store.PARTS}
+    made = dataset_store.read(paths.DATASET)
+    assert [len(list(made.episodes(part))) for part in dataset_store.SPLITS] == [8, 2]
+    origins = {part: {e.provenance.origin for e in made.episodes(part)} for part in dataset_store.SPLITS}
     assert not origins["train"] & origins["validation"]
     learned = np.concatenate([episode.actions[:-1] for episode in made.episodes("train")])
     np.testing.assert_allclose(made.statistics["actions"]["mean"], learned.mean(0), atol=1e-6)
@@ -227,9 +227,9 @@ def test_the_dataset_goes_out_as_lerobot_and_comes_back_the_same(
     made: Path, tmp_path: Path, split: str, count: int
 ) -> None:
     data_commands.export(tmp_path / "out", "lerobot", split, video=False)
-    back = [entry.load() for entry in lerobot.entries(tmp_path / "out", "")]
-    dataset_now = store.read(made)
-    wanted = [e for part in store.PARTS if split in ("all", part) for e in dataset_now.episodes(part)]
+    back = [entry.load() for entry in lerobot.list_episodes(tmp_path / "out", "")]
+    dataset_now = dataset_store.read(made)
+    wanted = [e for part in dataset_store.SPLITS if split in ("all", part) for e in dataset_now.episodes(part)]
     assert len(back) == count
     for left, right in zip(back, wanted, strict=True):
         examples.assert_same(left, right)
@@ -242,7 +242,7 @@ def test_an_export_never_replaces_what_is_there(made: Path, tmp_path: Path) -> N
         data_commands.export(tmp_path / "precious", "lerobot", "all", video=False)
     with pytest.raises(DataError, match="there is no split 'test'"):
         data_commands.export(tmp_path / "out", "lerobot", "test", video=False)
-    with pytest.raises(DataError, match="hdf5' here"):
+    with pytest.raises(DataError, match="the format 'hdf5' is not supported"):
         data_commands.export(tmp_path / "out", "hdf5", "all", video=False)
     with pytest.raises(DataError, match="rlds has no films"):
         data_commands.export(tmp_path / "out", "rlds", "all", video=True)

@@ -48,15 +48,15 @@ def make(*, steps: int = 6, seed: int = 0, **changes: Any) -> Episode:
     return replace(made, **changes)
 
 
-def with_pictures(*, steps: int = 6, seed: int = 0, size: int = 8, **changes: Any) -> Episode:
+def with_images(*, steps: int = 6, seed: int = 0, size: int = 8, **changes: Any) -> Episode:
     """As `make`, seen through two cameras as well, with interventions and free metadata."""
     random = np.random.default_rng(seed)
     plain = make(steps=steps, seed=seed)
-    pictures = {name: random.integers(0, 256, (steps, size, size, 3), np.uint8) for name in ("front", "wrist")}
+    images = {name: random.integers(0, 256, (steps, size, size, 3), np.uint8) for name in ("front", "wrist")}
     interventions = random.random(steps) < 0.3
     return replace(
         plain,
-        observations={**plain.observations, **pictures},
+        observations={**plain.observations, **images},
         interventions=interventions,
         policy_actions=np.where(interventions[:, None], -plain.actions, plain.actions),
         policy_versions=np.arange(steps, dtype=np.int64) // 3,
@@ -81,7 +81,7 @@ def episodes(draw: st.DrawFn, *, min_steps: int = 1, max_steps: int = 12) -> Epi
     """Any sound episode; all that are drawn share one schema."""
     steps = draw(st.integers(min_steps, max_steps))
     terminated = draw(st.booleans())
-    return with_pictures(
+    return with_images(
         steps=steps,
         seed=draw(st.integers(0, 2**32 - 1)),
         size=3,

@@ -9,11 +9,11 @@ from nightshift.data import episode
 from nightshift.data.episode import Episode
 from nightshift.errors import DataError
 from nightshift.types import RolloutRequest, Trajectory
-from tests.data.examples import PROVENANCE, assert_same, episodes, make, with_pictures
+from tests.data.examples import PROVENANCE, assert_same, episodes, make, with_images
 
 
 def test_an_episode_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    original = with_pictures()
+    original = with_images()
     episode.save(original, tmp_path / "a.safetensors")
     assert_same(episode.load(tmp_path / "a.safetensors"), original)
 
@@ -24,7 +24,7 @@ def test_any_episode_survives_the_wire(original: Episode) -> None:
 
 
 def test_the_same_episode_gives_the_same_bytes() -> None:
-    assert episode.to_bytes(with_pictures()) == episode.to_bytes(with_pictures())
+    assert episode.to_bytes(with_images()) == episode.to_bytes(with_images())
 
 
 @given(episodes())
@@ -71,7 +71,7 @@ def test_what_was_executed_stands_beside_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a tensor file", b"\xff" * 100])
-def test_a_file_that_is_no_episode_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_episode_is_reported(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.safetensors"):

@@ -29,16 +29,16 @@ def two(online: float, **demos: Any) -> Mixer:
     return Mixer({"online": Numbers(0), "demos": Numbers(1, **demos)}, {"online": online, "demos": 1 - online})
 
 
-def test_half_of_256_is_128_in_every_slice() -> None:
+def test_half_of_256_is_128_in_every_batch() -> None:
     mixer = two(0.5)
     for _ in range(3):
-        batch = mixer.sample(256, slices=20)
+        batch = mixer.sample(256, num_batches=20)
         assert batch["source"].shape == (20 * 256,)
         assert (batch["source"].reshape(20, 256).sum(axis=1) == 128).all()
 
 
 def test_rows_carry_the_source_they_come_from() -> None:
-    batch = two(0.3).sample(10, slices=2)
+    batch = two(0.3).sample(10, num_batches=2)
     assert np.array_equal(batch["x"], batch["source"])
     assert np.array_equal(batch["obs"]["y"], np.stack([batch["source"]] * 2, axis=1))
     assert sorted(np.bincount(batch["source"])) == [6, 14]
@@ -48,13 +48,13 @@ def test_rows_carry_the_source_they_come_from() -> None:
     share=st.fractions(0, 1, max_denominator=1000),
     sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=8),
 )
-def test_every_run_of_slices_of_two_sources_is_within_one_of_its_share(
+def test_every_sequence_of_batches_of_two_sources_is_within_one_of_its_share(
     share: Fraction, sizes: list[tuple[int, int]]
 ) -> None:
     mixer = two(float(share))
     edges, counts = [0], [0]
-    for size, slices in sizes:
-        for part in mixer.sample(size, slices=slices)["source"].reshape(slices, size):
+    for size, num_batches in sizes:
+        for part in mixer.sample(size, num_batches=num_batches)["source"].reshape(num_batches, size):
             edges.append(edges[-1] + size)
             counts.append(counts[-1] + int((part == 0).sum()))
     for begin, end in combinations(range(len(edges)), 2):
@@ -81,11 +81,11 @@ def test_more_sources_are_within_one_of_their_share_of_all_so_far(weights: list[
 def test_nothing_drifts_over_many_samples() -> None:
     mixer = two(0.1)
     for _ in range(300):
-        assert (mixer.sample(10, slices=10)["source"].reshape(10, 10) == 0).sum(axis=1).tolist() == [1] * 10
+        assert (mixer.sample(10, num_batches=10)["source"].reshape(10, 10) == 0).sum(axis=1).tolist() == [1] * 10
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=2, max_size=8), cut=st.integers(0, 7))
-def test_a_mixer_that_resumes_deals_as_one_that_never_stopped(sizes: list[int], cut: int) -> None:
+def test_a_resumed_mixer_continues_the_schedule(sizes: list[int], cut: int) -> None:
     whole, before, after = two(0.37), two(0.37), two(0.37)
     expected = [whole.sample(size)["source"].tolist() for size in sizes]
     found = [before.sample(size)["source"].tolist() for size in sizes[:cut]]
@@ -94,7 +94,7 @@ def test_a_mixer_that_resumes_deals_as_one_that_never_stopped(sizes: list[int], 
     assert found == expected
 
 
-def test_an_empty_source_is_named_and_the_deal_waits() -> None:
+def test_an_empty_source_is_reported_and_the_schedule_does_not_advance() -> None:
     demos = Numbers(1, total_samples=0)
     mixer = Mixer({"online": Numbers(0), "demos": demos}, {"online": 0.5, "demos": 0.5})
     with pytest.raises(DataError, match="source demos is empty"):
@@ -104,22 +104,22 @@ def test_an_empty_source_is_named_and_the_deal_waits() -> None:
     assert np.bincount(mixer.sample(8)["source"]).tolist() == [4, 4]
 
 
-def test_a_source_that_gives_other_fields_or_fewer_rows_is_named() -> None:
+def test_a_source_with_other_fields_or_fewer_rows_is_reported() -> None:
     with pytest.raises(DataError, match="online and demos has z"):
         two(0.5, z=np.zeros(4)).sample(8)
     with pytest.raises(DataError, match=r"obs\.y of the source demos is float64"):
         two(0.5, obs={"y": np.zeros((4, 2))}).sample(8)
-    with pytest.raises(DataError, match="demos was asked for 4 samples and gave 3 of x"):
+    with pytest.raises(DataError, match="demos returned 3 samples of x, not 4"):
         two(0.5, x=np.zeros(3, np.int64)).sample(8)
 
 
 @pytest.mark.parametrize("ratio", [{"a": 1.0}, {"a": 0.5, "b": 0.6}, {"a": 1.5, "b": -0.5}, {}])
-def test_a_ratio_that_is_none_is_refused(ratio: dict[str, float]) -> None:
+def test_an_invalid_ratio_is_rejected(ratio: dict[str, float]) -> None:
     with pytest.raises(DataError):
         Mixer({"a": Numbers(0), "b": Numbers(1)}, ratio)
 
 
 @pytest.mark.parametrize("share", [float("nan"), float("inf"), float("-inf")])
-def test_a_share_that_is_no_number_is_refused(share: float) -> None:
-    with pytest.raises(DataError, match="not made of shares"):
+def test_a_share_that_is_not_finite_is_rejected(share: float) -> None:
+    with pytest.raises(DataError, match="must consist of shares"):
         Mixer({"online": Numbers(0), "demos": Numbers(1)}, {"online": share, "demos": 1.0})

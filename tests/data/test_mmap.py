@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nightshift.data import mmap
-from nightshift.data.shelf import Shelf
+from nightshift.data.episode_store import EpisodeStore
 from tests.data import examples
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy maps, and keeps a descriptor")
@@ -17,10 +17,10 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy
 HOLD_ALL = """
 import resource, sys
 from pathlib import Path
-from nightshift.data.shelf import Shelf
-shelf = Shelf(Path(sys.argv[1]))
+from nightshift.data.episode_store import EpisodeStore
+store = EpisodeStore(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-episodes = list(shelf)
+episodes = list(store)
 assert len(episodes) == 300
 assert sum(episode.actions[0, 0] == episode.policy_actions[0, 0] for episode in episodes) == 300
 """
@@ -54,7 +54,7 @@ resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
 try:
     tensors.read(Path(sys.argv[1]))
 except DataError as error:
-    sys.exit(0 if "hold fewer files" in error.next_step and sys.argv[1] in error.what else str(error))
+    sys.exit(0 if "map fewer files" in error.next_step and sys.argv[1] in error.what else str(error))
 sys.exit("nothing was refused")
 """
 
@@ -70,9 +70,9 @@ def mappings(folder: Path) -> int:
 
 @linux_only
 def test_far_more_episodes_are_held_than_files_may_be_open(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    store = EpisodeStore(tmp_path)
     for number in range(300):
-        shelf.put(f"{number}", examples.make(steps=2, seed=number))
+        store.put(f"{number}", examples.make(steps=2, seed=number))
     run(HOLD_ALL, tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_an_empty_file_has_no_bytes(tmp_path: Path) -> None:
 
 
 @linux_only
-def test_a_machine_that_has_no_more_files_or_memory_says_so_in_a_sentence(tmp_path: Path) -> None:
+def test_running_out_of_files_or_memory_is_reported_with_the_limit_to_raise(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345678")
     run(OPEN_TOO_MANY, path)

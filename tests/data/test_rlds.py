@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from nightshift.data import episode as episodes_
 from nightshift.data import rlds
 from nightshift.data.episode import Episode
-from nightshift.data.rlds import FIRST, LAST, MID, Trajectory, Transitions
-from nightshift.data.rlds_rules import ArraySpec
+from nightshift.data.rlds import FIRST, LAST, MID, TFAgentsTrajectory, Transitions
+from nightshift.data.rlds_validation import ArraySpec
 from nightshift.errors import DataError
-from tests.data.examples import assert_same, episodes, make, with_pictures
+from tests.data.examples import assert_same, episodes, make, with_images
 
 Flags = tuple[bool, bool, bool]
 F, M, L, T, ALONE = (
@@ -36,7 +36,7 @@ def run(*flags: Flags) -> list[dict[str, Any]]:
     return [step(each, number) for number, each in enumerate(flags)]
 
 
-def converted(*dataset: Any, **options: Any) -> list[Trajectory]:
+def converted(*dataset: Any, **options: Any) -> list[TFAgentsTrajectory]:
     return list(rlds.episodes_to_trajectories(dataset, **options))
 
 
@@ -159,7 +159,7 @@ def test_each_rule_is_kept_by_naming_episode_and_step(dataset: Any, sentence: st
         ({"reward": {"a": 1}}, "reward is a mapping"),
         ({"is_last": 1}, "is_last is 1, not a bool"),
         ({"action": "left"}, "action is an array of <U4, not of numbers"),
-        ({"action": [[1], [1, 2]]}, "action is no array"),
+        ({"action": [[1], [1, 2]]}, "action is not an array"),
     ],
 )
 def test_a_step_whose_fields_differ_is_named(change: Any, sentence: str) -> None:
@@ -254,7 +254,7 @@ flags = st.tuples(st.booleans(), st.booleans(), st.booleans())
 
 @settings(max_examples=300)
 @given(st.lists(st.lists(flags, min_size=1, max_size=4), min_size=1, max_size=3))
-def test_exactly_the_sound_flags_are_accepted(dataset: list[list[Flags]]) -> None:
+def test_exactly_the_valid_flags_are_accepted(dataset: list[list[Flags]]) -> None:
     def is_sound(episode: list[Flags]) -> bool:
         begins_once = [f for f, _, _ in episode] == [True] + [False] * (len(episode) - 1)
         ends_once = [last for _, last, _ in episode] == [False] * (len(episode) - 1) + [True]
@@ -270,7 +270,7 @@ def test_exactly_the_sound_flags_are_accepted(dataset: list[list[Flags]]) -> Non
 class InMemory:
     """A replay of lists."""
 
-    def __init__(self, spec: Trajectory | None = None) -> None:
+    def __init__(self, spec: TFAgentsTrajectory | None = None) -> None:
         self.spec = spec
         self.stored: list[Transitions] = []
 
@@ -309,7 +309,7 @@ def test_a_push_with_one_bad_step_anywhere_stores_nothing(dataset: Any, data: st
     assert replay.stored == []
 
 
-def test_a_spec_that_is_not_the_replays_is_named_before_anything_else() -> None:
+def test_a_spec_that_differs_from_the_replays_is_reported_first() -> None:
     replay = InMemory(rlds.create_trajectory_spec([[step(F, action=np.float32(0))]]))
     with pytest.raises(DataError, match=r"action of the data is .*int64.*; the replay holds .*float32"):
         rlds.push_to_replay([run(F, M)], replay)  # has no last step, too
@@ -335,7 +335,7 @@ def test_steps_of_an_episode_with_slashes_and_no_extras_come_back() -> None:
     assert_same(rlds.from_steps(rlds.to_steps(episode), episodes_.header(episode)), episode)
 
 
-def test_foreign_steps_become_an_episode_with_their_free_fields_as_extras() -> None:
+def test_external_steps_become_an_episode_with_their_other_fields_as_extras() -> None:
     steps = [
         step(flags, n, observation={"arm": {"joint": np.array([n], np.float32)}}, force={"z": np.float64(n)})
         for n, flags in enumerate((F, M, T))
@@ -350,9 +350,9 @@ def test_foreign_steps_become_an_episode_with_their_free_fields_as_extras() -> N
 
 def test_what_steps_cannot_keep_is_refused() -> None:
     header = episodes_.header(make())
-    with pytest.raises(DataError, match="note of these steps is not numbers"):
+    with pytest.raises(DataError, match="note of these steps is not numeric"):
         rlds.from_steps([step(F, note="a"), step(T, note="b")], header)
-    with pytest.raises(DataError, match="note of these steps is not numbers"):
+    with pytest.raises(DataError, match="note of these steps is not numeric"):
         rlds.from_steps([step(F, note=[1]), step(T, note=[1, 2])], header)
     with pytest.raises(DataError, match="is_terminal of the last step and terminated of the episode differ"):
         rlds.from_steps(run(F, L), header)
@@ -363,6 +363,6 @@ def test_what_steps_cannot_keep_is_refused() -> None:
         rlds.from_steps([step(F, observation=twice), step(T, observation=twice)], header)
 
 
-def test_pictures_survive_as_views_not_as_copies() -> None:
-    episode = with_pictures()
+def test_images_are_views_not_copies() -> None:
+    episode = with_images()
     assert np.shares_memory(rlds.to_steps(episode)[0]["observation"]["front"], episode.observations["front"])

@@ -3,19 +3,19 @@ import pytest
 
 from nightshift.data import rlds
 from nightshift.data.replay import TrajectoryReplay
-from nightshift.data.rlds_replay import IntoTrajectoryReplay
+from nightshift.data.rlds_replay import TrajectoryReplayWriter
 from nightshift.errors import DataError
-from tests.data.examples import make, with_pictures
+from tests.data.examples import make, with_images
 
 
 def test_pushed_episodes_are_sampled_with_their_masks_and_their_own_next_frames() -> None:
     some = [
-        with_pictures(seed=0),
-        with_pictures(seed=1, steps=1),
-        with_pictures(seed=2, terminated=False, truncated=True),
+        with_images(seed=0),
+        with_images(seed=1, steps=1),
+        with_images(seed=2, terminated=False, truncated=True),
     ]
     replay = TrajectoryReplay()
-    assert rlds.push_to_replay(map(rlds.to_steps, some), IntoTrajectoryReplay(replay)) == 10 == replay.total_samples
+    assert rlds.push_to_replay(map(rlds.to_steps, some), TrajectoryReplayWriter(replay)) == 10 == replay.total_samples
     batch = replay.sample(200)
     masks = [some[0].masks, some[2].masks]
     for row in range(200):
@@ -28,17 +28,17 @@ def test_pushed_episodes_are_sampled_with_their_masks_and_their_own_next_frames(
 
 def test_a_push_of_other_data_stores_nothing() -> None:
     replay = TrajectoryReplay()
-    rlds.push_to_replay([rlds.to_steps(make())], IntoTrajectoryReplay(replay))
+    rlds.push_to_replay([rlds.to_steps(make())], TrajectoryReplayWriter(replay))
     other = make(actions=np.zeros((6, 2), np.float32), policy_actions=np.zeros((6, 2), np.float32))
     with pytest.raises(DataError):
-        rlds.push_to_replay([rlds.to_steps(other)], IntoTrajectoryReplay(replay))
+        rlds.push_to_replay([rlds.to_steps(other)], TrajectoryReplayWriter(replay))
     assert replay.total_samples == 5
 
 
 def test_only_what_there_is_room_for_is_counted() -> None:
     replay = TrajectoryReplay(capacity=2)
     some = [rlds.to_steps(make(steps=n, seed=n)) for n in (3, 4, 5)]
-    assert rlds.push_to_replay(some, IntoTrajectoryReplay(replay)) == 7 == replay.total_samples
+    assert rlds.push_to_replay(some, TrajectoryReplayWriter(replay)) == 7 == replay.total_samples
 
 
 def test_actions_in_several_arrays_are_refused_and_named() -> None:
@@ -46,11 +46,11 @@ def test_actions_in_several_arrays_are_refused_and_named() -> None:
         {**step, "action": {"arm": step["action"][:6], "hand": step["action"][6:]}} for step in rlds.to_steps(make())
     ]
     with pytest.raises(DataError, match="action/arm, action/hand"):
-        rlds.push_to_replay([steps], IntoTrajectoryReplay(TrajectoryReplay()))
+        rlds.push_to_replay([steps], TrajectoryReplayWriter(TrajectoryReplay()))
 
 
 def test_no_two_episodes_have_one_number() -> None:
     replay = TrajectoryReplay()
     for _ in range(2):
-        rlds.push_to_replay([rlds.to_steps(make()), rlds.to_steps(make(seed=1))], IntoTrajectoryReplay(replay))
+        rlds.push_to_replay([rlds.to_steps(make()), rlds.to_steps(make(seed=1))], TrajectoryReplayWriter(replay))
     assert len(set(replay.sample(500)["episode"].tolist())) == 4

@@ -26,13 +26,13 @@ def broken_at(step: int, value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     return actions
 
 
-def test_a_sound_episode_of_any_length_is_accepted() -> None:
+def test_a_valid_episode_of_any_length_is_accepted() -> None:
     SCHEMA.check(make(), "a")
     SCHEMA.check(make(steps=1, seed=3), "b")
 
 
 @given(episodes(), episodes())
-def test_an_episode_declares_a_schema_that_its_like_fit(one: Episode, other: Episode) -> None:
+def test_an_episode_satisfies_the_schema_of_a_similar_one(one: Episode, other: Episode) -> None:
     Schema.of(one).check(other, "other")
 
 
@@ -58,8 +58,8 @@ def test_an_episode_declares_a_schema_that_its_like_fit(one: Episode, other: Epi
         ({"provenance": odd(seed="0")}, "provenance.seed is '0', not a whole number"),
         ({"provenance": odd(versions=None)}, "provenance.versions is None"),
         ({"provenance": odd(disturbance=math.nan)}, "provenance.disturbance is nan"),
-        ({"metadata": None}, "metadata is None, not values by name"),
-        ({"metadata": {"grip": (1, 2)}}, "metadata.grip is (1, 2), which JSON cannot hold as it is"),
+        ({"metadata": None}, "metadata is None, not a dict"),
+        ({"metadata": {"grip": (1, 2)}}, "metadata.grip is (1, 2), which JSON cannot represent exactly"),
         ({"metadata": {"grip": {1: 2}}}, "metadata.grip is {1: 2}"),
         ({"metadata": {"grip": np.float32(1)}}, "metadata.grip is"),
         ({"rewards": make().rewards.astype(">f4")}, "rewards is >f4, not float32"),
@@ -67,7 +67,7 @@ def test_an_episode_declares_a_schema_that_its_like_fit(one: Episode, other: Epi
         ({"rewards": np.zeros((), np.float32)}, "rewards has shape [], not [6]"),
     ],
 )
-def test_what_breaks_the_schema_is_refused_by_place_field_episode_and_step(changes: dict[str, Any], words: str) -> None:
+def test_a_violation_of_the_schema_is_reported_with_field_episode_and_step(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError) as error:
         SCHEMA.check(make(**changes), "data/demos/a.safetensors")
     assert error.value.what.startswith("data/demos/a.safetensors: ")
@@ -80,7 +80,7 @@ def test_fields_whose_meaning_is_fixed_cannot_be_declared_otherwise() -> None:
         Schema.of(odd).check(odd, "first")
 
 
-def test_an_import_is_named_by_where_it_came_from() -> None:
+def test_an_imported_episode_is_identified_by_its_origin() -> None:
     imported = replace(make().provenance, init_state=None, origin="demos.pkl#3")
     with pytest.raises(DataError, match=r"episode: lift_cube, demos.pkl#3, step 4"):
         SCHEMA.check(make(actions=broken_at(4, np.inf), provenance=imported), "demos.pkl")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from nightshift.data.episode import Episode
 from nightshift.data.statistics import Histogram, compute
 from nightshift.errors import DataError
-from tests.data.examples import make, with_pictures
+from tests.data.examples import make, with_images
 
 
-def test_only_steps_at_which_somebody_acts_count() -> None:
+def test_only_steps_with_an_action_count() -> None:
     episodes = [make(steps=5, seed=0), make(steps=9, seed=1, success=False, terminated=False, truncated=True)]
     episodes[0].actions[-1] = 99
     episodes[0].rewards[-1] = 99
@@ -30,10 +30,9 @@ def test_only_steps_at_which_somebody_acts_count() -> None:
         assert dimension.std == pytest.approx(acted[:, number].std(), rel=1e-5)
 
 
-def test_the_share_of_interventions_is_of_the_steps_that_act() -> None:
-    episodes = [with_pictures(steps=8, seed=seed) for seed in range(3)]
-    overruled = sum(int(episode.interventions[:-1].sum()) for episode in episodes)
-    assert compute(episodes).intervention_share == overruled / 21
+def test_interventions_at_the_last_step_do_not_count() -> None:
+    episodes = [with_images(steps=8, seed=seed) for seed in range(3)]
+    assert compute(episodes).interventions == sum(int(episode.interventions[:-1].sum()) for episode in episodes)
 
 
 def test_tasks_and_sources_are_counted() -> None:
@@ -41,7 +40,7 @@ def test_tasks_and_sources_are_counted() -> None:
     assert (found.tasks, found.sources) == ({"lift_cube": 2}, {"expert": 2})
 
 
-def test_nothing_has_no_statistics() -> None:
+def test_an_empty_set_is_an_error() -> None:
     with pytest.raises(DataError, match="there are no episodes"):
         compute([])
 
@@ -55,7 +54,7 @@ def test_every_value_falls_into_one_bin(values: list[float]) -> None:
 
 
 @given(values=st.lists(st.integers(0, 5000), min_size=2, max_size=50, unique=True))
-def test_whole_numbers_get_bins_of_whole_width_and_none_in_vain(values: list[int]) -> None:
+def test_integers_get_bins_of_integer_width_and_no_empty_last_bin(values: list[int]) -> None:
     histogram = Histogram.of_counts(np.array(values, float))
     widths = set(np.diff(histogram.edges))
     assert len(widths) == 1 and widths.pop() % 1 == 0
@@ -78,18 +77,18 @@ def test_actions_of_any_shape_have_a_dimension_for_each_number(shape: tuple[int,
     assert found.steps == 3
 
 
-def test_no_episode_is_held_longer_than_it_is_looked_at() -> None:
-    pictures = []
+def test_at_most_one_episode_is_in_memory() -> None:
+    images = []
 
     def episodes() -> Iterator[Episode]:
         for seed in range(6):
-            episode = with_pictures(seed=seed)
-            pictures.append(weakref.ref(episode.observations["front"]))
+            episode = with_images(seed=seed)
+            images.append(weakref.ref(episode.observations["front"]))
             yield episode
 
     def watched() -> Iterator[Episode]:
         for episode in episodes():
             yield episode
-            assert sum(picture() is not None for picture in pictures) == 1
+            assert sum(image() is not None for image in images) == 1
 
     assert compute(watched()).episodes == 6

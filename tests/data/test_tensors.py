@@ -43,7 +43,7 @@ def test_files_of_other_writers_are_read(content: dict[str, Any]) -> None:
     assert_same(content, tensors.from_bytes(peer_save(content))[0])
 
 
-def test_a_file_is_read_as_views_that_nobody_can_write_through(tmp_path: Path) -> None:
+def test_a_file_is_read_as_read_only_views(tmp_path: Path) -> None:
     tensors.write(tmp_path / "a", {"frames": np.arange(12, dtype=np.uint8).reshape(3, 4)}, "note")
     content, note = tensors.read(tmp_path / "a")
     assert note == "note"
@@ -78,7 +78,7 @@ def test_a_file_cut_anywhere_is_refused(cut: int) -> None:
         {"dtype": "F32", "shape": [1 << 62, 4], "data_offsets": [0, 4]},
     ],
 )
-def test_a_header_that_lies_is_refused(entry: dict[str, Any]) -> None:
+def test_an_inconsistent_header_is_rejected(entry: dict[str, Any]) -> None:
     text = json.dumps({"a": entry}).encode()
     with pytest.raises(DataError, match="not a readable"):
         tensors.from_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
@@ -91,7 +91,7 @@ def test_other_json_is_refused(header: str) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_give_arrays_or_a_sentence(content: bytes) -> None:
+def test_arbitrary_bytes_give_arrays_or_a_data_error(content: bytes) -> None:
     try:
         tensors.from_bytes(content)
     except DataError as error:

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from nightshift.data.episode import Episode
-from nightshift.stream.message import Receipt
-from nightshift.stream.sender import Courier
+from nightshift.stream.message import Ack
+from nightshift.stream.sender import Sender
 from nightshift.stream.server import Server
-from nightshift.stream.spool import Room, Spool
-from nightshift.stream.tcp import TcpLink
+from nightshift.stream.spool import Spool, SpoolLimits
+from nightshift.stream.tcp_link import TcpLink
 from tests.data.examples import make
-from tests.stream.parts import RUN, open_desk
+from tests.stream.parts import RUN, open_endpoint
 
 STEPS = 400
 CUT_AFTER = 200_000
@@ -29,40 +29,40 @@ CUT_AFTER = 200_000
 
 
 def episode(actor: str, seed: int) -> Episode:
-    """The `seed`th episode of an actor, before it has an identity."""
+    """The `seed`th episode of an actor, before it has an episode ID."""
     made = make(steps=STEPS, seed=seed)
     return replace(made, metadata={"actor": actor, "seed": seed})
 
 
 def learner(folder: Path, port: int) -> None:
-    """Stores what comes, and publishes new weights all the time."""
-    desk = open_desk(folder)
-    server = Server(desk, port=port, patience=5)
+    """Stores episodes and publishes new weights continuously."""
+    endpoint = open_endpoint(folder)
+    server = Server(endpoint, port=port, timeout=5)
     while server.port:
-        version = desk.publisher.publish({"w": np.full(7, desk.publisher.version + 1, np.float32)})
+        version = endpoint.publisher.publish({"w": np.full(7, endpoint.publisher.version + 1, np.float32)})
         _journal(folder / "published", str(version))
         time.sleep(0.05)
 
 
 class Recording(Spool):
-    """Writes down what was acknowledged, after it was and before the spool forgets it."""
+    """Logs every ack before the spool deletes the episode."""
 
-    def settle(self, receipt: Receipt) -> None:
-        _journal(self._folder / "receipts", f"{receipt.label.key} {receipt.outcome}")
-        super().settle(receipt)
+    def handle_ack(self, ack: Ack) -> None:
+        _journal(self._folder / "acks", f"{ack.header.key} {ack.outcome}")
+        super().handle_ack(ack)
 
 
 def actor(folder: Path, port: int, count: int) -> None:
-    """Puts `count` episodes, those excepted that it has put in an earlier life."""
-    spool = Recording(folder, run=RUN, actor=folder.name, room=Room(episodes=8, patience=60))
-    courier = Courier(spool, TcpLink("127.0.0.1", port, patience=5), ask_every=0.05, longest_pause=0.2)
+    """Puts `count` episodes, except those that it put before it was killed."""
+    spool = Recording(folder, run=RUN, actor=folder.name, limits=SpoolLimits(max_episodes=8, timeout=60))
+    sender = Sender(spool, TcpLink("127.0.0.1", port, timeout=5), poll_interval=0.05, max_backoff=0.2)
     journal = folder / "put"
     for seed in range(len(journal.read_text().splitlines()) if journal.exists() else 0, count):
-        identity = spool.put(episode(folder.name, seed))
-        _journal(folder / "acted", str(courier.version))
-        _journal(journal, identity.key)
-    spool.await_empty(timeout=60)
-    courier.close()
+        episode_id = spool.put(episode(folder.name, seed))
+        _journal(folder / "acted", str(sender.version))
+        _journal(journal, episode_id.key)
+    spool.wait_until_empty(timeout=60)
+    sender.close()
 
 
 def cable(port: int, learner_port: int) -> None:
@@ -96,7 +96,7 @@ def _pass_on(source: socket.socket, target: socket.socket, left: list[float]) ->
 
 
 def play(log: Path, role: Callable[..., None], *arguments: object) -> None:
-    """What a process does: a role, with all that it says in a file."""
+    """The entry point of a process: runs a role with its output in a log file."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -17,7 +17,7 @@ import pytest
 
 from nightshift.data import episode as episodes
 from nightshift.stream.inbox import Inbox
-from nightshift.stream.message import Label
+from nightshift.stream.message import MessageHeader
 from tests.faults.stream_processes import actor, cable, episode, learner, play
 from tests.stream.parts import RUN, contents
 
@@ -29,7 +29,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-class Theatre:
+class Processes:
     """The processes by name, each of which can be killed and started again."""
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -53,7 +53,7 @@ class Theatre:
         self.running[name].kill()
         self.running[name].join()
 
-    def await_actors(self, seconds: float) -> None:
+    def wait_for_actors(self, seconds: float) -> None:
         for name in ACTORS:
             self.running[name].join(seconds)
             assert self.running[name].exitcode == 0, (self.folder / "log").read_text()[-5000:]
@@ -64,8 +64,8 @@ class Theatre:
 
 
 @pytest.fixture
-def theatre(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Theatre]:
-    made = Theatre(tmp_path, request.param)
+def processes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Processes]:
+    made = Processes(tmp_path, request.param)
     for name in made.roles:
         (tmp_path / name).mkdir()
         made.start(name)
@@ -74,7 +74,7 @@ def theatre(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Theatre]
 
 
 def lines(path: Path) -> list[str]:
-    """Those that were written whole."""
+    """The complete lines of a file."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
@@ -85,47 +85,47 @@ def stored_keys(folder: Path) -> list[str]:
 
 
 def acknowledged(folder: Path) -> set[str]:
-    return {line.split()[0] for name in ACTORS for line in lines(folder / name / "receipts")}
+    return {line.split()[0] for name in ACTORS for line in lines(folder / name / "acks")}
 
 
-def is_busy(theatre: Theatre) -> bool:
-    return any(theatre.running[name].is_alive() for name in ACTORS)
+def is_busy(processes: Processes) -> bool:
+    return any(processes.running[name].is_alive() for name in ACTORS)
 
 
-def wreak_havoc(theatre: Theatre, kills: int) -> Counter[str]:
-    """Kill whoever, whenever, and see each time that what was acknowledged is stored, once."""
+def kill_at_random(processes: Processes, kills: int) -> Counter[str]:
+    """Kill random processes at random times; after each kill every acknowledged episode is stored exactly once."""
     killed: Counter[str] = Counter()
-    while killed.total() < kills and is_busy(theatre):
+    while killed.total() < kills and is_busy(processes):
         time.sleep(random.uniform(0.01, 0.25))
         victim = random.choice(["learner", "cable", *ACTORS])
-        if theatre.running[victim].is_alive():
+        if processes.running[victim].is_alive():
             killed[victim] += 1
-        theatre.kill(victim)
-        promised = acknowledged(theatre.folder)
-        stored = stored_keys(theatre.folder)
+        processes.kill(victim)
+        promised = acknowledged(processes.folder)
+        stored = stored_keys(processes.folder)
         assert promised <= set(stored)
         assert len(stored) == len(set(stored))
         time.sleep(random.uniform(0, 0.1))
-        theatre.start(victim)
+        processes.start(victim)
     return killed
 
 
-def check(theatre: Theatre, count: int) -> None:
-    theatre.await_actors(90)
-    theatre.kill("learner")
-    folder = theatre.folder
+def check(processes: Processes, count: int) -> None:
+    processes.wait_for_actors(90)
+    processes.kill("learner")
+    folder = processes.folder
     inbox = Inbox(folder / "learner" / "inbox", run=RUN)
     stored = contents(inbox)
     put = {line for name in ACTORS for line in lines(folder / name / "put")}
-    assert put <= {identity.key for identity in stored}
-    assert {Label.of_key(key).identity for key in acknowledged(folder)} == set(stored)
+    assert put <= {episode_id.key for episode_id in stored}
+    assert {MessageHeader.from_key(key).episode_id for key in acknowledged(folder)} == set(stored)
     assert not [path for name in ACTORS for path in (folder / name).glob("*/*.safetensors")]
     seeds = Counter[tuple[str, int]]()
-    for identity, content in stored.items():
+    for episode_id, content in stored.items():
         arrived = episodes.from_bytes(content)
         name, seed = arrived.metadata["actor"], arrived.metadata["seed"]
         made = episode(name, seed)
-        named = replace(made, provenance=replace(made.provenance, origin=identity.key))
+        named = replace(made, provenance=replace(made.provenance, origin=episode_id.key))
         assert content == episodes.to_bytes(named)
         seeds[name, seed] += 1
     assert set(seeds) == {(name, seed) for name in ACTORS for seed in range(count)}
@@ -136,16 +136,16 @@ def check(theatre: Theatre, count: int) -> None:
     inbox.close()
 
 
-@pytest.mark.parametrize("theatre", [60], indirect=True)
-def test_what_is_stored_is_what_was_acknowledged_each_once_whoever_is_killed(theatre: Theatre) -> None:
-    killed = wreak_havoc(theatre, 30)
+@pytest.mark.parametrize("processes", [60], indirect=True)
+def test_what_is_stored_is_what_was_acknowledged_each_once_whichever_process_is_killed(processes: Processes) -> None:
+    killed = kill_at_random(processes, 30)
     assert killed.total() >= 10, f"too little was killed while it worked: {killed}"
-    check(theatre, 60)
+    check(processes, 60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("theatre", [400], indirect=True)
-def test_the_same_holds_through_a_long_night(theatre: Theatre) -> None:
-    killed = wreak_havoc(theatre, 200)
+@pytest.mark.parametrize("processes", [400], indirect=True)
+def test_the_same_holds_over_hundreds_of_kills(processes: Processes) -> None:
+    killed = kill_at_random(processes, 200)
     assert killed.total() >= 60, f"too little was killed while it worked: {killed}"
-    check(theatre, 400)
+    check(processes, 400)

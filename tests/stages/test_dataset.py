@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nightshift import config, files
-from nightshift.data import episode, store
-from nightshift.data.shelf import Shelf
+from nightshift.data import dataset_store, episode
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
@@ -29,7 +29,7 @@ def run(job: Callable[[str], Job], params: config.Params) -> None:
 @pytest.mark.usefixtures("demos")
 def test_no_init_state_is_on_both_sides_of_the_split(job: Callable[[str], Job], params: config.Params) -> None:
     run(job, params)
-    episodes = json.loads((paths.DATASET / store.INDEX).read_text())["episodes"]
+    episodes = json.loads((paths.DATASET / dataset_store.INDEX).read_text())["episodes"]
     sides = {
         part: {(e["provenance"]["task"], e["provenance"]["init_state"]) for e in episodes if e["part"] == part}
         for part in ("train", "validation")
@@ -83,13 +83,13 @@ def test_imports_stand_beside_the_demos_and_are_split_episode_by_episode(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     with files.new_folder(paths.IMPORTS / "elsewhere") as folder:
-        shelf = Shelf(folder)
-        for number, demo in enumerate(Shelf(paths.DEMOS)):
+        store = EpisodeStore(folder)
+        for number, demo in enumerate(EpisodeStore(paths.DEMOS)):
             origin = replace(demo.provenance, task="imported", init_state=None, origin=f"demos.hdf5#{number}")
-            shelf.put(f"{number}", replace(demo, provenance=origin))
+            store.put(f"{number}", replace(demo, provenance=origin))
     both = params.dataset.model_copy(update={"sources": ("demos", "elsewhere")})
     dataset.run(job("dataset"), seed=params.seed, dataset=both)
-    rows = store.describe((paths.DATASET / store.INDEX).read_bytes())["rows"]
+    rows = dataset_store.describe((paths.DATASET / dataset_store.INDEX).read_bytes())["rows"]
     assert {(task, part): count for task, part, count, _ in rows} == {
         ("far", "train"): 3,
         ("far", "validation"): 1,
@@ -103,8 +103,8 @@ def test_imports_stand_beside_the_demos_and_are_split_episode_by_episode(
 @pytest.mark.usefixtures("demos")
 def test_an_import_that_looks_different_is_refused_by_name(job: Callable[[str], Job], params: config.Params) -> None:
     with files.new_folder(paths.IMPORTS / "elsewhere") as folder:
-        demo = next(iter(Shelf(paths.DEMOS)))
-        Shelf(folder).put("0", replace(demo, actions=demo.actions.astype(np.float64)))
+        demo = next(iter(EpisodeStore(paths.DEMOS)))
+        EpisodeStore(folder).put("0", replace(demo, actions=demo.actions.astype(np.float64)))
     both = params.dataset.model_copy(update={"sources": ("demos", "elsewhere")})
     with pytest.raises(DataError, match=r"data/imports/elsewhere/0.safetensors: actions is float64, not float32"):
         dataset.run(job("dataset"), seed=params.seed, dataset=both)
@@ -123,9 +123,9 @@ def test_a_source_that_was_never_imported_is_told_with_the_command(
 @pytest.mark.usefixtures("demos")
 def test_a_task_of_one_demo_is_refused_by_name(job: Callable[[str], Job], params: config.Params) -> None:
     with files.new_folder(paths.IMPORTS / "elsewhere") as folder:
-        demo = next(iter(Shelf(paths.DEMOS)))
+        demo = next(iter(EpisodeStore(paths.DEMOS)))
         origin = replace(demo.provenance, task="imported", init_state=None, origin="demos.hdf5#0")
-        Shelf(folder).put("0", replace(demo, provenance=origin))
+        EpisodeStore(folder).put("0", replace(demo, provenance=origin))
     for sources in (("elsewhere",), ("demos", "elsewhere")):
         chosen = params.dataset.model_copy(update={"sources": sources})
         with pytest.raises(DataError, match=r"the task imported has demos of one start only.* at least two") as error:

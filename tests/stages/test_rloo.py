@@ -11,7 +11,7 @@ import torch
 
 from nightshift import config, policies
 from nightshift.adapters.tracking import JsonlTracker
-from nightshift.data.shelf import Shelf
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.learners import checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import PolicySnapshot
@@ -228,7 +228,7 @@ def test_demos_groups_and_validation_never_share_an_init_state(
     rloo.run(
         replace(job("rloo"), pool=lambda env: pool), seed=params.seed, env=params.env, states=params.states, rloo=chosen
     )
-    demos = {(d.provenance.task, d.provenance.init_state) for d in Shelf(paths.DEMOS)}
+    demos = {(d.provenance.task, d.provenance.init_state) for d in EpisodeStore(paths.DEMOS)}
     groups, validation = (
         {(r.task, r.init_state) for r in pool.played if r.split == split} for split in ("train", "validation")
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nightshift import config, policies
-from nightshift.data import store
+from nightshift.data import dataset_store
 from nightshift.errors import CheckpointError, DataError
 from nightshift.learners import checkpoint
 from nightshift.pipeline.job import Job
@@ -29,7 +29,7 @@ def run(job: Callable[[str], Job], params: config.Params) -> dict[str, torch.Ten
 @pytest.mark.usefixtures("data")
 def test_the_policy_comes_closer_to_the_demos(job: Callable[[str], Job], params: config.Params) -> None:
     run(job, params)
-    steps = store.read(paths.DATASET).steps("train", params.policy.inputs)
+    steps = dataset_store.read(paths.DATASET).steps("train", params.policy.inputs)
     cloned = policies.load(paths.SFT_POLICY).act(steps.observations)
     assert np.square(cloned - steps.actions).mean() < 0.3 * np.square(steps.actions).mean()
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nightshift.errors import StreamError
-from nightshift.stream.identity import Identity
+from nightshift.stream.episode_id import EpisodeId
 from nightshift.stream.inbox import Inbox
 from nightshift.stream.link import LinkDown
-from nightshift.stream.message import Parcel, Receipt
-from nightshift.stream.spool import Room, Spool
+from nightshift.stream.message import Ack, Message
+from nightshift.stream.spool import Spool, SpoolLimits
 from tests.data.examples import make
 from tests.stream.parts import RUN, contents, open_spool
 
@@ -25,27 +25,27 @@ Fault = st.sampled_from(["none", "none", "request lost", "reply lost", "request 
 
 
 class Lossy:
-    """Each parcel meets the next of `faults`. A late copy arrives after later ones, as from a connection given up."""
+    """Each message meets the next of `faults`. A late copy arrives after later ones, as from a connection given up."""
 
     def __init__(self, inbox: Inbox, faults: list[str]) -> None:
         self._inbox = inbox
         self._faults = iter(faults)
-        self.late: list[Parcel] = []
+        self.late: list[Message] = []
 
-    def send(self, parcels: Iterable[Parcel]) -> Iterator[Receipt]:
-        for parcel in parcels:
+    def send(self, messages: Iterable[Message]) -> Iterator[Ack]:
+        for message in messages:
             fault = next(self._faults, "none")
             if fault == "request lost":
                 raise LinkDown(fault)
             if fault == "request doubled":
-                self._inbox.receive(parcel)
+                self._inbox.receive(message)
             if fault == "late copy":
-                self.late.append(parcel)
+                self.late.append(message)
                 raise LinkDown(fault)
-            receipt = self._inbox.receive(parcel)
+            ack = self._inbox.receive(message)
             if fault == "reply lost":
                 raise LinkDown(fault)
-            yield receipt
+            yield ack
 
 
 class Stream(RuleBasedStateMachine):
@@ -54,50 +54,50 @@ class Stream(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.inbox = self._open_inbox()
         self.spools = {actor: self._open_spool(actor) for actor in ACTORS}
-        self.put: dict[Identity, bytes] = {}
-        self.acknowledged: set[Identity] = set()
-        self.late: list[Parcel] = []
-        self.met: list[Identity] = []
+        self.put: dict[EpisodeId, bytes] = {}
+        self.acknowledged: set[EpisodeId] = set()
+        self.late: list[Message] = []
+        self.seen: list[EpisodeId] = []
         self.position = 0
         self.seed = 0
 
     @rule(actor=st.sampled_from(ACTORS))
     def put_episode(self, actor: str) -> None:
         spool = self.spools[actor]
-        before = [parcel.label.identity for parcel in spool.waiting()]
+        before = [message.header.episode_id for message in spool.unacknowledged()]
         self.seed += 1
         try:
-            identity = spool.put(make(steps=2, seed=self.seed))
+            episode_id = spool.put(make(steps=2, seed=self.seed))
         except StreamError:
             assert len(before) == 3
             return
         assert len(before) < 3
-        assert identity not in self.put
-        self.put[identity] = {p.label.identity: bytes(p.content) for p in spool.waiting()}[identity]
+        assert episode_id not in self.put
+        self.put[episode_id] = {p.header.episode_id: bytes(p.payload) for p in spool.unacknowledged()}[episode_id]
 
     @rule(actor=st.sampled_from(ACTORS), faults=st.lists(Fault, max_size=3))
     def deliver(self, actor: str, faults: list[str]) -> None:
         link = Lossy(self.inbox, faults)
         try:
-            for receipt in link.send(self.spools[actor].waiting()):
-                assert receipt.outcome != "rejected"
-                self.acknowledged.add(receipt.label.identity)
-                self.spools[actor].settle(receipt)
+            for ack in link.send(self.spools[actor].unacknowledged()):
+                assert ack.outcome != "rejected"
+                self.acknowledged.add(ack.header.episode_id)
+                self.spools[actor].handle_ack(ack)
         except LinkDown:
             pass
         self.late.extend(link.late)
 
     @rule(actor=st.sampled_from(ACTORS))
-    def acknowledge_and_crash_before_the_spool_heard(self, actor: str) -> None:
-        for receipt in Lossy(self.inbox, []).send(self.spools[actor].waiting(1)):
-            assert receipt.outcome != "rejected"
+    def acknowledge_and_crash_before_the_spool_handles_it(self, actor: str) -> None:
+        for ack in Lossy(self.inbox, []).send(self.spools[actor].unacknowledged(1)):
+            assert ack.outcome != "rejected"
         self.crash_actor(actor)
 
     @precondition(lambda self: self.late)
     @rule()
     def late_copy_arrives(self) -> None:
-        parcel = self.late.pop(0)
-        assert self.inbox.receive(parcel).outcome in ("accepted", "duplicate")
+        message = self.late.pop(0)
+        assert self.inbox.receive(message).outcome in ("accepted", "duplicate")
 
     @rule(actor=st.sampled_from(ACTORS))
     def crash_actor(self, actor: str) -> None:
@@ -111,24 +111,24 @@ class Stream(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 3))
     def consume(self, most: int) -> None:
-        for arrival in self.inbox.since(self.position)[:most]:
-            self.met.append(arrival.label.identity)
-            self.position = arrival.position
+        for stored in self.inbox.stored_after(self.position)[:most]:
+            self.seen.append(stored.header.episode_id)
+            self.position = stored.position
 
     @invariant()
-    def what_was_acknowledged_is_stored_and_what_is_not_still_waits(self) -> None:
+    def acknowledged_episodes_are_stored_and_the_others_are_in_a_spool(self) -> None:
         stored = contents(self.inbox)
-        waiting = {p.label.identity for spool in self.spools.values() for p in spool.waiting()}
+        spooled = {p.header.episode_id for spool in self.spools.values() for p in spool.unacknowledged()}
         assert self.acknowledged <= set(stored)
-        assert set(stored) | waiting == set(self.put)
-        assert all(self.put[identity] == content for identity, content in stored.items())
+        assert set(stored) | spooled == set(self.put)
+        assert all(self.put[episode_id] == content for episode_id, content in stored.items())
 
     def teardown(self) -> None:
         for actor in ACTORS:
             self.deliver(actor, [])
         assert contents(self.inbox) == self.put
         self.consume(10**6)
-        assert len(self.met) == len(set(self.met)) == len(self.put)
+        assert len(self.seen) == len(set(self.seen)) == len(self.put)
         self.inbox.close()
         for spool in self.spools.values():
             spool.close()
@@ -138,7 +138,7 @@ class Stream(RuleBasedStateMachine):
         return Inbox(self.folder / "inbox", run=RUN)
 
     def _open_spool(self, actor: str) -> Spool:
-        return open_spool(self.folder / actor, actor, room=Room(episodes=3, patience=0))
+        return open_spool(self.folder / actor, actor, limits=SpoolLimits(max_episodes=3, timeout=0))
 
 
 TestStream = Stream.TestCase

@@ -5,51 +5,51 @@ import pytest
 from safetensors.numpy import load
 
 from nightshift.errors import DataError, StreamError
-from nightshift.stream.weights import WEIGHTS, Publisher
+from nightshift.stream.weights import WEIGHTS, WeightPublisher
 
 ARRAYS = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "layer.bias": np.zeros(2, np.float32)}
 
 
 def test_weights_come_back_as_they_were_published(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path)
-    assert publisher.newest() is None
+    publisher = WeightPublisher(tmp_path)
+    assert publisher.latest() is None
     assert publisher.publish(ARRAYS) == 0
-    newest = publisher.newest()
-    assert newest is not None
-    for name, array in newest.arrays().items():
+    latest = publisher.latest()
+    assert latest is not None
+    for name, array in latest.arrays().items():
         np.testing.assert_array_equal(array, ARRAYS[name])
-    np.testing.assert_array_equal(load(newest.content)["layer.weight"], ARRAYS["layer.weight"])
+    np.testing.assert_array_equal(load(latest.content)["layer.weight"], ARRAYS["layer.weight"])
 
 
-def test_who_has_the_newest_gets_nothing(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path)
+def test_weights_are_returned_only_if_they_are_newer(tmp_path: Path) -> None:
+    publisher = WeightPublisher(tmp_path)
     for _ in range(3):
         publisher.publish(ARRAYS)
-    assert publisher.newest(newer_than=2) is None
-    newer = publisher.newest(newer_than=0)
+    assert publisher.latest(newer_than=2) is None
+    newer = publisher.latest(newer_than=0)
     assert newer is not None
     assert newer.version == 2
 
 
 def test_the_version_goes_on_after_a_restart_and_the_weights_are_still_there(tmp_path: Path) -> None:
-    first = Publisher(tmp_path)
+    first = WeightPublisher(tmp_path)
     for _ in range(5):
         first.publish(ARRAYS)
-    second = Publisher(tmp_path)
+    second = WeightPublisher(tmp_path)
     assert second.version == 4
-    assert second.newest() == first.newest()
+    assert second.latest() == first.latest()
     assert second.publish(ARRAYS) == 5
 
 
-def test_an_actor_ahead_of_its_learner_is_an_error_not_a_silence(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path)
+def test_an_actor_ahead_of_its_learner_is_an_error(tmp_path: Path) -> None:
+    publisher = WeightPublisher(tmp_path)
     publisher.publish(ARRAYS)
     with pytest.raises(StreamError, match="an actor has weights of version 7, and the last published here is 0"):
-        publisher.newest(newer_than=7)
+        publisher.latest(newer_than=7)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 10])
-def test_a_damaged_file_is_named_and_no_version_is_given_twice(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_reported_so_that_no_version_is_reused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / WEIGHTS).write_bytes(content)
     with pytest.raises(DataError, match=r"weights\.safetensors is damaged"):
-        Publisher(tmp_path)
+        WeightPublisher(tmp_path)

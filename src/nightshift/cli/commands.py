@@ -81,12 +81,12 @@ def dataset_ls() -> None:
 
 def dataset_show(revision: str) -> None:
     """What one version of the dataset holds."""
-    from nightshift.data import store as datasets
+    from nightshift.data import dataset_store
 
     root = enter()
     repository.check(root)
     versions.resolve(root, revision)
-    content = datasets.describe(DvcStore(root).read_file(revision, paths.DATASET / datasets.INDEX))
+    content = dataset_store.describe(DvcStore(root).read_file(revision, paths.DATASET / dataset_store.INDEX))
     console.print(
         f"[bold]{paths.DATASET}[/] at [cyan]{revision}[/]: {content['episodes']} episodes, {content['steps']} steps"
     )

@@ -9,17 +9,17 @@ from pathlib import Path
 from rich.text import Text
 
 from nightshift.cli.commands import enter
-from nightshift.data import formats, store
+from nightshift.data import dataset_store, formats
 from nightshift.data.episode import Episode
 from nightshift.errors import DataError
 from nightshift.project import paths
 from nightshift.telemetry import progress
 from nightshift.telemetry.console import console
 
-SPLITS = ("all", *store.PARTS)
+SPLITS = ("all", *dataset_store.SPLITS)
 _ADMITTED = {
     formats.REPEATED_FINAL: "the source has no observation after the last action: the one before it stands in",
-    formats.MOVED: "the source shows what each action led to: every observation is moved to "
+    formats.OBSERVATIONS_SHIFTED: "the source shows what each action led to: every observation is moved to "
     "the action that follows it, and the first action is left out",
     formats.SUCCESS_ASSUMED: "the source has no rewards: they count as demonstrations that succeeded",
     formats.STARTS_MID_EPISODE: "they start in the middle of an episode",
@@ -73,7 +73,7 @@ def export(path: Path, format: str, split: str, *, video: bool) -> None:
         if video:
             from nightshift.data.formats import lerobot
 
-            lerobot.write(path, watched, films=True)
+            lerobot.write(path, watched, videos=True)
         else:
             writer.write(path, watched)
     console.print(Text.assemble((str(path), "bold"), f": {_episodes(len(episodes))}"), soft_wrap=True)
@@ -86,7 +86,7 @@ def stats(source: str, plot: Path | None) -> None:
 
     plot = None if plot is None else Path(os.path.abspath(plot))
     enter()
-    found = statistics.compute(sources.open_shelf(source) if source else _dataset("all"))
+    found = statistics.compute(sources.open_store(source) if source else _dataset("all"))
     title = source or str(paths.DATASET)
     console.print(dataset_view.render(title, found))
     if plot is not None:
@@ -97,8 +97,8 @@ def stats(source: str, plot: Path | None) -> None:
 def _dataset(split: str) -> Iterator[Episode]:
     if not paths.DATASET.exists():
         raise DataError(f"there is no {paths.DATASET} yet", "nightshift run")
-    dataset = store.read(paths.DATASET)
-    for part in store.PARTS:
+    dataset = dataset_store.read(paths.DATASET)
+    for part in dataset_store.SPLITS:
         if split in ("all", part):
             yield from dataset.episodes(part)
 

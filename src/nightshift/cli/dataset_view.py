@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nightshift.data.statistics import Histogram, Spread, Statistics
+from nightshift.data.statistics import Distribution, Histogram, Statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ def _share(count: int, total: int) -> str:
     return f"{count} of {total}  ({100 * count / total:.1f} %)" if total else "0"
 
 
-def _spread(name: str, spread: Spread) -> list[RenderableType]:
+def _spread(name: str, spread: Distribution) -> list[RenderableType]:
     numbers = f"  {spread.smallest:g} to {spread.largest:g}, median {spread.median:g}, mean {spread.mean:.4g}"
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", style="dim", no_wrap=True)

@@ -1,7 +1,7 @@
-"""One episode: steps with the semantics of RLDS, and the safetensors file that holds them.
+"""An episode with the step semantics of RLDS, and its safetensors file.
 
-Step t holds what was seen, what was then done, and what came of it: reward and discount. The last step holds the final
-observation; its action, reward and discount say nothing. So N steps are N - 1 transitions.
+Step t has an observation, the action taken after it, and the reward and discount of that action. The last step has the
+final observation; its action, reward and discount are undefined. So N steps are N - 1 transitions.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from nightshift.types import Provenance, Trajectory
 OBSERVATIONS = "observations."
 EXTRAS = "extras."
 NO_POLICY = -1
-"""The policy version of a step at which no learned policy acted."""
+"""The policy version of steps without a learned policy, such as demos."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """N steps of one run of one task, and how it ended."""
+    """N steps of one attempt at a task, and how it ended."""
 
     observations: Mapping[str, Column]  # each [N, …]
-    actions: Column  # [N, A] as they were executed
+    actions: Column  # [N, A] executed actions
     rewards: Column  # [N]
     discounts: Column  # [N]
-    interventions: NDArray[np.bool_]  # [N] a person overruled whoever acted
-    policy_actions: Column  # [N, A] what whoever acted had chosen
-    policy_versions: NDArray[np.int64]  # [N] of the policy that acted, NO_POLICY where none did
-    terminated: bool  # the task ended: there is nothing after the last step
-    truncated: bool  # the clock or a person ended it: there would have been more
+    interventions: NDArray[np.bool_]  # [N] a person overrode the policy
+    policy_actions: Column  # [N, A] actions chosen by the policy or the expert
+    policy_versions: NDArray[np.int64]  # [N] NO_POLICY where no learned policy acted
+    terminated: bool  # the task ended: do not bootstrap after the last step
+    truncated: bool  # a time limit or a person ended it: bootstrap after the last step
     success: bool
     provenance: Provenance
-    extras: Mapping[str, Column] = field(default_factory=dict)  # each [N, …]: free metadata of steps
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON: free metadata of the episode
+    extras: Mapping[str, Column] = field(default_factory=dict)  # each [N, …]: other data of steps
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON: other data of the episode
 
     @property
     def length(self) -> int:
-        """Steps, the last included."""
+        """The number of steps, including the last."""
         return len(self.actions)
 
     @property
@@ -63,19 +63,19 @@ class Episode:
 
     @property
     def masks(self) -> NDArray[np.float32]:
-        """[N - 1] of the transitions: 0 exactly where the next step is terminal."""
+        """[N - 1] masks of the transitions: 0 exactly where the next step is terminal."""
         return 1 - self.is_terminal[1:].astype(np.float32)
 
     @property
     def label(self) -> str:
-        """Which episode it is, for people."""
+        """Identifies the episode in messages."""
         origin = self.provenance
         start = origin.origin if origin.init_state is None else f"init state {origin.init_state}"
         return f"{origin.task}, {start}"
 
 
 def from_trajectory(trajectory: Trajectory, provenance: Provenance, policy_version: int = NO_POLICY) -> Episode:
-    """The episode of a simulator: the task ends in success or not at all, and only success is rewarded."""
+    """The episode of a simulator rollout: success terminates it with reward 1; otherwise it is truncated."""
     steps = trajectory.length + 1
     rewards = np.zeros(steps, np.float32)
     rewards[steps - 2] = trajectory.success
@@ -95,7 +95,7 @@ def from_trajectory(trajectory: Trajectory, provenance: Provenance, policy_versi
 
 
 def columns(episode: Episode) -> dict[str, Column]:
-    """Every array of an episode by name, each [N, …]."""
+    """All arrays of an episode by name, each [N, …]."""
     return {
         **{f"{OBSERVATIONS}{name}": column for name, column in episode.observations.items()},
         **{f"{EXTRAS}{name}": column for name, column in episode.extras.items()},
@@ -109,7 +109,7 @@ def columns(episode: Episode) -> dict[str, Column]:
 
 
 def header(episode: Episode) -> dict[str, Any]:
-    """Everything of an episode that is no array, as JSON."""
+    """Everything in an episode that is not an array, as JSON."""
     return {
         "terminated": episode.terminated,
         "truncated": episode.truncated,
@@ -120,7 +120,7 @@ def header(episode: Episode) -> dict[str, Any]:
 
 
 def assemble(arrays: Mapping[str, Column], header: Mapping[str, Any]) -> Episode:
-    """The episode of `columns` and `header`; KeyError or TypeError if they are not those of an episode."""
+    """The inverse of `columns` and `header`; KeyError or TypeError if they do not form an episode."""
     plain = {name: a for name, a in arrays.items() if not name.startswith((OBSERVATIONS, EXTRAS))}
     return Episode(
         observations={k.removeprefix(OBSERVATIONS): a for k, a in arrays.items() if k.startswith(OBSERVATIONS)},
@@ -139,10 +139,10 @@ def save(episode: Episode, path: Path) -> None:
 
 
 def load(path: Path) -> Episode:
-    """The episode of a file, its arrays as views of it."""
+    """Load an episode; its arrays are memory-mapped views of the file."""
     try:
         return _decode(*tensors.read(path))
-    except _NO_EPISODE as error:
+    except _DECODING_ERRORS as error:
         raise DataError(f"{path} is not an episode: {error}") from None
 
 
@@ -153,11 +153,11 @@ def to_bytes(episode: Episode) -> bytes:
 def from_bytes(content: bytes | bytearray | memoryview) -> Episode:
     try:
         return _decode(*tensors.from_bytes(content))
-    except _NO_EPISODE as error:
+    except _DECODING_ERRORS as error:
         raise DataError(f"these {len(content)} bytes are not an episode: {error}") from None
 
 
-_NO_EPISODE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_DECODING_ERRORS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 def _decode(arrays: Mapping[str, Column], note: str) -> Episode:
@@ -165,5 +165,5 @@ def _decode(arrays: Mapping[str, Column], note: str) -> Episode:
 
 
 def with_last(column: Column, last: Column | None = None) -> Column:
-    """One more step: the final observation, or zeros where the last step says nothing."""
+    """Append the last step: the final observation, or zeros for fields that are undefined there."""
     return np.concatenate([column, np.zeros_like(column[:1]) if last is None else last[None]])

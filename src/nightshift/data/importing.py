@@ -1,7 +1,7 @@
-"""Bring episodes of another format onto a shelf of this project; after a kill, go on where it ended.
+"""Imports episodes of another format; a killed import resumes where it stopped.
 
-Episodes gather on a shelf among the project's state, each written whole. When all are through, the import takes its
-place under data/imports in one step.
+Episodes are collected in an episode store in the state folder. When all are converted, the import is moved to
+data/imports atomically.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pathlib import Path
 from nightshift import files
 from nightshift.data import formats
 from nightshift.data.episode import Episode
-from nightshift.data.formats import Entry
-from nightshift.data.shelf import SCHEMA, Shelf
+from nightshift.data.episode_store import SCHEMA, EpisodeStore
+from nightshift.data.formats import EpisodeRef
 from nightshift.data.sources import DEMOS
 from nightshift.errors import DataError
 from nightshift.project import paths
 
 UNSOLVED = "unsolved.jsonl"
-"""Keys of the episodes that did not succeed, so that they are not decoded again."""
+"""Keys of the unsuccessful episodes, so that a resumed import does not decode them again."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """What to import: a source in a format, under a name, with the task where the source does not say it."""
+    """What to import: the path and format of a source, a name, and the task if the source does not contain it."""
 
     path: Path
     format: str
@@ -50,9 +50,9 @@ class Import:
                 f"use letters, digits, _ and -; {DEMOS} is taken by the stage collect",
             )
         if not self.path.exists():
-            raise DataError(f"there is nothing at {self.path}")
+            raise DataError(f"{self.path} does not exist")
         if self.target.exists():
-            raise DataError(f"{self.target} is there already", "delete it, or choose another --name")
+            raise DataError(f"{self.target} already exists", "delete it, or choose another --name")
 
     @property
     def target(self) -> Path:
@@ -60,7 +60,7 @@ class Import:
 
     @cached_property
     def state(self) -> Path:
-        """Where the import gathers: another place for another source, or for one that has changed."""
+        """The folder for episodes until the import is complete; it depends on the content of the source."""
         found = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found if file.is_file()]
         content = json.dumps([str(self.path.resolve()), self.format, self.task, stamps])
@@ -69,13 +69,13 @@ class Import:
 
 @dataclass(kw_only=True)
 class Progress:
-    """How an import stands; at the end, what came of it."""
+    """The progress and the result of an import."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[EpisodeRef]
     kept: set[str]
     unsolved: set[str]
     broken: dict[str, str] = field(default_factory=dict)
-    """What is wrong with the episodes that were left out for it, by key."""
+    """Error messages of the episodes that were left out because they are invalid, by key."""
 
     @property
     def done(self) -> int:
@@ -98,21 +98,21 @@ def alone(job: Import) -> Iterator[None]:
 
 
 def begin(job: Import) -> Progress:
-    """List the source, and see what an earlier attempt has already brought in."""
-    entries = formats.reader(job.format).entries(job.path, job.task)
+    """List the episodes of the source and those that an earlier attempt has already imported."""
+    entries = formats.reader(job.format).list_episodes(job.path, job.task)
     listed = {entry.key for entry in entries}
-    kept = listed & set(Shelf(job.state).keys())
+    kept = listed & set(EpisodeStore(job.state).keys())
     return Progress(entries=entries, kept=kept, unsolved=listed & set(files.read_journal(job.state / UNSOLVED)))
 
 
 def gather(job: Import, progress: Progress, *, skip_broken: bool, watch: Callable[[str], None]) -> None:
-    """Bring in every episode that is not there yet; one that is broken ends it, or is left out if so wished."""
-    shelf = Shelf(job.state)
+    """Import the remaining episodes; an invalid one raises DataError, or is left out if `skip_broken` is set."""
+    store = EpisodeStore(job.state)
     for entry in progress.entries:
         if entry.key in progress.kept or entry.key in progress.unsolved:
             continue
         try:
-            _take(entry, job, shelf, progress)
+            _take(entry, job, store, progress)
         except DataError as error:
             if not skip_broken:
                 raise DataError(error.what, _join(error.next_step, "leave such episodes out: --skip-broken")) from None
@@ -121,35 +121,35 @@ def gather(job: Import, progress: Progress, *, skip_broken: bool, watch: Callabl
 
 
 def finish(job: Import, progress: Progress) -> Mapping[str, int]:
-    """Put the import in its place, and count what its episodes' metadata admit."""
+    """Move the import to data/imports, and count the metadata flags of its episodes."""
     if not progress.kept:
         reasons = f"{len(progress.unsolved)} did not succeed, {len(progress.broken)} are broken"
         first = next(iter(progress.broken.values()), "")
-        raise DataError(f"{job.path} has no episodes to learn from: {reasons}", first and f"the first: {first}")
-    shelf = Shelf(job.state)
+        raise DataError(f"{job.path} has no successful episodes: {reasons}", first and f"the first: {first}")
+    store = EpisodeStore(job.state)
     admitted: Counter[str] = Counter()
     with files.new_folder(job.target) as new:
         for key in sorted(progress.kept):
-            _link(shelf.path(key), new)
-            admitted.update(name for name, value in shelf.get(key).metadata.items() if value is True)
+            _link(store.path(key), new)
+            admitted.update(name for name, value in store.get(key).metadata.items() if value is True)
         _link(job.state / SCHEMA, new)
     shutil.rmtree(job.state)
     return dict(admitted)
 
 
-def _take(entry: Entry, job: Import, shelf: Shelf, progress: Progress) -> None:
+def _take(entry: EpisodeRef, job: Import, store: EpisodeStore, progress: Progress) -> None:
     episode: Episode = entry.load()
     if not episode.success:
         files.append_json(job.state / UNSOLVED, entry.key)
         progress.unsolved.add(entry.key)
         return
-    shelf.check(episode, str(job.path))
-    shelf.put(entry.key, episode)
+    store.check(episode, str(job.path))
+    store.put(entry.key, episode)
     progress.kept.add(entry.key)
 
 
 def _link(file: Path, folder: Path) -> None:
-    """The same file under another name where the disk allows it."""
+    """Hard-link the file, or copy it where the file system has no hard links."""
     try:
         os.link(file, folder / file.name)
     except OSError:

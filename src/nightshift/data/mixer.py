@@ -1,10 +1,10 @@
-"""Batches mixed from several sources (what the policy did, demos, …) in exact shares.
+"""Mixes batches from several sources (online replay, demos, …) in exact ratios, as RLPD's symmetric sampling does.
 
-Samples are dealt out in one endless row, by Tijdeman's rule for K sources of given shares: of those that lag far enough
-behind, the one whose turn is due first. Up to any sample each source has had its share to within 1 - 1/(2K - 2), so
-nothing drifts, whatever the batch sizes. With two sources that is a half: every slice and every run of slices holds the
-share of each to within one sample. (With more sources and any ratio no rule can promise that for every run; here it is
-within two, and everything since the start is within one.)
+The order of sources is Tijdeman's schedule (chairman assignment) for K sources: among the sources that are far enough
+behind their share, the one with the earliest deadline is next. At any sample the count of each source deviates from its
+share by at most 1 - 1/(2K - 2), so nothing drifts, whatever the batch sizes. For two sources that is 1/2: every batch
+and every sequence of batches has the share of each source to within one sample. (For more sources no schedule
+guarantees that for every sequence; here it is within two, and within one since the start.)
 """
 
 from __future__ import annotations
@@ -20,76 +20,76 @@ from numpy.typing import NDArray
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
-Batch = dict[str, Any]
+SampleBatch = dict[str, Any]
 
 SOURCE = "source"
-"""In a batch: which source each row comes from, as a position in `Mixer.names`."""
-_FINEST = 10**6
-"""Shares are fractions with at most this denominator: 0.1 is a tenth, not the float nearest to it."""
+"""Key in a batch: the source of each row, as an index into `Mixer.names`."""
+_MAX_DENOMINATOR = 10**6
+"""Shares are rounded to fractions with at most this denominator, so that 0.1 is exactly 1/10."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     @property
     def total_samples(self) -> int: ...
 
-    def sample(self, count: int, /) -> Batch:
-        """Arrays [count, …] by name, or dicts of such."""
+    def sample(self, count: int, /) -> SampleBatch:
+        """Arrays [count, …] by name, or nested dicts of them."""
 
 
 class Mixer:
-    """Example: Mixer({"online": replay, "demos": demos}, {"online": 0.5, "demos": 0.5}).sample(256, slices=20)"""
+    """Example: Mixer({"online": replay, "demos": demos}, {"online": 0.5, "demos": 0.5}).sample(256, num_batches=20)"""
 
-    def __init__(self, sources: Mapping[str, Source], ratio: Mapping[str, float]) -> None:
+    def __init__(self, sources: Mapping[str, SampleSource], ratio: Mapping[str, float]) -> None:
         if not sources or set(sources) != set(ratio):
-            raise DataError(f"the sources are {sorted(sources)} and the ratio names {sorted(ratio)}")
+            raise DataError(f"the sources are {sorted(sources)}, but the ratio has {sorted(ratio)}")
         if not all(map(isfinite, ratio.values())):
-            raise DataError(f"the ratio {dict(ratio)} is not made of shares that add up to 1")
-        shares = [Fraction(ratio[name]).limit_denominator(_FINEST) for name in sources]
+            raise DataError(f"the ratio {dict(ratio)} must consist of shares that add up to 1")
+        shares = [Fraction(ratio[name]).limit_denominator(_MAX_DENOMINATOR) for name in sources]
         total = sum(shares, Fraction(0))
-        if min(shares) < 0 or abs(total - 1) > Fraction(len(shares), _FINEST):
-            raise DataError(f"the ratio {dict(ratio)} is not made of shares that add up to 1")
+        if min(shares) < 0 or abs(total - 1) > Fraction(len(shares), _MAX_DENOMINATOR):
+            raise DataError(f"the ratio {dict(ratio)} must consist of shares that add up to 1")
         self.names: tuple[str, ...] = tuple(sources)
         self._sources = tuple(sources.values())
-        self._deal = _Deal([share / total for share in shares])
+        self._schedule = _Schedule([share / total for share in shares])
 
-    def sample(self, batch_size: int, slices: int = 1) -> Batch:
-        """`slices` batches of `batch_size` rows end to end, each mixed exactly; with `source`, who gave each row."""
-        if batch_size < 1 or slices < 1:
-            raise DataError(f"{slices} slices of {batch_size} samples were asked for", "ask for at least one of one")
-        deal = self._deal.copy()
-        source = np.concatenate([np.sort(deal.take(batch_size)) for _ in range(slices)])
+    def sample(self, batch_size: int, num_batches: int = 1) -> SampleBatch:
+        """`num_batches` concatenated batches of `batch_size` rows, each in the exact ratio, with the key SOURCE."""
+        if batch_size < 1 or num_batches < 1:
+            raise DataError(f"num_batches is {num_batches} and batch_size is {batch_size}", "both must be at least 1")
+        schedule = self._schedule.copy()
+        source = np.concatenate([np.sort(schedule.take(batch_size)) for _ in range(num_batches)])
         parts = []
         for index, (name, origin) in enumerate(zip(self.names, self._sources, strict=True)):
             rows = np.flatnonzero(source == index)
             if len(rows):
-                parts.append((name, rows, _drawn(name, origin, len(rows))))
+                parts.append((name, rows, _sample_source(name, origin, len(rows))))
         batch = _merged(parts, len(source), "")
-        self._deal = deal
+        self._schedule = schedule
         return {**batch, SOURCE: source}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"counts": list(self._deal.counts)}
+        return {"counts": list(self._schedule.counts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(state["counts"]) != len(self.names):
             raise DataError(f"the state is of {len(state['counts'])} sources; there are {len(self.names)}")
-        self._deal.counts = list(state["counts"])
+        self._schedule.counts = list(state["counts"])
 
 
-class _Deal:
-    """Whose turn it is, in whole numbers: source k is to have `parts[k]` of every `whole` samples."""
+class _Schedule:
+    """Tijdeman's schedule in integers: source k gets `parts[k]` of every `whole` samples."""
 
     def __init__(self, shares: Sequence[Fraction]) -> None:
-        self.counts = [0] * len(shares)  # in this round of `whole` samples
+        self.counts = [0] * len(shares)  # in the current period of `whole` samples
         self._shares = shares
         self._whole = lcm(*(share.denominator for share in shares))
         self._parts = [int(share * self._whole) for share in shares]
         common = lcm(*(part for part in self._parts if part))
-        self._distance = [common // part if part else 0 for part in self._parts]  # between turns
+        self._distance = [common // part if part else 0 for part in self._parts]  # between deadlines
         self._grain = max(1, 2 * len(shares) - 2)
 
-    def copy(self) -> _Deal:
-        other = _Deal(self._shares)
+    def copy(self) -> _Schedule:
+        other = _Schedule(self._shares)
         other.counts = list(self.counts)
         return other
 
@@ -110,19 +110,19 @@ class _Deal:
         return chosen
 
 
-def _drawn(name: str, source: Source, count: int) -> Batch:
+def _sample_source(name: str, source: SampleSource, count: int) -> SampleBatch:
     if not source.total_samples:
-        raise DataError(f"the source {name} is empty, and {count} samples of the batch are to come from it")
+        raise DataError(f"the source {name} is empty, but {count} samples of the batch must come from it")
     return source.sample(count)
 
 
-Part = tuple[str, NDArray[np.int64], Mapping[str, Any]]
-"""A source's name, the rows of the batch it fills, and what it fills them with."""
+_SourceRows = tuple[str, NDArray[np.int64], Mapping[str, Any]]
+"""The name of a source, the rows of the batch that it fills, and its samples."""
 
 
-def _merged(parts: Sequence[Part], count: int, prefix: str) -> Batch:
+def _merged(parts: Sequence[_SourceRows], count: int, prefix: str) -> SampleBatch:
     first_name, _, first = parts[0]
-    batch: Batch = {}
+    batch: SampleBatch = {}
     for name, _, part in parts[1:]:
         if set(part) != set(first):
             differing = ", ".join(prefix + key for key in sorted(set(part) ^ set(first)))
@@ -144,6 +144,6 @@ def _column(parts: Sequence[tuple[str, NDArray[np.int64], Any]], count: int, key
                 f"of {first_name} it is {example.dtype} {list(example.shape[1:])}"
             )
         if len(part) != len(rows):
-            raise DataError(f"the source {name} was asked for {len(rows)} samples and gave {len(part)} of {key}")
+            raise DataError(f"the source {name} returned {len(part)} samples of {key}, not {len(rows)}")
         column[rows] = part
     return column

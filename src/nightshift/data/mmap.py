@@ -1,6 +1,6 @@
-"""Files as memory that is read when it is looked at: far more can be held than a process may have open.
+"""Memory-mapped files without open file descriptors, so more files can be mapped than a process may have open.
 
-Python's own mapping would keep a descriptor for each.
+Python's own mmap keeps a descriptor for each file.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nightshift.errors import DataError
 _NEXT_STEPS = {
     errno.EMFILE: "raise the limit of open files: ulimit -n",
     errno.ENFILE: "raise the limit of open files: sysctl fs.file-max",
-    errno.ENOMEM: "hold fewer files at once, or raise the limit of mappings: sysctl vm.max_map_count",
+    errno.ENOMEM: "map fewer files at once, or raise the limit of mappings: sysctl vm.max_map_count",
 }
 
 
 def view(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file, read-only; they stay readable when the file is deleted, and go when the last view goes."""
+    """The bytes of a file, read-only. They stay readable if the file is deleted; the last view unmaps them."""
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -43,7 +43,7 @@ def view(path: Path) -> NDArray[np.uint8]:
 
 
 class _Mapping:
-    """Memory that numpy's views refer to; unmapped when the last of them is gone."""
+    """The base object of the numpy views; unmapped when the last view is deleted."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)

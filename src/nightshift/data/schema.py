@@ -1,4 +1,4 @@
-"""What every episode of a set must look like. What does not is refused by field, episode and step; nothing is cast."""
+"""The schema of a set of episodes. Violations are reported with field, episode and step; nothing is cast."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
-    """One array of an episode, at one step."""
+class FieldSpec:
+    """The dtype, shape and range of one field at one step."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -29,8 +29,8 @@ class Field:
 
 
 _FIXED = {
-    "interventions": Field(dtype="bool", shape=()),
-    "policy_versions": Field(dtype="int64", shape=()),
+    "interventions": FieldSpec(dtype="bool", shape=()),
+    "policy_versions": FieldSpec(dtype="int64", shape=()),
 }
 _UNIT = (0.0, 1.0)
 
@@ -39,29 +39,29 @@ _UNIT = (0.0, 1.0)
 class Schema:
     """The fields of an episode by name: "actions", "observations.proprio", "extras.force", ..."""
 
-    fields: Mapping[str, Field]
+    fields: Mapping[str, FieldSpec]
 
     @classmethod
     def of(cls, episode: Episode, ranges: Mapping[str, Range] | None = None) -> Schema:
-        """The schema that an episode declares for those to come, with `ranges` for the fields that have one."""
+        """The schema of this episode, with `ranges` for some of its fields."""
         limits = {"discounts": _UNIT, **(ranges or {})}
         declared = {
-            name: Field(dtype=column.dtype.name, shape=column.shape[1:], range=limits.get(name))
+            name: FieldSpec(dtype=column.dtype.name, shape=column.shape[1:], range=limits.get(name))
             for name, column in columns(episode).items()
         }
         scalars = {name: replace(declared[name], shape=()) for name in ("rewards", "discounts")}
         return cls(fields={**declared, **scalars, **_FIXED})
 
     def check(self, episode: Episode, where: str) -> None:
-        """Refuse an episode that is not as declared; `where` is the file or the sender, for the sentence."""
+        """Raise DataError if an episode violates the schema; `where` is its file or sender, for the message."""
         _check_ending(episode, where)
         _check_provenance(episode, where)
         _check_metadata(episode, where)
         found = columns(episode)
         if missing := sorted(set(self.fields) - set(found)):
-            raise _broken(episode, where, ", ".join(missing), "is missing")
+            raise _violation(episode, where, ", ".join(missing), "is missing")
         if extra := sorted(set(found) - set(self.fields)):
-            raise _broken(episode, where, ", ".join(extra), f"is not declared; {', '.join(sorted(self.fields))} are")
+            raise _violation(episode, where, ", ".join(extra), f"is not declared; {', '.join(sorted(self.fields))} are")
         for name, field in self.fields.items():
             _check_column(episode, where, name, found[name], field)
 
@@ -76,9 +76,9 @@ class Schema:
             raise DataError(f"{where} is not a schema of episodes: {error!r}") from None
 
 
-def _field(entry: Mapping[str, Any]) -> Field:
+def _field(entry: Mapping[str, Any]) -> FieldSpec:
     low_high = entry["range"]
-    return Field(
+    return FieldSpec(
         dtype=str(np.dtype(entry["dtype"])),
         shape=tuple(map(int, entry["shape"])),
         range=None if low_high is None else (float(low_high[0]), float(low_high[1])),
@@ -88,14 +88,14 @@ def _field(entry: Mapping[str, Any]) -> Field:
 def _check_ending(episode: Episode, where: str) -> None:
     for name in ("terminated", "truncated", "success"):
         if type(getattr(episode, name)) is not bool:
-            raise _broken(episode, where, name, f"is {getattr(episode, name)!r}, not true or false")
+            raise _violation(episode, where, name, f"is {getattr(episode, name)!r}, not true or false")
     if episode.actions.ndim == 0 or episode.length == 0:
-        raise _broken(episode, where, "actions", "has no steps")
+        raise _violation(episode, where, "actions", "has no steps")
     if not (episode.terminated or episode.truncated):
-        raise _broken(episode, where, "terminated", "and truncated are both false: the episode has no end")
+        raise _violation(episode, where, "terminated", "and truncated are both false: the episode has no end")
     if episode.policy_actions.shape != episode.actions.shape:
         shapes = f"{list(episode.policy_actions.shape)}; actions has {list(episode.actions.shape)}"
-        raise _broken(episode, where, "policy_actions", f"has shape {shapes}")
+        raise _violation(episode, where, "policy_actions", f"has shape {shapes}")
 
 
 _TEXTS = ("source", "suite", "task", "language", "commit", "origin")
@@ -105,40 +105,42 @@ def _check_provenance(episode: Episode, where: str) -> None:
     origin = episode.provenance
     for name in _TEXTS:
         if not isinstance(getattr(origin, name), str):
-            raise _broken(episode, where, f"provenance.{name}", f"is {getattr(origin, name)!r}, not text")
+            raise _violation(episode, where, f"provenance.{name}", f"is {getattr(origin, name)!r}, not text")
     if origin.split not in get_args(Split):
-        raise _broken(episode, where, "provenance.split", f"is {origin.split!r}, not {' or '.join(get_args(Split))}")
+        raise _violation(episode, where, "provenance.split", f"is {origin.split!r}, not {' or '.join(get_args(Split))}")
     for name in ("init_state", "seed"):
         if type(getattr(origin, name)) not in (int, type(None)):
-            raise _broken(episode, where, f"provenance.{name}", f"is {getattr(origin, name)!r}, not a whole number")
+            raise _violation(episode, where, f"provenance.{name}", f"is {getattr(origin, name)!r}, not a whole number")
     if not isinstance(origin.versions, Mapping) or not all(
         isinstance(part, str) for item in origin.versions.items() for part in item
     ):
-        raise _broken(episode, where, "provenance.versions", f"is {origin.versions!r}, not texts by name")
+        raise _violation(episode, where, "provenance.versions", f"is {origin.versions!r}, not a dict of strings")
     if type(origin.disturbance) not in (int, float) or not math.isfinite(origin.disturbance):
-        raise _broken(episode, where, "provenance.disturbance", f"is {origin.disturbance!r}, not a number")
+        raise _violation(episode, where, "provenance.disturbance", f"is {origin.disturbance!r}, not a number")
 
 
 def _check_metadata(episode: Episode, where: str) -> None:
-    """It must come back from JSON as it is."""
+    """Metadata must survive a round trip through JSON."""
     metadata = episode.metadata
     if not isinstance(metadata, Mapping):
-        raise _broken(episode, where, "metadata", f"is {metadata!r}, not values by name")
+        raise _violation(episode, where, "metadata", f"is {metadata!r}, not a dict")
     for name, value in metadata.items():
         try:
             same = isinstance(name, str) and json.loads(json.dumps(value)) == value
         except (TypeError, ValueError, RecursionError):
             same = False
         if not same:
-            raise _broken(episode, where, f"metadata.{name}", f"is {value!r:.80}, which JSON cannot hold as it is")
+            raise _violation(
+                episode, where, f"metadata.{name}", f"is {value!r:.80}, which JSON cannot represent exactly"
+            )
 
 
-def _check_column(episode: Episode, where: str, name: str, column: Column, field: Field) -> None:
+def _check_column(episode: Episode, where: str, name: str, column: Column, field: FieldSpec) -> None:
     if column.dtype.name != field.dtype or field.dtype not in DTYPES or not column.dtype.isnative:
-        raise _broken(episode, where, name, f"is {column.dtype}, not {field.dtype}")
+        raise _violation(episode, where, name, f"is {column.dtype}, not {field.dtype}")
     expected = (episode.length, *field.shape)
     if column.shape != expected:
-        raise _broken(episode, where, name, f"has shape {list(column.shape)}, not {list(expected)}")
+        raise _violation(episode, where, name, f"has shape {list(column.shape)}, not {list(expected)}")
     flat = column.reshape(episode.length, -1)
     if np.issubdtype(column.dtype, np.floating):
         _refuse(episode, where, name, "is not finite", ~np.isfinite(flat))
@@ -148,13 +150,13 @@ def _check_column(episode: Episode, where: str, name: str, column: Column, field
 
 
 def _refuse(episode: Episode, where: str, name: str, what: str, wrong: NDArray[np.bool_]) -> None:
-    """`wrong` is [N, …]: the first step at which anything is."""
+    """`wrong` is [N, …]; the error names the first step with a True."""
     if wrong.any():
-        raise _broken(episode, where, name, what, step=int(np.argmax(wrong.any(axis=1))))
+        raise _violation(episode, where, name, what, step=int(np.argmax(wrong.any(axis=1))))
 
 
-def _broken(episode: Episode, where: str, field: str, what: str, step: int | None = None) -> DataError:
+def _violation(episode: Episode, where: str, field: str, what: str, step: int | None = None) -> DataError:
     at = "" if step is None else f", step {step}"
     return DataError(
-        f"{where}: {field} {what} (episode: {episode.label}{at})", "mend the episode at its source, or leave it out"
+        f"{where}: {field} {what} (episode: {episode.label}{at})", "fix the episode at its source, or leave it out"
     )

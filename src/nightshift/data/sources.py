@@ -1,31 +1,31 @@
-"""Where a project's episodes come from, by name: the demos of the stage collect, and imports."""
+"""The sources of episodes of a project, by name: the demos of the stage collect, and imports."""
 
 from __future__ import annotations
 
 from nightshift import files
-from nightshift.data.shelf import Shelf
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.errors import DataError
 from nightshift.project import paths
 
 DEMOS = "demos"
-"""The source that is not an import: what the stage collect makes."""
+"""The name of the source that the stage collect writes."""
 
 
 def names() -> list[str]:
     return [DEMOS, *sorted(folder.name for folder in paths.IMPORTS.glob("[!.]*") if folder.is_dir())]
 
 
-def open_shelf(source: str) -> Shelf:
-    """The shelf of a source, every file of it checked."""
+def open_store(source: str) -> EpisodeStore:
+    """Open the episode store of a source after verifying all of its files."""
     if source not in names():
         raise DataError(f"there is no source {source!r}; there are {', '.join(names())}", remedy(source))
     folder = paths.DEMOS if source == DEMOS else paths.IMPORTS / source
     files.verify_folder(folder, remedy(source))
-    return Shelf(folder)
+    return EpisodeStore(folder)
 
 
 def remedy(source: str) -> str:
-    """How to get a source that is missing or damaged."""
+    """The next step for a source that is missing or damaged."""
     if source == DEMOS:
         return "run `nightshift run`: the collect stage makes the demos again"
     folder = paths.IMPORTS / source

@@ -1,4 +1,4 @@
-"""What a set of episodes looks like in numbers."""
+"""Summary statistics of a set of episodes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """How often values fall between neighbouring edges; the last bin includes its upper edge."""
+    """Counts of values between adjacent edges; the last bin includes its upper edge."""
 
     edges: Numbers  # [bins + 1]
     counts: NDArray[np.int64]  # [bins]
 
     @classmethod
     def of(cls, values: Numbers, bins: int = BINS) -> Histogram:
-        """Bins of equal width; values that are all the same, or too near each other to divide, get one bin."""
+        """Bins of equal width; a single bin if the values are equal or too close to divide."""
         low, high = float(values.min()), float(values.max())
         edges = np.linspace(low, high, bins + 1)
         if not (np.diff(edges) > 0).all():
@@ -36,7 +36,7 @@ class Histogram:
 
     @classmethod
     def of_counts(cls, values: Numbers, bins: int = BINS) -> Histogram:
-        """As `of`, but whole numbers get bins of whole width."""
+        """As `of`, but integers get bins of integer width."""
         low, high = float(values.min()), float(values.max())
         if low == high or np.mod(values, 1).any():
             return cls.of(values, bins)
@@ -46,8 +46,8 @@ class Histogram:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
-    """One number per episode."""
+class Distribution:
+    """The distribution of a number that every episode has."""
 
     smallest: float
     median: float
@@ -56,7 +56,7 @@ class Spread:
     histogram: Histogram
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Distribution:
         numbers = np.asarray(values, np.float64)
         return cls(
             smallest=float(numbers.min()),
@@ -68,8 +68,8 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dimension:
-    """One dimension of the actions, over every step at which somebody acted."""
+class ActionDimension:
+    """One dimension of the actions, over all steps but the last of each episode."""
 
     smallest: float
     mean: float
@@ -80,47 +80,43 @@ class Dimension:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Of steps only those count at which somebody acted: all but the last of an episode."""
+    """Only steps with an action count: all but the last step of an episode."""
 
-    tasks: dict[str, int]  # episodes of each
+    tasks: dict[str, int]  # number of episodes
     sources: dict[str, int]
     episodes: int
     steps: int
     successes: int
     terminated: int
-    interventions: int  # steps at which a person overruled whoever acted
-    lengths: Spread  # actions per episode
-    returns: Spread  # sum of an episode's rewards, not discounted
-    actions: Sequence[Dimension]
-
-    @property
-    def intervention_share(self) -> float:
-        return self.interventions / self.steps if self.steps else 0.0
+    interventions: int  # steps at which a person overrode the policy
+    lengths: Distribution  # actions per episode
+    returns: Distribution  # undiscounted sum of rewards
+    actions: Sequence[ActionDimension]
 
 
 def compute(episodes: Iterable[Episode]) -> Statistics:
-    """Goes through the episodes once, and keeps only what is small of each."""
-    found = [_Brief.of(episode) for episode in episodes]
+    """Iterate over the episodes once; images are not kept in memory."""
+    found = [_EpisodeSummary.of(episode) for episode in episodes]
     if not found:
         raise DataError("there are no episodes")
-    actions = np.concatenate([brief.actions for brief in found])
+    actions = np.concatenate([summary.actions for summary in found])
     return Statistics(
-        tasks=dict(sorted(Counter(brief.task for brief in found).items())),
-        sources=dict(sorted(Counter(brief.source for brief in found).items())),
+        tasks=dict(sorted(Counter(summary.task for summary in found).items())),
+        sources=dict(sorted(Counter(summary.source for summary in found).items())),
         episodes=len(found),
         steps=len(actions),
-        successes=sum(brief.success for brief in found),
-        terminated=sum(brief.terminated for brief in found),
-        interventions=sum(brief.interventions for brief in found),
-        lengths=Spread.of([len(brief.actions) for brief in found]),
-        returns=Spread.of([brief.reward for brief in found]),
-        actions=[_dimension(values) for values in actions.T] if len(actions) else [],
+        successes=sum(summary.success for summary in found),
+        terminated=sum(summary.terminated for summary in found),
+        interventions=sum(summary.interventions for summary in found),
+        lengths=Distribution.of([len(summary.actions) for summary in found]),
+        returns=Distribution.of([summary.reward for summary in found]),
+        actions=[_action_dimension(values) for values in actions.T] if len(actions) else [],
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Brief:
-    """What of one episode is counted."""
+class _EpisodeSummary:
+    """The data of one episode that the statistics need."""
 
     task: str
     source: str
@@ -131,7 +127,7 @@ class _Brief:
     actions: Numbers  # [N - 1, A]
 
     @classmethod
-    def of(cls, episode: Episode) -> _Brief:
+    def of(cls, episode: Episode) -> _EpisodeSummary:
         acted = episode.actions[:-1]
         return cls(
             task=episode.provenance.task,
@@ -144,8 +140,8 @@ class _Brief:
         )
 
 
-def _dimension(values: Numbers) -> Dimension:
-    return Dimension(
+def _action_dimension(values: Numbers) -> ActionDimension:
+    return ActionDimension(
         smallest=float(values.min()),
         mean=float(values.mean()),
         std=float(values.std()),

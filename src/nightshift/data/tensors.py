@@ -1,8 +1,8 @@
-"""Arrays in safetensors files: written straight from memory, read as views of the file that cost nothing until used.
+"""Arrays in safetensors files: written without copies, read as memory-mapped views.
 
-The layout is safetensors' own (a length, a JSON header, the arrays end to end), so every other reader opens them.
-Writing them here saves two copies of every array, and gives the same bytes for the same content; reading them here
-gives views: one row of a large array is read from disk without the others.
+The files are standard safetensors (a length, a JSON header, the arrays), so any other reader can open them. Our own
+writer saves two copies of every array and is deterministic: the same content gives the same bytes. Our own reader
+returns views, so reading one row of a large array does not read the others.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ DTYPES = tuple(_CODES)
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64
-"""Of the first array: views of every dtype are aligned, since larger dtypes come first."""
-_LARGEST_HEADER = 100 * 2**20
-_NOT_A_FILE_OF_ARRAYS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What Python says when the header is not JSON, or is other JSON than it should be."""
+"""Alignment of the first array. Larger dtypes come first, so views of every dtype are aligned."""
+_MAX_HEADER_BYTES = 100 * 2**20
+_PARSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""Raised for a header that is not JSON or not that of a safetensors file."""
 
 
 def write(path: Path, columns: Mapping[str, Column], note: str) -> None:
-    """Replace `path` by a file of these arrays; `note` is a text that comes back with them."""
+    """Write these arrays to `path` atomically; `note` is a text in the header."""
     files.write_chunks(path, chunks(columns, note))
 
 
@@ -59,23 +59,23 @@ def to_bytes(columns: Mapping[str, Column], note: str) -> bytes:
 
 
 def read(path: Path) -> tuple[dict[str, Column], str]:
-    """The arrays of a file, as read-only views of it, and its note."""
+    """The arrays of a file as read-only memory-mapped views, and its note."""
     try:
         return _parse(mmap.view(path))
-    except _NOT_A_FILE_OF_ARRAYS as error:
+    except _PARSE_ERRORS as error:
         raise DataError(f"{path} is not a readable safetensors file: {error}") from None
 
 
 def from_bytes(content: bytes | bytearray | memoryview) -> tuple[dict[str, Column], str]:
-    """As `read`, of a file that is in memory; views of `content`."""
+    """`read` for a file in memory; the arrays are views of `content`."""
     try:
         return _parse(np.frombuffer(content, np.uint8))
-    except _NOT_A_FILE_OF_ARRAYS as error:
+    except _PARSE_ERRORS as error:
         raise DataError(f"these {len(content)} bytes are not a readable safetensors file: {error}") from None
 
 
 def chunks(columns: Mapping[str, Column], note: str) -> Iterator[bytes | memoryview]:
-    """The bytes of a file, piece by piece; arrays are not copied unless they lie scattered in memory."""
+    """The bytes of a file in pieces; only arrays that are not contiguous are copied."""
     ordered = sorted(columns, key=lambda name: (-columns[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"note": note}}
     offset = 0
@@ -101,7 +101,7 @@ def chunks(columns: Mapping[str, Column], note: str) -> Iterator[bytes | memoryv
 
 def _parse(content: NDArray[np.uint8]) -> tuple[dict[str, Column], str]:
     length = int.from_bytes(content[:_LENGTH_BYTES].tobytes(), "little")
-    if len(content) < _LENGTH_BYTES or length > min(len(content) - _LENGTH_BYTES, _LARGEST_HEADER):
+    if len(content) < _LENGTH_BYTES or length > min(len(content) - _LENGTH_BYTES, _MAX_HEADER_BYTES):
         raise ValueError("its header does not fit into it")
     header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
     data = content[_LENGTH_BYTES + length :]

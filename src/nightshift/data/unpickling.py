@@ -1,8 +1,8 @@
-"""Pickles of other projects, read as data: numpy arrays, scalars and dtypes in plain containers, and nothing else.
+"""A restricted unpickler: reads numpy arrays, scalars and dtypes in plain containers, and nothing else.
 
-A pickle is a program that may call anything it can name. Here it can name only what stands in `ADMITTED`, and numpy's
-own constructors are replaced by ones that check what they are given: numpy's trust a file's word about the memory it
-describes. Nothing of ours can be changed by it. Arrays come back as read-only views of the bytes in the file.
+A pickle is a program that can call any global that it names. Here it can name only `ALLOWED_GLOBALS`, and numpy's
+constructors are replaced by ones that check their arguments, because numpy's own trust the shapes and sizes in a file.
+A pickle cannot modify objects of this process. Arrays are read-only views of the bytes in the file.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 
 from nightshift.errors import DataError
 
-Allowed = Mapping[str, Callable[..., Any]]
-"""What stands in for the classes and functions a file may name, by dotted name; called with what the file says.
+AllowedGlobals = Mapping[str, Callable[..., Any]]
+"""Replacements for the classes and functions that a file may name, by dotted name; called with arguments of the file.
 
-Classes are built-in ones, since a file can set the attributes of any other.
+Only built-in classes are allowed, because a file can set the attributes of any other class.
 """
 
 RECORD = SimpleNamespace
-"""Stands in for a class of plain fields: they become attributes, whatever the class would have done with them."""
+"""Replaces a class of plain fields: the fields become attributes, and no code of the class runs."""
 
-NOT_A_PICKLE = (
+UNPICKLING_ERRORS = (
     pickle.UnpicklingError,
     EOFError,
     ValueError,
@@ -44,52 +44,52 @@ NOT_A_PICKLE = (
     MemoryError,
     RuntimeError,
 )
-"""What Python says of a pickle that is cut, changed, or not one at all."""
+"""Raised by Python for data that is truncated, damaged or not a pickle."""
 _DTYPE = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248]|c8|c16|[SU]\d{1,6})")
 _MOST_DIMENSIONS = 32
 _DEEPEST_TUPLE = 100
 _MOST_TUPLES_IN_ONE = 10_000
 
 
-def load(path: Path, allowed: Allowed | None = None) -> Any:
-    """What a pickle holds; a file that names anything beyond `ADMITTED` and `allowed` is refused before it runs."""
+def load(path: Path, allowed: AllowedGlobals | None = None) -> Any:
+    """Load a pickle; DataError if it names a global that is neither in `ALLOWED_GLOBALS` nor in `allowed`."""
     with path.open("rb") as stream:
         return _load(stream, str(path), allowed or {})
 
 
-def loads(content: bytes, name: str, allowed: Allowed | None = None) -> Any:
-    """As `load`, of a pickle in memory; `name` says in errors whose it is."""
+def loads(content: bytes, name: str, allowed: AllowedGlobals | None = None) -> Any:
+    """`load` for a pickle in memory; `name` identifies it in error messages."""
     return _load(BytesIO(content), name, allowed or {})
 
 
-def _load(stream: IO[bytes], name: str, allowed: Allowed) -> Any:
+def _load(stream: IO[bytes], name: str, allowed: AllowedGlobals) -> Any:
     try:
-        _refuse_bombs(stream)
+        _reject_tuple_bombs(stream)
         stream.seek(0)
-        return _settled(_Unpickler(stream, name, {**ADMITTED, **allowed}).load(), {})
-    except NOT_A_PICKLE as error:
+        return _resolve(_Unpickler(stream, name, {**ALLOWED_GLOBALS, **allowed}).load(), {})
+    except UNPICKLING_ERRORS as error:
         raise DataError(f"{name} is not a readable pickle: {error}") from None
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: IO[bytes], name: str, admitted: Allowed) -> None:
+    def __init__(self, stream: IO[bytes], name: str, allowed: AllowedGlobals) -> None:
         super().__init__(stream)
         self._name = name
-        self._admitted = admitted
+        self._allowed = allowed
 
     def find_class(self, module: str, name: str) -> Any:
         try:
-            found = self._admitted[f"{module}.{name}"]
+            found = self._allowed[f"{module}.{name}"]
         except KeyError:
             raise DataError(
                 f"{self._name} is refused: it asks for {module}.{name}, and a pickle that names code can run it",
                 "use the file only if you trust its origin, and convert it where it was made",
             ) from None
-        return found if isinstance(found, type) else _Closed(found)
+        return found if isinstance(found, type) else _ReadOnlyCallable(found)
 
 
-class _Closed:
-    """A function that a file can call and not change."""
+class _ReadOnlyCallable:
+    """A function that a file can call but not modify."""
 
     __slots__ = ("_function",)
     _function: Callable[..., Any]
@@ -101,35 +101,35 @@ class _Closed:
         return self._function(*arguments)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise pickle.UnpicklingError("it changes a function that it may only call")
+        raise pickle.UnpicklingError("it modifies a function")
 
 
-class _StandIn:
-    """Of what it stands for, nothing can be a key or the member of a set: neither can be replaced afterwards."""
+class _Placeholder:
+    """Stands for an array or dtype while unpickling. Unhashable, since dict keys and set members cannot be replaced."""
 
     def __hash__(self) -> int:
-        raise pickle.UnpicklingError("it has an array or a dtype for a key")
+        raise pickle.UnpicklingError("it uses an array or a dtype as a key")
 
 
-class _Dtype(_StandIn):
-    """A dtype while its pickle is read: plain numbers and text only, no fields, no objects."""
+class _Dtype(_Placeholder):
+    """The placeholder of a dtype: only numbers and text, no structured or object dtypes."""
 
     def __init__(self, code: str) -> None:
         if not isinstance(code, str):
-            raise pickle.UnpicklingError("it holds an array of a dtype without a name")
+            raise pickle.UnpicklingError("it contains an array of a dtype without a name")
         if not _DTYPE.fullmatch(code):
-            raise pickle.UnpicklingError(f"it holds an array of dtype {code!r}; only numbers and text are admitted")
+            raise pickle.UnpicklingError(f"it contains an array of dtype {code!r}; only numbers and text are allowed")
         self.value = np.dtype(code)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, order, *composite = state[:5]
         if composite != [None, None, None]:
-            raise pickle.UnpicklingError("it holds an array with named fields")
+            raise pickle.UnpicklingError("it contains an array with named fields")
         self.value = self.value.newbyteorder(order)
 
 
-class _Array(_StandIn):
-    """An array while its pickle is read."""
+class _Array(_Placeholder):
+    """The placeholder of an array."""
 
     def __init__(self, value: NDArray[Any]) -> None:
         self.value = value
@@ -142,20 +142,20 @@ class _Array(_StandIn):
 
 def _array(content: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
     if not isinstance(dtype, _Dtype) or not isinstance(content, bytes | bytearray):
-        raise pickle.UnpicklingError("an array in it does not consist of bytes of a dtype")
+        raise pickle.UnpicklingError("it contains an array that is not bytes of a dtype")
     if not isinstance(shape, tuple) or len(shape) > _MOST_DIMENSIONS or any(type(size) is not int for size in shape):
-        raise pickle.UnpicklingError("an array in it has a shape that is none")
+        raise pickle.UnpicklingError("it contains an array with an invalid shape")
     if any(size < 0 for size in shape):
-        raise pickle.UnpicklingError(f"an array in it has shape {shape}")
+        raise pickle.UnpicklingError(f"it contains an array of shape {shape}")
     if len(content) != math.prod(shape) * dtype.value.itemsize:
-        raise pickle.UnpicklingError(f"an array in it has {len(content)} bytes and shape {shape}")
+        raise pickle.UnpicklingError(f"it contains an array with {len(content)} bytes and shape {shape}")
     array: NDArray[Any] = np.ndarray(shape, dtype.value, content, order="F" if order == "F" else "C")
     array.flags.writeable = False
     return array
 
 
 def _empty_array(_subtype: Any, _shape: Any, _dtype: Any) -> _Array:
-    """Where numpy would reserve memory of any shape: the state that follows says what the array is."""
+    """Allocates nothing, where numpy would allocate any shape; the state that follows defines the array."""
     return _Array(np.zeros(0))
 
 
@@ -173,14 +173,14 @@ def _dtype(code: Any, _align: Any = False, _copy: Any = False) -> _Dtype:
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    """How protocols 0 to 2 write bytes."""
+    """Protocols 0 to 2 encode bytes with this function."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError("it encodes text in another way than latin1")
+        raise pickle.UnpicklingError("it encodes text in another encoding than latin1")
     return text.encode("latin1")
 
 
 def _no_bytes() -> bytes:
-    """How protocols 0 to 2 write b""; with an argument, `bytes` would reserve any amount of memory."""
+    """Protocols 0 to 2 encode b"" with `bytes()`, whose argument could allocate any amount of memory."""
     return b""
 
 
@@ -188,7 +188,7 @@ def _subtype(*_: Any) -> None:
     raise pickle.UnpicklingError("it builds a bare ndarray")
 
 
-ADMITTED: Allowed = {
+ALLOWED_GLOBALS: AllowedGlobals = {
     **{
         f"{module}.{kind.__name__}": kind
         for module in ("builtins", "__builtin__")
@@ -201,9 +201,9 @@ ADMITTED: Allowed = {
     "numpy.ndarray": _subtype,
     "numpy.dtype": _dtype,
     **{
-        f"numpy.{core}.{name}": stand_in
+        f"numpy.{core}.{name}": replacement
         for core in ("core", "_core")
-        for name, stand_in in (
+        for name, replacement in (
             ("multiarray._reconstruct", _empty_array),
             ("multiarray.scalar", _scalar),
             ("numeric._frombuffer", _array_of_buffer),
@@ -212,13 +212,13 @@ ADMITTED: Allowed = {
 }
 
 
-def _refuse_bombs(stream: IO[bytes]) -> None:
-    """Refuse tuples of tuples that a few bytes describe and no machine can hash: the unpickler hashes keys as it goes.
+def _reject_tuple_bombs(stream: IO[bytes]) -> None:
+    """Refuse nested tuples that are small in the file but take forever to hash; the unpickler hashes keys as it reads.
 
-    Goes through the pickle as the unpickler will, with a `_Tuples` for everything it would hold.
+    Simulates the stack of the unpickler with a `_TupleSize` for every object.
     """
-    stack: list[_Tuples | None] = []  # None is a mark
-    memo: dict[Any, _Tuples | None] = {}
+    stack: list[_TupleSize | None] = []  # None is a MARK
+    memo: dict[Any, _TupleSize | None] = {}
     for opcode, argument, _ in pickletools.genops(stream):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
@@ -231,33 +231,33 @@ def _refuse_bombs(stream: IO[bytes]) -> None:
         elif opcode.name == "MARK":
             stack.append(None)
         else:
-            taken = _taken(stack, opcode)
-            made = _Tuples.around(taken) if opcode.name.startswith("TUPLE") else _NO_TUPLE
+            taken = _popped(stack, opcode)
+            made = _TupleSize.around(taken) if opcode.name.startswith("TUPLE") else _NO_TUPLE
             stack.extend(made for _ in opcode.stack_after)
 
 
-class _Tuples(NamedTuple):
-    """What a value is made of as far as its hash goes: how deep its tuples lie, and how many there are."""
+class _TupleSize(NamedTuple):
+    """The cost of hashing a value: the nesting depth and the total number of its tuples."""
 
     depth: int
     total: int
 
     @classmethod
-    def around(cls, entries: Sequence[_Tuples]) -> _Tuples:
+    def around(cls, entries: Sequence[_TupleSize]) -> _TupleSize:
         depth = 1 + max((entry.depth for entry in entries), default=0)
         total = 1 + sum(entry.total for entry in entries)
         if depth > _DEEPEST_TUPLE or total > _MOST_TUPLES_IN_ONE:
-            raise pickle.UnpicklingError(f"a tuple in it is {depth} deep and of {total} tuples")
+            raise pickle.UnpicklingError(f"it contains a tuple of depth {depth} with {total} tuples")
         return cls(depth, total)
 
 
-_NO_TUPLE = _Tuples(0, 0)
+_NO_TUPLE = _TupleSize(0, 0)
 
 
-def _taken(stack: list[_Tuples | None], opcode: pickletools.OpcodeInfo) -> list[_Tuples]:
-    """What an opcode takes off the stack."""
+def _popped(stack: list[_TupleSize | None], opcode: pickletools.OpcodeInfo) -> list[_TupleSize]:
+    """Pop the arguments of an opcode from the stack."""
     before = list(opcode.stack_before)
-    taken: list[_Tuples] = []
+    taken: list[_TupleSize] = []
     if pickletools.markobject in before:
         while (entry := stack.pop()) is not None:
             taken.append(entry)
@@ -266,10 +266,10 @@ def _taken(stack: list[_Tuples | None], opcode: pickletools.OpcodeInfo) -> list[
     return taken
 
 
-def _settled(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    """`value` with every stand-in replaced by what it stands for; containers that can change are changed in place.
+def _resolve(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+    """Replace every placeholder in `value` by its array or dtype; mutable containers are modified in place.
 
-    `done` has what was settled and what became of it, by id; it keeps the former, so that no id is given twice.
+    `done` maps the id of a container to the container and its result; holding the container keeps its id unique.
     """
     if isinstance(value, _Array | _Dtype):
         return value.value
@@ -279,8 +279,8 @@ def _settled(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
         done[id(value)] = value, value
         fields: Any = vars(value) if isinstance(value, SimpleNamespace) else value
         for key in range(len(fields)) if isinstance(fields, list | deque) else fields:
-            fields[key] = _settled(fields[key], done)
+            fields[key] = _resolve(fields[key], done)
     elif isinstance(value, tuple):
-        done[id(value)] = value, tuple(_settled(entry, done) for entry in value)
+        done[id(value)] = value, tuple(_resolve(entry, done) for entry in value)
         return done[id(value)][1]
     return value

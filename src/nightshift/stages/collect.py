@@ -12,7 +12,7 @@ import numpy as np
 
 from nightshift import config, envs, files
 from nightshift.data import episode
-from nightshift.data.shelf import Shelf
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.pipeline.job import Job
@@ -33,7 +33,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, collect:
     candidates = {name: _candidates(task, available[name], seed, collect) for name, task in tasks.items()}
     missing = dict.fromkeys(tasks, collect.demos_per_task)
     invalid: Counter[str] = Counter()
-    drafts = Shelf(job.state / "episodes", ranges=RANGES)
+    drafts = EpisodeStore(job.state / "episodes", ranges=RANGES)
     with progress.bar("collect", total=sum(missing.values())) as advance:
         while any(missing.values()):
             requests = _next_round(candidates, missing, invalid, seed, collect.disturbance)
@@ -94,7 +94,7 @@ def _spent(invalid: int) -> str:
 
 
 def _play(
-    job: Job, env: config.Env, tasks: Mapping[str, Task], requests: Sequence[RolloutRequest], drafts: Shelf
+    job: Job, env: config.Env, tasks: Mapping[str, Task], requests: Sequence[RolloutRequest], drafts: EpisodeStore
 ) -> Iterator[tuple[RolloutRequest, Result]]:
     """Each request and how it went. A success is on disk before it counts, so a killed run keeps it."""
     done = [request for request in requests if _key(request) in drafts]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from nightshift import config
-from nightshift.data import sources, store
+from nightshift.data import dataset_store, sources
 from nightshift.data.episode import Episode
 from nightshift.data.schema import Schema
 from nightshift.errors import DataError
@@ -22,22 +22,22 @@ _FEWEST_STARTS = 2
 def run(job: Job, *, seed: int, dataset: config.Dataset) -> None:
     demos, schema = _checked_demos(dataset.sources)
     parts = _split(demos, seed, dataset.validation_share)
-    store.write(paths.DATASET, parts, schema)
+    dataset_store.write(paths.DATASET, parts, schema)
     job.tracker.log({f"dataset/{part}_episodes": len(episodes) for part, episodes in parts.items()}, step=0)
 
 
 def _checked_demos(names: Sequence[str]) -> tuple[list[Episode], Schema]:
     """Every episode of every source, all of one schema: the first source's."""
-    shelves = [sources.open_shelf(source) for source in names]
-    schema = shelves[0].schema
+    stores = [sources.open_store(source) for source in names]
+    schema = stores[0].schema
     if schema is None:
-        raise DataError(f"{shelves[0].folder} has no episodes", sources.remedy(names[0]))
+        raise DataError(f"{stores[0].folder} has no episodes", sources.remedy(names[0]))
     demos = []
-    for shelf in shelves:
-        for key in shelf.keys():  # noqa: SIM118 - a shelf is no dict
-            demo = shelf.get(key)
-            schema.check(demo, str(shelf.path(key)))
-            _check_demo(demo, shelf.path(key))
+    for store in stores:
+        for key in store.keys():  # noqa: SIM118 - a store is no dict
+            demo = store.get(key)
+            schema.check(demo, str(store.path(key)))
+            _check_demo(demo, store.path(key))
             demos.append(demo)
     return demos, schema
 
@@ -52,7 +52,9 @@ def _check_demo(demo: Episode, path: Path) -> None:
         )
 
 
-def _split(demos: Sequence[Episode], seed: int, validation_share: float) -> Mapping[store.Part, list[Episode]]:
+def _split(
+    demos: Sequence[Episode], seed: int, validation_share: float
+) -> Mapping[dataset_store.DatasetSplit, list[Episode]]:
     """Hold back whole init states, task by task, so that no state is on both sides; each side has at least one."""
     validation: set[tuple[str, tuple[int, str]]] = set()
     for task in sorted({demo.provenance.task for demo in demos}):
@@ -66,7 +68,7 @@ def _split(demos: Sequence[Episode], seed: int, validation_share: float) -> Mapp
         count = min(max(1, round(validation_share * len(states))), len(states) - 1)
         order = np.random.default_rng([seed, len(validation)]).choice(len(states), size=count, replace=False)
         validation |= {(task, states[index]) for index in order}
-    parts: dict[store.Part, list[Episode]] = {"train": [], "validation": []}
+    parts: dict[dataset_store.DatasetSplit, list[Episode]] = {"train": [], "validation": []}
     for demo in demos:
         held = (demo.provenance.task, _start(demo)) in validation
         parts["validation" if held else "train"].append(demo)

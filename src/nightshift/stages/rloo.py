@@ -14,7 +14,7 @@ import torch
 
 from nightshift import config, envs, files, policies
 from nightshift.algorithms.selection import Validation, best_trained, select
-from nightshift.data import store
+from nightshift.data import dataset_store
 from nightshift.envs.splits import split_training_states
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
@@ -106,7 +106,7 @@ def _demos(policy: Policy, rloo: config.Rloo) -> Demonstrated | None:
     """What to go on imitating, if anything."""
     if not rloo.imitation:
         return None
-    steps = store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
+    steps = dataset_store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
     return policy.features(steps.observations).numpy(), steps.actions, steps.mask
 
 

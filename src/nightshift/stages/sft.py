@@ -9,7 +9,7 @@ import torch
 
 from nightshift import config, files, policies
 from nightshift.algorithms.sft import Demos, SftLearner
-from nightshift.data import store
+from nightshift.data import dataset_store
 from nightshift.data.episode import OBSERVATIONS
 from nightshift.errors import DataError
 from nightshift.learners import checkpoint
@@ -24,17 +24,17 @@ from nightshift.telemetry import gpu, progress
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
-    data = store.read(paths.DATASET)
+    data = dataset_store.read(paths.DATASET)
     learner = SftLearner(_fresh_policy(policy, data), sft)
     generator = torch.Generator().manual_seed(seed)
     job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
-    parts = {part: _demos(learner.policy, data, part) for part in store.PARTS}
+    parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}
     _train(job, learner, parts, generator, sft)
     with files.new_folder(paths.SFT_POLICY) as folder:
         policies.save(learner.policy, folder)
 
 
-def _fresh_policy(policy: config.Policy, data: store.Dataset) -> Policy:
+def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> Policy:
     usable = [name for name in data.observations if f"{OBSERVATIONS}{name}" in data.statistics]
     unknown = [name for name in policy.inputs if name not in usable]
     if unknown:
@@ -51,7 +51,7 @@ def _fresh_policy(policy: config.Policy, data: store.Dataset) -> Policy:
     return fresh
 
 
-def _demos(policy: Policy, data: store.Dataset, part: store.Part) -> Demos:
+def _demos(policy: Policy, data: dataset_store.EpisodeDataset, part: dataset_store.DatasetSplit) -> Demos:
     steps = data.steps(part, list(policy.spec["inputs"]), policy.chunk)
     return Demos.seen_by(policy, steps.observations, steps.actions, steps.mask)
 
@@ -59,7 +59,7 @@ def _demos(policy: Policy, data: store.Dataset, part: store.Part) -> Demos:
 def _train(
     job: Job,
     learner: SftLearner,
-    parts: Mapping[store.Part, Demos],
+    parts: Mapping[dataset_store.DatasetSplit, Demos],
     generator: torch.Generator,
     sft: config.Sft,
 ) -> None:

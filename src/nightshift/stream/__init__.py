@@ -1,21 +1,23 @@
-"""Episodes from actors to a learner, each stored exactly once; weights the other way, always the newest.
+"""Sends episodes from actors to a learner, each stored exactly once, and the latest weights back to the actors.
 
     actor                                                learner
     ─────                                                ───────
-    Spool.put(episode) ─▶ disk                           Desk: Inbox + Publisher
+    Spool.put(episode) ─▶ disk                           LearnerEndpoint: Inbox + WeightPublisher
               │ oldest first                               │
               ▼                                            ▼
-           Courier ── Link.send(parcels) ──────────────▶ Inbox.receive ─▶ disk: one rename commits
-              │                                            │              data, mark and order
-              │◀──────────── receipts ─────────────────────┘
-              │   accepted or duplicate: gone from the spool; rejected: set aside with the reason
+           Sender ── Link.send(messages) ──────────────▶ Inbox.receive ─▶ disk: one rename commits the episode,
+              │                                            │              its ID, its position and its checksum
+              │◀──────────── acks ─────────────────────────┘
+              │   accepted or duplicate: deleted from the spool; rejected: moved to rejected/ with the reason
               │
-              └── Link.weights(newer_than) ─────────────▶ Publisher.newest
-                        ◀── newer ones, or nothing ────────┘
+              └── Link.weights(newer_than) ─────────────▶ WeightPublisher.latest
+                        ◀── newer weights, or None ────────┘
 
-An episode is in the spool until its receipt is there, and in the inbox before its receipt is sent. So whoever is
-killed, it is in one of them or in both, and in the inbox at most once: its name there is its identity.
+An episode stays in the spool until its ack has arrived, and it is in the inbox before its ack is sent. If either
+process is killed, the episode is therefore in the spool, in the inbox or in both; the inbox holds it at most once,
+because its file name contains its episode ID.
 
-`put` waits for room in the spool, the courier for the learner, the learner for its disk; nobody waits for an actor.
-Links: in this process (`link`), between processes of a Ray cluster (`on_ray`), between machines (`tcp`, `server`).
+Backpressure: `put` blocks while the spool is full, the sender waits for acks, and the learner acknowledges after it has
+written to disk. The learner never blocks on an actor.
+Links: in one process (`link`), between processes of a Ray cluster (`ray_link`), over TCP (`tcp_link`, `server`).
 """

@@ -1,4 +1,4 @@
-"""The seam between an actor and its learner, and the link of those who share a process."""
+"""The interface between an actor and its learner, and the link for an actor and a learner in one process."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from typing import Protocol
 
 from nightshift.errors import NightshiftError, StreamError
 from nightshift.stream.inbox import Inbox
-from nightshift.stream.message import Parcel, Receipt
-from nightshift.stream.weights import Publisher, Weights
+from nightshift.stream.message import Ack, Message
+from nightshift.stream.weights import WeightPublisher, Weights
 
 
 class LinkDown(StreamError):
-    """The learner cannot be reached, or cannot work, for now."""
+    """The learner cannot be reached or reports an error; the sender retries."""
 
 
 class Link(Protocol):
-    """Used by one thread at a time. Every failure is a LinkDown, after which the link may be used again."""
+    """Not thread-safe. Every failure raises LinkDown, after which the link may be used again."""
 
-    def send(self, parcels: Iterable[Parcel]) -> Iterator[Receipt]:
-        """Hand parcels over; yields one receipt each, as they come."""
+    def send(self, messages: Iterable[Message]) -> Iterator[Ack]:
+        """Send messages and yield one ack for each, in order."""
         ...
 
     def weights(self, newer_than: int) -> Weights | None:
-        """The newest weights, or None if there are none newer than those."""
+        """The latest weights, or None if their version is not above `newer_than`."""
         ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Desk:
-    """Where a learner takes parcels and gives weights, whatever they travel over."""
+class LearnerEndpoint:
+    """What a learner offers to actors over any link: an inbox for episodes and a publisher of weights."""
 
     inbox: Inbox
-    publisher: Publisher
+    publisher: WeightPublisher
 
 
 class LocalLink:
-    """Actor and learner in one process."""
+    """Connects an actor and a learner in one process."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, endpoint: LearnerEndpoint) -> None:
+        self._endpoint = endpoint
 
-    def send(self, parcels: Iterable[Parcel]) -> Iterator[Receipt]:
-        for parcel in parcels:
+    def send(self, messages: Iterable[Message]) -> Iterator[Ack]:
+        for message in messages:
             try:
-                receipt = self._desk.inbox.receive(parcel)
+                ack = self._endpoint.inbox.receive(message)
             except (NightshiftError, OSError) as error:
                 raise _down(error) from error
-            yield receipt
+            yield ack
 
     def weights(self, newer_than: int) -> Weights | None:
         try:
-            return self._desk.publisher.newest(newer_than)
+            return self._endpoint.publisher.latest(newer_than)
         except NightshiftError as error:
             raise _down(error) from error
 
@@ -63,4 +63,4 @@ class LocalLink:
 
 
 def _down(error: Exception) -> LinkDown:
-    return LinkDown(f"the learner cannot work: {error}")
+    return LinkDown(f"the learner reports an error: {error}")

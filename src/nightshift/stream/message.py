@@ -1,4 +1,4 @@
-"""What travels: an episode as the bytes of its file, and what becomes of it."""
+"""The messages between actor and learner: an episode as the bytes of its file, and the ack for it."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ import google_crc32c
 import numpy as np
 
 from nightshift.errors import DataError
-from nightshift.stream.identity import Identity
+from nightshift.stream.episode_id import EpisodeId
 
 _CHECKSUM = re.compile(r"[0-9a-f]{8}")
 
 Buffer = bytes | memoryview
-Outcome = Literal["accepted", "duplicate", "rejected"]
+AckOutcome = Literal["accepted", "duplicate", "rejected"]
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
-    """Which episode it is, and the CRC-32C of its bytes: as long as they agree it is the one that was spooled."""
+class MessageHeader:
+    """The ID of an episode and the CRC-32C of its bytes, which detects damage after it was spooled."""
 
-    identity: Identity
+    episode_id: EpisodeId
     checksum: int
 
     @property
     def key(self) -> str:
-        return f"{self.identity.key}.{self.checksum:08x}"
+        return f"{self.episode_id.key}.{self.checksum:08x}"
 
     @classmethod
-    def of_key(cls, key: str) -> Label:
+    def from_key(cls, key: str) -> MessageHeader:
         name, _, checksum = key.rpartition(".")
         if not _CHECKSUM.fullmatch(checksum):
-            raise DataError(f"{key!r} does not name an episode of an actor")
-        return cls(Identity.of_key(name), int(checksum, 16))
+            raise DataError(f"{key!r} is not the key of a message")
+        return cls(EpisodeId.from_key(name), int(checksum, 16))
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    label: Label
-    content: Buffer
+class Message:
+    header: MessageHeader
+    payload: Buffer  # the episode's safetensors file
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """The learner's word. Accepted or duplicate: the episode is stored and survives a power cut."""
+class Ack:
+    """The learner's answer to a message. After accepted or duplicate the episode is durable in the inbox."""
 
-    label: Label
-    outcome: Outcome
-    reason: str = ""  # for people, when rejected
+    header: MessageHeader
+    outcome: AckOutcome
+    reason: str = ""  # why it was rejected, for the log
 
 
 def checksum(pieces: Iterable[Buffer]) -> int:

@@ -1,4 +1,4 @@
-"""A learner that listens: a thread for whoever connects, and a deadline for everything anyone is waited for."""
+"""The TCP server of a learner: one thread per connection, and a timeout on every receive and send."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ from functools import partial
 from typing import Any
 
 from nightshift.errors import DataError, NightshiftError, StreamError
-from nightshift.stream.handshake import NotTrusted, check_token, greet
-from nightshift.stream.link import Desk
-from nightshift.stream.message import Label, Parcel
-from nightshift.stream.wire import LARGEST_PAYLOAD, PATIENCE, BrokenFrame, Channel, Hangup, number, text
+from nightshift.stream.handshake import AuthenticationError, check_token, server_handshake
+from nightshift.stream.link import LearnerEndpoint
+from nightshift.stream.message import Message, MessageHeader
+from nightshift.stream.wire import (
+    DEFAULT_TIMEOUT,
+    MAX_PAYLOAD_BYTES,
+    Channel,
+    ConnectionClosed,
+    ProtocolError,
+    int_field,
+    str_field,
+)
 
-IDLE_SECONDS = 300.0
-"""An actor that asks for nothing for so long is gone: a living one asks for weights all the time."""
-MOST_CONNECTIONS = 128
-_LONGEST_REASON = 2000
+IDLE_TIMEOUT = 300.0
+"""Seconds without a request after which a connection is closed; a running actor polls for weights every second."""
+MAX_CONNECTIONS = 128
+_MAX_REASON_LENGTH = 2000
 
 _log = logging.getLogger(__name__)
 
@@ -28,19 +36,19 @@ _log = logging.getLogger(__name__)
 class Server:
     def __init__(
         self,
-        desk: Desk,
+        endpoint: LearnerEndpoint,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        patience: float = PATIENCE,
-        largest: int = LARGEST_PAYLOAD,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_payload: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        """Listen at `host`, which needs a `token` unless only this machine can reach it; port 0 is any free one."""
+        """Listen at `host`; any host but loopback requires a `token`. Port 0 takes any free port."""
         check_token(token)
-        self._desk = desk
+        self._endpoint = endpoint
         self._token = token
-        self._open = partial(Channel, patience=patience, largest=largest)
+        self._open = partial(Channel, timeout=timeout, max_payload=max_payload)
         self._listener = _listen(host, port, token)
         self._connections: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
@@ -54,15 +62,15 @@ class Server:
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Hang up on everyone; an episode that is being stored is stored first."""
+        """Close all connections, after episodes that are being stored have been committed."""
         self._closing = True
-        _shut(self._listener)
+        _shut_down(self._listener)
         self._acceptor.join()
         self._listener.close()
         with self._lock:
             threads = list(self._threads)
             for connection in self._connections:
-                _shut(connection)
+                _shut_down(connection)
         for thread in threads:
             thread.join()
 
@@ -73,14 +81,14 @@ class Server:
             except OSError as error:
                 if not self._closing:
                     _log.warning("a connection could not be accepted: %s", error)
-                    threading.Event().wait(0.1)  # out of file descriptors, most likely: others will be given back
+                    threading.Event().wait(0.1)  # most likely out of file descriptors: wait until a connection closes
                 continue
-            self._take(connection, f"{peer[0]}:{peer[1]}")
+            self._start_thread(connection, f"{peer[0]}:{peer[1]}")
 
-    def _take(self, connection: socket.socket, peer: str) -> None:
+    def _start_thread(self, connection: socket.socket, peer: str) -> None:
         with self._lock:
-            if self._closing or len(self._connections) >= MOST_CONNECTIONS:
-                _log.warning("%s was turned away: %d are connected", peer, len(self._connections))
+            if self._closing or len(self._connections) >= MAX_CONNECTIONS:
+                _log.warning("refused the connection of %s: %d are connected", peer, len(self._connections))
                 connection.close()
                 return
             thread = threading.Thread(target=self._serve, args=(connection, peer), name=f"actor {peer}", daemon=True)
@@ -91,34 +99,34 @@ class Server:
     def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
             channel = self._open(connection)
-            greet(channel, self._token)
-            self._converse(channel, connection)
-        except Hangup:
+            server_handshake(channel, self._token)
+            self._answer_requests(channel, connection)
+        except ConnectionClosed:
             pass
-        except (BrokenFrame, NotTrusted, OSError, MemoryError) as error:
+        except (ProtocolError, AuthenticationError, OSError, MemoryError) as error:
             if not self._closing:
-                _log.warning("hung up on %s: %s", peer, error)
+                _log.warning("closed the connection of %s: %s", peer, error)
         finally:
             connection.close()
             with self._lock:
                 self._connections.discard(connection)
                 self._threads.discard(threading.current_thread())
 
-    def _converse(self, channel: Channel, connection: socket.socket) -> None:
-        """One request is answered while the next one is on its way; answers keep the order of requests."""
+    def _answer_requests(self, channel: Channel, connection: socket.socket) -> None:
+        """Answer requests in order; the next request is received while the last one is being answered."""
 
         def answer(request: dict[str, Any], payload: memoryview) -> None:
             try:
                 self._answer(channel, request, payload)
             except BaseException:
-                _shut(connection)
+                _shut_down(connection)
                 raise
 
         with ThreadPoolExecutor(1, f"{threading.current_thread().name} answers") as answering:
             last = answering.submit(lambda: None)
             try:
                 while not self._closing:
-                    request, payload = channel.receive(idle=IDLE_SECONDS)
+                    request, payload = channel.receive(idle=IDLE_TIMEOUT)
                     last.result()
                     last = answering.submit(answer, request, payload)
             finally:
@@ -126,29 +134,29 @@ class Server:
 
     def _answer(self, channel: Channel, request: dict[str, Any], payload: memoryview) -> None:
         try:
-            match text(request, "ask"):
+            match str_field(request, "ask"):
                 case "store":
                     self._store(channel, request, payload)
                 case "weights":
-                    self._give(channel, number(request, "newer_than"))
+                    self._send_weights(channel, int_field(request, "newer_than"))
                 case other:
-                    raise BrokenFrame(f"a frame that asks for {other!r:.80}")
-        except (BrokenFrame, OSError):
+                    raise ProtocolError(f"the frame has an unknown request {other!r:.80}")
+        except (ProtocolError, OSError):
             raise
-        except NightshiftError as error:  # ours to mend: the actor keeps what it has and tries again
+        except NightshiftError as error:  # an error of the learner: the actor keeps the episode and retries
             _log.error("%s", error)
-            channel.send({"error": error.what[:_LONGEST_REASON]})
+            channel.send({"error": error.what[:_MAX_REASON_LENGTH]})
 
     def _store(self, channel: Channel, request: dict[str, Any], payload: memoryview) -> None:
         try:
-            label = Label.of_key(text(request, "key"))
+            header = MessageHeader.from_key(str_field(request, "key"))
         except DataError as error:
-            raise BrokenFrame(error.what) from None
-        receipt = self._desk.inbox.receive(Parcel(label, payload))
-        channel.send({"outcome": receipt.outcome, "reason": receipt.reason[:_LONGEST_REASON]})
+            raise ProtocolError(error.what) from None
+        ack = self._endpoint.inbox.receive(Message(header, payload))
+        channel.send({"outcome": ack.outcome, "reason": ack.reason[:_MAX_REASON_LENGTH]})
 
-    def _give(self, channel: Channel, newer_than: int) -> None:
-        weights = self._desk.publisher.newest(newer_than)
+    def _send_weights(self, channel: Channel, newer_than: int) -> None:
+        weights = self._endpoint.publisher.latest(newer_than)
         if weights is None:
             channel.send({"version": None})
         else:
@@ -160,15 +168,15 @@ def _listen(host: str, port: int, token: str | None) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         if token is None and not ipaddress.ip_address(address[0]).is_loopback:
             raise StreamError(
-                f"a learner that listens at {host} can be reached from other machines",
+                f"a learner that listens at {host} can be reached from other machines without a token",
                 "give it and its actors a token, or listen at 127.0.0.1",
             )
-        return socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS)
+        return socket.create_server(address[:2], family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         raise StreamError(f"the learner cannot listen at {host}:{port}: {error}", "choose another port") from error
 
 
-def _shut(connection: socket.socket) -> None:
-    """Wake the thread that waits for it."""
+def _shut_down(connection: socket.socket) -> None:
+    """Shut the socket down, which also wakes a thread blocked on it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

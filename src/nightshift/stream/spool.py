@@ -1,9 +1,9 @@
-"""The actor's side on disk: every episode that the learner has not acknowledged.
+"""The actor's episodes on disk: every episode that the learner has not acknowledged yet.
 
-spool/  lock                                         held by the one process that works here
-        epoch.json                                   the last epoch that was begun
-        waiting/   schema.json, <identity>.<checksum>.safetensors
-        rejected/  <identity>.<checksum>.safetensors with <identity>.<checksum>.json: what the learner would not have
+spool/  lock                                         held by the one process that uses the folder
+        epoch.json                                   the epoch of the last start
+        waiting/   schema.json, <episode_id>.<checksum>.safetensors
+        rejected/  <episode_id>.<checksum>.safetensors, and the learner's reason in <episode_id>.<checksum>.json
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from nightshift import files
 from nightshift.data import episode as episodes
 from nightshift.data import tensors
 from nightshift.data.episode import Episode
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.schema import Range
-from nightshift.data.shelf import Shelf
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError, NightshiftError, StreamError
 from nightshift.project.locks import Claim
-from nightshift.stream.identity import Identity
-from nightshift.stream.message import Label, Parcel, Receipt, checksum
+from nightshift.stream.episode_id import EpisodeId
+from nightshift.stream.message import Ack, Message, MessageHeader, checksum
 
 EPOCH = "epoch.json"
 WAITING = "waiting"
@@ -34,13 +34,13 @@ REJECTED = "rejected"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
-    """How much may wait for the learner."""
+class SpoolLimits:
+    """How much the spool may hold."""
 
-    episodes: int = 1000
-    bytes: int = 20 * 2**30
-    patience: float | None = None
-    """Seconds that `put` waits for room before it raises; None waits for as long as it takes, 0 not at all."""
+    max_episodes: int = 1000
+    max_bytes: int = 20 * 2**30
+    timeout: float | None = None
+    """Seconds that `put` blocks while the spool is full before it raises; None: without limit, 0: not at all."""
 
 
 class Spool:
@@ -50,88 +50,88 @@ class Spool:
         *,
         run: str,
         actor: str,
-        room: Room = Room(),  # noqa: B008 (frozen)
+        limits: SpoolLimits = SpoolLimits(),  # noqa: B008 (frozen)
         ranges: Mapping[str, Range] | None = None,
     ) -> None:
-        """Begin a new epoch; what earlier ones left is sent first, under the identity it was spooled with."""
-        self._next = Identity(run, actor, 0, 0)
+        """Begin a new epoch. Episodes left by earlier epochs keep their IDs and are sent first."""
+        self._next = EpisodeId(run, actor, 0, 0)
         self._folder = folder
-        self._room = room
+        self._limits = limits
         self._claim = Claim(folder, StreamError)
-        self._shelf = Shelf(folder / WAITING, ranges=ranges)
-        self._next = replace(self._next, epoch=_begin_epoch(folder / EPOCH))
-        self._sizes = _leftovers(self._shelf)
+        self._store = EpisodeStore(folder / WAITING, ranges=ranges)
+        self._next = replace(self._next, epoch=_start_epoch(folder / EPOCH))
+        self._sizes = _recover(self._store)
         self._putting = threading.Lock()
         self._changed = threading.Condition()
         self._counts: Counter[str] = Counter()
-        self._hindrance = ""
+        self._link_error = ""
         self._failure: BaseException | None = None
 
-    def put(self, episode: Episode) -> Identity:
-        """Keep an episode until the learner has it; when this returns it survives a power cut."""
+    def put(self, episode: Episode) -> EpisodeId:
+        """Write an episode to disk until the learner acknowledges it; it is durable when this returns."""
         with self._putting:
-            identity = self._next
-            self._next = replace(identity, number=identity.number + 1)
-            named = replace(episode, provenance=replace(episode.provenance, origin=identity.key))
-            self._shelf.admit(named, str(identity))
+            episode_id = self._next
+            self._next = replace(episode_id, number=episode_id.number + 1)
+            named = replace(episode, provenance=replace(episode.provenance, origin=episode_id.key))
+            self._store.admit(named, str(episode_id))
             pieces = list(tensors.chunks(episodes.columns(named), json.dumps(episodes.header(named))))
             size = sum(map(len, pieces))
-            label = Label(identity, checksum(pieces))
-            self._await_room(size)
-            files.write_chunks(self._shelf.path(label.key), pieces)
+            header = MessageHeader(episode_id, checksum(pieces))
+            self._wait_for_space(size)
+            files.write_chunks(self._store.path(header.key), pieces)
             with self._changed:
-                self._sizes[label] = size
+                self._sizes[header] = size
                 self._counts["inserted"] += 1
                 self._changed.notify_all()
-        return identity
+        return episode_id
 
-    def waiting(self, limit: int | None = None) -> Iterator[Parcel]:
-        """The oldest that wait, read one by one."""
+    def unacknowledged(self, limit: int | None = None) -> Iterator[Message]:
+        """The oldest unacknowledged episodes, read one by one."""
         with self._changed:
-            labels = sorted(self._sizes, key=lambda label: label.identity)[:limit]
-        for label in labels:
-            content = self._shelf.path(label.key).read_bytes()
+            headers = sorted(self._sizes, key=lambda header: header.episode_id)[:limit]
+        for header in headers:
+            payload = self._store.path(header.key).read_bytes()
             self._count("sent")
-            yield Parcel(label, content)
+            yield Message(header, payload)
 
-    def settle(self, receipt: Receipt) -> None:
-        """Act on the learner's word."""
-        label = receipt.label
-        if receipt.outcome == "rejected":
-            self._set_aside(label, receipt.reason)
+    def handle_ack(self, ack: Ack) -> None:
+        """Delete an episode that the learner has stored, or move a rejected one to rejected/."""
+        header = ack.header
+        if ack.outcome == "rejected":
+            self._move_to_rejected(header, ack.reason)
         else:
-            self._shelf.path(label.key).unlink()
+            self._store.path(header.key).unlink()
         with self._changed:
-            del self._sizes[label]
-            self._counts["rejected" if receipt.outcome == "rejected" else "acknowledged"] += 1
-            self._counts["duplicates"] += receipt.outcome == "duplicate"
+            del self._sizes[header]
+            self._counts["rejected" if ack.outcome == "rejected" else "acknowledged"] += 1
+            self._counts["duplicates"] += ack.outcome == "duplicate"
             self._changed.notify_all()
 
-    def hinder(self, reason: str) -> None:
-        """Why nothing leaves, to be told when the spool is full; empty when all is well again."""
+    def set_link_error(self, reason: str) -> None:
+        """Set the reason that error messages of a full spool give; "" when the link works again."""
         with self._changed:
             self._counts["link_failures"] += bool(reason)
-            self._hindrance = reason
+            self._link_error = reason
 
     def fail(self, error: BaseException) -> None:
-        """Nothing will ever leave: raised by `put` and `await_empty` from now on."""
+        """Report that the sender has stopped for good: `put` and `wait_until_empty` raise this error from now on."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
-    def await_empty(self, timeout: float | None = None) -> None:
-        """Wait until the learner has everything."""
+    def wait_until_empty(self, timeout: float | None = None) -> None:
+        """Wait until the learner has acknowledged every episode."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or not self._sizes, timeout)
             self._raise_failure()
             if self._sizes:
                 raise StreamError(
-                    f"{len(self._sizes)} episodes still wait in {self._folder}{self._because()}",
-                    "they are safe there and are sent when an actor opens that folder again",
+                    f"{len(self._sizes)} episodes are still in {self._folder}{self._link_error_suffix()}",
+                    "they are on disk and are sent when an actor opens that folder again",
                 )
 
-    def await_work(self, timeout: float, stop: threading.Event) -> None:
-        """Wait until something waits, or until `wake` is called after `stop` was set."""
+    def wait_for_work(self, timeout: float, stop: threading.Event) -> None:
+        """Wait until there is an episode to send, or until `wake` is called after `stop` was set."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._sizes) or stop.is_set(), timeout)
 
@@ -147,50 +147,52 @@ class Spool:
         return counted | held
 
     def close(self) -> None:
-        """Leave the folder to others; what waits in it stays."""
+        """Release the folder; unacknowledged episodes stay in it."""
         self._claim.release()
 
-    def _await_room(self, size: int) -> None:
-        if size > self._room.bytes:
+    def _wait_for_space(self, size: int) -> None:
+        if size > self._limits.max_bytes:
             raise DataError(
-                f"the episode has {size} bytes and the spool holds {self._room.bytes}", "give the spool more room"
+                f"the episode has {size} bytes and the spool may hold {self._limits.max_bytes}", "increase max_bytes"
             )
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or self._has_room(size), self._room.patience)
+            self._changed.wait_for(lambda: self._failure or self._has_space(size), self._limits.timeout)
             self._raise_failure()
-            if not self._has_room(size):
+            if not self._has_space(size):
                 raise StreamError(
-                    f"the spool {self._folder} is full: {len(self._sizes)} episodes wait for the learner, "
-                    f"{sum(self._sizes.values())} bytes{self._because()}",
-                    "start the learner, or give the spool more room; nothing that was put is lost",
+                    f"the spool {self._folder} is full: {len(self._sizes)} episodes are unacknowledged, "
+                    f"{sum(self._sizes.values())} bytes{self._link_error_suffix()}",
+                    "start the learner, or increase the limits of the spool; no episode in it is lost",
                 )
 
-    def _has_room(self, size: int) -> bool:
-        return len(self._sizes) < self._room.episodes and sum(self._sizes.values()) + size <= self._room.bytes
+    def _has_space(self, size: int) -> bool:
+        return (
+            len(self._sizes) < self._limits.max_episodes and sum(self._sizes.values()) + size <= self._limits.max_bytes
+        )
 
-    def _because(self) -> str:
-        return f"; {self._hindrance}" if self._hindrance else ""
+    def _link_error_suffix(self) -> str:
+        return f"; {self._link_error}" if self._link_error else ""
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, NightshiftError):
             raise self._failure
         if self._failure is not None:
-            raise StreamError(f"the courier of {self._folder} stopped: {self._failure!r}") from self._failure
+            raise StreamError(f"the sender of {self._folder} stopped: {self._failure!r}") from self._failure
 
-    def _set_aside(self, label: Label, reason: str) -> None:
-        aside = self._folder / REJECTED / f"{label.key}{SUFFIX}"
-        files.write_json(aside.with_name(f"{label.key}.json"), {"reason": reason})
-        self._shelf.path(label.key).rename(aside)
+    def _move_to_rejected(self, header: MessageHeader, reason: str) -> None:
+        target = self._folder / REJECTED / f"{header.key}{SUFFIX}"
+        files.write_json(target.with_name(f"{header.key}.json"), {"reason": reason})
+        self._store.path(header.key).rename(target)
 
     def _count(self, name: str) -> None:
         with self._changed:
             self._counts[name] += 1
 
 
-def _begin_epoch(path: Path) -> int:
-    """Larger than every epoch before, on the disk before it is used.
+def _start_epoch(path: Path) -> int:
+    """Choose an epoch above every earlier one and write it to disk before it is used.
 
-    It starts from the clock, so that an actor whose disk was lost does not repeat identities it has used.
+    Epochs start from the clock, so an actor whose disk was lost does not reuse IDs.
     """
     try:
         last = json.loads(path.read_text())["epoch"] if path.exists() else 0
@@ -201,9 +203,9 @@ def _begin_epoch(path: Path) -> int:
     return epoch
 
 
-def _leftovers(shelf: Shelf) -> dict[Label, int]:
-    keys = shelf.keys()
+def _recover(store: EpisodeStore) -> dict[MessageHeader, int]:
+    keys = store.keys()
     try:
-        return {Label.of_key(key): shelf.path(key).stat().st_size for key in keys}
+        return {MessageHeader.from_key(key): store.path(key).stat().st_size for key in keys}
     except DataError as error:
-        raise DataError(f"{shelf.folder} holds a file that is not an actor's: {error.what}", "move it away") from None
+        raise DataError(f"{store.folder} holds a file that no actor wrote: {error.what}", "move it elsewhere") from None

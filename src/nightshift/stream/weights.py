@@ -1,4 +1,4 @@
-"""Weights with a version, as the learner publishes them and an actor takes them."""
+"""Versioned policy weights: published by the learner, fetched by actors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS = "weights.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Named arrays as a safetensors file that tells its version."""
+    """The bytes of a safetensors file with named arrays; its header holds the version."""
 
     version: int
     content: bytes
@@ -28,39 +28,39 @@ class Weights:
         return tensors.from_bytes(self.content)[0]
 
 
-class Publisher:
-    """The newest weights of a run, in one file: a learner that is started again goes on counting from there.
+class WeightPublisher:
+    """Keeps the latest weights of a run in one file, from which a restarted learner continues to count versions.
 
-    Versions are given here and only ever grow, also when the learner itself went back to an older checkpoint, so a
-    version names one set of weights for good. Threads may share it.
+    Versions only grow, even if the learner resumes from an older checkpoint, so a version identifies one set of
+    weights. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / WEIGHTS
-        self._newest = _read(self._path)
+        self._latest = _read(self._path)
         self._publishing = threading.Lock()
 
     @property
     def version(self) -> int:
-        return self._newest.version if self._newest else NO_POLICY
+        return self._latest.version if self._latest else NO_POLICY
 
     def publish(self, arrays: Mapping[str, Column]) -> int:
-        """Make these the newest weights and return their version, which is never given again."""
+        """Publish these weights and return their version, which is never reused."""
         with self._publishing:
             version = self.version + 1
             content = tensors.to_bytes(arrays, json.dumps({"version": version}))
             files.write_bytes(self._path, content)
-            self._newest = Weights(version, content)
+            self._latest = Weights(version, content)
         return version
 
-    def newest(self, newer_than: int = NO_POLICY) -> Weights | None:
-        """The newest weights, or None if there are none newer than those."""
+    def latest(self, newer_than: int = NO_POLICY) -> Weights | None:
+        """The latest weights, or None if their version is not above `newer_than`."""
         if newer_than > self.version:
             raise StreamError(
                 f"an actor has weights of version {newer_than}, and the last published here is {self.version}",
-                f"restore {self._path}, or start the actor anew",
+                f"restore {self._path}, or restart the actor",
             )
-        return self._newest if self.version > newer_than else None
+        return self._latest if self.version > newer_than else None
 
 
 def _read(path: Path) -> Weights | None:
@@ -70,4 +70,4 @@ def _read(path: Path) -> Weights | None:
     try:
         return Weights(int(json.loads(tensors.from_bytes(content)[1])["version"]), content)
     except (DataError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {error}", "restore it from a backup: versions count from it") from None
+        raise DataError(f"{path} is damaged: {error}", "restore it from a backup: it holds the last version") from None

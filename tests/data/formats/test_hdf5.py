@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from nightshift.data.episode import Episode
-from nightshift.data.formats import MOVED, REPEATED_FINAL, hdf5
-from nightshift.data.shelf import Shelf
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.data.formats import OBSERVATIONS_SHIFTED, REPEATED_FINAL, hdf5
 from nightshift.errors import DataError
 from tests.data.formats.hdf5_files import libero_demo, robomimic_demo, write_libero, write_robomimic
 
 
 def only(path: Path, task: str = "") -> Episode:
-    (entry,) = hdf5.entries(path, task)
+    (entry,) = hdf5.list_episodes(path, task)
     return entry.load()
 
 
@@ -40,7 +40,7 @@ def test_a_libero_demo_keeps_every_value_dtype_and_word(tmp_path: Path) -> None:
     assert (origin.split, origin.init_state, origin.origin) == ("train", None, "drawer_demo.hdf5#demo_0")
 
 
-def test_where_the_file_has_no_final_observation_the_last_one_stands_in_and_it_is_said(tmp_path: Path) -> None:
+def test_without_a_final_observation_the_last_one_is_repeated_and_flagged(tmp_path: Path) -> None:
     episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": libero_demo(steps=5, seed=1)}))
     assert episode.metadata[REPEATED_FINAL] is True
     for seen in episode.observations.values():
@@ -54,7 +54,7 @@ def test_observations_recorded_after_the_action_are_moved_to_the_next_one(tmp_pa
     demo["states"][:, 1:8] = arm[:-1]
     demo["obs/joint_states"] = arm[1:] + 1e-4
     episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
-    assert episode.metadata[MOVED] and REPEATED_FINAL not in episode.metadata
+    assert episode.metadata[OBSERVATIONS_SHIFTED] and REPEATED_FINAL not in episode.metadata
     assert episode.length == 6
     np.testing.assert_array_equal(episode.actions[:-1], demo["actions"][1:])
     np.testing.assert_array_equal(episode.extras["states"][:-1], demo["states"][1:])
@@ -69,7 +69,7 @@ def test_observations_recorded_before_the_action_stay_where_they_are(tmp_path: P
     demo = libero_demo(steps=6, seed=1)
     demo["states"][:, 1:8] = demo["obs/joint_states"] + 1e-4
     episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
-    assert MOVED not in episode.metadata
+    assert OBSERVATIONS_SHIFTED not in episode.metadata
     np.testing.assert_array_equal(episode.actions[:-1], demo["actions"])
 
 
@@ -93,7 +93,7 @@ def test_demos_come_in_the_order_of_their_numbers_file_by_file(tmp_path: Path) -
     demos = {f"demo_{number}": libero_demo(steps=2, seed=number) for number in (0, 1, 2, 9, 10, 11)}
     write_libero(tmp_path / "a.hdf5", demos)
     write_libero(tmp_path / "b.hdf5", {"demo_0": libero_demo(steps=2, seed=0)})
-    entries = hdf5.entries(tmp_path, "")
+    entries = hdf5.list_episodes(tmp_path, "")
     places = [entry.load().provenance.origin for entry in entries]
     assert places == [*(f"a.hdf5#demo_{number}" for number in (0, 1, 2, 9, 10, 11)), "b.hdf5#demo_0"]
     assert [entry.key for entry in entries] == sorted(entry.key for entry in entries)
@@ -104,14 +104,14 @@ def test_a_file_without_a_task_asks_for_it(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         for place, array in libero_demo(steps=2, seed=0).items():
             file[f"data/demo_0/{place}"] = array
-    with pytest.raises(DataError, match=r"does not say which task it shows\n.*--task NAME"):
+    with pytest.raises(DataError, match=r"does not contain the name of its task\n.*--task NAME"):
         only(path)
     assert only(path, "open_drawer").provenance.task == "open_drawer"
 
 
 def test_a_task_that_contradicts_the_file_is_refused(tmp_path: Path) -> None:
     path = write_libero(tmp_path / "a.hdf5", {"demo_0": libero_demo(steps=2, seed=0)})
-    with pytest.raises(DataError, match="says that its task is open_the_middle_drawer_of_the_cabinet, not stack"):
+    with pytest.raises(DataError, match="has the task open_the_middle_drawer_of_the_cabinet, not stack"):
         only(path, "stack")
 
 
@@ -160,19 +160,19 @@ def test_big_endian_arrays_keep_their_values(tmp_path: Path) -> None:
     np.testing.assert_array_equal(episode.actions[:-1], demo["actions"])
 
 
-def test_something_that_is_no_demo_file_is_named(tmp_path: Path) -> None:
+def test_a_file_without_demos_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.hdf5").write_bytes(b"not hdf5")
     with h5py.File(tmp_path / "b.hdf5", "w") as file:
         file["other"] = np.zeros(3)
-    with pytest.raises(DataError, match=r"a\.hdf5 is damaged or laid out in another way"):
-        hdf5.entries(tmp_path / "a.hdf5", "")
+    with pytest.raises(DataError, match=r"a\.hdf5 is damaged or has another layout"):
+        hdf5.list_episodes(tmp_path / "a.hdf5", "")
     with pytest.raises(DataError, match=r"b\.hdf5 is neither a LIBERO nor a robomimic file"):
-        hdf5.entries(tmp_path / "b.hdf5", "")
+        hdf5.list_episodes(tmp_path / "b.hdf5", "")
     with pytest.raises(DataError, match=r"there is no file .*c\.hdf5"):
-        hdf5.entries(tmp_path / "c.hdf5", "")
+        hdf5.list_episodes(tmp_path / "c.hdf5", "")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"has no \.hdf5 or \.h5 files"):
-        hdf5.entries(tmp_path / "empty", "")
+        hdf5.list_episodes(tmp_path / "empty", "")
 
 
 def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path: Path) -> None:
@@ -180,11 +180,11 @@ def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path: Path) -> None:
     for share in (0.0, 0.01, 0.3, 0.5, 0.9, 0.999):
         path = tmp_path / "cut.hdf5"
         path.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(DataError, match=r"cut\.hdf5 is damaged or laid out in another way"):
+        with pytest.raises(DataError, match=r"cut\.hdf5 is damaged or has another layout"):
             only(path)
 
 
-def test_a_flipped_bit_is_a_sentence_or_a_sound_episode_never_a_crash(tmp_path: Path) -> None:
+def test_a_flipped_bit_gives_a_data_error_or_a_valid_episode(tmp_path: Path) -> None:
     """HDF5 has no sums over plain arrays, so a bit in them can only be seen if it makes a number impossible."""
     whole = write_libero(tmp_path / "whole.hdf5", {"demo_0": libero_demo(steps=4, seed=0)}).read_bytes()
     places = random.Random(0)
@@ -195,8 +195,8 @@ def test_a_flipped_bit_is_a_sentence_or_a_sound_episode_never_a_crash(tmp_path: 
         path = tmp_path / "flipped.hdf5"
         path.write_bytes(damaged)
         try:
-            for entry in hdf5.entries(path, ""):
-                Shelf(tmp_path / f"shelf{trial}").check(entry.load(), "flipped.hdf5")
+            for entry in hdf5.list_episodes(path, ""):
+                EpisodeStore(tmp_path / f"store{trial}").check(entry.load(), "flipped.hdf5")
         except DataError as error:
             assert "flipped.hdf5" in str(error)
             refused += 1

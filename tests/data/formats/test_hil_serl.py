@@ -51,7 +51,7 @@ def dump(path: Path, transitions: Sequence[Transition]) -> Path:
 
 
 def load(path: Path) -> list[Episode]:
-    return [entry.load() for entry in hil_serl.entries(path, "insert_ram")]
+    return [entry.load() for entry in hil_serl.list_episodes(path, "insert_ram")]
 
 
 def test_demos_keep_values_and_dtypes_and_end_with_the_next_observation(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_file_decides_what_terminates(tmp_path: Path) -> None:
     assert ENDS_MID_EPISODE not in truncated.metadata
 
 
-def test_infos_give_interventions_and_the_grasp_penalty_and_the_rest_is_named(tmp_path: Path) -> None:
+def test_infos_give_interventions_and_the_grasp_penalty_and_other_names_are_listed(tmp_path: Path) -> None:
     transitions = run_of(3, first=0)
     for step, transition in enumerate(transitions):
         transition["infos"] = {"grasp_penalty": -0.02 * step, "succeed": step == 2, "left": False}
@@ -161,13 +161,13 @@ def _with(**changes: Any) -> Callable[[Transition], object]:
     ("spoil", "sentence"),
     [
         (_without("masks"), "transition 2 has no masks"),
-        (_with(masks=0.0), "transition 2: masks is 0 in an episode that goes on"),
+        (_with(masks=0.0), "transition 2: masks is 0, which ends the episode, but dones is 0"),
         (_with(masks=0.5), "transition 2: masks is 0.5 and dones is False"),
         (_with(masks=np.ones(2)), "transition 2: masks is an array"),
-        (_with(rewards="much"), "transition 2: rewards is no number: str"),
-        (_with(observations=np.zeros(3)), "transition 2: observations are no arrays by name"),
+        (_with(rewards="much"), "transition 2: rewards is not a number but a str"),
+        (_with(observations=np.zeros(3)), "transition 2: observations is not a dict of arrays"),
         (_with(next_observations={"state": np.zeros(3)}), "transition 2: next_observations has"),
-        (_with(actions=[1, 2]), "transition 2: actions is no array"),
+        (_with(actions=[1, 2]), "transition 2: actions is not an array"),
         (_with(actions=np.zeros(7)), r"actions is float64 \[7\], not float32 \[7\] \(step 2\)"),
         (_with(actions=np.zeros(6, np.float32)), r"actions is float32 \[6\], not float32 \[7\] \(step 2\)"),
         (_with(grasp_penalty=-0.02), r"grasp_penalty is missing \(step 0\)"),
@@ -183,10 +183,10 @@ def test_a_broken_transition_is_refused_with_file_field_and_place(
     assert "spoiled.pkl" in str(refusal.value)
 
 
-def test_a_broken_transition_costs_no_other_episode(tmp_path: Path) -> None:
+def test_an_invalid_transition_affects_no_other_episode(tmp_path: Path) -> None:
     transitions = [*run_of(3, first=0), *run_of(4, first=100), *run_of(2, first=200)]
     transitions[4]["masks"] = 0.5
-    entries = hil_serl.entries(dump(tmp_path / "a.pkl", transitions), "insert_ram")
+    entries = hil_serl.list_episodes(dump(tmp_path / "a.pkl", transitions), "insert_ram")
     lengths = []
     for entry in entries:
         try:
@@ -221,14 +221,14 @@ def test_files_that_hold_no_transitions_are_named(tmp_path: Path) -> None:
     for name, sentence in {
         "cut.pkl": "is not a readable pickle",
         "other.pkl": "is not a list of transitions",
-        "words.pkl": "transition 0 is no transition: str",
+        "words.pkl": "transition 0 is not a transition but a str",
         "nothing.pkl": "there is no file",
     }.items():
         with pytest.raises(DataError, match=sentence):
             load(tmp_path / name)
 
 
-def test_the_task_must_be_told(tmp_path: Path) -> None:
+def test_the_task_must_be_given(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.pkl", run_of(2, first=0))
-    with pytest.raises(DataError, match=r"does not say which task it shows\n.*--task NAME"):
-        hil_serl.entries(path, "")
+    with pytest.raises(DataError, match=r"does not contain the name of its task\n.*--task NAME"):
+        hil_serl.list_episodes(path, "")

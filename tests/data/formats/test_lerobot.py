@@ -18,22 +18,22 @@ from PIL import Image
 
 from nightshift.data.episode import Episode
 from nightshift.data.formats import REPEATED_FINAL, SUCCESS_ASSUMED, lerobot
-from nightshift.data.formats.lerobot import layout, pictures, stats
+from nightshift.data.formats.lerobot import images, layout, stats
 from nightshift.errors import DataError
 from tests.data import examples
 
 THEIRS = Path(__file__).parent / "written_by_lerobot_0_4_4.tar.xz"
-"""Two datasets of two episodes, 3 and 4 frames at 10 Hz, made with LeRobot's own API: with PNG, and with AV1 films."""
+"""Two datasets of two episodes, 3 and 4 frames at 10 Hz, made with LeRobot's own API: with PNG, and with AV1 videos."""
 
 
 def load(path: Path, task: str = "") -> list[Episode]:
-    return [entry.load() for entry in lerobot.entries(path, task)]
+    return [entry.load() for entry in lerobot.list_episodes(path, task)]
 
 
 def unusual(steps: int, seed: int) -> Episode:
     """Dtypes and shapes that are not everyday."""
     random = np.random.default_rng(seed)
-    made = examples.with_pictures(steps=steps, seed=seed)
+    made = examples.with_images(steps=steps, seed=seed)
     odd = {
         "grid": random.standard_normal((steps, 2, 3)),
         "depth": random.integers(0, 2**16, (steps, 4, 4, 1), np.uint16),
@@ -72,8 +72,8 @@ def test_unusual_dtypes_and_shapes_come_back_exactly(tmp_path: Path) -> None:
         examples.assert_same(back, episode)
 
 
-def test_frames_are_the_steps_at_which_somebody_acts(tmp_path: Path) -> None:
-    made = [examples.with_pictures(steps=4, seed=0), examples.with_pictures(steps=3, seed=1, success=False)]
+def test_frames_are_all_steps_but_the_last(tmp_path: Path) -> None:
+    made = [examples.with_images(steps=4, seed=0), examples.with_images(steps=3, seed=1, success=False)]
     lerobot.write(tmp_path / "new", made)
     found = columns(tmp_path / "new")
     np.testing.assert_array_equal(found["action"], np.concatenate([episode.actions[:-1] for episode in made]))
@@ -84,12 +84,12 @@ def test_frames_are_the_steps_at_which_somebody_acts(tmp_path: Path) -> None:
     assert found["next.success"] == [False, False, True, False, False]
     assert found["next.reward"] == [0, 0, 1, 0, 1]
     np.testing.assert_allclose(found["timestamp"], [0, 0.05, 0.1, 0, 0.05], rtol=1e-6)
-    picture = pictures.from_file(found["observation.images.front"][4]["bytes"], "here")
-    np.testing.assert_array_equal(picture, made[1].observations["front"][1])
+    image = images.from_file(found["observation.images.front"][4]["bytes"], "here")
+    np.testing.assert_array_equal(image, made[1].observations["front"][1])
 
 
 def test_info_episodes_and_statistics_are_what_lerobot_expects(tmp_path: Path) -> None:
-    made = [examples.with_pictures(steps=4, seed=0), examples.with_pictures(steps=3, seed=1)]
+    made = [examples.with_images(steps=4, seed=0), examples.with_images(steps=3, seed=1)]
     lerobot.write(tmp_path / "new", made)
     info = json.loads((tmp_path / "new" / layout.INFO).read_text())
     assert (info["total_episodes"], info["total_frames"], info["total_tasks"], info["fps"]) == (2, 5, 1, 20)
@@ -106,33 +106,33 @@ def test_info_episodes_and_statistics_are_what_lerobot_expects(tmp_path: Path) -
     assert np.shape(found["observation.images.front"]["mean"]) == (3, 1, 1)
 
 
-def test_statistics_of_pictures_are_those_of_their_values() -> None:
+def test_statistics_of_images_are_those_of_their_values() -> None:
     frames = np.random.default_rng(0).integers(3, 250, (5, 6, 7, 3), np.uint8)
-    found = stats.of_pictures(frames)
+    found = stats.of_images(frames)
     values = frames.reshape(-1, 3) / 255
     for name in ("min", "max", "mean", "std"):
         np.testing.assert_allclose(found[name].reshape(3), getattr(values, name)(0), rtol=1e-9)
     np.testing.assert_allclose(found["q50"].reshape(3), np.quantile(values, 0.5, axis=0), atol=1 / 255)
 
 
-def test_pictures_are_read_as_they_are_in_the_file_or_not_at_all() -> None:
+def test_images_are_read_unchanged_or_rejected() -> None:
     depth = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
     grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    for picture in (depth, grey):
+    for image in (depth, grey):
         stream = io.BytesIO()
-        Image.fromarray(picture).save(stream, "PNG")
-        back = pictures.from_file(stream.getvalue(), "here")
-        assert back.dtype == picture.dtype
-        np.testing.assert_array_equal(back, picture[..., None])
+        Image.fromarray(image).save(stream, "PNG")
+        back = images.from_file(stream.getvalue(), "here")
+        assert back.dtype == image.dtype
+        np.testing.assert_array_equal(back, image[..., None])
     stream = io.BytesIO()
     Image.fromarray(grey).convert("P").save(stream, "PNG")
-    with pytest.raises(DataError, match="here is not a readable picture: it has a palette"):
-        pictures.from_file(stream.getvalue(), "here")
+    with pytest.raises(DataError, match="here is not a readable image: it has a palette"):
+        images.from_file(stream.getvalue(), "here")
 
 
-def test_films_keep_everything_but_the_exact_pictures(tmp_path: Path) -> None:
+def test_videos_keep_everything_but_the_exact_images(tmp_path: Path) -> None:
     made = [replace(episode, observations=_smooth(episode)) for episode in (examples.make(steps=9), examples.make())]
-    lerobot.write(tmp_path / "new", made, films=True)
+    lerobot.write(tmp_path / "new", made, videos=True)
     assert "observation.images.front" not in columns(tmp_path / "new")
     for back, episode in zip(load(tmp_path / "new"), made, strict=True):
         difference = np.abs(back.observations["front"].astype(int) - episode.observations["front"])
@@ -148,9 +148,9 @@ def _smooth(episode: Episode) -> dict[str, Any]:
     return {**episode.observations, "front": np.broadcast_to(levels[:, None, None, None], (len(levels), 32, 32, 3))}
 
 
-def test_films_of_odd_size_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"observation\.images\.front is 7x7: films need even sizes"):
-        lerobot.write(tmp_path / "new", [examples.with_pictures(size=7)], films=True)
+def test_videos_of_odd_size_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"observation\.images\.front is 7x7: videos need even sizes"):
+        lerobot.write(tmp_path / "new", [examples.with_images(size=7)], videos=True)
     assert not (tmp_path / "new").exists()
 
 
@@ -160,7 +160,7 @@ def test_episodes_that_differ_from_the_first_are_refused_and_nothing_is_left(tmp
         (replace(other, actions=other.actions.astype(np.float64)), "action of the episode lift_cube, init state 17"),
         (replace(other, metadata={"fps": 5}), "has 5 steps per second, those before it 20"),
         (replace(other, metadata={"fps": 12.5}), "fps is 12.5 in the metadata"),
-        (examples.make(steps=1), "nobody acts in the episode"),
+        (examples.make(steps=1), "init state 17 has no action"),
     ):
         with pytest.raises(DataError, match=sentence):
             lerobot.write(tmp_path / "new", [examples.make(), changed])
@@ -171,15 +171,15 @@ def test_episodes_that_differ_from_the_first_are_refused_and_nothing_is_left(tmp
 
 def test_large_datasets_are_spread_over_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "DATA_FILE_MB", 0.01)
-    made = [examples.with_pictures(seed=seed, steps=20) for seed in range(4)]
+    made = [examples.with_images(seed=seed, steps=20) for seed in range(4)]
     lerobot.write(tmp_path / "new", made)
     assert len(list((tmp_path / "new/data").rglob("*.parquet"))) > 1
     for back, episode in zip(load(tmp_path / "new"), made, strict=True):
         examples.assert_same(back, episode)
 
 
-def test_damage_to_a_dataset_of_ours_is_named(tmp_path: Path) -> None:
-    lerobot.write(tmp_path / "new", [examples.with_pictures()])
+def test_damage_to_our_export_is_reported(tmp_path: Path) -> None:
+    lerobot.write(tmp_path / "new", [examples.with_images()])
     for name in ("data/chunk-000/file-000.parquet", "nightshift/episode-000000.safetensors"):
         path = tmp_path / "new" / name
         whole = path.read_bytes()
@@ -217,7 +217,7 @@ def test_a_dataset_written_by_lerobot_is_read(theirs: Path, kind: str) -> None:
         assert (SUCCESS_ASSUMED in episode.metadata) == (kind == "theirs_films")
 
 
-def test_a_dataset_of_theirs_survives_a_round_trip_through_ours(theirs: Path, tmp_path: Path) -> None:
+def test_a_dataset_of_lerobot_survives_a_round_trip(theirs: Path, tmp_path: Path) -> None:
     made = load(theirs / "theirs_images", "push")
     lerobot.write(tmp_path / "again", made)
     assert json.loads((tmp_path / "again" / layout.INFO).read_text())["fps"] == 10
@@ -252,8 +252,8 @@ def test_datasets_of_version_2_1_are_read(tmp_path: Path) -> None:
         table |= {**counters, "episode_index": np.full(4, number)}
         pq.write_table(pa.table(table), root / f"data/chunk-000/episode_{number:06d}.parquet")
         levels = np.linspace(20, 200, 4).astype(np.uint8)[:, None, None, None]
-        film = root / f"videos/chunk-000/observation.images.top/episode_{number:06d}.mp4"
-        pictures.write_film(film, np.broadcast_to(levels, (4, 32, 32, 3)), 10)
+        video = root / f"videos/chunk-000/observation.images.top/episode_{number:06d}.mp4"
+        images.write_video(video, np.broadcast_to(levels, (4, 32, 32, 3)), 10)
     first, second = load(root)
     np.testing.assert_array_equal(second.actions[:-1] - first.actions[:-1], np.ones((4, 2)))
     assert np.abs(second.observations["top"][:-1, 0, 0, 0].astype(int) - [20, 80, 140, 200]).max() < 8
@@ -271,29 +271,29 @@ def test_what_is_no_dataset_or_names_files_elsewhere_is_refused(theirs: Path, tm
         archive.extractall(tmp_path, filter="data")
     root = tmp_path / "theirs_films"
     _edit(root, data_path="../../secret.parquet")
-    with pytest.raises(DataError, match=r"refused: it names \.\./\.\./secret\.parquet, which lies outside"):
+    with pytest.raises(DataError, match=r"refused: it refers to \.\./\.\./secret\.parquet, which is outside"):
         load(root)
     _edit(root, codebase_version="v1.6")
     with pytest.raises(DataError, match=r"of version v1\.6, not v3\.0 or v2\.1"):
         load(root)
     (root / layout.INFO).write_text("{")
-    with pytest.raises(DataError, match="meta is damaged or laid out in another way"):
+    with pytest.raises(DataError, match="meta is damaged or has another layout"):
         load(root)
 
 
 @pytest.mark.parametrize("kind", ["theirs_images", "theirs_films"])
-def test_damage_to_a_dataset_of_theirs_is_a_sentence_or_an_episode_never_a_crash(tmp_path: Path, kind: str) -> None:
+def test_damage_to_a_dataset_of_lerobot_gives_a_data_error_or_an_episode(tmp_path: Path, kind: str) -> None:
     with tarfile.open(THEIRS) as archive:
         archive.extractall(tmp_path, filter="data")
     victims = sorted(path for path in (tmp_path / kind).rglob("*") if path.suffix in (".parquet", ".mp4"))
-    places = random.Random(1)
+    locations = random.Random(1)
     refused = 0
     for trial in range(80):
         victim = victims[trial % len(victims)]
         whole = victim.read_bytes()
         damaged = bytearray(whole)
-        damaged[places.randrange(len(damaged))] ^= 1 << places.randrange(8)
-        victim.write_bytes(damaged if trial % 3 else whole[: places.randrange(len(whole))])
+        damaged[locations.randrange(len(damaged))] ^= 1 << locations.randrange(8)
+        victim.write_bytes(damaged if trial % 3 else whole[: locations.randrange(len(whole))])
         try:
             load(tmp_path / kind)
         except DataError as error:

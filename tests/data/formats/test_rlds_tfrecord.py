@@ -14,12 +14,20 @@ from hypothesis.extra import numpy as hnp
 
 from nightshift.data import rlds
 from nightshift.data.episode import Episode
-from nightshift.data.formats import REPEATED_FINAL, Entry, reader, rlds_tfrecord, tf_example, tfds_features, tfrecord
-from nightshift.data.formats.rlds_tfrecord import FEATURES, INFO, entries, write
-from nightshift.data.shelf import Shelf
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.data.formats import (
+    REPEATED_FINAL,
+    EpisodeRef,
+    reader,
+    rlds_tfrecord,
+    tf_example,
+    tfds_features,
+    tfrecord,
+)
+from nightshift.data.formats.rlds_tfrecord import FEATURES, INFO, list_episodes, write
 from nightshift.data.tensors import DTYPES
 from nightshift.errors import DataError
-from tests.data.examples import assert_same, episodes, make, with_pictures
+from tests.data.examples import assert_same, episodes, make, with_images
 
 TINY_ARM = Path(__file__).parent / "files" / "tiny_arm"
 """Written by tensorflow-datasets 4.9.10: three episodes to train with and one in "val", every kind of feature."""
@@ -54,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_dataset_written_by_tfds_has_the_values_that_tfds_reads() -> None:
-    read = [rlds.to_fields(entry.load()) for entry in entries(TINY_ARM, "")]
+    read = [rlds.to_fields(entry.load()) for entry in list_episodes(TINY_ARM, "")]
     found = {}
     for name in READ_BY_TFDS:
         digest = hashlib.sha256()
@@ -66,7 +74,7 @@ def test_a_dataset_written_by_tfds_has_the_values_that_tfds_reads() -> None:
 
 
 def test_a_dataset_written_by_tfds_says_where_its_episodes_come_from() -> None:
-    read = [entry.load() for entry in reader("rlds").entries(TINY_ARM, "")]
+    read = [entry.load() for entry in reader("rlds").list_episodes(TINY_ARM, "")]
     assert [e.provenance.language for e in read] == [f"open drawer {n}" for n in (0, 2, 1, 3)]
     assert [e.provenance.split for e in read] == ["train", "train", "train", "eval"]
     assert [(e.terminated, e.truncated) for e in read] == [(True, False), (False, True), (True, False), (True, False)]
@@ -79,7 +87,7 @@ def test_a_dataset_written_by_tfds_says_where_its_episodes_come_from() -> None:
         "weights": [0.0, 0.5],
         "steps/note": ["step 0", "step 1", "step 2"],
     }
-    assert entries(TINY_ARM, "open")[0].load().provenance.task == "open"
+    assert list_episodes(TINY_ARM, "open")[0].load().provenance.task == "open"
 
 
 @short
@@ -89,7 +97,7 @@ def test_ours_to_rlds_and_back_is_exact(
 ) -> None:
     path = tmp_path_factory.mktemp("d") / "dataset"
     write(path, iter(some), shard_bytes=shard)
-    for entry, episode in zip(entries(path, ""), some, strict=True):
+    for entry, episode in zip(list_episodes(path, ""), some, strict=True):
         assert_same(entry.load(), episode)
 
 
@@ -104,26 +112,26 @@ def test_arrays_of_any_kind_and_shape_come_back(
     scalar = data.draw(hnp.arrays(dtype, 3, elements=values))
     episode = make(steps=3, extras={"any/array": extra, "scalar": scalar}, rewards=np.array([0.1, 0.2, 0.3]))
     write(path, [episode])
-    assert_same(entries(path, "")[0].load(), episode)
+    assert_same(list_episodes(path, "")[0].load(), episode)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_pictures_are_lossless_whatever_their_channels(folder: Path, channels: int) -> None:
+def test_images_are_lossless_for_any_number_of_channels(folder: Path, channels: int) -> None:
     seen = np.random.default_rng(0).integers(0, 256, (6, 7, 5, channels), np.uint8)
     write(folder, [make(observations={"camera": seen})])
-    np.testing.assert_array_equal(entries(folder, "")[0].load().observations["camera"], seen)
+    np.testing.assert_array_equal(list_episodes(folder, "")[0].load().observations["camera"], seen)
     kind = json.loads((folder / FEATURES).read_text())["featuresDict"]["features"]["steps"]["sequence"]["feature"]
     declared = kind["featuresDict"]["features"]["observation"]["featuresDict"]["features"]["camera"]
     assert ("image" in declared) == (channels != 4)
 
 
-def test_shards_are_cut_by_size_and_keys_say_where_an_episode_lies(folder: Path) -> None:
+def test_shards_are_limited_in_size_and_keys_locate_episodes(folder: Path) -> None:
     some = [make(seed=seed) for seed in range(5)]
     write(folder, some, shard_bytes=4000)
     assert sorted(path.name for path in folder.glob("*tfrecord*")) == [
         f"nightshift_episodes-train.tfrecord-{shard:05d}-of-00003" for shard in range(3)
     ]
-    keys = [entry.key for entry in entries(folder, "")]
+    keys = [entry.key for entry in list_episodes(folder, "")]
     assert keys == [
         "train-00000-000000",
         "train-00000-000001",
@@ -131,25 +139,25 @@ def test_shards_are_cut_by_size_and_keys_say_where_an_episode_lies(folder: Path)
         "train-00001-000001",
         "train-00002-000000",
     ]
-    assert keys == [entry.key for entry in entries(folder, "")]
-    shelf = Shelf(folder.parent / "shelf")
-    for entry, episode in zip(entries(folder, ""), some, strict=True):
-        shelf.put(entry.key, entry.load())
-        assert_same(shelf.get(entry.key), episode)
+    assert keys == [entry.key for entry in list_episodes(folder, "")]
+    store = EpisodeStore(folder.parent / "store")
+    for entry, episode in zip(list_episodes(folder, ""), some, strict=True):
+        store.put(entry.key, entry.load())
+        assert_same(store.get(entry.key), episode)
 
 
 def test_episodes_to_evaluate_with_are_a_split_of_their_own(folder: Path) -> None:
     kept = make(seed=1)
     hidden = make(seed=2, provenance=replace(kept.provenance, split="eval"))
     write(folder, [hidden, kept])
-    assert sorted(entry.key for entry in entries(folder, "")) == ["eval-00000-000000", "train-00000-000000"]
-    for entry in entries(folder, ""):
+    assert sorted(entry.key for entry in list_episodes(folder, "")) == ["eval-00000-000000", "train-00000-000000"]
+    for entry in list_episodes(folder, ""):
         assert_same(entry.load(), hidden if entry.key.startswith("eval") else kept)
 
 
 def test_the_same_episodes_give_the_same_bytes(folder: Path) -> None:
-    write(folder / "a", [with_pictures()])
-    write(folder / "b", [with_pictures()])
+    write(folder / "a", [with_images()])
+    write(folder / "b", [with_images()])
     for path in (folder / "a").iterdir():
         assert path.read_bytes() == (folder / "b" / path.name).read_bytes()
 
@@ -163,7 +171,7 @@ def test_a_write_that_fails_leaves_what_was_there(folder: Path) -> None:
 
     with pytest.raises(RuntimeError, match="the source is gone"):
         write(folder, failing())
-    assert_same(entries(folder, "")[0].load(), make(seed=1))
+    assert_same(list_episodes(folder, "")[0].load(), make(seed=1))
     assert [path.name for path in folder.parent.iterdir()] == ["dataset"]
 
 
@@ -188,7 +196,7 @@ def one_small(folder: Path) -> tuple[Path, bytes]:
 
 
 def all_of(folder: Path) -> list[Episode]:
-    return [entry.load() for entry in entries(folder, "")]
+    return [entry.load() for entry in list_episodes(folder, "")]
 
 
 def test_a_shard_that_is_cut_at_any_place_is_refused_while_listing(folder: Path) -> None:
@@ -196,7 +204,7 @@ def test_a_shard_that_is_cut_at_any_place_is_refused_while_listing(folder: Path)
     for size in range(len(whole)):
         shard.write_bytes(whole[:size])
         with pytest.raises(DataError, match=rf"{shard.name} (ends inside record|holds \d episodes)"):
-            entries(folder, "")
+            list_episodes(folder, "")
 
 
 def test_a_flipped_bit_in_any_byte_is_refused(folder: Path) -> None:
@@ -210,14 +218,14 @@ def test_a_flipped_bit_in_any_byte_is_refused(folder: Path) -> None:
 
 
 def test_listing_reads_no_record(folder: Path) -> None:
-    some = [with_pictures(seed=seed) for seed in range(3)]
+    some = [with_images(seed=seed) for seed in range(3)]
     write(folder, some)
     (shard,) = folder.glob("*.tfrecord-*")
     second = tfrecord.scan(shard)[1]
     content = bytearray(shard.read_bytes())
     content[second.offset : second.offset + second.length] = bytes(second.length)
     shard.write_bytes(content)
-    listed = entries(folder, "")
+    listed = list_episodes(folder, "")
     assert_same(listed[2].load(), some[2])
     with pytest.raises(DataError, match="record 1 is damaged"):
         listed[1].load()
@@ -229,10 +237,10 @@ def test_a_missing_shard_and_a_wrong_count_are_named(folder: Path) -> None:
     info["splits"][0]["shardLengths"][2] = "2"
     (folder / INFO).write_text(json.dumps(info))
     with pytest.raises(DataError, match=r"00002-of-00003 holds 1 episodes; dataset_info.json says 2"):
-        entries(folder, "")
+        list_episodes(folder, "")
     next(folder.glob("*00001-of-00003")).unlink()
     with pytest.raises(DataError, match="00001-of-00003 cannot be read"):
-        entries(folder, "")
+        list_episodes(folder, "")
 
 
 @pytest.mark.parametrize(
@@ -252,19 +260,19 @@ def test_a_wrong_description_is_refused(folder: Path, change: Any, sentence: str
     write(folder, [make()])
     (folder / INFO).write_text(json.dumps({**json.loads((folder / INFO).read_text()), **change}))
     with pytest.raises(DataError, match=sentence):
-        entries(folder, "")
+        list_episodes(folder, "")
 
 
 def test_a_folder_that_is_no_dataset_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match=r"dataset_info.json cannot be read(.|\n)*give the folder of one version"):
-        entries(folder, "")
+        list_episodes(folder, "")
     write(folder, [make()])
     for name in (INFO, FEATURES):
         before = (folder / name).read_text()
         for content in ("{", "[]", "{}", '"text"', "[" * 100_000):
             (folder / name).write_text(content)
             with pytest.raises(DataError, match=name):
-                entries(folder, "")
+                list_episodes(folder, "")
         (folder / name).write_text(before)
 
 
@@ -286,11 +294,11 @@ def leaf(kind: str, **content: Any) -> dict[str, Any]:
         ("is_last", None, "steps have no is_last"),
         ("new", leaf("Tensor", dtype="float32"), "steps/new is missing, though features.json declares it"),
         ("reward", leaf("Tensor", dtype="int32"), "steps/reward holds float32, but int32 is declared"),
-        ("policy_version", leaf("Tensor", dtype="uint8"), "holds numbers that are no uint8"),
+        ("policy_version", leaf("Tensor", dtype="uint8"), "holds numbers that do not fit into uint8"),
         ("action", leaf("Tensor", dtype="float32", shape={"dimensions": ["3"]}), r"has 42 numbers, not 6 times \[3\]"),
         ("reward", leaf("Tensor", dtype="float64", encoding="bytes"), "steps/reward holds numbers, not strings"),
         ("language_instruction", leaf("Tensor", dtype="int64"), "steps/language_instruction holds strings"),
-        ("language_instruction", leaf("Image"), "holds a picture that cannot be read"),
+        ("language_instruction", leaf("Image"), "holds an image that cannot be decoded"),
         ("language_instruction", leaf("Scalar", dtype="int16", encoding="zlib"), "zlib cannot read"),
         ("language_instruction", leaf("Scalar", dtype="int16", encoding="bytes"), "a value of 13 bytes, not of 2"),
     ],
@@ -315,17 +323,17 @@ def test_a_record_that_is_no_example_is_named(folder: Path) -> None:
         (b"", "record 1: steps/is_first is missing"),
         (tf_example.encode({**tf_example.decode(sound), "steps/is_first": np.zeros(0, np.int64)}), "without steps"),
         (tf_example.encode({**tf_example.decode(sound), rlds_tfrecord._HEADER: [b"{}"]}), "as Nightshift writes it"),
-        (tf_example.encode({**tf_example.decode(sound), rlds_tfrecord._HEADER: [b"\xff"]}), "bytes that are no text"),
+        (tf_example.encode({**tf_example.decode(sound), rlds_tfrecord._HEADER: [b"\xff"]}), "bytes that are not UTF-8"),
     ):
-        shard.write_bytes(tfrecord.framed(sound) + tfrecord.framed(record))
-        first, second = entries(folder, "")
+        shard.write_bytes(tfrecord.frame_record(sound) + tfrecord.frame_record(record))
+        first, second = list_episodes(folder, "")
         first.load()
         with pytest.raises(DataError, match=sentence):
             second.load()
 
 
-def foreign(folder: Path, steps: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> Entry:
-    """One episode of somebody else's."""
+def external(folder: Path, steps: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> EpisodeRef:
+    """An episode of an external dataset."""
     values = {"steps": dict(steps), "about": dict(about or {})}
     features = {
         part: {n: tfds_features.TEXT if isinstance(v, list) else tfds_features.feature_of(v) for n, v in given.items()}
@@ -340,8 +348,8 @@ def foreign(folder: Path, steps: Mapping[str, Any], about: Mapping[str, Any] | N
     encoded = {f"steps/{n}": tfds_features.encode(features["steps"][n], v) for n, v in steps.items()}
     encoded |= {n: tfds_features.encode(features["about"][n], v) for n, v in values["about"].items()}
     shard = folder / "theirs-train.tfrecord-00000-of-00001"
-    shard.write_bytes(tfrecord.framed(tf_example.encode(encoded)))
-    (entry,) = entries(folder, "push")
+    shard.write_bytes(tfrecord.frame_record(tf_example.encode(encoded)))
+    (entry,) = list_episodes(folder, "push")
     return entry
 
 
@@ -359,7 +367,7 @@ def three(**changes: Any) -> dict[str, Any]:
 
 
 def test_steps_without_reward_discount_and_end_are_filled_and_metadata_says_so(folder: Path) -> None:
-    read = foreign(folder, three(reward=None, discount=None, is_terminal=None)).load()
+    read = external(folder, three(reward=None, discount=None, is_terminal=None)).load()
     assert read.metadata == {"not_in_source": ["reward", "discount", "is_terminal"]}
     assert read.rewards.tolist() == [0, 0, 0]
     assert read.discounts.tolist() == [1, 1, 1]
@@ -368,7 +376,7 @@ def test_steps_without_reward_discount_and_end_are_filled_and_metadata_says_so(f
 
 
 def test_a_source_that_rewards_its_last_step_gets_a_step_after_it(folder: Path) -> None:
-    read = foreign(folder, three(reward=np.array([0, 0, 1], np.float32))).load()
+    read = external(folder, three(reward=np.array([0, 0, 1], np.float32))).load()
     assert read.metadata == {REPEATED_FINAL: True}
     assert read.observations["observation"].tolist() == [[0], [1], [2], [2]]
     assert read.rewards.tolist() == [0, 0, 1, 0]
@@ -383,26 +391,26 @@ def test_an_action_in_parts_is_its_floats_in_the_order_of_their_names(folder: Pa
         "action/grip": np.full(3, 1, np.float32),
         "action/stop": np.full((3, 1), 7, np.int32),
     }
-    read = foreign(folder, three(action=None, **parts)).load()
+    read = external(folder, three(action=None, **parts)).load()
     assert read.actions.tolist() == [[1, 2, 2]] * 3
     assert read.extras["action/stop"].tolist() == [[7]] * 3
 
 
 def test_parts_of_an_action_that_do_not_fit_together_are_refused(folder: Path) -> None:
     parts = {"action/a": np.zeros((3, 2), np.float32), "action/b": np.zeros((3, 2))}
-    with pytest.raises(DataError, match="do not fit together: action/a is float32, action/b is float64"):
-        foreign(folder, three(action=None, **parts)).load()
+    with pytest.raises(DataError, match="have different dtypes: action/a is float32, action/b is float64"):
+        external(folder, three(action=None, **parts)).load()
 
 
 def test_a_discrete_action_has_one_dimension_and_a_reward_none(folder: Path) -> None:
-    read = foreign(folder, three(action=np.array([1, 2, 0]), reward=np.array([[0], [1], [0]], np.float32))).load()
+    read = external(folder, three(action=np.array([1, 2, 0]), reward=np.array([[0], [1], [0]], np.float32))).load()
     assert read.actions.tolist() == [[1], [2], [0]]
     assert read.rewards.shape == (3,)
-    Shelf(folder.parent / "shelf").put("a", read)
+    EpisodeStore(folder.parent / "store").put("a", read)
 
 
-def test_what_others_call_by_our_names_is_theirs(folder: Path) -> None:
-    read = foreign(folder, three(intervention=np.array([1, 0, 0]), policy_action=np.zeros((3, 9)))).load()
+def test_external_fields_with_our_names_become_extras(folder: Path) -> None:
+    read = external(folder, three(intervention=np.array([1, 0, 0]), policy_action=np.zeros((3, 9)))).load()
     assert set(read.extras) == {"intervention", "policy_action"}
     assert not read.interventions.any()
     np.testing.assert_array_equal(read.policy_actions, read.actions)
@@ -410,38 +418,38 @@ def test_what_others_call_by_our_names_is_theirs(folder: Path) -> None:
 
 def test_texts_that_change_are_kept_step_by_step_and_the_first_steady_instruction_is_the_language(folder: Path) -> None:
     texts = {"language_instruction": ["a", "b", "b"], "observation/natural_language_instruction": ["c", "c", "c"]}
-    read = foreign(folder, three(observation=None, **texts), {"episode_metadata/success": np.array([False])}).load()
+    read = external(folder, three(observation=None, **texts), {"episode_metadata/success": np.array([False])}).load()
     assert read.provenance.language == "c"
     assert read.provenance.task == "push"
     assert read.metadata == {"steps/language_instruction": ["a", "b", "b"], "success": False}
     assert not read.success
 
 
-def test_without_a_steady_instruction_the_task_must_be_named(folder: Path) -> None:
-    foreign(folder / "never", three())
+def test_without_a_constant_instruction_the_task_must_be_given(folder: Path) -> None:
+    external(folder / "never", three())
     with pytest.raises(DataError, match=r"features.json declares no language instruction(.|\n)*name the task"):
-        entries(folder / "never", "")
-    foreign(folder / "changing", three(language_instruction=["a", "b", "b"]))
+        list_episodes(folder / "never", "")
+    external(folder / "changing", three(language_instruction=["a", "b", "b"]))
     with pytest.raises(DataError, match=r"record 0 has no language instruction(.|\n)*name the task"):
         all_of(folder / "changing")
 
 
-def test_foreign_steps_that_break_a_rule_are_named(folder: Path) -> None:
-    entry = foreign(folder, three(is_last=np.array([False, True, False])))
+def test_invalid_external_steps_are_reported(folder: Path) -> None:
+    entry = external(folder, three(is_last=np.array([False, True, False])))
     with pytest.raises(DataError, match=r"00001, record 0, step 2: it is terminal"):
         entry.load()
 
 
-def test_pictures_of_several_sizes_are_refused(folder: Path) -> None:
+def test_images_of_several_sizes_are_rejected(folder: Path) -> None:
     shutil.copytree(TINY_ARM, folder)
     shard = folder / "tiny_arm-val.tfrecord-00000-of-00001"
     features = tf_example.decode(tfrecord.read(tfrecord.scan(shard)[0]))
     big, small = features["steps/observation/wrist"][0], features["steps/observation/image"][0]
-    for pictures, sentence in (
-        ([big, small], r"wrist holds pictures of several sizes: \[8, 6, 3\], \[16, 16, 3\]"),
-        ([big, b"GIF89a"], "wrist holds a picture that cannot be read"),
-        ([big, features["steps/observation/range16"][0]], "wrist holds a picture of uint16"),
+    for images, sentence in (
+        ([big, small], r"wrist holds images of several sizes: \[8, 6, 3\], \[16, 16, 3\]"),
+        ([big, b"GIF89a"], "wrist holds an image that cannot be decoded"),
+        ([big, features["steps/observation/range16"][0]], "wrist holds an image of uint16"),
     ):
-        shard.write_bytes(tfrecord.framed(tf_example.encode({**features, "steps/observation/wrist": pictures})))
+        shard.write_bytes(tfrecord.frame_record(tf_example.encode({**features, "steps/observation/wrist": images})))
         with pytest.raises(DataError, match=sentence):
-            entries(folder, "")[-1].load()
+            list_episodes(folder, "")[-1].load()

@@ -11,13 +11,13 @@ RECORDS = [b"", b"one", b"x" * 40]
 
 
 def written(path: Path, records: list[bytes]) -> Path:
-    path.write_bytes(b"".join(map(tfrecord.framed, records)))
+    path.write_bytes(b"".join(map(tfrecord.frame_record, records)))
     return path
 
 
 def test_the_frame_is_the_one_that_tensorflow_writes() -> None:
     # tf.io.TFRecordWriter (tensorflow 2.15.1) of b"hello"
-    assert tfrecord.framed(b"hello").hex() == "0500000000000000eab2043e68656c6c6fbb1f1c19"
+    assert tfrecord.frame_record(b"hello").hex() == "0500000000000000eab2043e68656c6c6fbb1f1c19"
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
@@ -36,7 +36,7 @@ def test_a_file_that_is_cut_anywhere_but_between_records_is_refused_by_record_nu
         if size in (0, *ends):
             assert len(tfrecord.scan(torn)) == complete
         else:
-            with pytest.raises(DataError, match=f"torn ends inside record {complete}, .* was cut off"):
+            with pytest.raises(DataError, match=f"torn ends inside record {complete}, .* is truncated"):
                 tfrecord.scan(torn)
 
 

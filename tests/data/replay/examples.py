@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nightshift.data.replay import TrajectoryBatch
 
 Steps = list[list[tuple[int, int, str]]]
-"""By row and lane: episode, step, and how the step ended: "", "terminated" or "truncated"."""
+"""By row and env: episode, step, and how the step ended: "", "terminated" or "truncated"."""
 
 
 def frame(uid: int, episode: Any, t: Any) -> dict[str, NDArray[Any]]:
@@ -38,27 +38,27 @@ def build(uid: int, steps: Steps) -> TrajectoryBatch:
         "forward_inputs": {"tokens": (episode * 100 + t)[..., None].astype(np.int32)},
         "max_episode_length": int(t.max()) + 1,
     }
-    return TrajectoryBatch.of_observations(frame(uid, episode, t), frame(uid, episode, t + 1), episode, t, columns)
+    return TrajectoryBatch.from_observations(frame(uid, episode, t), frame(uid, episode, t + 1), episode, t, columns)
 
 
-def plain(uid: int, length: int = 4, lanes: int = 2) -> TrajectoryBatch:
-    """One episode per lane, cut off at the end."""
-    return build(uid, [[(lane, t, "") for lane in range(lanes)] for t in range(length)])
+def plain(uid: int, length: int = 4, envs: int = 2) -> TrajectoryBatch:
+    """One episode per env, cut off at the end."""
+    return build(uid, [[(env, t, "") for env in range(envs)] for t in range(length)])
 
 
 @st.composite
 def trajectories(draw: st.DrawFn, uid: int, most_steps: int = 10) -> TrajectoryBatch:
     """Lanes with several episodes, gaps, ends of both kinds, and rows turned round as in a ring that wrapped."""
     length = draw(st.integers(1, most_steps))
-    lanes = draw(st.integers(1, 3))
-    columns = [draw(_lane(lane, length)) for lane in range(lanes)]
+    envs = draw(st.integers(1, 3))
+    columns = [draw(_env_rows(env, length)) for env in range(envs)]
     return build(uid, [list(row) for row in zip(*columns, strict=True)])
 
 
 @st.composite
-def _lane(draw: st.DrawFn, lane: int, length: int) -> list[tuple[int, int, str]]:
+def _env_rows(draw: st.DrawFn, env: int, length: int) -> list[tuple[int, int, str]]:
     rows: list[tuple[int, int, str]] = []
-    episode, t = lane * 40, draw(st.integers(0, 2))
+    episode, t = env * 40, draw(st.integers(0, 2))
     for _ in range(length):
         happens = draw(st.sampled_from(["goes on", "goes on", "goes on", "gap", "terminated", "truncated", "cut"]))
         is_end = happens in ("terminated", "truncated")

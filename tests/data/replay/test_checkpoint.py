@@ -37,7 +37,7 @@ def uids(replay: TrajectoryReplay) -> list[int]:
 @pytest.mark.parametrize("target", PLACES)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("drawn", [0, 3])
-def test_draws_after_a_load_equal_draws_that_were_never_interrupted(
+def test_samples_after_a_load_equal_those_of_an_uninterrupted_run(
     where: str, target: str, drawn: int, tmp_path: Path
 ) -> None:
     """Whether or not anything was ever sampled, evicted, or lies outside the window."""
@@ -50,7 +50,7 @@ def test_draws_after_a_load_equal_draws_that_were_never_interrupted(
     loaded.load_checkpoint(tmp_path / "checkpoint")
     assert (len(loaded), loaded.total_samples) == (4, 32)
     for _ in range(3):
-        left, right = replay.sample(16, stack=2), loaded.sample(16, stack=2)
+        left, right = replay.sample(16, frame_stack=2), loaded.sample(16, frame_stack=2)
         assert left["versions"].tolist() == right["versions"].tolist()
         assert np.array_equal(left["next_obs"]["image"], right["next_obs"]["image"])
     assert replay.add_trajectories([plain(9)]) == loaded.add_trajectories([plain(9)]) == [6]
@@ -114,7 +114,7 @@ def test_a_rank_without_distribution_is_not_ignored(tmp_path: Path) -> None:
             replay.load_checkpoint(tmp_path / "c", local_rank=rank, world_size=world_size)
 
 
-def test_ranks_draw_differently_and_each_the_same_after_every_load(tmp_path: Path) -> None:
+def test_ranks_sample_differently_and_each_repeats_after_every_load(tmp_path: Path) -> None:
     replay = TrajectoryReplay()
     replay.add_trajectories([plain(uid, length=50) for uid in range(4)])
     replay.save_checkpoint(tmp_path / "c")
@@ -126,7 +126,7 @@ def test_ranks_draw_differently_and_each_the_same_after_every_load(tmp_path: Pat
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_no_more_are_loaded_than_there_is_room_for(where: str, tmp_path: Path) -> None:
+def test_a_load_keeps_to_the_capacity(where: str, tmp_path: Path) -> None:
     with TrajectoryReplay() as saved:
         saved.add_trajectories([plain(uid) for uid in range(5)])
         saved.save_checkpoint(tmp_path / "c")
@@ -182,16 +182,16 @@ def test_a_checkpoint_takes_the_place_of_nothing_but_a_checkpoint(where: str, tm
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with buffer(where, tmp_path / "around" / "live") as replay, buffer("disk", tmp_path / "foreign") as foreign:
-        for some in (replay, foreign):
+    with buffer(where, tmp_path / "around" / "live") as replay, buffer("disk", tmp_path / "external") as external:
+        for some in (replay, external):
             some.add_trajectories([plain(0)])
             some.flush()
-        for place in (mine, mine / "thesis.txt", tmp_path / "foreign"):
+        for place in (mine, mine / "thesis.txt", tmp_path / "external"):
             with pytest.raises(DataError, match="is not a replay checkpoint"):
                 replay.save_checkpoint(place)
         if where == "disk":
             for place in (tmp_path / "around" / "live", tmp_path / "around"):
-                with pytest.raises(DataError, match="saves by itself"):
+                with pytest.raises(DataError, match="the auto_save_path of this buffer"):
                     replay.save_checkpoint(place)
         (tmp_path / "empty").mkdir()
         replay.save_checkpoint(tmp_path / "empty")
@@ -247,7 +247,7 @@ def test_a_buffer_outlives_the_checkpoint_it_was_loaded_from(where: str, tmp_pat
         assert uids(loaded) == [0, 1, 2]
 
 
-def test_a_folder_can_be_taken_up_again_where_a_buffer_left_it(tmp_path: Path) -> None:
+def test_a_closed_folder_can_be_loaded_by_another_buffer(tmp_path: Path) -> None:
     with buffer("disk", tmp_path / "live") as replay:
         replay.add_trajectories([plain(uid) for uid in range(3)])
     with buffer("disk", tmp_path / "live") as again:
@@ -256,7 +256,7 @@ def test_a_folder_can_be_taken_up_again_where_a_buffer_left_it(tmp_path: Path) -
         again.load_checkpoint(tmp_path / "live")
         again.add_trajectories([plain(9)])
         assert uids(again) == [0, 1, 2, 9]
-    with pytest.raises(DataError, match="saves by itself"):
+    with pytest.raises(DataError, match="the auto_save_path of this buffer"):
         again.save_checkpoint(tmp_path / "live")
 
 
@@ -272,7 +272,7 @@ def test_a_folder_belongs_to_one_buffer_at_a_time(tmp_path: Path) -> None:
         assert uids(again) == [0, 1]
 
 
-def test_a_folder_is_free_once_its_buffer_is_forgotten(tmp_path: Path) -> None:
+def test_a_folder_is_unlocked_when_its_buffer_is_garbage_collected(tmp_path: Path) -> None:
     buffer("disk", tmp_path / "live")
     gc.collect()
     buffer("disk", tmp_path / "live").close()
@@ -349,7 +349,7 @@ def no_room(most_bytes: int = 1000) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_no_room_for_a_checkpoint_leaves_the_old_one(where: str, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint(where: str, tmp_path: Path) -> None:
     with buffer(where, tmp_path / "live") as replay:
         replay.add_trajectories([plain(0)])
         replay.save_checkpoint(tmp_path / "c")
@@ -365,7 +365,7 @@ def test_no_room_for_a_checkpoint_leaves_the_old_one(where: str, tmp_path: Path)
         assert uids(loaded) == [0, 1]
 
 
-def test_a_folder_of_data_that_vanishes_is_named(tmp_path: Path) -> None:
+def test_a_deleted_file_is_reported(tmp_path: Path) -> None:
     replay = buffer("disk", tmp_path / "live", cache_size=1)
     replay.add_trajectories([plain(uid) for uid in range(4)])
     replay.flush()
@@ -429,7 +429,7 @@ def add_and_die(live: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("target", PLACES)
-def test_what_was_written_and_not_yet_listed_survives_a_kill(target: str, tmp_path: Path) -> None:
+def test_files_that_the_index_does_not_list_yet_survive_a_kill(target: str, tmp_path: Path) -> None:
     """From the hundredth on the index is not written for each of them; nobody flushed."""
     live, count = tmp_path / "live", 102
     os.waitpid(in_a_process(partial(add_and_die, live, count)), 0)
@@ -440,7 +440,7 @@ def test_what_was_written_and_not_yet_listed_survives_a_kill(target: str, tmp_pa
     assert len(list(live.glob("trajectory_*.safetensors"))) == count + (target == "disk")
 
 
-def test_what_was_dropped_does_not_come_back_after_a_kill(tmp_path: Path) -> None:
+def test_evicted_trajectories_do_not_come_back_after_a_kill(tmp_path: Path) -> None:
     live = tmp_path / "live"
     with buffer("disk", live) as replay:
         replay.add_trajectories([plain(0), plain(1)])
@@ -530,7 +530,7 @@ def test_after_a_load_other_fields_are_still_refused(where: str, tmp_path: Path)
         saved.save_checkpoint(tmp_path / "c")
     with buffer(where, tmp_path / "live") as replay:
         replay.load_checkpoint(tmp_path / "c")
-        with pytest.raises(DataError, match="versions of a trajectory is not there"):
+        with pytest.raises(DataError, match="versions of a trajectory is missing"):
             replay.add_trajectories([replace(plain(1), versions=None)])
         replay.clear()
         replay.add_trajectories([replace(plain(1), versions=None)])

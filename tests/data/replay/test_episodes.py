@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from nightshift.data import episode
 from nightshift.data.episode import Episode
-from nightshift.data.replay import TrajectoryReplay, of_episode
+from nightshift.data.replay import TrajectoryReplay, trajectory_from_episode
 from nightshift.errors import DataError
-from tests.data.examples import episodes, make, with_pictures
+from tests.data.examples import episodes, make, with_images
 
 
 @given(st.lists(episodes(min_steps=2), min_size=1, max_size=4), st.integers(0, 2**31))
 def test_every_sample_is_a_transition_of_its_episode(some: list[Episode], seed: int) -> None:
     replay = TrajectoryReplay(seed=seed)
-    replay.add_trajectories([of_episode(one, number) for number, one in enumerate(some)])
+    replay.add_trajectories([trajectory_from_episode(one, number) for number, one in enumerate(some)])
     assert replay.total_samples == sum(one.length - 1 for one in some)
     batch = replay.sample(20)
     for row in range(20):
@@ -31,15 +31,15 @@ def test_every_sample_is_a_transition_of_its_episode(some: list[Episode], seed: 
 
 
 def test_an_episode_that_lies_in_a_file_is_sampled_from_that_file(tmp_path: Path) -> None:
-    episode.save(with_pictures(), tmp_path / "a.safetensors")
+    episode.save(with_images(), tmp_path / "a.safetensors")
     loaded = episode.load(tmp_path / "a.safetensors")
     replay = TrajectoryReplay()
-    replay.add_trajectories([of_episode(loaded, 0)])
-    held = of_episode(loaded, 0).frames["front"]
+    replay.add_trajectories([trajectory_from_episode(loaded, 0)])
+    held = trajectory_from_episode(loaded, 0).frames["front"]
     assert np.shares_memory(held, loaded.observations["front"])
     np.testing.assert_array_equal(replay.sample(3)["curr_obs"]["front"].shape, (3, 8, 8, 3))
 
 
 def test_an_episode_without_a_transition_is_refused_by_name() -> None:
     with pytest.raises(DataError, match="lift_cube, init state 17 has one step"):
-        of_episode(make(steps=1), 0)
+        trajectory_from_episode(make(steps=1), 0)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.data.replay.gather import LINE, address, gather, gather_all, prefetch
+from nightshift.data.replay.gather import CACHE_LINE, address, gather, gather_all, prefetch
 
 
 @settings(deadline=None)
@@ -16,8 +16,8 @@ from nightshift.data.replay.gather import LINE, address, gather, gather_all, pre
 def test_rows_arrive_whole_wherever_they_lie(row_bytes: int, shift: int, rows: list[int]) -> None:
     """Large rows into aligned memory take another way than small ones or those that lie across lines."""
     stock = np.random.default_rng(0).integers(0, 256, (10, row_bytes), dtype=np.uint8)
-    room = np.zeros(len(rows) * row_bytes + 3 * LINE, np.uint8)
-    start = -address(room) % LINE + shift
+    room = np.zeros(len(rows) * row_bytes + 3 * CACHE_LINE, np.uint8)
+    start = -address(room) % CACHE_LINE + shift
     out = room[start : start + len(rows) * row_bytes].reshape(len(rows), row_bytes)
     sources = address(stock) + np.array(rows, np.int64) * row_bytes
     prefetch(sources, row_bytes)

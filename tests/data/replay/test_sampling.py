@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.data.mixer import Mixer
-from nightshift.data.replay import Batch, TrajectoryBatch, TrajectoryReplay
-from nightshift.data.replay.index import Entry, Index
+from nightshift.data.replay import TrajectoryBatch, TrajectoryReplay, TransitionBatch
+from nightshift.data.replay.index import TrajectoryEntry, TrajectoryIndex
 from nightshift.errors import DataError
 from tests.data.replay.examples import frame, plain, reward, trajectories
 
@@ -39,7 +39,7 @@ def _stack(
     uid: int, episode: int, t: int, held: dict[tuple[int, int, int], bool], view: dict[str, Any], led_to: bool = False
 ) -> list[int]:
     seen = [t + 1] if led_to else []
-    while len(seen) < view["stack"]:
+    while len(seen) < view["frame_stack"]:
         is_there = (uid, episode, t) in held
         seen.append(t if is_there else seen[-1])
         t -= is_there
@@ -47,7 +47,10 @@ def _stack(
 
 
 def check_batch(
-    batch: Batch, rows: list[tuple[int, int, int, bool]], held: dict[tuple[int, int, int], bool], view: dict[str, Any]
+    batch: TransitionBatch,
+    rows: list[tuple[int, int, int, bool]],
+    held: dict[tuple[int, int, int], bool],
+    view: dict[str, Any],
 ) -> None:
     for i, row in enumerate(rows):
         uid, episode, _, _ = row
@@ -55,7 +58,7 @@ def check_batch(
         for key, seen in (("curr_obs", saw), ("next_obs", led_to)):
             for name in ("state", "image"):
                 want = np.stack([frame(uid, episode, t)[name] for t in seen])
-                assert np.array_equal(batch[key][name][i], want if view["stack"] > 1 else want[0])
+                assert np.array_equal(batch[key][name][i], want if view["frame_stack"] > 1 else want[0])
         assert batch["rewards"][i] == pytest.approx(gain, rel=1e-5)
         assert batch["discounts"][i] == pytest.approx(view["discount"] ** steps)
         assert batch["mask"][i] == mask
@@ -69,13 +72,13 @@ def check_batch(
 def test_windows_stay_inside_their_episode(
     where: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Against a model that looks every step up by name: gaps, ends, lanes, wrap-around, windows, eviction, cache."""
+    """Against a model that looks every step up by name: gaps, ends, envs, wrap-around, windows, eviction, cache."""
     count = data.draw(st.integers(1, 5))
     stored = [data.draw(trajectories(uid)) for uid in range(count)]
     window, capacity = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 4))
     path = tmp_path_factory.mktemp("live") if where == "disk" else None
     view: dict[str, Any] = {
-        "stack": data.draw(st.integers(1, 4)),
+        "frame_stack": data.draw(st.integers(1, 4)),
         "n_step": data.draw(st.integers(1, 4)),
         "discount": 0.5,
     }
@@ -99,7 +102,7 @@ def test_windows_stay_inside_their_episode(
             check_batch(replay.sample(7, **view), [rows[i] for i in draws], held, view)
 
 
-def test_draws_are_the_golden_ones() -> None:
+def test_samples_equal_golden_values() -> None:
     replay = TrajectoryReplay()
     replay.add_trajectories([plain(uid=1), plain(uid=2)])
     rows = [row for uid in (1, 2) for row in rows_of(plain(uid), uid)]
@@ -109,18 +112,18 @@ def test_draws_are_the_golden_ones() -> None:
     )] == [15, 3, 6, 5, 12, 4]  # fmt: skip
 
 
-def test_more_samples_than_there_are_come_in_full() -> None:
+def test_a_batch_can_be_larger_than_the_buffer() -> None:
     replay = TrajectoryReplay()
     replay.add_trajectories([plain(uid=1)])
     assert len(replay.sample(1000)["actions"]) == 1000
 
 
-def test_an_empty_buffer_and_a_batch_of_nothing_are_errors() -> None:
+def test_an_empty_buffer_and_an_empty_batch_are_errors() -> None:
     replay = TrajectoryReplay()
     with pytest.raises(DataError, match="empty"):
         replay.sample(1)
     replay.add_trajectories([plain(uid=1)])
-    with pytest.raises(DataError, match="0 samples"):
+    with pytest.raises(DataError, match="num_chunks is 0"):
         replay.sample(0)
     with pytest.raises(DataError, match="needs a discount"):
         replay.sample(1, n_step=2)
@@ -144,10 +147,10 @@ def test_global_generators_are_left_alone(tmp_path: Path) -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40), newest=st.integers(0, 6), data=st.data())
-def test_the_index_finds_what_a_list_finds(sizes: list[int], newest: int, data: st.DataObject) -> None:
-    index, model = Index(), []
+def test_the_index_equals_a_linear_search(sizes: list[int], newest: int, data: st.DataObject) -> None:
+    index, model = TrajectoryIndex(), []
     for number, size in enumerate(sizes):
-        entry = Entry(
+        entry = TrajectoryEntry(
             trajectory_id=number, num_samples=size, shape=(size, 1), max_episode_length=0, model_weights_id=""
         )
         index.append(entry)
@@ -161,11 +164,13 @@ def test_the_index_finds_what_a_list_finds(sizes: list[int], newest: int, data: 
         assert list(zip(index.ids(positions).tolist(), local.tolist(), strict=True)) == rows
 
 
-def test_the_index_lets_go_of_what_was_evicted() -> None:
-    index = Index()
+def test_the_index_frees_evicted_entries() -> None:
+    index = TrajectoryIndex()
     for number in range(10_000):
         index.append(
-            Entry(trajectory_id=number, num_samples=2, shape=(2, 1), max_episode_length=0, model_weights_id="")
+            TrajectoryEntry(
+                trajectory_id=number, num_samples=2, shape=(2, 1), max_episode_length=0, model_weights_id=""
+            )
         )
         if len(index) > 10:
             index.pop_oldest()
@@ -183,7 +188,7 @@ def test_threads_that_add_and_sample_see_whole_trajectories(where: str, tmp_path
     def watch() -> None:
         try:
             while not done.is_set():
-                batch = replay.sample(32, stack=2, n_step=2, discount=0.9)
+                batch = replay.sample(32, frame_stack=2, n_step=2, discount=0.9)
                 for key in ("curr_obs", "next_obs"):
                     assert (batch[key]["state"][..., 0] == batch["versions"][:, None]).all()
                     assert (batch[key]["state"][..., 1] == batch["episode"][:, None]).all()
@@ -207,11 +212,11 @@ def test_threads_that_add_and_sample_see_whole_trajectories(where: str, tmp_path
 def test_a_mixer_draws_from_replays() -> None:
     online, demos = TrajectoryReplay(), TrajectoryReplay(seed=7)
     online.add_trajectories([plain(uid=1)])
-    view: dict[str, Any] = {"stack": 2, "n_step": 3, "discount": 0.9}
+    view: dict[str, Any] = {"frame_stack": 2, "n_step": 3, "discount": 0.9}
     mixer = Mixer({"online": online.source(**view), "demos": demos.source(**view)}, {"online": 0.5, "demos": 0.5})
     with pytest.raises(DataError, match="source demos is empty"):
         mixer.sample(8)
     demos.add_trajectories([plain(uid=2)])
-    batch = mixer.sample(8, slices=3)
+    batch = mixer.sample(8, num_batches=3)
     assert np.array_equal(batch["versions"], batch["source"] + 1)
     assert np.array_equal(batch["curr_obs"]["state"][:, :, 0], np.stack([batch["source"] + 1] * 2, axis=1))

@@ -1,7 +1,7 @@
 """Episodes in other projects' formats. A new format is one new module here and one line in `MODULES`.
 
-A format that can be read has `entries(path, task)`; one that can be written has `write(path, episodes)`. Reading never
-guesses: what a file does not say (the task, if it has none) is asked of the user.
+A format that can be read has `list_episodes(path, task)`; one that can be written has `write(path, episodes)`. Readers
+do not guess: if a file does not contain the task, the user has to name it.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ MODULES = {
 WRITABLE = ("lerobot", "rlds")
 
 REPEATED_FINAL = "final_observation_repeated"
-"""In an episode's metadata, as the others here: the source has no observation after its last action, so that the one
-before it stands in. Harmless where the episode terminated: nothing is bootstrapped from it."""
-MOVED = "observations_moved_to_the_next_action"
-"""The source shows what each action led to."""
+"""Metadata flag, as the following ones: the source has no observation after the last action, so the last observation is
+repeated. Harmless where the episode terminated, because nothing is bootstrapped from it."""
+OBSERVATIONS_SHIFTED = "observations_moved_to_the_next_action"
+"""The source stores the observation after each action, so observations were shifted to the next action."""
 SUCCESS_ASSUMED = "success_assumed"
-"""The source has no rewards: it is one of demonstrations, and whoever recorded them kept what worked."""
+"""The source has no rewards; its episodes count as successful demonstrations."""
 STARTS_MID_EPISODE = "starts_mid_episode"
-"""The transition before it in the source was not done and does not lead to it."""
+"""The previous transition in the source is not done, and its next observation is not the first of this episode."""
 ENDS_MID_EPISODE = "ends_mid_episode"
-"""Its last transition is not done."""
+"""The last transition of the episode is not done."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One episode of a source: a key that is the same every time it is listed, and how to load it."""
+class EpisodeRef:
+    """One episode of a source: a key that is stable between listings, and a function that loads it."""
 
     key: str
     load: Callable[[], Episode]
 
 
 class Reader(Protocol):
-    def entries(self, path: Path, task: str) -> Sequence[Entry]:
-        """The episodes of a file or folder, in order; `task` names theirs where the source does not ("" = it must)."""
+    def list_episodes(self, path: Path, task: str) -> Sequence[EpisodeRef]:
+        """The episodes of a file or folder, in order; `task` is used where the source has none ("": not given)."""
         ...
 
 
 class Writer(Protocol):
     def write(self, path: Path, episodes: Iterable[Episode]) -> None:
-        """A new folder at `path` with these episodes, complete or not there."""
+        """Write these episodes to a new folder at `path`, atomically."""
         ...
 
 
@@ -65,7 +65,7 @@ def writer(name: str) -> Writer:
 
 
 def _module(name: str, known: Sequence[str]) -> object:
-    """Imported when it is asked for: each brings a library of its own."""
+    """Imported on demand, because each format needs another library."""
     if name not in known:
-        raise DataError(f"there is no format {name!r} here", f"use one of {', '.join(known)}")
+        raise DataError(f"the format {name!r} is not supported", f"use one of {', '.join(known)}")
     return importlib.import_module(MODULES[name])

@@ -1,11 +1,11 @@
-"""RLDS in TFRecord files as TFDS lays them out, read and written without TensorFlow.
+"""Reads and writes RLDS as TFDS stores it, in TFRecord files, without TensorFlow.
 
 FOLDER/  dataset_info.json                              name, splits, episodes per shard
          features.json                                  the features of an episode and of its steps
-         NAME-SPLIT.tfrecord-00000-of-00002             one record per episode: its features, those of steps end to end
+         NAME-SPLIT.tfrecord-00000-of-00002             one record per episode; step features are concatenated
 
-What we write keeps everything of an episode: fields of ours that RLDS has no name for stand beside its own in the
-steps, and all that is no array is JSON in the episode's metadata. Reading it gives back the same episode.
+Writing is lossless: fields that RLDS does not define are additional step features, and everything that is not an array
+is JSON in the metadata of the episode. Reading such a dataset returns the same episodes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nightshift import files
 from nightshift.data import episode as episodes_
 from nightshift.data import rlds
 from nightshift.data.episode import Episode
-from nightshift.data.formats import Entry, rlds_foreign, tf_example, tfds_features, tfrecord
-from nightshift.data.formats.rlds_foreign import LANGUAGE, Read, Source
+from nightshift.data.formats import EpisodeRef, rlds_external, tf_example, tfds_features, tfrecord
+from nightshift.data.formats.rlds_external import LANGUAGE, DecodedRecord, TfdsSplit
 from nightshift.data.formats.tf_example import NotAnExample, Values
 from nightshift.data.formats.tfds_features import TEXT, BadFeature, Feature
 from nightshift.data.formats.tfrecord import Record
@@ -39,12 +39,12 @@ _STEPS = "steps/"
 _HEADER = "episode_metadata/nightshift"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _REMEDY = "give the folder of one version of a TFDS dataset, the one that holds dataset_info.json"
-_NOT_AS_TFDS_WRITES_IT = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The features of a dataset by path."""
+    """The features of a dataset, by path."""
 
     steps: Mapping[str, Feature]
     episode: Mapping[str, Feature]
@@ -54,21 +54,21 @@ class Layout:
         return _HEADER in self.episode
 
 
-def entries(path: Path, task: str) -> Sequence[Entry]:
-    """The episodes of all splits; what is in "train" is for training, and what is in any other is not.
+def list_episodes(path: Path, task: str) -> Sequence[EpisodeRef]:
+    """The episodes of all splits; only those of the split "train" are for training.
 
-    Their keys are where they lie. Listing reads where records begin and nothing of them.
+    A key consists of split, shard and record number. Listing reads the record headers only.
     """
     info = _json(path / INFO)
     layout = _layout(path / FEATURES)
-    rlds_foreign.check_steps(layout.steps, str(path / FEATURES))
+    rlds_external.check_steps(layout.steps, str(path / FEATURES))
     if not layout.is_ours:
-        rlds_foreign.check_task(layout.steps, task, str(path / FEATURES))
+        rlds_external.check_task(layout.steps, task, str(path / FEATURES))
     return list(_entries(path, info, layout, task))
 
 
 def write(path: Path, episodes: Iterable[Episode], shard_bytes: int = SHARD_BYTES) -> None:
-    """All episodes have the schema of the first; those for training are the split "train", the others "eval"."""
+    """All episodes must have the schema of the first; provenance.split is the split, "train" or "eval"."""
     schema: Schema | None = None
     layout: Layout | None = None
     splits: dict[str, _Split] = {}
@@ -81,43 +81,43 @@ def write(path: Path, episodes: Iterable[Episode], shard_bytes: int = SHARD_BYTE
             split = splits.setdefault(episode.provenance.split, _Split(new, episode.provenance.split, shard_bytes))
             split.append(tf_example.encode(_features(episode, layout)))
         if schema is None:
-            raise DataError(f"there are no episodes to write to {path}", "choose some that are there")
+            raise DataError(f"there are no episodes to write to {path}", "choose another split or source")
         files.write_json(new / INFO, _info_json([split.finish() for split in splits.values()]))
 
 
-def _entries(path: Path, info: Mapping[str, Any], layout: Layout, task: str) -> Iterator[Entry]:
+def _entries(path: Path, info: Mapping[str, Any], layout: Layout, task: str) -> Iterator[EpisodeRef]:
     try:
         shards = list(_shards(path, info))
-    except _NOT_AS_TFDS_WRITES_IT as error:
+    except _PARSE_ERRORS as error:
         raise DataError(f"{path / INFO} is not the description of a TFDS dataset: {error!r}", _REMEDY) from None
-    for source, shard, file, count in shards:
+    for split, shard, file, count in shards:
         records = tfrecord.scan(file)
         if len(records) != count:
             raise DataError(
                 f"{file} holds {len(records)} episodes; {INFO} says {count}",
-                "fetch the dataset again: it is incomplete",
+                "download the dataset again: it is incomplete",
             )
         for record in records:
-            key = f"{source.split}-{shard:05d}-{record.number:06d}"
-            yield Entry(key=key, load=partial(_load, record, layout, source, task))
+            key = f"{split.name}-{shard:05d}-{record.number:06d}"
+            yield EpisodeRef(key=key, load=partial(_load, record, layout, split, task))
 
 
-def _shards(path: Path, info: Mapping[str, Any]) -> Iterator[tuple[Source, int, Path, int]]:
-    """Of every split: where its episodes come from, and number, file and episodes of each shard."""
+def _shards(path: Path, info: Mapping[str, Any]) -> Iterator[tuple[TfdsSplit, int, Path, int]]:
+    """The shards of all splits: split, number, file, and number of episodes."""
     if (kind := info.get("fileFormat", "tfrecord")) != "tfrecord":
         raise DataError(f"{path} holds {kind} files", "prepare the dataset with TFDS' file_format='tfrecord'")
-    for split in info["splits"]:
-        source = Source(dataset=info["name"], version=str(info.get("version", "")), split=split["name"])
-        lengths = [int(length) for length in split.get("shardLengths", ())]
+    for entry in info["splits"]:
+        split = TfdsSplit(dataset=info["name"], version=str(info.get("version", "")), name=entry["name"])
+        lengths = [int(length) for length in entry.get("shardLengths", ())]
         for shard, length in enumerate(lengths):
-            name = _file_name(split.get("filepathTemplate", _TEMPLATE), source, shard, len(lengths))
-            yield source, shard, path / name, length
+            name = _file_name(entry.get("filepathTemplate", _TEMPLATE), split, shard, len(lengths))
+            yield split, shard, path / name, length
 
 
-def _file_name(template: str, source: Source, shard: int, shards: int) -> str:
+def _file_name(template: str, split: TfdsSplit, shard: int, shards: int) -> str:
     values = {
-        "DATASET": source.dataset,
-        "SPLIT": source.split,
+        "DATASET": split.dataset,
+        "SPLIT": split.name,
         "FILEFORMAT": "tfrecord",
         "SHARD_INDEX": f"{shard:05d}",
         "NUM_SHARDS": f"{shards:05d}",
@@ -130,7 +130,7 @@ def _file_name(template: str, source: Source, shard: int, shards: int) -> str:
     return template
 
 
-def _load(record: Record, layout: Layout, source: Source, task: str) -> Episode:
+def _load(record: Record, layout: Layout, split: TfdsSplit, task: str) -> Episode:
     where = record.label
     try:
         values = tf_example.decode(tfrecord.read(record))
@@ -142,11 +142,11 @@ def _load(record: Record, layout: Layout, source: Source, task: str) -> Episode:
     steps = {n: _decoded(f, values, f"{_STEPS}{n}", count, where) for n, f in layout.steps.items()}
     about = {n: _decoded(f, values, n, 1, where)[0] for n, f in layout.episode.items()}
     if not layout.is_ours:
-        return rlds_foreign.episode(Read(steps=steps, about=about), source, task, record)
+        return rlds_external.episode(DecodedRecord(steps=steps, about=about), split, task, record)
     try:
         columns = {name: column for name, column in steps.items() if not isinstance(column, list)}
         return rlds.from_fields(columns, json.loads(about[_HEADER]), where)
-    except _NOT_AS_TFDS_WRITES_IT as error:
+    except _PARSE_ERRORS as error:
         raise DataError(f"{where} is not an episode as Nightshift writes it: {error!r}") from None
 
 
@@ -175,8 +175,8 @@ def _layout(path: Path) -> Layout:
             episode=dict(tfds_features.parse(tfds_features.features_dict(top))),
         )
     except BadFeature as error:
-        raise DataError(f"{path}: {error}", "leave the feature out when you prepare the dataset") from None
-    except _NOT_AS_TFDS_WRITES_IT as error:
+        raise DataError(f"{path}: {error}", "prepare the dataset without this feature") from None
+    except _PARSE_ERRORS as error:
         raise DataError(f"{path} does not declare the features of RLDS episodes: {error!r}", _REMEDY) from None
 
 
@@ -186,7 +186,7 @@ def _json(path: Path) -> Any:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", _REMEDY) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}", "fetch the dataset again") from None
+        raise DataError(f"{path} is damaged: {error}", "download the dataset again") from None
 
 
 def _layout_of(episode: Episode) -> Layout:
@@ -223,7 +223,7 @@ def _info_json(splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class _Split:
-    """The shards of one split; they get their names when it is known how many there are."""
+    """Writes the shards of one split; shard names contain the number of shards, so they are renamed at the end."""
 
     def __init__(self, folder: Path, name: str, shard_bytes: int) -> None:
         self._folder = folder
@@ -233,21 +233,21 @@ class _Split:
         self._total = self._in_shard = 0
 
     def append(self, record: bytes) -> None:
-        content = tfrecord.framed(record)
+        content = tfrecord.frame_record(record)
         if not self._lengths or self._in_shard + len(content) > self._shard_bytes:
             self._lengths.append(0)
             self._in_shard = 0
-        with self._unnamed(len(self._lengths) - 1).open("ab") as stream:
+        with self._temporary_path(len(self._lengths) - 1).open("ab") as stream:
             stream.write(content)
         self._lengths[-1] += 1
         self._in_shard += len(content)
         self._total += len(record)
 
     def finish(self) -> dict[str, Any]:
-        """Name the shards; what dataset_info.json says of them."""
-        source = Source(dataset=NAME, version="", split=self._name)
+        """Rename the shards and return the entry of the split for dataset_info.json."""
+        split = TfdsSplit(dataset=NAME, version="", name=self._name)
         for shard in range(len(self._lengths)):
-            self._unnamed(shard).rename(self._folder / _file_name(_TEMPLATE, source, shard, len(self._lengths)))
+            self._temporary_path(shard).rename(self._folder / _file_name(_TEMPLATE, split, shard, len(self._lengths)))
         return {
             "name": self._name,
             "filepathTemplate": _TEMPLATE,
@@ -255,5 +255,5 @@ class _Split:
             "shardLengths": [str(length) for length in self._lengths],
         }
 
-    def _unnamed(self, shard: int) -> Path:
+    def _temporary_path(self, shard: int) -> Path:
         return self._folder / f"{self._name}-{shard:05d}"

@@ -1,6 +1,6 @@
 """tf.train.Example without TensorFlow: named lists of bytes, float32 or int64, as protobuf.
 
-The message is described here in a pool of its own, so it meets nobody else's description of the same one.
+The protobuf message is declared in its own descriptor pool, so it does not conflict with TensorFlow's declaration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from nightshift.data.tensors import Column
 
 Values = Column | list[bytes]
-"""What one feature holds: float32 [n], int64 [n], or n strings of bytes."""
+"""The values of one feature: float32 [n], int64 [n], or n byte strings."""
 
 
 class NotAnExample(ValueError):
@@ -31,7 +31,7 @@ def decode(record: bytes) -> dict[str, Values]:
 
 
 def encode(features: Mapping[str, Values]) -> bytes:
-    """The same bytes for the same features."""
+    """Deterministic: the same features give the same bytes."""
     example = _Example()
     for name, values in features.items():
         kind = "bytes_list" if isinstance(values, list) else _KINDS[values.dtype.name]
@@ -47,7 +47,7 @@ _KINDS = {np.dtype(dtype).name: kind for kind, dtype in _DTYPES.items()}
 
 def _values(feature: Any) -> Values:
     kind = feature.WhichOneof("kind")
-    if kind is None:  # an empty list is written as no list by some
+    if kind is None:  # some writers omit empty lists
         return []
     found = getattr(feature, kind).value
     return list(found) if kind == "bytes_list" else np.array(found, _DTYPES[kind])
@@ -58,7 +58,7 @@ def _message(name: str, *fields: descriptor_pb2.FieldDescriptorProto) -> descrip
 
 
 def _field(name: str, number: int, kind: str, *, label: str = "OPTIONAL") -> descriptor_pb2.FieldDescriptorProto:
-    """`kind` is a type of protobuf, or the name of a message."""
+    """`kind` is a protobuf type or the name of a message."""
     of = descriptor_pb2.FieldDescriptorProto
     typed = {"type": of.TYPE_MESSAGE, "type_name": kind} if kind.startswith(".") else {"type": of.Type.Value(kind)}
     return of(name=name, number=number, label=of.Label.Value(f"LABEL_{label}"), **typed)

@@ -1,8 +1,8 @@
-"""The features of a TFDS dataset: what features.json declares, and arrays from and to the values of a record.
+"""The features of a TFDS dataset: parses features.json, and converts between arrays and the values of a record.
 
-A feature of the steps has one value per step. Tensors are lists of float32 or int64, or one string of raw bytes each;
-pictures are files, each in a string. float64 and uint64 have no exact list, so they are written as raw bytes. A JPEG is
-decoded as exactly as it can be; TensorFlow's quicker way differs from that by a few levels of 255.
+A step feature has one value per step. Tensors are lists of float32 or int64, or a byte string each; images are encoded
+files in byte strings. float64 and uint64 have no exact list type, so they are written as byte strings. JPEGs are
+decoded with libjpeg's accurate DCT; TensorFlow's faster default differs from it by a few levels of 255.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from nightshift.data.tensors import DTYPES, Column
 
 _MODULE = "tensorflow_datasets.core.features"
 _IN_LISTS = ("bool", "int64", "uint32", "float32")
-"""Written as lists; everything else as raw bytes, which is exact, and shorter than lists of int64."""
+"""Written as lists; other dtypes as raw bytes, which is exact, and shorter than lists of int64."""
 _UNKNOWN = -1
-_PICTURE_AXES = 3
+_IMAGE_AXES = 3
 
 
 class BadFeature(ValueError):
-    """A feature, or its values, are not as they should be; the reader knows where."""
+    """A feature or its values are invalid; the caller adds the location."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
     kind: Literal["tensor", "image", "text"]
     dtype: str = ""  # of tensors and images
-    shape: tuple[int, ...] = ()  # -1 where a picture's size is not declared
+    shape: tuple[int, ...] = ()  # -1 where the size of an image is not declared
     encoding: str = "none"  # of tensors: none, bytes or zlib
 
 
@@ -42,27 +42,27 @@ TEXT = Feature(kind="text")
 
 
 def feature_of(column: Column) -> Feature:
-    """How a column [N, …] is written: pictures as PNG, all else as tensors."""
+    """The feature for a column [N, …]: an image (PNG) or a tensor."""
     dtype, shape = column.dtype.name, column.shape[1:]
-    if dtype == "uint8" and len(shape) == _PICTURE_AXES and shape[-1] in (1, 3) and math.prod(shape):
+    if dtype == "uint8" and len(shape) == _IMAGE_AXES and shape[-1] in (1, 3) and math.prod(shape):
         return Feature(kind="image", dtype=dtype, shape=shape)
     in_lists = dtype in _IN_LISTS and math.prod(shape)
     return Feature(kind="tensor", dtype=dtype, shape=shape, encoding="none" if in_lists else "bytes")
 
 
 def encode(feature: Feature, values: Column | list[str]) -> Values:
-    """What a record holds of N values."""
+    """Encode N values for a record."""
     if isinstance(values, list):
         return [text.encode() for text in values]
     if feature.kind == "image":
-        return [_png(picture) for picture in values]
+        return [_encode_png(image) for image in values]
     if feature.encoding == "bytes":
         return [value.tobytes() for value in values]
     return values.ravel().astype(np.float32 if values.dtype.kind == "f" else np.int64)
 
 
 def decode(feature: Feature, values: Values, count: int) -> Column | list[str]:
-    """The `count` values of a feature: [count, …], or texts."""
+    """Decode the `count` values of a feature: an array [count, …], or texts."""
     if feature.kind == "tensor" and feature.encoding == "none":
         return _from_list(feature, values, count)
     if not isinstance(values, list):
@@ -72,12 +72,12 @@ def decode(feature: Feature, values: Values, count: int) -> Column | list[str]:
     if feature.kind == "text":
         return [_text(value) for value in values]
     if feature.kind == "image":
-        return _pictures(feature, values)
+        return _images(feature, values)
     return _from_bytes(feature, values)
 
 
 def parse(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Feature]]:
-    """The features of a FeaturesDict by path, "observation/front"; KeyError, ValueError, … if it is none."""
+    """The features of a FeaturesDict by path ("observation/front"); KeyError, ValueError, … if it is invalid."""
     for name, child in node["featuresDict"].get("features", {}).items():
         where = f"{path}{name}"
         if "featuresDict" in child:
@@ -87,7 +87,7 @@ def parse(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Featur
 
 
 def to_json(features: Mapping[str, Feature]) -> dict[str, Any]:
-    """The FeaturesDict of features by path."""
+    """The FeaturesDict of these features, which are given by path."""
     return features_dict(_nested((path.split("/"), _leaf_json(feature)) for path, feature in features.items()))
 
 
@@ -165,7 +165,7 @@ def _from_list(feature: Feature, values: Values, count: int) -> Column:
         return shaped.view(np.uint64)
     cast = shaped.astype(feature.dtype)
     if cast.dtype.kind != "f" and not np.array_equal(cast, shaped):
-        raise BadFeature(f"holds numbers that are no {feature.dtype}")
+        raise BadFeature(f"holds numbers that do not fit into {feature.dtype}")
     return cast
 
 
@@ -179,7 +179,9 @@ def _from_bytes(feature: Feature, values: list[bytes]) -> Column:
 
 def _inflated(value: bytes, size: int) -> bytes:
     try:
-        return zlib.decompressobj().decompress(value, size + 1)  # no more than one byte too many, whatever it says
+        return zlib.decompressobj().decompress(
+            value, size + 1
+        )  # at most size + 1 bytes, so a zip bomb cannot fill the memory
     except zlib.error as error:
         raise BadFeature(f"has a value that zlib cannot read: {error}") from None
 
@@ -188,13 +190,13 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise BadFeature("holds bytes that are no text") from None
+        raise BadFeature("holds bytes that are not UTF-8") from None
 
 
-def _png(picture: Column) -> bytes:
-    ok, content = cv2.imencode(".png", picture[..., ::-1] if picture.shape[-1] == _PICTURE_AXES else picture)
+def _encode_png(image: Column) -> bytes:
+    ok, content = cv2.imencode(".png", image[..., ::-1] if image.shape[-1] == _IMAGE_AXES else image)
     if not ok:
-        raise BadFeature("holds a picture that cannot be written as PNG")
+        raise BadFeature("holds an image that cannot be written as PNG")
     return content.tobytes()
 
 
@@ -204,17 +206,17 @@ _TO_RGB = {
     (4, 3): cv2.COLOR_BGRA2RGB,
     (4, 4): cv2.COLOR_BGRA2RGBA,
 }
-"""By channels of the file and of the feature."""
+"""Keys: channels in the file, channels of the feature."""
 
 
-def _pictures(feature: Feature, values: list[bytes]) -> Column:
-    pictures = [_picture(feature, value) for value in values]
-    if len(sizes := {picture.shape for picture in pictures}) > 1:
-        raise BadFeature(f"holds pictures of several sizes: {', '.join(str(list(size)) for size in sorted(sizes))}")
-    return np.stack(pictures)
+def _images(feature: Feature, values: list[bytes]) -> Column:
+    images = [_decode_image(feature, value) for value in values]
+    if len(sizes := {image.shape for image in images}) > 1:
+        raise BadFeature(f"holds images of several sizes: {', '.join(str(list(size)) for size in sorted(sizes))}")
+    return np.stack(images)
 
 
-def _picture(feature: Feature, content: bytes) -> Column:
+def _decode_image(feature: Feature, content: bytes) -> Column:
     as_bytes = feature.dtype == "float32"  # TFDS stores the four bytes of a float as four channels
     channels = 4 if as_bytes else feature.shape[-1]
     try:
@@ -222,15 +224,15 @@ def _picture(feature: Feature, content: bytes) -> Column:
     except cv2.error:
         read = None
     if read is None:
-        raise BadFeature("holds a picture that cannot be read")
+        raise BadFeature("holds an image that cannot be decoded")
     read = np.atleast_3d(read)
     if conversion := _TO_RGB.get((read.shape[-1], channels)):
         read = cv2.cvtColor(read, conversion)
-    picture = np.ascontiguousarray(read).view(np.float32) if as_bytes else read
-    fits = picture.ndim == len(feature.shape) and all(
-        wanted in (found, _UNKNOWN) for found, wanted in zip(picture.shape, feature.shape, strict=True)
+    image = np.ascontiguousarray(read).view(np.float32) if as_bytes else read
+    fits = image.ndim == len(feature.shape) and all(
+        wanted in (found, _UNKNOWN) for found, wanted in zip(image.shape, feature.shape, strict=True)
     )
-    if not fits or picture.dtype.name != feature.dtype:
+    if not fits or image.dtype.name != feature.dtype:
         declared = f"{feature.dtype} {list(feature.shape)}"
-        raise BadFeature(f"holds a picture of {picture.dtype} {list(picture.shape)}, but {declared} is declared")
-    return picture
+        raise BadFeature(f"holds an image of {image.dtype} {list(image.shape)}, but {declared} is declared")
+    return image

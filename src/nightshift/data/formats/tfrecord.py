@@ -1,6 +1,6 @@
-"""Records in a TFRecord file: a length, a checksum of it, the record, a checksum of that.
+"""TFRecord files: every record is a length, the checksum of the length, the data, and the checksum of the data.
 
-Every checksum that is read is checked: what is cut short or has a flipped bit is refused by file and record number.
+Checksums are always verified; a truncated or damaged record is reported with file and record number.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from nightshift.errors import DataError
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
 _MASK = 0xA282EAD8
-_REMEDY = "fetch the file again, or restore it from where it came"
+_REMEDY = "download the file again, or restore it from its source"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Where one record lies."""
+    """The location of one record."""
 
     path: Path
-    number: int  # its place in the file, from 0
-    offset: int  # of the record itself, after its head
+    number: int  # position in the file, from 0
+    offset: int  # of the data, after the header
     length: int
 
     @property
@@ -35,14 +35,14 @@ class Record:
         return f"{self.path}, record {self.number}"
 
 
-def framed(record: bytes) -> bytes:
-    """The record as it stands in a file."""
+def frame_record(record: bytes) -> bytes:
+    """The record with its length and checksums."""
     length = struct.pack("<Q", len(record))
     return length + _TAIL.pack(_masked_crc(length)) + record + _TAIL.pack(_masked_crc(record))
 
 
 def scan(path: Path) -> list[Record]:
-    """Where the records of a file lie; reads the 12 bytes before each and no record."""
+    """The locations of all records of a file; reads only their 12-byte headers."""
     found: list[Record] = []
     try:
         stream = path.open("rb")
@@ -75,23 +75,23 @@ def _next(stream: BinaryIO, path: Path, number: int, offset: int, size: int) -> 
     stream.seek(offset)
     head = stream.read(_HEAD.size)
     if len(head) < _HEAD.size:
-        raise _torn(path, number, offset)
+        raise _truncated_file(path, number, offset)
     length, crc = _HEAD.unpack(head)
     if crc != _masked_crc(head[:8]):
         raise DataError(f"{path}, record {number} is damaged: the checksum of its length does not match", _REMEDY)
     record = Record(path=path, number=number, offset=offset + _HEAD.size, length=length)
     if record.offset + length + _TAIL.size > size:
-        raise _torn(path, number, offset)
+        raise _truncated_file(path, number, offset)
     return record
 
 
-def _torn(path: Path, number: int, offset: int) -> DataError:
+def _truncated_file(path: Path, number: int, offset: int) -> DataError:
     return DataError(
-        f"{path} ends inside record {number}, which begins at byte {offset}: whoever wrote it was cut off", _REMEDY
+        f"{path} ends inside record {number}, which begins at byte {offset}: the file is truncated", _REMEDY
     )
 
 
 def _masked_crc(content: bytes) -> int:
-    """CRC-32C, turned and shifted, so that checksums of checksums are sound."""
+    """TFRecord's masked CRC-32C: rotated and offset."""
     crc: int = google_crc32c.value(content)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF

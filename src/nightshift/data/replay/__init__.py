@@ -1,8 +1,15 @@
-"""Trajectory replay: what actors did, kept as it happened, sampled transition by transition."""
+"""Trajectory replay: stores whole trajectories, samples transitions."""
 
-from nightshift.data.replay.batch import Batch, View
+from nightshift.data.replay.batch import TransitionBatch, TransitionSpec
 from nightshift.data.replay.buffer import ReplaySource, TrajectoryReplay
-from nightshift.data.replay.episodes import of_episode
+from nightshift.data.replay.episodes import trajectory_from_episode
 from nightshift.data.replay.trajectory import TrajectoryBatch
 
-__all__ = ["Batch", "ReplaySource", "TrajectoryBatch", "TrajectoryReplay", "View", "of_episode"]
+__all__ = [
+    "ReplaySource",
+    "TrajectoryBatch",
+    "TrajectoryReplay",
+    "TransitionBatch",
+    "TransitionSpec",
+    "trajectory_from_episode",
+]

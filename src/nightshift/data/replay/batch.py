@@ -1,7 +1,7 @@
-"""Batches of rows from several trajectories, with frame stacks and n-step returns that stay inside an episode.
+"""Batches of transitions from several trajectories, with frame stacks and n-step returns that stay inside an episode.
 
-Both walk from a row to the row of the step before or after, which is known by (episode, t). Where there is none (the
-episode starts or ends, steps are missing, the trajectory ends) the walk stops.
+Both follow the (episode, t) of a row to the previous or next step. They stop where that step is not in the trajectory:
+at the start or end of the episode, at missing steps, and at the end of the trajectory.
 """
 
 from __future__ import annotations
@@ -13,70 +13,72 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.data.replay.address_table import AFTER, BEFORE, FRAMES, Selection
+from nightshift.data.replay.buffer_pool import BufferPool
 from nightshift.data.replay.gather import Addresses, gather, gather_all, prefetch
-from nightshift.data.replay.recycling import Recycler
-from nightshift.data.replay.table import AFTER, BEFORE, FRAMES, Selection
-from nightshift.data.replay.trajectory import FORWARD_INPUTS, NONE, Rows
+from nightshift.data.replay.trajectory import FORWARD_INPUTS, NO_ROW, RowIndices
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
-Batch = dict[str, Any]
-"""Arrays [n, …] by the rollout's keys; "curr_obs", "next_obs" and "forward_inputs" hold arrays by name."""
+TransitionBatch = dict[str, Any]
+"""Arrays [n, …] under RLinf's keys; "curr_obs", "next_obs" and "forward_inputs" are dicts of arrays."""
 
 _LAST_STEP = ("terminations", "truncations", "dones")
-"""Of an n-step transition these say how its last step ended."""
+"""An n-step transition has these flags of its last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
-    """How a row becomes a transition: its last `stack` frames, its rewards over the next `n_step` steps."""
+class TransitionSpec:
+    """How a row becomes a transition: how many frames are stacked, and the length and discount of the return."""
 
-    stack: int = 1
+    frame_stack: int = 1
     n_step: int = 1
     discount: float | None = None
 
     def __post_init__(self) -> None:
-        if self.stack < 1 or self.n_step < 1:
-            raise DataError(f"stack is {self.stack} and n_step is {self.n_step}; both must be at least 1")
+        if self.frame_stack < 1 or self.n_step < 1:
+            raise DataError(f"frame_stack is {self.frame_stack} and n_step is {self.n_step}; both must be at least 1")
         if self.n_step > 1 and self.discount is None:
             raise DataError(f"a return over {self.n_step} steps needs a discount", "pass `discount`")
 
 
-def assemble(selection: Selection, rows: Rows, view: View, recycler: Recycler, *, cold: bool) -> Batch:
-    """The transitions that begin at these rows of the selected trajectories; `cold`: some are still on disk."""
-    reader = _Reader(selection, recycler)
-    last, rewards, steps = _returns(reader, rows, view)
-    batch: Batch = {"rewards": rewards}
+def assemble(
+    selection: Selection, rows: RowIndices, spec: TransitionSpec, pool: BufferPool, *, cold: bool
+) -> TransitionBatch:
+    """The transitions that begin at these rows; `cold` if some files are not in the page cache yet."""
+    reader = _Reader(selection, pool)
+    last, rewards, steps = _returns(reader, rows, spec)
+    batch: TransitionBatch = {"rewards": rewards}
     trajectory = selection.example.trajectory
     for name in trajectory.columns():
         if name not in ("rewards", "curr", "next"):
             batch[name] = reader.column(name, last if name in _LAST_STEP else rows)
     batch["mask"] = 1 - batch["terminations"].reshape(len(rows), -1).any(axis=1).astype(np.float32)
-    batch["discounts"] = _power(view, steps).astype(np.float32)
-    wanted = {"curr_obs": reader.column("curr", _history(reader, rows, view.stack))}
+    batch["discounts"] = _power(spec, steps).astype(np.float32)
+    wanted = {"curr_obs": reader.column("curr", _history(reader, rows, spec.frame_stack))}
     if trajectory.next is not None:
-        led_to = reader.column("next", last)[:, None]
-        seen = [reader.column("curr", _history(reader, last, view.stack - 1))] if view.stack > 1 else []
-        wanted["next_obs"] = np.concatenate([*seen, led_to], axis=1)
-    batch |= reader.frames(wanted, squeeze=view.stack == 1, cold=cold)
+        next_frames = reader.column("next", last)[:, None]
+        earlier = [reader.column("curr", _history(reader, last, spec.frame_stack - 1))] if spec.frame_stack > 1 else []
+        wanted["next_obs"] = np.concatenate([*earlier, next_frames], axis=1)
+    batch |= reader.frames(wanted, squeeze=spec.frame_stack == 1, cold=cold)
     return _nested(batch)
 
 
 class _Reader:
-    """Reads the same samples' trajectories, column by column."""
+    """Reads columns of the trajectories of one batch."""
 
-    def __init__(self, selection: Selection, recycler: Recycler) -> None:
+    def __init__(self, selection: Selection, pool: BufferPool) -> None:
         self._selection = selection
-        self._recycler = recycler
+        self._pool = pool
 
-    def column(self, name: str, rows: Rows) -> Column:
-        """For row numbers [n, …] that are in the trajectories: the column's entries [n, …, …]."""
+    def column(self, name: str, rows: RowIndices) -> Column:
+        """The column's values [n, …, …] at row numbers [n, …], row i in the trajectory of sample i."""
         sources, out = self._job(name, rows)
         gather(sources, out)
         return out.reshape(*rows.shape, *out.shape[1:])
 
-    def frames(self, wanted: Mapping[str, Rows], *, squeeze: bool, cold: bool) -> dict[str, dict[str, Column]]:
-        """Frames by key and name, for frame numbers [n, k]; k is dropped if `squeeze`."""
+    def frames(self, wanted: Mapping[str, RowIndices], *, squeeze: bool, cold: bool) -> dict[str, dict[str, Column]]:
+        """Frames by key and camera name, for frame numbers [n, k]; `squeeze` drops the axis k."""
         jobs: list[tuple[Addresses, Column]] = []
         found: dict[str, dict[str, Column]] = {}
         for key, numbers in wanted.items():
@@ -92,47 +94,49 @@ class _Reader:
         gather_all(jobs)
         return found
 
-    def _job(self, name: str, rows: Rows) -> tuple[Addresses, Column]:
-        """Where the entries lie, and room for them."""
+    def _job(self, name: str, rows: RowIndices) -> tuple[Addresses, Column]:
+        """The addresses of the rows, and an array to copy them into."""
         example = self._selection.example.arrays[name]
-        bases = self._selection.bases[:, self._selection.columns[name]].reshape(-1, *[1] * (rows.ndim - 1))
-        sources = (bases + rows * (example.nbytes // len(example))).ravel()
-        return sources, self._recycler.empty((rows.size, *example.shape[1:]), example.dtype)
+        base_addresses = self._selection.base_addresses[:, self._selection.columns[name]].reshape(
+            -1, *[1] * (rows.ndim - 1)
+        )
+        sources = (base_addresses + rows * (example.nbytes // len(example))).ravel()
+        return sources, self._pool.empty((rows.size, *example.shape[1:]), example.dtype)
 
 
-def _returns(reader: _Reader, rows: Rows, view: View) -> tuple[Rows, Column, NDArray[np.int64]]:
-    """The last row of each n-step transition, the discounted sum of its rewards, and how many steps it has."""
+def _returns(reader: _Reader, rows: RowIndices, spec: TransitionSpec) -> tuple[RowIndices, Column, NDArray[np.int64]]:
+    """The last row of each n-step transition, the discounted sum of its rewards, and its number of steps."""
     last, steps = rows, np.ones(len(rows), np.int64)
     rewards = reader.column("rewards", rows)
-    if view.n_step == 1:
+    if spec.n_step == 1:
         return last, rewards, steps
     going = np.ones(len(rows), np.bool_)
     returns = rewards.astype(np.float64)
-    for _ in range(view.n_step - 1):
-        # An episode does not go on after its end (`checks`), so there is no need to ask whether a row ended it.
+    for _ in range(spec.n_step - 1):
+        # No step follows the end of an episode (`validation` checks that), so the end flags need not be read here.
         after = reader.column(AFTER, last)
-        going &= after != NONE
+        going &= after != NO_ROW
         last = np.where(going, after, last)
-        weight = np.where(going, _power(view, steps), 0)
+        weight = np.where(going, _power(spec, steps), 0)
         returns += reader.column("rewards", last) * weight.reshape(-1, *[1] * (returns.ndim - 1))
         steps += going
     return last, returns.astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32), steps
 
 
-def _power(view: View, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.power(1.0 if view.discount is None else view.discount, steps)
+def _power(spec: TransitionSpec, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.power(1.0 if spec.discount is None else spec.discount, steps)
 
 
-def _history(reader: _Reader, rows: Rows, length: int) -> Rows:
-    """[n, length] the rows of the last steps up to `rows`, oldest first; before the first there is the first again."""
+def _history(reader: _Reader, rows: RowIndices, length: int) -> RowIndices:
+    """[n, length] the last steps up to `rows`, oldest first; before its start an episode repeats its first step."""
     history = [rows]
     for _ in range(length - 1):
         before = reader.column(BEFORE, history[-1])
-        history.append(np.where(before == NONE, history[-1], before))
+        history.append(np.where(before == NO_ROW, history[-1], before))
     return np.stack(history[::-1], axis=1)
 
 
-def _nested(batch: Batch) -> Batch:
+def _nested(batch: TransitionBatch) -> TransitionBatch:
     free = {name: batch.pop(name) for name in list(batch) if name.startswith(FORWARD_INPUTS)}
     if free:
         batch["forward_inputs"] = {name.removeprefix(FORWARD_INPUTS): column for name, column in free.items()}

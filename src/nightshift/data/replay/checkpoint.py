@@ -1,7 +1,7 @@
-"""A buffer in a folder, whole: a file per trajectory, the index, the metadata, and a manifest of sha256 sums.
+"""A replay checkpoint: a folder with a file per trajectory, the index, the metadata, and a manifest of sha256 sums.
 
-The manifest is written last and the folder takes its name in one step, so it is there complete or not at all. Folders
-that RLinf wrote can be loaded too; they have no sums to check.
+The manifest is written last and the folder is renamed into place, so a checkpoint is complete or absent. Checkpoints of
+RLinf can be loaded too; they have no sums to verify.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 import torch
 
 from nightshift import files
-from nightshift.data.replay import formats, incoming, legacy
-from nightshift.data.replay.checks import WEIGHTS_ID
-from nightshift.data.replay.index import INDEX, LEGACY_INDEX, METADATA, OLDEST, Entry, from_json, to_json
-from nightshift.data.replay.keeping import Export
+from nightshift.data.replay import rlinf, staging, trajectory_file
+from nightshift.data.replay.index import INDEX, METADATA, OLDEST, RLINF_INDEX, TrajectoryEntry, from_json, to_json
+from nightshift.data.replay.storage import TrajectoryExport
 from nightshift.data.replay.trajectory import TrajectoryBatch
+from nightshift.data.replay.validation import WEIGHTS_ID
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 
 FORMAT = "safetensors"
-REMEDY = "load another checkpoint: this one is not what was saved"
+REMEDY = "load another checkpoint: this one is incomplete or damaged"
 _FILE = re.compile(rf"trajectory_(\d+)_{WEIGHTS_ID.pattern}{re.escape(SUFFIX)}")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of the trajectories: they are split in order, the first ranks get one more where it must be."""
+    """One rank's contiguous share of the trajectories; the first ranks get the remainder, one each."""
 
     rank: int
     world_size: int
@@ -42,13 +42,13 @@ class Shard:
         if not 0 <= self.rank < self.world_size:
             raise DataError(f"local_rank is {self.rank}; with {self.world_size} ranks it must be 0 to world_size - 1")
 
-    def of(self, entries: list[Entry]) -> list[Entry]:
+    def of(self, entries: list[TrajectoryEntry]) -> list[TrajectoryEntry]:
         each, more = divmod(len(entries), self.world_size)
         start = self.rank * each + min(self.rank, more)
         return entries[start : start + each + (self.rank < more)]
 
     def generator(self, saved: torch.Generator) -> torch.Generator:
-        """Draws of its own for each of several ranks, or they would all draw the same numbers."""
+        """A generator per rank; with the same one, all ranks would draw the same numbers."""
         if self.world_size == 1:
             return saved
         origin = saved.get_state().numpy().tobytes() + f"{self.rank} of {self.world_size}".encode()
@@ -56,30 +56,32 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """What a checkpoint holds for one rank; its files have been checked."""
+class LoadedCheckpoint:
+    """The content of a checkpoint for one rank, after its files were verified."""
 
     folder: Path
-    entries: list[Entry]
+    entries: list[TrajectoryEntry]
     counter: int
     seed: int
     generator: torch.Generator
     suffix: str
 
-    def source(self, entry: Entry) -> TrajectoryBatch | Path:
+    def source(self, entry: TrajectoryEntry) -> TrajectoryBatch | Path:
         path = self.folder / entry.file_name(self.suffix)
-        return path if self.suffix == SUFFIX else legacy.read(path, entry)
+        return path if self.suffix == SUFFIX else rlinf.read(path, entry)
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse a place where anything but a checkpoint is, since that would be gone."""
+    """Refuse a path that holds anything but a checkpoint, since saving replaces it."""
     is_checkpoint = (path / files.MANIFEST).is_file() and (path / INDEX).is_file()
     is_empty = path.is_dir() and not any(path.iterdir())
     if path.exists() and not (is_checkpoint or is_empty):
-        raise DataError(f"{path} is there and is not a replay checkpoint: it would be lost", "choose another folder")
+        raise DataError(
+            f"{path} exists and is not a replay checkpoint; saving would delete it", "choose another folder"
+        )
 
 
-def save(path: Path, exports: Sequence[tuple[Entry, Export]], metadata: dict[str, Any]) -> None:
+def save(path: Path, exports: Sequence[tuple[TrajectoryEntry, TrajectoryExport]], metadata: dict[str, Any]) -> None:
     sums: dict[str, str] = {}
     with files.new_folder(path, sums) as folder:
         entries = []
@@ -91,7 +93,7 @@ def save(path: Path, exports: Sequence[tuple[Entry, Export]], metadata: dict[str
         files.write_json(folder / METADATA, metadata)
 
 
-def metadata(entries: Sequence[Entry], counter: int, seed: int, generator: torch.Generator) -> dict[str, Any]:
+def metadata(entries: Sequence[TrajectoryEntry], counter: int, seed: int, generator: torch.Generator) -> dict[str, Any]:
     return {
         "trajectory_format": FORMAT,
         "size": len(entries),
@@ -102,35 +104,37 @@ def metadata(entries: Sequence[Entry], counter: int, seed: int, generator: torch
     }
 
 
-def load(folder: Path, shard: Shard, seed: int, capacity: int) -> Saved:
-    """What the folder holds for a rank, after checking that rank's files; `seed` if the folder names none.
+def load(folder: Path, shard: Shard, seed: int, capacity: int) -> LoadedCheckpoint:
+    """Load a rank's share after verifying its files; `seed` is used if the checkpoint has none.
 
-    Of a rank's trajectories the newest `capacity` count, or all if it is 0.
+    Only the newest `capacity` trajectories of the rank are loaded, or all if it is 0.
     """
-    folder = incoming.valid(folder)
+    folder = staging.current_folder(folder)
     content = _read_json(folder / METADATA)
-    index = folder / (LEGACY_INDEX if (folder / LEGACY_INDEX).exists() and not (folder / INDEX).exists() else INDEX)
+    index = folder / (RLINF_INDEX if (folder / RLINF_INDEX).exists() and not (folder / INDEX).exists() else INDEX)
     listing = _read_json(index)
     listed = from_json(listing, index)
-    everything = sorted([*listed, *_unlisted(folder, listing, listed)], key=lambda entry: entry.trajectory_id)
-    entries = shard.of(everything)[-capacity:]
+    all_entries = sorted([*listed, *_unlisted(folder, listing, listed)], key=lambda entry: entry.trajectory_id)
+    entries = shard.of(all_entries)[-capacity:]
     suffix = f".{content.get('trajectory_format')}"
-    if suffix not in (SUFFIX, *legacy.SUFFIXES):
-        raise DataError(f"{folder / METADATA} names the format {suffix[1:]!r}", f"{FORMAT}, pt and pkl can be read")
+    if suffix not in (SUFFIX, *rlinf.SUFFIXES):
+        raise DataError(
+            f"{folder / METADATA} has the trajectory_format {suffix[1:]!r}", f"{FORMAT}, pt and pkl can be read"
+        )
     _verify(folder, entries, suffix)
     seed = int(content.get("seed", seed))
-    return Saved(
+    return LoadedCheckpoint(
         folder=folder,
         entries=entries,
-        counter=max([int(content.get("trajectory_counter", 0)), *(e.trajectory_id + 1 for e in everything)]),
+        counter=max([int(content.get("trajectory_counter", 0)), *(e.trajectory_id + 1 for e in all_entries)]),
         seed=seed,
         generator=shard.generator(_generator(content, seed, folder / METADATA)),
         suffix=suffix,
     )
 
 
-def _unlisted(folder: Path, listing: Mapping[str, Any], listed: Sequence[Entry]) -> list[Entry]:
-    """What a buffer had written when it was killed, and not listed yet: a file has its name once it is whole."""
+def _unlisted(folder: Path, listing: Mapping[str, Any], listed: Sequence[TrajectoryEntry]) -> list[TrajectoryEntry]:
+    """Complete files that a killed buffer had not added to its index yet; files are renamed when they are complete."""
     if OLDEST not in listing:
         return []
     known = {entry.trajectory_id for entry in listed}
@@ -138,12 +142,12 @@ def _unlisted(folder: Path, listing: Mapping[str, Any], listed: Sequence[Entry])
     for path in folder.glob(f"trajectory_*{SUFFIX}"):
         match = _FILE.fullmatch(path.name)
         if match and int(match[1]) >= listing[OLDEST] and int(match[1]) not in known:
-            found.append(Entry.of(int(match[1]), formats.read(path)))
+            found.append(TrajectoryEntry.of(int(match[1]), trajectory_file.read(path)))
     return found
 
 
-def _verify(folder: Path, entries: Sequence[Entry], suffix: str) -> None:
-    """Every file that is going to be read is there and is what was written, as far as the folder has sums."""
+def _verify(folder: Path, entries: Sequence[TrajectoryEntry], suffix: str) -> None:
+    """Check that every listed file exists, and its sha256 where the checkpoint has one."""
     names = [entry.file_name(suffix) for entry in entries]
     if (folder / files.MANIFEST).exists():
         files.verify_folder(folder, REMEDY, only={*names, INDEX, METADATA})
@@ -163,7 +167,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{path} is damaged: {error}", REMEDY) from None
     if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it holds no object", REMEDY)
+        raise DataError(f"{path} is damaged: it does not hold a JSON object", REMEDY)
     return content
 
 

@@ -1,4 +1,4 @@
-"""Our episodes as trajectories: one lane, one episode, nothing copied."""
+"""Episodes as trajectories of one environment, without copying arrays."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from nightshift.data.replay.trajectory import TrajectoryBatch
 from nightshift.errors import DataError
 
 
-def of_episode(episode: Episode, number: int) -> TrajectoryBatch:
-    """The N - 1 transitions of an episode of N steps; `number` tells it from the others in the buffer.
+def trajectory_from_episode(episode: Episode, number: int) -> TrajectoryBatch:
+    """The N - 1 transitions of an episode of N steps; `number` must be unique in the buffer.
 
-    Arrays that are views of a file stay views of it: an episode that a learner holds on disk is not stored again.
+    Memory-mapped arrays stay memory-mapped, so an episode on disk is not stored again.
     """
     if episode.length == 1:
-        raise DataError(
-            f"the episode {episode.label} has one step, so there is no transition to replay", "leave it out"
-        )
+        raise DataError(f"the episode {episode.label} has one step and therefore no transition", "leave it out")
     acting = slice(-1)
     columns = {
         "actions": episode.actions[acting],
@@ -28,6 +26,6 @@ def of_episode(episode: Episode, number: int) -> TrajectoryBatch:
             **{f"extras.{name}": column[acting] for name, column in episode.extras.items()},
         },
     }
-    return TrajectoryBatch.of_steps(
+    return TrajectoryBatch.from_episode_steps(
         episode.observations, columns, episode=number, terminated=episode.terminated, truncated=episode.truncated
     )

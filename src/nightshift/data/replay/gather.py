@@ -1,6 +1,6 @@
-"""Rows of many arrays copied into one, by address: no Python per row, and other threads run meanwhile.
+"""Copies rows of many arrays into one array by memory address, without Python code per row and without the GIL.
 
-Whoever calls keeps the arrays alive and has checked that the rows are in them.
+The caller must keep the source arrays alive and must have checked that the rows are in bounds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Addresses = NDArray[np.int64]
 _size = types.intp
 _memcpy: Any = types.ExternalFunction("memcpy", _size(_size, _size, _size))
 _madvise: Any = types.ExternalFunction("madvise", types.intc(_size, _size, types.intc))
-LINE = 64
+CACHE_LINE = 64
 """Bytes of a cache line."""
-_LARGE_ROW = 4096
-_WORTH_THREADS = 8 << 20
+_MIN_STREAMED_ROW = 4096
+_MIN_PARALLEL_BYTES = 8 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 _PAGE = mmap.PAGESIZE
 _WILL_NEED = mmap.MADV_WILLNEED
@@ -39,24 +39,24 @@ def address(array: Column) -> int:
 
 
 def gather(sources: Addresses, out: Column) -> None:
-    """Copy the row at each address into the row of `out`, which is contiguous."""
+    """Copy the row at address `sources[i]` into `out[i]`; `out` is contiguous."""
     if not out.size:
         return
     target, row_bytes = address(out), out.nbytes // len(out)
-    if row_bytes >= _LARGE_ROW and row_bytes % LINE == 0 and target % LINE == 0:
-        _stream(sources, target, row_bytes)
+    if row_bytes >= _MIN_STREAMED_ROW and row_bytes % CACHE_LINE == 0 and target % CACHE_LINE == 0:
+        _copy_streaming(sources, target, row_bytes)
     else:
         _copy(sources, target, row_bytes)
 
 
 def gather_all(jobs: Sequence[tuple[Addresses, Column]]) -> None:
-    """`gather` each; large ones on several cores, in threads that live only as long, so that a fork finds none."""
-    is_large = sum(out.nbytes for _, out in jobs) >= _WORTH_THREADS
-    mine, *others = [jobs[start::_THREADS] for start in range(_THREADS)] if is_large else [jobs]
+    """`gather` each; large jobs in several threads, which end with the call so that a later fork is safe."""
+    is_large = sum(out.nbytes for _, out in jobs) >= _MIN_PARALLEL_BYTES
+    first, *rest = [jobs[start::_THREADS] for start in range(_THREADS)] if is_large else [jobs]
     with ThreadPoolExecutor(max_workers=_THREADS) as pool:
-        at_work = [pool.submit(_gather_each, share) for share in others]
-        _gather_each(mine)
-        for share in at_work:
+        futures = [pool.submit(_gather_each, share) for share in rest]
+        _gather_each(first)
+        for share in futures:
             share.result()
 
 
@@ -66,21 +66,21 @@ def _gather_each(jobs: Sequence[tuple[Addresses, Column]]) -> None:
 
 
 def prefetch(sources: Addresses, nbytes: int) -> None:
-    """Have the operating system read rows of mapped files, all at once instead of one by one as they are touched."""
-    _announce(sources, nbytes)
+    """Let the operating system read rows of mapped files in parallel, instead of one page fault after the other."""
+    _madvise_rows(sources, nbytes)
 
 
 @intrinsic
 def _store_line(_: Any, target: Any, source: Any) -> Any:
-    """Copy one line past the caches: a batch is larger than they are, and a line need not be read to be written."""
+    """Copy one cache line with a non-temporal store: a batch does not fit into the caches."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        line = ir.VectorType(ir.IntType(64), LINE // 8)
+        line = ir.VectorType(ir.IntType(64), CACHE_LINE // 8)
         to, origin = (builder.inttoptr(argument, line.as_pointer()) for argument in arguments)
         value = builder.load(origin)
         value.align = 1
         stored = builder.store(value, to)
-        stored.align = LINE
+        stored.align = CACHE_LINE
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
         return context.get_dummy_value()
 
@@ -88,8 +88,8 @@ def _store_line(_: Any, target: Any, source: Any) -> Any:
 
 
 @intrinsic
-def _finish_stores(_: Any) -> Any:
-    """What went past the caches is there for every thread."""
+def _store_fence(_: Any) -> Any:
+    """Make non-temporal stores visible to all threads."""
 
     def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
         builder.fence("seq_cst")
@@ -99,11 +99,11 @@ def _finish_stores(_: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _stream(sources, out, nbytes):  # type: ignore[no-untyped-def]
+def _copy_streaming(sources, out, nbytes):  # type: ignore[no-untyped-def]
     for row in range(len(sources)):
-        for offset in range(0, nbytes, LINE):
+        for offset in range(0, nbytes, CACHE_LINE):
             _store_line(out + row * nbytes + offset, sources[row] + offset)  # type: ignore[call-arg]
-    _finish_stores()  # type: ignore[call-arg]
+    _store_fence()  # type: ignore[call-arg]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -113,7 +113,7 @@ def _copy(sources, out, nbytes):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _announce(sources, nbytes):  # type: ignore[no-untyped-def]
+def _madvise_rows(sources, nbytes):  # type: ignore[no-untyped-def]
     for row in range(len(sources)):
         start = sources[row] // _PAGE * _PAGE
         _madvise(start, sources[row] + nbytes - start, _WILL_NEED)

@@ -1,4 +1,4 @@
-"""Where things lie in a LeRobot dataset, and what they are called."""
+"""Paths and feature names of a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ EPISODES_PATH = f"meta/episodes/{_FILE}.parquet"
 DATA_PATH = f"data/{_FILE}.parquet"
 VIDEO_PATH = "videos/{video_key}/" + _FILE + ".mp4"
 OLD_EPISODES = Path("meta/episodes.jsonl")
-OLD_TASKS = Path("meta/tasks.jsonl")
 
 FILES_PER_CHUNK = 1000
 DATA_FILE_MB = 100
 VIDEO_FILE_MB = 200
 
-OURS = Path("nightshift")
-"""The folder of what LeRobot has no place for."""
+SIDECAR_FOLDER = Path("nightshift")
+"""The folder of the sidecar files."""
 
 OBSERVATION = "observation."
 IMAGES = "observation.images."
@@ -45,29 +44,27 @@ COUNTERS = {
     "index": "int64",
     "task_index": "int64",
 }
-"""The features that every dataset has."""
-
-PICTURES = ("image", "video")
+"""Features of every dataset."""
 
 
-def remainder(episode: int) -> Path:
-    """Our file of what LeRobot has no place for."""
-    return OURS / f"episode-{episode:06d}{SUFFIX}"
+def sidecar(episode: int) -> Path:
+    """The sidecar file of an episode, with the fields that LeRobot does not have."""
+    return SIDECAR_FOLDER / f"episode-{episode:06d}{SUFFIX}"
 
 
-def place(number: int) -> dict[str, int]:
-    """Chunk and file of the file with that number."""
+def location(number: int) -> dict[str, int]:
+    """Chunk and file index of the file with this number."""
     return {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
 
 
 def inside(root: Path, relative: str) -> Path:
-    """A file of the dataset; a dataset that names one elsewhere is refused."""
+    """The path of a file of the dataset; raises DataError if it is outside of the dataset."""
     path = root / relative
     if not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"{root} is refused: it names {relative}, which lies outside of it")
+        raise DataError(f"{root} is refused: it refers to {relative}, which is outside of it")
     return path
 
 
 def feature(dtype: str, shape: tuple[int, ...], names: list[str] | None = None) -> dict[str, Any]:
-    """How info.json describes a column; LeRobot knows no scalars, only vectors of one."""
+    """The description of a column in info.json; LeRobot has no scalars, only vectors of length 1."""
     return {"dtype": dtype, "shape": list(shape) or [1], "names": names}

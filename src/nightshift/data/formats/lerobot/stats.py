@@ -1,4 +1,4 @@
-"""The statistics that LeRobot normalises with: of each feature, per episode and over all."""
+"""LeRobot's normalisation statistics: per feature, for each episode and for the dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Stats = Mapping[str, NDArray[Any]]
 
 
 def of_column(column: Column) -> Stats:
-    """Of [T, …] numbers, each dimension apart."""
+    """Statistics of numbers [T, …], per dimension."""
     values = column.reshape(len(column), 1) if column.ndim == 1 else column
     return {
         "min": values.min(axis=0).astype(np.float64),
@@ -29,8 +29,8 @@ def of_column(column: Column) -> Stats:
     }
 
 
-def of_pictures(frames: NDArray[np.uint8]) -> Stats:
-    """Of [T, H, W, C] pictures, each channel apart and scaled to [0, 1]; counted by level, which is exact and quick."""
+def of_images(frames: NDArray[np.uint8]) -> Stats:
+    """Statistics of images [T, H, W, C], per channel and scaled to [0, 1], from histograms of the 256 levels."""
     counts = np.stack([np.bincount(frames[..., c].reshape(-1), minlength=_LEVELS) for c in range(frames.shape[-1])])
     levels = np.arange(_LEVELS) / (_LEVELS - 1)
     shares = counts / counts.sum(axis=1, keepdims=True)
@@ -46,8 +46,8 @@ def of_pictures(frames: NDArray[np.uint8]) -> Stats:
     return {**{name: value.reshape(-1, 1, 1) for name, value in found.items()}, "count": np.array([len(frames)])}
 
 
-def together(parts: Sequence[Stats]) -> Stats:
-    """Of several episodes, weighted by their frames as LeRobot does it: exact but for the quantiles."""
+def aggregate(parts: Sequence[Stats]) -> Stats:
+    """Aggregate the statistics of episodes, weighted by frames as in LeRobot; quantiles are approximate."""
     counts = np.array([float(part["count"][0]) for part in parts])
     weights = counts / counts.sum()
 

@@ -1,4 +1,4 @@
-"""Arrow tables of arrays: columns of numbers as LeRobot and its readers expect them."""
+"""Conversion between arrays and Arrow columns in the form that LeRobot expects."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pyarrow as pa
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
-PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def numbers(column: Column) -> pa.Array:
-    """[T] as numbers, [T, n] as lists of n, more dimensions as lists of lists."""
+    """[T] as numbers, [T, n] as fixed-size lists, more dimensions as nested lists."""
     array = pa.array(np.ascontiguousarray(column).reshape(-1))
     if column.ndim == 2:  # noqa: PLR2004 - a vector per frame
         return pa.FixedSizeListArray.from_arrays(array, column.shape[1])
@@ -26,12 +26,12 @@ def numbers(column: Column) -> pa.Array:
     return array
 
 
-def pictures(files: Sequence[bytes]) -> pa.Array:
-    return pa.array([{"bytes": content, "path": None} for content in files], PICTURE)
+def images(files: Sequence[bytes]) -> pa.Array:
+    return pa.array([{"bytes": content, "path": None} for content in files], IMAGE)
 
 
 def to_numpy(column: pa.ChunkedArray, where: str) -> Column:
-    """The numbers of a column, flat; LeRobot's declared shape says the rest."""
+    """The numbers of a column as a flat array; info.json declares the shape."""
     array = column.combine_chunks()
     array = array.storage if isinstance(array.type, pa.ExtensionType) else array
     while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type) or pa.types.is_large_list(array.type):
@@ -45,7 +45,7 @@ def to_numpy(column: pa.ChunkedArray, where: str) -> Column:
 
 
 def with_index(table: pa.Table, index: str) -> pa.Table:
-    """The table as pandas writes a frame with that index."""
+    """Add the schema metadata with which pandas restores this index."""
     columns = [
         {
             "name": name,
@@ -61,7 +61,7 @@ def with_index(table: pa.Table, index: str) -> pa.Table:
 
 
 def with_features(table: pa.Table, features: Mapping[str, Mapping[str, Any]]) -> pa.Table:
-    """The table with the note by which the `datasets` library knows pictures from other structs."""
+    """Add the schema metadata with which the `datasets` library recognises images."""
     described = {name: _described(features[name]) for name in table.column_names}
     return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": described}})})
 

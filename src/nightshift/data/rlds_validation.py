@@ -1,9 +1,9 @@
-"""What sound RLDS steps are. A step is a mapping: is_first, is_last, is_terminal, observation (an array, or arrays by
-name, nested at will), action, reward, discount, and free fields; an episode is an iterable of steps, or a mapping that
-holds them under "steps" beside its metadata.
+"""Validation of RLDS steps. A step is a mapping: is_first, is_last, is_terminal, observation (an array or a nested dict
+of arrays), action, reward, discount, and other fields. An episode is an iterable of steps, or a mapping with "steps"
+and metadata.
 
-All steps of a dataset have the fields of its first one. An episode begins with its only first step and ends with its
-only last one; a terminal step is a last one. An episode of no steps is no episode.
+All steps of a dataset must have the fields of the first step. An episode begins with its only first step and ends with
+its only last step; a terminal step must be a last step. Episodes without steps are skipped.
 """
 
 from __future__ import annotations
@@ -18,96 +18,96 @@ from numpy.typing import NDArray
 from nightshift.data.tensors import DTYPES, Column
 from nightshift.errors import DataError
 
-Step = Mapping[str, Any]
-Steps = Mapping[str, Any] | Iterable[Step]
+RldsStep = Mapping[str, Any]
+RldsEpisode = Mapping[str, Any] | Iterable[RldsStep]
 Tree = Column | Mapping[str, Any]
-"""An array, or trees by name."""
+"""An array, or a nested dict of arrays."""
 
 FLAGS = ("is_first", "is_last", "is_terminal")
 FIELDS = ("observation", "action", "reward", "discount", *FLAGS)
-"""What every step must have."""
+"""Required fields of a step."""
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of one step."""
+    """The dtype and shape of an array of one step."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 _FLAG = ArraySpec("bool", ())
-Shapes = Mapping[str, ArraySpec | None]
-"""The arrays of a step by path; None for free fields, which may hold anything."""
+StepSpec = Mapping[str, ArraySpec | None]
+"""The arrays of a step by path; None for other fields, which may hold anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stacked:
-    """One sound episode: its steps, and their fields along a first axis of N steps."""
+class StackedEpisode:
+    """A valid episode: its steps, and their fields stacked along a first axis of length N."""
 
-    steps: Sequence[Step]
+    steps: Sequence[RldsStep]
     fields: Mapping[str, Tree]
 
 
-def sound_episodes(dataset: Iterable[Steps]) -> Iterator[Stacked]:
-    """The episodes of a dataset one by one; DataError at the first that breaks a rule, or if there are no steps."""
-    shapes: Shapes | None = None
+def validated_episodes(dataset: Iterable[RldsEpisode]) -> Iterator[StackedEpisode]:
+    """The episodes of a dataset one by one; DataError at the first invalid one, or if there are no steps at all."""
+    shapes: StepSpec | None = None
     for number, episode in enumerate(dataset):
         where = f"episode {number}"
         steps = list(steps_of(episode))
         for place, step in enumerate(steps):
-            found = shapes_of(step, where, place)
+            found = step_spec(step, where, place)
             shapes = shapes or found
             _check_same(shapes, found, where, place)
         if steps:
             fields = {name: stack([step[name] for step in steps]) for name in FIELDS}
             check_order(fields, where)
-            yield Stacked(steps=steps, fields=fields)
+            yield StackedEpisode(steps=steps, fields=fields)
     if shapes is None:
         raise no_steps()
 
 
-def steps_of(episode: Steps) -> Iterable[Step]:
+def steps_of(episode: RldsEpisode) -> Iterable[RldsStep]:
     if not isinstance(episode, Mapping):
         return episode
     if "steps" not in episode:
-        raise DataError(f"an episode of RLDS has no steps; it has {_listed(episode)}", 'put them under "steps"')
-    steps: Iterable[Step] = episode["steps"]
+        raise DataError(f"an episode of RLDS has no steps; it has {_join_names(episode)}", 'put them under "steps"')
+    steps: Iterable[RldsStep] = episode["steps"]
     return steps
 
 
-def shapes_of(step: Step, where: str, place: int) -> Shapes:
-    """DataError if it is no step."""
+def step_spec(step: RldsStep, where: str, place: int) -> StepSpec:
+    """The spec of a step; DataError if it is invalid."""
     if not isinstance(step, Mapping):
-        raise broken(where, place, f"it is a {type(step).__name__}, not a mapping of fields")
+        raise invalid_step(where, place, f"it is a {type(step).__name__}, not a mapping of fields")
     if missing := [name for name in FIELDS if name not in step]:
-        raise broken(where, place, f"{_listed(missing)} is missing; it has {_listed(step)}")
-    free: Shapes = {name: None for name in step if name not in FIELDS}
-    arrays: Shapes = {path: _shape(a, path, where, place) for name in FIELDS for path, a in leaves(step[name], name)}
+        raise invalid_step(where, place, f"{_join_names(missing)} is missing; it has {_join_names(step)}")
+    free: StepSpec = {name: None for name in step if name not in FIELDS}
+    arrays: StepSpec = {path: _shape(a, path, where, place) for name in FIELDS for path, a in leaves(step[name], name)}
     for name in FLAGS:
         if arrays.get(name) != _FLAG:
-            raise broken(where, place, f"{name} is {step[name]!r}, not a bool")
+            raise invalid_step(where, place, f"{name} is {step[name]!r}, not a bool")
     if nested := [name for name in ("reward", "discount") if name not in arrays]:
-        raise broken(where, place, f"{_listed(nested)} is a mapping, not an array")
+        raise invalid_step(where, place, f"{_join_names(nested)} is a mapping, not an array")
     return {**free, **arrays}
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Trees of one structure along a new first axis."""
+    """Stack trees of the same structure along a new first axis."""
     if isinstance(trees[0], Mapping):
         return {name: stack([tree[name] for tree in trees]) for name in trees[0]}
     return np.stack([np.asarray(tree) for tree in trees])
 
 
 def map_tree(change: Callable[[Column], Any], tree: Tree) -> Any:
-    """The tree with every array changed."""
+    """Apply a function to every array of a tree."""
     if isinstance(tree, Mapping):
         return {name: map_tree(change, branch) for name, branch in tree.items()}
     return change(np.asarray(tree))
 
 
 def leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every array of a tree with its path."""
+    """All arrays of a tree with their paths."""
     if isinstance(tree, Mapping):
         for name, branch in tree.items():
             yield from leaves(branch, f"{path}/{name}")
@@ -115,8 +115,8 @@ def leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def broken(where: str, place: int, what: str) -> DataError:
-    return DataError(f"{where}, step {place}: {what}", "mend the episode at its source, or leave it out")
+def invalid_step(where: str, place: int, what: str) -> DataError:
+    return DataError(f"{where}, step {place}: {what}", "fix the episode at its source, or leave it out")
 
 
 def no_steps() -> DataError:
@@ -127,26 +127,26 @@ def _shape(value: Any, path: str, where: str, place: int) -> ArraySpec:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise broken(where, place, f"{path} is no array: {error}") from None
+        raise invalid_step(where, place, f"{path} is not an array: {error}") from None
     if array.dtype.name not in DTYPES:
-        raise broken(where, place, f"{path} is an array of {array.dtype}, not of numbers")
+        raise invalid_step(where, place, f"{path} is an array of {array.dtype}, not of numbers")
     return ArraySpec(array.dtype.name, array.shape)
 
 
-def _check_same(expected: Shapes, found: Shapes, where: str, place: int) -> None:
+def _check_same(expected: StepSpec, found: StepSpec, where: str, place: int) -> None:
     if expected == found:
         return
     path = next(path for path in {**expected, **found} if expected.get(path, path) != found.get(path, path))
     if path not in found:
-        raise broken(where, place, f"{path} is missing; the first step of the data has it")
+        raise invalid_step(where, place, f"{path} is missing; the first step of the data has it")
     if path not in expected:
-        raise broken(where, place, f"{path} is new; the first step of the data does not have it")
-    there = f"in the first step of the data it is {_said(expected[path])}"
-    raise broken(where, place, f"{path} is {_said(found[path])}; {there}")
+        raise invalid_step(where, place, f"{path} is new; the first step of the data does not have it")
+    there = f"in the first step of the data it is {_describe(expected[path])}"
+    raise invalid_step(where, place, f"{path} is {_describe(found[path])}; {there}")
 
 
 def check_order(flags: Mapping[str, Tree], where: str) -> None:
-    """Of one episode: its flags, each [N]."""
+    """Check the flags of one episode, each [N]."""
     first, last, terminal = (np.asarray(flags[name]) for name in FLAGS)
     middle = ~first & ~last
     _refuse(where, ~first[:1], "is not a first step: the data starts in the middle of an episode")
@@ -157,18 +157,18 @@ def check_order(flags: Mapping[str, Tree], where: str) -> None:
     _refuse(where, first[:-1] & first[1:], "is a first step, and so is the one after it", after=True)
     if not last[-1]:
         what = "is a first step and not a last one" if len(last) == 1 else "is not a last step"
-        raise broken(where, len(last) - 1, f"it {what}, but the episode ends there")
+        raise invalid_step(where, len(last) - 1, f"it {what}, but the episode ends there")
 
 
 def _refuse(where: str, wrong: NDArray[np.bool_], what: str, *, after: bool = False) -> None:
     if wrong.any():
         place = int(np.argmax(wrong))
-        raise broken(where, place, f"it {what}" + (f" (step {place + 1})" if after else ""))
+        raise invalid_step(where, place, f"it {what}" + (f" (step {place + 1})" if after else ""))
 
 
-def _said(spec: ArraySpec | None) -> str:
+def _describe(spec: ArraySpec | None) -> str:
     return "free" if spec is None else f"{spec.dtype} {list(spec.shape)}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(map(str, names)) or "nothing"

@@ -1,4 +1,4 @@
-"""What tells one episode from all others, and the names of files made of it."""
+"""The ID of an episode across actors and restarts, and the file name made from it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _KEY = re.compile(r"([^.]+)\.([^.]+)\.([0-9]{10})\.([0-9]{9})")
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Identity:
-    """The `number`th episode that an actor of a run made since it was started for the `epoch`th time.
+class EpisodeId:
+    """Episode `number` of one epoch of an actor; an epoch begins each time the actor process starts.
 
-    Example: Identity(run="night-7", actor="arm-left", epoch=1794732133, number=41)
+    Example: EpisodeId(run="night-7", actor="arm-left", epoch=1794732133, number=41)
     """
 
     run: str
@@ -27,21 +27,21 @@ class Identity:
         for name in (self.run, self.actor):
             if not _NAME.fullmatch(name):
                 raise DataError(
-                    f"{name!r} cannot be the name of a run or an actor", "use at most 64 letters, digits and dashes"
+                    f"{name!r} cannot be the name of a run or an actor", "use at most 64 letters, digits, _ and -"
                 )
         if not (0 <= self.epoch < 10**10 and 0 <= self.number < 10**9):
-            raise DataError(f"epoch {self.epoch}, number {self.number} cannot be those of an episode")
+            raise DataError(f"epoch {self.epoch}, number {self.number} is out of range for an episode ID")
 
     @property
     def key(self) -> str:
-        """Safe as the name of a file; sorts as identities do."""
+        """A valid file name; keys sort in the same order as IDs."""
         return f"{self.run}.{self.actor}.{self.epoch:010d}.{self.number:09d}"
 
     @classmethod
-    def of_key(cls, key: str) -> Identity:
+    def from_key(cls, key: str) -> EpisodeId:
         match = _KEY.fullmatch(key)
         if match is None:
-            raise DataError(f"{key!r} does not name an episode of an actor")
+            raise DataError(f"{key!r} is not the key of an episode")
         run, actor, epoch, number = match.groups()
         return cls(run, actor, int(epoch), int(number))
 

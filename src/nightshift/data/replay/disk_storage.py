@@ -1,11 +1,11 @@
-"""Trajectories in files that one thread writes behind whoever adds.
+"""Trajectories in files, written by a background thread.
 
     put ──▶ pending (in memory) ──▶ writer thread: file, fsync ──▶ open files, at most `cache_size`, first in first out
-                                          └─ failure: stays in memory, is raised to the next caller, flush tries again
+                                          └─ failure: stays in memory, the next call raises it, flush retries
 
-An open file is views of it, so the operating system keeps in memory what is used and lets go of it when it must.
-Sampling reads the rows it needs and no more, so it checks that a file has the right form and not its sha256; that is
-checked where the whole file is read or vouched for: before it goes into a checkpoint, and when a folder is loaded.
+Open files are memory-mapped, so the page cache holds what is used and the operating system can reclaim it.
+Sampling reads only the rows that it needs and does not verify the sha256 of files. That is verified before a file goes
+into a checkpoint, and when a folder is loaded.
 """
 
 from __future__ import annotations
@@ -22,123 +22,125 @@ from pathlib import Path
 from typing import Any
 
 from nightshift import files
-from nightshift.data.replay import formats
-from nightshift.data.replay.incoming import arriving, link, link_checked, settle
-from nightshift.data.replay.index import INDEX, METADATA, OLDEST, Entry, Index, to_json
-from nightshift.data.replay.keeping import Export, Source, open_file
-from nightshift.data.replay.table import Flat, Table
-from nightshift.data.replay.trajectory import NONE, TrajectoryBatch
+from nightshift.data.replay import trajectory_file
+from nightshift.data.replay.address_table import AddressTable, FlatTrajectory
+from nightshift.data.replay.index import INDEX, METADATA, OLDEST, TrajectoryEntry, TrajectoryIndex, to_json
+from nightshift.data.replay.staging import commit_staged, link, link_checked, stage_files
+from nightshift.data.replay.storage import TrajectoryExport, TrajectoryLoader, open_file
+from nightshift.data.replay.trajectory import NO_ROW, TrajectoryBatch
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError, NightshiftError
 from nightshift.project.locks import Claim
 
-HEAD = 64 * 1024
-"""Of a file: its header and all that is not a picture, for trajectories of ordinary length."""
-MOST_PENDING = 64
-"""Trajectories waiting to be written before whoever adds has to wait too."""
-LISTED_SHARE = 0.01
-"""The index on disk is written again once this share of it is out of date: its cost per trajectory stays the same."""
+HEADER_BYTES = 64 * 1024
+"""Read-ahead at the start of a file: the header and all arrays but images, for trajectories of typical length."""
+MAX_PENDING_WRITES = 64
+"""`add_trajectories` blocks while more trajectories than this are waiting for the writer."""
+INDEX_REWRITE_SHARE = 0.01
+"""The index file is rewritten once this share of it is out of date, so its cost per trajectory is constant."""
 
 
-class OnDisk:
-    """A file per trajectory in a folder, with an index beside them that lists only what is there. See `Keeping`.
+class OnDiskStorage:
+    """A `Storage` with a file per trajectory in a folder, and an index that lists only existing files.
 
-    The index comes after the files, so it may lag behind them: see `OLDEST` for what is taken up after a kill.
+    The index is written after the files and may lag behind them; see `OLDEST` for how unlisted files are recovered.
     """
 
     def __init__(
         self,
         folder: Path,
         cache_size: int,
-        index: Index,
+        index: TrajectoryIndex,
         lock: threading.RLock,
         describe: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`lock` is the buffer's; `describe` gives the content of the JSON files, and is called by the writer."""
-        self.table = Table()
+        """`lock` is the buffer's lock. The writer thread calls `describe` for the content of the JSON files."""
+        self.table = AddressTable()
         self._folder = folder
         self._cache_size = cache_size
         self._index = index
         self._lock = lock
         self._describe = describe
-        self._pending: dict[int, tuple[Entry, int]] = {}  # by id: what is to be written, and its slot
-        self._opened: dict[int, int] = {}  # by id: slots of open files, first opened first
-        self._sums: dict[int, str] = {}  # by id: sha256 of the files that are there
-        self._doomed: list[Path] = []  # files to remove once the index on disk no longer lists them
-        self._unlisted = 0
+        self._pending: dict[int, tuple[TrajectoryEntry, int]] = {}  # by id: not written yet, with their slots
+        self._opened: dict[int, int] = {}  # by id: slots of open files, in the order of opening
+        self._sums: dict[int, str] = {}  # by id: sha256 of existing files
+        self._to_delete: list[Path] = []  # files to delete once the index on disk no longer lists them
+        self._unlisted = 0  # changes since the index was written
         self._is_closed = False
-        self._folder_lock = threading.Lock()  # taken before the buffer's lock, never after
+        self._folder_lock = threading.Lock()  # always acquired before the buffer's lock
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay-writer")
         self._writes: deque[Future[None]] = deque()
         self._claim = Claim(folder, DataError)
         files.sweep_temporaries(folder)
-        settle(folder)
+        commit_staged(folder)
         self._holds_other_data = (folder / INDEX).exists()
 
-    def put(self, entry: Entry, trajectory: TrajectoryBatch) -> None:
-        slot = self.table.put(Flat(trajectory))
+    def put(self, entry: TrajectoryEntry, trajectory: TrajectoryBatch) -> None:
+        slot = self.table.put(FlatTrajectory(trajectory))
         self._pending[entry.trajectory_id] = (entry, slot)
         self._index.set_slot(entry.trajectory_id, slot)
         self._submit(partial(self._write, entry))
 
-    def open(self, entries: Iterable[Entry]) -> None:
+    def open(self, entries: Iterable[TrajectoryEntry]) -> None:
         entries = list(entries)
         for entry in entries:
-            _announce_head(self._path(entry))
+            _prefetch_header(self._path(entry))
         for entry in entries:
-            self._hold(entry, open_file(self._path(entry), entry))
+            self._register(entry, open_file(self._path(entry), entry))
 
-    def trim(self) -> None:
+    def evict(self) -> None:
         while len(self._opened) > self._cache_size:
             trajectory_id = next(iter(self._opened))
             self.table.remove(self._opened.pop(trajectory_id))
-            self._index.set_slot(trajectory_id, NONE)
+            self._index.set_slot(trajectory_id, NO_ROW)
 
-    def drop(self, entry: Entry) -> None:
+    def remove(self, entry: TrajectoryEntry) -> None:
         trajectory_id = entry.trajectory_id
         if trajectory_id in self._pending:
             self.table.remove(self._pending.pop(trajectory_id)[1])
         if trajectory_id in self._opened:
             self.table.remove(self._opened.pop(trajectory_id))
         if self._sums.pop(trajectory_id, None):
-            self._doomed.append(self._path(entry))
+            self._to_delete.append(self._path(entry))
         self._unlisted += 1
 
-    def export(self, entry: Entry) -> Export:
+    def export(self, entry: TrajectoryEntry) -> TrajectoryExport:
         if entry.trajectory_id in self._pending:
             _, slot = self._pending[entry.trajectory_id]
-            return partial(formats.write, trajectory=self.table.flat(slot).trajectory)
+            return partial(trajectory_file.write, trajectory=self.table.flat(slot).trajectory)
         return partial(link_checked, source=self._path(entry), sha256=self._sums[entry.trajectory_id])
 
-    def listed(self) -> list[Entry]:
-        """Those whose files are there, with their sums."""
+    def entries_on_disk(self) -> list[TrajectoryEntry]:
+        """Trajectories whose files exist, with their sha256."""
         sums = self._sums
         return [replace(e, sha256=sums[e.trajectory_id]) for e in self._index if e.trajectory_id in sums]
 
-    def adopt(self, entries: Sequence[Entry], source: Source, metadata: Mapping[str, Any]) -> None:
-        with arriving(self._folder) as stage:
-            listed = [_staged(stage, entry, source(entry)) for entry in entries]
+    def replace_all(
+        self, entries: Sequence[TrajectoryEntry], source: TrajectoryLoader, metadata: Mapping[str, Any]
+    ) -> None:
+        with stage_files(self._folder) as stage:
+            listed = [_stage_entry(stage, entry, source(entry)) for entry in entries]
             files.write_json(stage / METADATA, metadata)
             oldest = entries[0].trajectory_id if entries else metadata["trajectory_counter"]
             files.write_json(stage / INDEX, {**to_json(listed), OLDEST: oldest})
-        self._holds_other_data = True  # if what comes next fails, loading the folder again goes on with it
-        settle(self._folder)
+        self._holds_other_data = True  # if the commit fails, loading the folder again completes it
+        commit_staged(self._folder)
         self._holds_other_data = False
-        self.table, self._opened, self._pending, self._doomed = Table(), {}, {}, []
+        self.table, self._opened, self._pending, self._to_delete = AddressTable(), {}, {}, []
         self._sums = {entry.trajectory_id: entry.sha256 for entry in listed}
         self._index.reset(entries)
-        self.open(entries[:1])  # so that what is added next must have the same fields
+        self.open(entries[:1])  # sets the schema for trajectories that are added next
 
-    def steady(self) -> contextlib.AbstractContextManager[Any]:
+    def files_frozen(self) -> contextlib.AbstractContextManager[Any]:
         return self._folder_lock
 
-    def keep_up(self) -> None:
+    def wait_for_writer(self) -> None:
         if self._holds_other_data:
             raise DataError(
-                f"{self._folder} holds the trajectories of an earlier buffer",
+                f"{self._folder} contains the trajectories of an earlier buffer",
                 "load them with load_checkpoint, or choose another folder",
             )
-        while len(self._writes) > MOST_PENDING:
+        while len(self._writes) > MAX_PENDING_WRITES:
             wait(list(self._writes)[:1])
             self._raise_failures()
         self._raise_failures()
@@ -148,25 +150,25 @@ class OnDisk:
             return
         self._wait()
         if self._holds_other_data:
-            settle(self._folder)
+            commit_staged(self._folder)
             return
         with self._lock:
             unwritten = [entry for entry, _ in self._pending.values()]
         for entry in unwritten:
             self._submit(partial(self._write, entry))
-        self._submit(self._list)
+        self._submit(self._write_index)
         self._wait()
 
     def close(self) -> None:
-        self.flush()  # if that fails nothing is closed, and there is another try
+        self.flush()  # if this raises, the storage stays open and close() can be retried
         self._is_closed = True
         self._writer.shutdown()
         self._claim.release()
 
-    def _path(self, entry: Entry) -> Path:
+    def _path(self, entry: TrajectoryEntry) -> Path:
         return self._folder / entry.file_name(SUFFIX)
 
-    def _hold(self, entry: Entry, flat: Flat) -> None:
+    def _register(self, entry: TrajectoryEntry, flat: FlatTrajectory) -> None:
         slot = self.table.put(flat)
         self._opened[entry.trajectory_id] = slot
         self._index.set_slot(entry.trajectory_id, slot)
@@ -174,44 +176,44 @@ class OnDisk:
     def _submit(self, job: Callable[[], None]) -> None:
         self._writes.append(self._writer.submit(job))
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: TrajectoryEntry) -> None:
         if not (self._folder / INDEX).exists():
-            self._list()  # so that after a kill the folder can be loaded, with what was not listed yet
+            self._write_index()  # a folder with an index can be loaded after a kill, with its unlisted files
         with self._folder_lock:
             with self._lock:
                 if entry.trajectory_id not in self._pending:
-                    return  # dropped before its turn came, or written when a flush tried again
+                    return  # removed before it was written, or already written by a retry
                 _, slot = self._pending[entry.trajectory_id]
                 trajectory = self.table.flat(slot).trajectory
             path = self._path(entry)
-            sha256 = formats.write(path, trajectory)
+            sha256 = trajectory_file.write(path, trajectory)
             written = open_file(path, entry)
             with self._lock:
                 is_wanted = self._pending.pop(entry.trajectory_id, None) is not None
                 if is_wanted:
                     self.table.remove(slot)
                     self._sums[entry.trajectory_id] = sha256
-                    self._hold(entry, written)
-                    self.trim()
+                    self._register(entry, written)
+                    self.evict()
                 else:
-                    self._doomed.append(path)
+                    self._to_delete.append(path)
                 self._unlisted += 1
-                is_due = self._unlisted > LISTED_SHARE * len(self._sums)
+                is_due = self._unlisted > INDEX_REWRITE_SHARE * len(self._sums)
         if is_due:
-            self._list()
+            self._write_index()
 
-    def _list(self) -> None:
-        """Write the index, then remove the files that it no longer lists."""
+    def _write_index(self) -> None:
+        """Write the index, then delete the files that it no longer lists."""
         with self._folder_lock:
             with self._lock:
-                content, doomed = self._describe(), list(self._doomed)
+                content, to_delete = self._describe(), list(self._to_delete)
                 self._unlisted = 0
             for name in (METADATA, INDEX):
                 files.write_json(self._folder / name, content[name])
-            for path in doomed:
+            for path in to_delete:
                 path.unlink(missing_ok=True)
             with self._lock:
-                self._doomed = self._doomed[len(doomed) :]
+                self._to_delete = self._to_delete[len(to_delete) :]
 
     def _wait(self) -> None:
         wait(list(self._writes))
@@ -230,19 +232,19 @@ class OnDisk:
             raise failures[0]
         raise DataError(
             f"{len(failures)} writes to {self._folder} failed, the first because: {failures[0]}",
-            "what was not written is still in memory: remove the cause, and flush() or the next checkpoint writes it",
+            "these trajectories are still in memory: fix the cause, then flush() or the next checkpoint writes them",
         ) from failures[0]
 
 
-def _staged(stage: Path, entry: Entry, origin: TrajectoryBatch | Path) -> Entry:
+def _stage_entry(stage: Path, entry: TrajectoryEntry, origin: TrajectoryBatch | Path) -> TrajectoryEntry:
     path = stage / entry.file_name(SUFFIX)
     if isinstance(origin, Path):
         link(path, origin)
         return replace(entry, sha256=entry.sha256 or files.sha256(path))
-    return replace(entry, sha256=formats.write(path, origin))
+    return replace(entry, sha256=trajectory_file.write(path, origin))
 
 
-def _announce_head(path: Path) -> None:
-    """Have the operating system read it in the background, while those of other files are read too."""
+def _prefetch_header(path: Path) -> None:
+    """Let the operating system read the start of the file in the background, in parallel with other files."""
     with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as stream:
-        os.posix_fadvise(stream.fileno(), 0, HEAD, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(stream.fileno(), 0, HEADER_BYTES, os.POSIX_FADV_WILLNEED)

@@ -1,9 +1,9 @@
-"""A trajectory's file: safetensors of our own, or what RLinf wrote (`.pt` weights-only, `.pkl` restricted).
+"""The safetensors file of a trajectory.
 
-    columns.*   every field with a row per step, [T, B, …]
+    columns.*   every field with a value per step, [T, B, …]
     frames.*    every observation once, [F, …]
 
-In a file the small arrays come first: one read of its head finds all that is not a picture.
+`tensors` puts arrays of larger dtypes first, so a single read of the start of the file gets everything but the images.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from nightshift import files
 from nightshift.data import tensors
-from nightshift.data.replay.checks import check_bounds
 from nightshift.data.replay.trajectory import COLUMNS, FORWARD_INPUTS, TrajectoryBatch
+from nightshift.data.replay.validation import check_bounds
 from nightshift.errors import DataError
 
 _COLUMNS = "columns."
@@ -25,7 +25,7 @@ _FRAMES = "frames."
 
 
 def write(path: Path, trajectory: TrajectoryBatch) -> str:
-    """Replace `path` by a file of this trajectory; the sha256 of what was written."""
+    """Write the trajectory to `path` and return the sha256 of the file."""
     arrays = {f"{_COLUMNS}{name}": column for name, column in trajectory.columns().items()}
     arrays |= {f"{_FRAMES}{name}": frames for name, frames in trajectory.frames.items()}
     note = {
@@ -44,7 +44,7 @@ def write(path: Path, trajectory: TrajectoryBatch) -> str:
 
 
 def read(path: Path) -> TrajectoryBatch:
-    """The trajectory of a file, its arrays as views of it. Its rows point to frames that are there."""
+    """Read a trajectory; its arrays are memory-mapped views, and its rows point to existing frames."""
     arrays, note = tensors.read(path)
     columns = {name.removeprefix(_COLUMNS): a for name, a in arrays.items() if name.startswith(_COLUMNS)}
     plain: dict[str, Any] = {"next": None, **{name: column for name, column in columns.items() if name in COLUMNS}}

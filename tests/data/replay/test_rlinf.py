@@ -23,33 +23,33 @@ class Hostile:
         return os.system, ("touch owned",)
 
 
-def rollout(uid: int, epochs: int = 1, length: int = 4, lanes: int = 2) -> dict[str, Any]:
-    """As RLinf stores one: `dones` with a row more per epoch; lane 1 starts another episode after row 1."""
-    seen = torch.zeros(length + 1, lanes, 3)
+def rollout(uid: int, epochs: int = 1, length: int = 4, envs: int = 2) -> dict[str, Any]:
+    """As RLinf stores one: `dones` with a row more per epoch; env 1 starts another episode after row 1."""
+    seen = torch.zeros(length + 1, envs, 3)
     seen[..., 0] = uid
-    seen[..., 1] = torch.arange(lanes)
+    seen[..., 1] = torch.arange(envs)
     seen[..., 2] = torch.arange(length + 1)[:, None]
     led_to = seen[1:].clone()
     led_to[1, 1, 2] = 77  # the last observation before the reset
     per_epoch = length // epochs
-    dones = torch.zeros(epochs, per_epoch + 1, lanes, dtype=torch.bool)
+    dones = torch.zeros(epochs, per_epoch + 1, envs, dtype=torch.bool)
     dones[:, 0] = True  # rows that belong to no step: they must not count
-    flat = torch.zeros(length, lanes, dtype=torch.bool)
+    flat = torch.zeros(length, envs, dtype=torch.bool)
     flat[1, 1] = True
-    dones[:, 1:] = flat.reshape(epochs, per_epoch, lanes)
-    dones = dones.reshape(-1, lanes)
+    dones[:, 1:] = flat.reshape(epochs, per_epoch, envs)
+    dones = dones.reshape(-1, envs)
     return {
         "max_episode_length": length,
         "model_weights_id": "w",
-        "actions": torch.arange(length * lanes * 2, dtype=torch.float32).reshape(length, lanes, 2),
-        "rewards": torch.full((length, lanes), float(uid)),
+        "actions": torch.arange(length * envs * 2, dtype=torch.float32).reshape(length, envs, 2),
+        "rewards": torch.full((length, envs), float(uid)),
         "terminations": dones.clone(),
         "truncations": torch.zeros_like(dones),
         "dones": dones,
-        "prev_logprobs": torch.zeros(length, lanes, 1, dtype=torch.bfloat16),
-        "forward_inputs": {"tokens": torch.ones(length, lanes, 5, dtype=torch.long), "text": ["a", "b"]},
-        "curr_obs": {"state": seen[:-1].clone(), "task": ["lift"] * lanes},
-        "next_obs": {"state": led_to, "task": ["lift"] * lanes},
+        "prev_logprobs": torch.zeros(length, envs, 1, dtype=torch.bfloat16),
+        "forward_inputs": {"tokens": torch.ones(length, envs, 5, dtype=torch.long), "text": ["a", "b"]},
+        "curr_obs": {"state": seen[:-1].clone(), "task": ["lift"] * envs},
+        "next_obs": {"state": led_to, "task": ["lift"] * envs},
     }
 
 
@@ -79,7 +79,7 @@ def folder_of(path: Path, form: str, contents: list[Any], index_name: str = "tra
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("index_name", ["trajectory_index.json", "trajector_index.json"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_folder_of_rlinf_loads_and_draws_what_rlinf_would(
+def test_a_checkpoint_of_rlinf_loads_and_samples_as_in_rlinf(
     form: str, index_name: str, where: str, tmp_path: Path
 ) -> None:
     folder = folder_of(tmp_path / "rlinf", form, [rollout(1), rollout(2)], index_name)
@@ -109,8 +109,8 @@ def test_episodes_of_a_rollout_begin_at_ends_and_at_every_epoch(tmp_path: Path) 
     steps = {}
     for seen, spanned in zip(batch["curr_obs"]["state"], batch["rewards"], strict=True):
         steps[int(seen[2]), int(seen[1])] = int(spanned)
-    # Rows 0-1 and 2-3 are epochs; in lane 1 the task also ends at row 1, where the second epoch begins anyway.
-    assert steps == {(row, lane): 2 - row % 2 for row in range(4) for lane in range(2)}
+    # Rows 0-1 and 2-3 are epochs; in env 1 the task also ends at row 1, where the second epoch begins anyway.
+    assert steps == {(row, env): 2 - row % 2 for row in range(4) for env in range(2)}
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -199,5 +199,5 @@ def test_a_tensor_that_claims_to_be_larger_than_its_content_is_refused(form: str
     content = rollout(0)
     content[name] = torch.zeros(1, 1, dtype=content[name].dtype).expand(2**41, 2)
     folder = folder_of(tmp_path / "c", form, [content])
-    with pytest.raises(DataError, match=r"trajectory_0_w.* claims to be \[2199023255552, 2\]"):
+    with pytest.raises(DataError, match=r"trajectory_0_w.* shape \[2199023255552, 2\] has a smaller storage"):
         TrajectoryReplay().load_checkpoint(folder)

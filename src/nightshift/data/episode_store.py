@@ -1,8 +1,8 @@
-"""Episodes in a folder, one file each under a key: an episode is there whole, or it is not there.
+"""A folder of episodes, one file per key. Files are written atomically, so an episode is complete or absent.
 
-The first one declares the schema of all; what breaks it is refused before anything is written. An episode that is on
-the shelf has reached the disk, so whoever put it there may forget it. Demos in the making, imports, an actor's spool
-and a learner's inbox are all shelves.
+The first episode declares the schema of the store; an episode that violates it is refused before anything is written.
+After put() returns the episode is durable, so the caller may drop its copy. Demos, imports, an actor's spool and a
+learner's inbox are episode stores.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SCHEMA = "schema.json"
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-class Shelf:
+class EpisodeStore:
     def __init__(self, folder: Path, *, ranges: Mapping[str, Range] | None = None) -> None:
-        """`ranges` are declared with the first episode."""
+        """`ranges` of fields become part of the schema that the first episode declares."""
         self.folder = folder
         self._ranges = ranges
         files.sweep_temporaries(folder)
@@ -33,7 +33,7 @@ class Shelf:
 
     @property
     def schema(self) -> Schema | None:
-        """What every episode here looks like; None until there is one."""
+        """The schema of all episodes; None while the store is empty."""
         return self._schema
 
     def keys(self) -> list[str]:
@@ -49,19 +49,19 @@ class Shelf:
         return episodes.load(self.path(key))
 
     def put(self, key: str, episode: Episode) -> None:
-        """Keep an episode; when this returns it survives a power cut."""
+        """Store an episode; it is durable when this returns."""
         path = self.path(key)
         self.admit(episode, str(path))
         episodes.save(episode, path)
 
     def admit(self, episode: Episode, where: str) -> None:
-        """Refuse an episode that does not belong here; the first one declares which do."""
+        """Check an episode, and declare its schema if it is the first."""
         self.check(episode, where)
         if self._schema is None:
             self._declare(Schema.of(episode, self._ranges))
 
     def check(self, episode: Episode, where: str) -> None:
-        """Refuse an episode that does not belong here."""
+        """Raise DataError if an episode violates the schema."""
         (self._schema or Schema.of(episode, self._ranges)).check(episode, where)
 
     def path(self, key: str) -> Path:
@@ -80,4 +80,4 @@ def _read_schema(path: Path) -> Schema | None:
     try:
         return Schema.from_json(json.loads(path.read_text()), str(path))
     except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}", "restore it, or delete the folder and make it again") from None
+        raise DataError(f"{path} is damaged: {error}", "restore it, or delete the folder and create it again") from None
