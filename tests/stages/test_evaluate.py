@@ -169,5 +169,5 @@ def test_the_cameras_of_an_evaluation_are_those_its_policies_look_through() -> N
     seeing, blind = (
         GaussianMlp(inputs=inputs, hidden=[4], chunk=1) for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
     )
-    assert evaluate._cameras([blind, seeing]) == ["wrist"]
-    assert evaluate._cameras([blind]) == []
+    assert evaluate._cameras("libero_mini", [blind, seeing]) == ["wrist"]
+    assert evaluate._cameras("libero_mini", [blind]) == []

@@ -13,7 +13,6 @@ import numpy as np
 
 from nightshift import config, envs, files, policies
 from nightshift.envs import protocols
-from nightshift.envs.base import CAMERAS, Camera
 from nightshift.errors import RolloutError, SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
@@ -34,7 +33,7 @@ Outcome = dict[str, Any]
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     candidates = {"sft": _load(paths.SFT_POLICY), "rloo": _load(paths.RLOO_POLICY)}
-    cameras = _cameras(candidates.values())
+    cameras = _cameras(env.suite, candidates.values())
     conditions = {**envs.conditions(env, cameras), "temperature": evaluate.temperature}
     outcomes = {name: _outcomes(job, env, requests, name, policy, evaluate) for name, policy in candidates.items()}
     report: dict[str, Any] = {
@@ -79,9 +78,11 @@ def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 
     return requests
 
 
-def _cameras(candidates: Collection[Policy]) -> list[Camera]:
-    """Those that any of the policies looks through."""
-    return [camera for camera in CAMERAS if any(camera in policy.spec["inputs"] for policy in candidates)]
+def _cameras(suite: str, candidates: Collection[Policy]) -> list[str]:
+    """The suite's cameras that are an input of any of the policies."""
+    return [
+        camera for camera in envs.suite(suite).cameras if any(camera in policy.spec["inputs"] for policy in candidates)
+    ]
 
 
 def _load(folder: Path) -> Policy:

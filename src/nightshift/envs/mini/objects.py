@@ -11,7 +11,7 @@ from typing import Any
 from libero.libero.envs.base_object import register_object
 from robosuite.models.objects import BoxObject, CylinderObject, MujocoXMLObject
 
-from nightshift.envs.mini import ASSETS
+from nightshift.envs.mini.suite import ASSETS
 
 OPEN_FROM = 0.10
 """Metres a drawer has to be pulled out to count as open."""
