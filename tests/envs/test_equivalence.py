@@ -11,7 +11,7 @@ from nightshift.envs.libero.env import LiberoEnv
 from nightshift.envs.libero.suites import BENCHMARK_SUITES, LiberoSuite
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.policies.expert import Expert
-from nightshift.types import ACTION_DIM, Task
+from nightshift.types import Task
 from tests.envs.test_suites import needs_assets
 
 STEPS = 50
@@ -26,7 +26,7 @@ def assert_steps_agree(suite: LiberoSuite, task: Task) -> None:
     positions = 1 + fast._model.nq
     random = np.random.default_rng(0)
     for step in range(STEPS):
-        action = (0.4 * random.standard_normal(ACTION_DIM)).astype(np.float32)
+        action = (0.4 * random.standard_normal(suite.action_space.size)).astype(np.float32)
         success = fast.step(action).success
         assert success == reference.step(action).success, f"step {step}"
         ours, theirs = fast.full_state(), reference.full_state()

@@ -12,12 +12,13 @@ from nightshift.envs.libero.fleet import LiberoFleet
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
 from nightshift.policies.expert import Expert
-from nightshift.types import ACTION_DIM, Array, Task
+from nightshift.types import Array, Task
 
 TRAY = 3
 STEPS = 12
 FACING_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 EVERY = np.ones(3, np.bool_)
+ACTION_DIM = LIBERO_MINI.action_space.size
 
 
 @pytest.fixture(scope="module")

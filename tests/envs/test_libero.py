@@ -17,10 +17,11 @@ from nightshift.envs.libero.suites import ASSETS_VARIABLE, BENCHMARK_SUITES, LIB
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
 from nightshift.policies.expert import Expert
-from nightshift.types import ACTION_DIM, Array, Observation, Task
+from nightshift.types import Array, Observation, Task
 
 SOURCE = Path(__file__).parents[2] / "src"
 LIFT, STACK = 0, 4
+ACTION_DIM = LIBERO_MINI.action_space.size
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
-from nightshift.types import ACTION_DIM, Task
+from nightshift.types import Task
 
 TASKS = LIBERO_MINI.tasks()
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task.name))
@@ -45,7 +45,7 @@ def test_train_and_eval_init_states_are_disjoint(task: Task) -> None:
 @each_task
 def test_init_states_are_settled_and_unsolved(task: Task) -> None:
     env = LIBERO_MINI.make_env(task)
-    rest = np.zeros(ACTION_DIM, np.float32)
+    rest = np.zeros(LIBERO_MINI.action_space.size, np.float32)
     for init_state in (0, 17, 49):
         before = env.reset("eval", init_state)["objects"].copy()
         for _ in range(5):

@@ -15,7 +15,6 @@ from nightshift.envs.libero.suites import BENCHMARK_SUITES, LIBERO_SPATIAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import PROTOCOLS, Protocol
 from nightshift.errors import SimulatorError
-from nightshift.types import ACTION_DIM
 from tests.conftest import REPOSITORY
 
 PLATE = 2
@@ -55,7 +54,7 @@ def selected(**changes: Any) -> config.Env:
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
 def test_a_protocol_says_how_long_every_suite_of_liberos_is_played(protocol: Protocol) -> None:
     assert set(protocol.max_steps) == {suite.name for suite in BENCHMARK_SUITES}
-    assert len(protocol.settle_action) == ACTION_DIM
+    assert len(protocol.settle_action) == LIBERO_SPATIAL.action_space.size
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)

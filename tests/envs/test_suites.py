@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from nightshift.envs.libero.suites import BENCHMARK_SUITES, LIBERO_GOAL, BenchmarkSuite
 from nightshift.envs.protocols import PROTOCOLS, Protocol
 from nightshift.errors import SimulatorError
-from nightshift.types import ACTION_DIM, Task
+from nightshift.types import Task
 
 FORWARD = np.array([0.5, 0, -0.2, 0, 0, 0.1, 1], dtype=np.float32)
-assert FORWARD.shape == (ACTION_DIM,)
 
 
 def why_no_assets() -> str:
@@ -83,7 +82,7 @@ def test_a_reset_lets_the_world_settle_as_long_as_the_protocol_says(protocol: Pr
 def test_a_real_suite_replays_bit_identically(suite: BenchmarkSuite) -> None:
     env = suite.make_env(suite.tasks()[1])
     rng = np.random.default_rng(8)
-    actions = rng.uniform(-1, 1, (4, ACTION_DIM)).astype(np.float32)
+    actions = rng.uniform(-1, 1, (4, suite.action_space.size)).astype(np.float32)
 
     def play() -> list[NDArray[Any]]:
         env.reset("eval", 1)

@@ -14,7 +14,7 @@ from nightshift import config
 from nightshift.envs.fake import TASKS
 from nightshift.rollouts.sampling import Group, Round, Sampler
 from nightshift.rollouts.schedule import Ring, dealt
-from nightshift.types import ACTION_DIM, RolloutRequest, Trajectory
+from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 
 
@@ -26,7 +26,7 @@ def settings(*, ranks: int = 1, groups: int = 4, **sampling: Any) -> config.Rloo
 
 
 def group(request: RolloutRequest, solved: int, *, valid: bool = True) -> Group:
-    nothing = np.zeros((1, ACTION_DIM), np.float32)
+    nothing = np.zeros((1, 7), np.float32)
     return [
         Trajectory(
             request=request,

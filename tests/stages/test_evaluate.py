@@ -25,7 +25,7 @@ from tests.stages.test_collect import FailingPool
 
 @pytest.fixture
 def two_policies(project: object) -> None:
-    policy = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[4], chunk=1)
+    policy = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[4], chunk=1, action_dim=7)
     for path in (paths.SFT_POLICY, paths.RLOO_POLICY):
         with files.new_folder(path) as folder:
             policies.save(policy, folder)
@@ -167,7 +167,8 @@ def test_auto_plays_as_many_states_as_the_protocol(params: config.Params) -> Non
 
 def test_the_cameras_of_an_evaluation_are_those_its_policies_look_through() -> None:
     seeing, blind = (
-        GaussianMlp(inputs=inputs, hidden=[4], chunk=1) for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
+        GaussianMlp(inputs=inputs, hidden=[4], chunk=1, action_dim=7)
+        for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
     )
     assert evaluate._cameras("libero_mini", [blind, seeing]) == ["wrist"]
     assert evaluate._cameras("libero_mini", [blind]) == []

@@ -14,7 +14,7 @@ from nightshift.project import paths
 from nightshift.reports.intervals import Rate
 from nightshift.stages import register
 
-SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1}
+SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1, "action_dim": 7}
 
 
 @pytest.fixture

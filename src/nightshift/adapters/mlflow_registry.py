@@ -26,7 +26,6 @@ import nightshift
 from nightshift import files
 from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.errors import RegistryError
-from nightshift.types import ACTION_DIM
 
 CHALLENGER = "challenger"
 CHAMPION = "champion"
@@ -157,7 +156,7 @@ def _log(candidate: Candidate, scratch: Path) -> Any:
             name="policy",
             python_model=str(Path(__file__).parent / "policy_model.py"),
             artifacts={"policy": str(candidate.policy)},
-            signature=_signature(spec["inputs"], spec["chunk"]),
+            signature=_signature(spec["inputs"], spec["chunk"], spec["action_dim"]),
             input_example={name: np.zeros((1, size), np.float32) for name, size in spec["inputs"].items()},
             code_paths=[str(_shipped(scratch))],
             pip_requirements=["mlflow", "torch", "numpy", "safetensors"],
@@ -171,9 +170,9 @@ def _hushed() -> Iterator[None]:
         yield
 
 
-def _signature(inputs: Mapping[str, int], chunk: int) -> ModelSignature:
+def _signature(inputs: Mapping[str, int], chunk: int, action_dim: int) -> ModelSignature:
     observations = [TensorSpec(np.dtype(np.float32), (-1, size), name) for name, size in inputs.items()]
-    actions = TensorSpec(np.dtype(np.float32), (-1, chunk, ACTION_DIM))
+    actions = TensorSpec(np.dtype(np.float32), (-1, chunk, action_dim))
     return ModelSignature(Schema(observations), Schema([actions]))
 
 
