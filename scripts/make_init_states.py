@@ -1,6 +1,7 @@
 """Draws and freezes the init states of libero_mini: src/nightshift/envs/mini/init_states/<task>.npz.
 
-The same seed gives the same files, byte for byte. Run it after changing a BDDL file or an object.
+The same seed gives the same states on the same machine; another CPU may differ in the last bits (about 1e-12 m).
+Run it after changing a BDDL file or an object.
 """
 
 from __future__ import annotations
