@@ -4,7 +4,7 @@ Control steps per second over SIMULATORS simulations of one scene, same init sta
 One JSON line per scene: {name, ours, peer, ratio, limit, of_limit, least, most}. `limit` is `mj_step` alone, 25 times a
 control step; `ratio` is ours over the peer's. Figures are medians over rounds in which all three take turns.
 
-With cameras: seconds per decision of a policy that looks once per chunk of 8 actions, against looking at every step.
+With cameras: seconds per decision of a policy that renders once per chunk of 8 actions, against once per step.
 `--plot FILE` draws throughput over the number of simulations per core.
 """
 
@@ -28,14 +28,15 @@ import numpy as np
 # Python looks for modules beside the script first, where this very file would pass for the package `libero`.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent.resolve()]
 
-from nightshift.envs.fleet import LiberoFleet
-from nightshift.envs.libero import LiberoEnv, control_env, suite_tasks
-from nightshift.envs.libero_setup import prepare
-from nightshift.envs.suites import load_init_states
+from nightshift.envs.libero.env import LiberoEnv, control_env
+from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.libero.setup import prepare
+from nightshift.envs.libero.suites import ACTIONS, LIBERO_OBJECT, LIBERO_SPATIAL, LiberoSuite
+from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
-from nightshift.types import ACTION_DIM, Array, Task
+from nightshift.types import Array, Task
 
-SCENES = ("libero_mini", "libero_object", "libero_spatial")
+SUITES: tuple[LiberoSuite, ...] = (LIBERO_MINI, LIBERO_OBJECT, LIBERO_SPATIAL)
 CORES = len(os.sched_getaffinity(0))
 SIMULATORS = 4 * CORES
 STEPS = 40
@@ -48,7 +49,7 @@ Measure = Callable[[], float]
 
 def actions(count: int) -> Array:
     """Gentle random moves [steps, count, A]."""
-    return (0.3 * np.random.default_rng(0).standard_normal((STEPS, count, ACTION_DIM))).clip(-1, 1).astype(np.float32)
+    return (0.3 * np.random.default_rng(0).standard_normal((STEPS, count, ACTIONS.size))).clip(-1, 1).astype(np.float32)
 
 
 def rate(count: int, started: float) -> float:
@@ -68,12 +69,12 @@ def ours(fleet: LiberoFleet, count: int) -> float:
 class Peer:
     """LIBERO's vector environment: a process per simulation, its own `env.step`, its own observations."""
 
-    def __init__(self, task: Task, count: int) -> None:
+    def __init__(self, suite: LiberoSuite, task: Task, count: int) -> None:
         prepare()
         from libero.libero.envs.venv import SubprocVectorEnv
 
-        self._states = load_init_states(task, "eval")[np.arange(count) % 50]
-        self._envs: Any = SubprocVectorEnv([partial(control_env, task)] * count)
+        self._states = suite.load_init_states(task, "eval")[np.arange(count) % 50]
+        self._envs: Any = SubprocVectorEnv([partial(control_env, suite.problem(task))] * count)
         self._envs.reset()
 
     def __call__(self) -> float:
@@ -89,10 +90,10 @@ class Peer:
         self._envs.close()
 
 
-def limit(task: Task, count: int) -> Measure:
+def limit(suite: LiberoSuite, task: Task, count: int) -> Measure:
     """`mj_step` and nothing else, from the same states, one thread per core. The arm is limp."""
-    env = LiberoEnv(task)
-    lanes = [env, *(env.twin() for _ in range(count - 1))]
+    env = suite.make_env(task)
+    lanes = [env, *(env.with_new_data() for _ in range(count - 1))]
     pool = ThreadPoolExecutor(CORES)
 
     def step(lane: LiberoEnv) -> None:
@@ -108,17 +109,17 @@ def limit(task: Task, count: int) -> Measure:
     return measure
 
 
-def scene(name: str) -> dict[str, Any]:
-    task = suite_tasks(name)[0]
-    fleet, peer = LiberoFleet(task, threads=CORES), Peer(task, SIMULATORS)
-    bare = limit(task, SIMULATORS)
+def scene(suite: LiberoSuite) -> dict[str, Any]:
+    task = suite.tasks()[0]
+    fleet, peer = suite.make_fleet(task, threads=CORES), Peer(suite, task, SIMULATORS)
+    bare = limit(suite, task, SIMULATORS)
     ours(fleet, SIMULATORS)  # compiles
     rounds = np.array([(ours(fleet, SIMULATORS), peer(), bare()) for _ in range(ROUNDS)])
     peer.close()
     fleet.close()
     mine, theirs, most = (statistics.median(column) for column in rounds.T)
     return {
-        "name": name,
+        "name": suite.name,
         "ours": round(mine),
         "peer": round(theirs),
         "ratio": round(mine / theirs, 2),
@@ -132,19 +133,19 @@ def scene(name: str) -> dict[str, Any]:
     }
 
 
-def cameras(name: str) -> dict[str, Any] | None:
-    """Seconds per decision: eight control steps and one look, against eight steps and eight looks."""
-    env = LiberoEnv(suite_tasks(name)[0])
+def cameras(suite: LiberoSuite) -> dict[str, Any] | None:
+    """Seconds per decision: eight control steps and one image, against eight steps and eight images."""
+    env = suite.make_env(suite.tasks()[0])
     env.reset("eval", 0)
     if env.render() is None:
         return None
     moves = actions(1)[:, 0]
 
-    def decision(looks: int) -> float:
+    def decision(images: int) -> float:
         env.reset("eval", 0)
         started = time.perf_counter()
         for index, action in enumerate(moves[:CHUNK]):
-            if index < looks:
+            if index < images:
                 env.render()
             env.step(action)
         return time.perf_counter() - started
@@ -152,7 +153,7 @@ def cameras(name: str) -> dict[str, Any] | None:
     rounds = np.array([(decision(1), decision(CHUNK)) for _ in range(ROUNDS)])
     mine, theirs = (statistics.median(column) for column in rounds.T)
     return {
-        "name": f"{name}/cameras",
+        "name": f"{suite.name}/cameras",
         "ours": round(mine, 3),
         "peer": round(theirs, 3),
         "ratio": round(theirs / mine, 2),
@@ -166,11 +167,11 @@ def plot(path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
     per_core = [1, 2, 4, 8, 16]
-    for name in available():
-        fleet = LiberoFleet(suite_tasks(name)[0], threads=CORES)
+    for suite in available():
+        fleet = suite.make_fleet(suite.tasks()[0], threads=CORES)
         ours(fleet, CORES)
         rates = [statistics.median(ours(fleet, CORES * n) for _ in range(ROUNDS)) for n in per_core]
-        axes.plot(per_core, rates, marker="o", label=name)
+        axes.plot(per_core, rates, marker="o", label=suite.name)
         fleet.close()
     axes.set(xlabel="simulations per core", ylabel=f"control steps/s on {CORES} cores", xscale="log", ylim=0)
     axes.set_xticks(per_core, [str(n) for n in per_core])
@@ -178,16 +179,16 @@ def plot(path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def available() -> list[str]:
-    """Scenes whose assets are there; says which are left out."""
+def available() -> list[LiberoSuite]:
+    """Suites whose assets are there; the others are named on stderr."""
     found = []
-    for name in SCENES:
+    for suite in SUITES:
         try:
-            LiberoEnv(suite_tasks(name)[0])
+            suite.make_env(suite.tasks()[0])
         except SimulatorError as error:
-            sys.stderr.write(f"{name} is left out: {error}\n")
+            sys.stderr.write(f"{suite.name} is left out: {error}\n")
         else:
-            found.append(name)
+            found.append(suite)
     return found
 
 
@@ -198,8 +199,8 @@ def main() -> None:
     if chosen.plot:
         plot(chosen.plot)
         return
-    scenes = available()
-    for line in (*map(scene, scenes), *map(cameras, scenes)):
+    suites = available()
+    for line in (*map(scene, suites), *map(cameras, suites)):
         if line:
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()

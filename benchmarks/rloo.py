@@ -59,7 +59,13 @@ def fresh_policy() -> PolicySnapshot:
     seen = fleet.reset("train", [0])
     fleet.close()
     inputs = {name: seen[name].shape[1] for name in PARAMS.policy.inputs}
-    spec = {"family": FAMILY, "inputs": inputs, "hidden": PARAMS.policy.hidden, "chunk": PARAMS.policy.chunk}
+    spec = {
+        "family": FAMILY,
+        "inputs": inputs,
+        "hidden": PARAMS.policy.hidden,
+        "chunk": PARAMS.policy.chunk,
+        "action_dim": fleet.action_space.size,
+    }
     return snapshot(policies.build(spec))
 
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from nightshift import config, envs
+from nightshift.envs import registry
 from nightshift.envs.protocols import DEFAULT
-from nightshift.envs.suites import MINI, SUITES
 from nightshift.rollouts.pool import open_pool
 from nightshift.types import RolloutRequest, Split, Task, Trajectory
 
-MINI_HORIZON = 100
-"""No paper has a number for it."""
+HORIZON = 100
+"""Control steps for a suite that the protocol has no number for."""
 HEADER = "| task | solved | episodes | steps, median / most | init states not solved |\n|---|---|---|---|---|\n"
 
 
@@ -40,13 +39,13 @@ def row(task: Task, episodes: Sequence[Trajectory]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("suite", choices=registry.names())
     parser.add_argument("--task", action="append", default=[], help="only this task; may be given more than once")
     parser.add_argument("--split", choices=("eval", "train"), default="eval")
     parser.add_argument("--states", type=int, default=50, help="the first so many init states of each task")
     parser.add_argument("--workers", type=int, default=0, help="processes beside this one")
     chosen = parser.parse_args()
-    horizon: int | Literal["auto"] = MINI_HORIZON if chosen.suite == MINI else "auto"
+    horizon = DEFAULT.max_steps.get(chosen.suite, HORIZON)
     suite = config.Env(suite=chosen.suite, tasks=tuple(chosen.task), protocol=DEFAULT.name, horizon=horizon)
     tasks = envs.tasks(suite)
     sys.stdout.write(HEADER)

@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 Observation = Mapping[str, Array]
-"""One look at the world, by name: "proprio" [8], "task" [tasks of the suite] and more; docs/libero.md has them all."""
-
-ACTION_DIM = 7
-"""Operational-space control: Δposition (3), Δrotation (3), gripper (-1 opens, +1 closes)."""
+"""One observation, each array [D] by its name in the suite's observation space."""
 
 Split = Literal["train", "validation", "eval"]
 """Which frozen init states. Demos and RL groups start from "train" states only. "validation" states are training states
@@ -101,9 +98,9 @@ class Trajectory:
             member=member,
             observations={},
             final={},
-            actions=np.zeros((0, ACTION_DIM), np.float32),
-            executed=np.zeros((0, ACTION_DIM), np.float32),
-            log_probs=np.zeros((0, ACTION_DIM), np.float32),
+            actions=np.zeros((0, 0), np.float32),
+            executed=np.zeros((0, 0), np.float32),
+            log_probs=np.zeros((0, 0), np.float32),
             chunk=1,
             success=False,
             valid=False,

@@ -19,7 +19,7 @@ from nightshift.adapters.mlflow_registry import Proposal, Registration
 from nightshift.errors import RegistryError
 from nightshift.statistics.paired import EpisodeOutcome
 
-SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "chunk": 1}
+SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "chunk": 1, "action_dim": 7}
 
 
 @pytest.fixture(scope="module")

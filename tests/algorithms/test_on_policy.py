@@ -48,7 +48,7 @@ def settings(**changes: Any) -> config.Rloo:
 
 def policy() -> GaussianMlp:
     torch.manual_seed(0)
-    return GaussianMlp(inputs={"proprio": 3}, hidden=[16], chunk=CHUNK)
+    return GaussianMlp(inputs={"proprio": 3}, hidden=[16], chunk=CHUNK, action_dim=7)
 
 
 def episode(actor: GaussianMlp, *, member: int, success: bool, seed: int) -> Trajectory:
@@ -264,7 +264,7 @@ class Counting(GaussianMlp):
 @pytest.mark.parametrize("old", ["rollout", "recomputed"])
 def test_without_a_kl_limit_the_batch_is_judged_before_the_first_gradient_and_after_the_last(old: str) -> None:
     torch.manual_seed(0)
-    actor = Counting(inputs={"proprio": 3}, hidden=[16], chunk=CHUNK)
+    actor = Counting(inputs={"proprio": 3}, hidden=[16], chunk=CHUNK, action_dim=7)
     played = groups(actor, *MIXED[:2])
     decisions = len(collate(actor, [e for group in played for e in group]))
     chosen = settings(kl_limit=None, epochs=3, old_log_probs=old)

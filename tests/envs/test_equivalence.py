@@ -7,10 +7,11 @@ import gc
 import numpy as np
 import pytest
 
-from nightshift.envs.libero import LiberoEnv, suite_tasks
-from nightshift.envs.suites import REAL_SUITES
+from nightshift.envs.libero.env import LiberoEnv
+from nightshift.envs.libero.suites import BENCHMARK_SUITES, LiberoSuite
+from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.policies.expert import Expert
-from nightshift.types import ACTION_DIM, Task
+from nightshift.types import Task
 from tests.envs.test_suites import needs_assets
 
 STEPS = 50
@@ -18,14 +19,14 @@ POSITION = 1e-4  # metres, radians: the last bits differ and grow in contact
 VELOCITY = 1e-2
 
 
-def assert_steps_agree(task: Task) -> None:
-    fast, reference = LiberoEnv(task), LiberoEnv(task, compiled=False)
+def assert_steps_agree(suite: LiberoSuite, task: Task) -> None:
+    fast, reference = suite.make_env(task), suite.make_env(task, compiled=False)
     fast.reset("eval", 7)
     reference.reset("eval", 7)
     positions = 1 + fast._model.nq
     random = np.random.default_rng(0)
     for step in range(STEPS):
-        action = (0.4 * random.standard_normal(ACTION_DIM)).astype(np.float32)
+        action = (0.4 * random.standard_normal(suite.action_space.size)).astype(np.float32)
         success = fast.step(action).success
         assert success == reference.step(action).success, f"step {step}"
         ours, theirs = fast.full_state(), reference.full_state()
@@ -33,22 +34,22 @@ def assert_steps_agree(task: Task) -> None:
         np.testing.assert_allclose(ours[positions:], theirs[positions:], atol=VELOCITY, err_msg=f"qvel, step {step}")
 
 
-@pytest.mark.parametrize("task", suite_tasks("libero_mini"), ids=lambda task: task.name)
+@pytest.mark.parametrize("task", LIBERO_MINI.tasks(), ids=lambda task: task.name)
 def test_positions_velocities_and_success_agree_on_libero_mini(task: Task) -> None:
-    assert_steps_agree(task)
+    assert_steps_agree(LIBERO_MINI, task)
 
 
 @needs_assets
-@pytest.mark.parametrize("suite", REAL_SUITES)
-def test_positions_velocities_and_success_agree_on_liberos_suites(suite: str) -> None:
-    assert_steps_agree(suite_tasks(suite)[0])
+@pytest.mark.parametrize("suite", BENCHMARK_SUITES, ids=lambda suite: suite.name)
+def test_positions_velocities_and_success_agree_on_liberos_suites(suite: LiberoSuite) -> None:
+    assert_steps_agree(suite, suite.tasks()[0])
     gc.collect()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", suite_tasks("libero_mini"), ids=lambda task: task.name)
+@pytest.mark.parametrize("task", LIBERO_MINI.tasks(), ids=lambda task: task.name)
 def test_the_expert_solves_the_same_init_states_either_way(task: Task) -> None:
-    outcomes = [solved(LiberoEnv(task, compiled=compiled)) for compiled in (True, False)]
+    outcomes = [solved(LIBERO_MINI.make_env(task, compiled=compiled)) for compiled in (True, False)]
     assert outcomes[0] == outcomes[1]
 
 

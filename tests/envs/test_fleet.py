@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from nightshift.envs.fleet import LiberoFleet
-from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
 from nightshift.policies.expert import Expert
-from nightshift.types import ACTION_DIM, Array, Task
+from nightshift.types import Array, Task
 
 TRAY = 3
 STEPS = 12
 FACING_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 EVERY = np.ones(3, np.bool_)
+ACTION_DIM = LIBERO_MINI.action_space.size
 
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[LiberoFleet]:
-    made = LiberoFleet(suite_tasks("libero_mini")[TRAY])
+    made = LIBERO_MINI.make_fleet(LIBERO_MINI.tasks()[TRAY])
     yield made
     made.close()
 
@@ -53,7 +54,7 @@ def assert_equal(one: dict[str, Array], other: dict[str, Array]) -> None:
 def test_a_simulation_in_a_fleet_plays_what_it_plays_alone_bit_for_bit(fleet: LiberoFleet) -> None:
     actions = random_actions(0, 3)
     together = play(fleet, [4, 9, 4], actions)
-    alone = LiberoEnv(fleet.task)
+    alone = LIBERO_MINI.make_env(fleet.task)
     for lane, state in enumerate((4, 9, 4)):
         alone.reset("train", state)
         for step, action in enumerate(actions[:, lane]):
@@ -61,19 +62,18 @@ def test_a_simulation_in_a_fleet_plays_what_it_plays_alone_bit_for_bit(fleet: Li
                 np.testing.assert_array_equal(values, together[name][step, lane], err_msg=f"{name}, step {step}")
 
 
-def test_a_twin_shows_the_expert_the_same_scene(fleet: LiberoFleet) -> None:
+def test_simulations_of_one_model_show_the_expert_the_same_scene(fleet: LiberoFleet) -> None:
     fleet.reset("train", [4, 4])
     one, other = fleet.scene(0), fleet.scene(1)
     for name, body in one.bodies.items():
-        twin = other.bodies[name]
-        for shown, twins in ((body.position, twin.position), (body.half_size, twin.half_size)):
-            np.testing.assert_array_equal(shown, twins, err_msg=name)
+        np.testing.assert_array_equal(body.position, other.bodies[name].position, err_msg=name)
+        np.testing.assert_array_equal(body.half_size, other.bodies[name].half_size, err_msg=name)
     np.testing.assert_array_equal(Expert().act(one), Expert().act(other))
 
 
 def test_threads_change_nothing(fleet: LiberoFleet) -> None:
     actions = random_actions(1, 3)
-    threaded = LiberoFleet(fleet.task, threads=2)
+    threaded = LIBERO_MINI.make_fleet(fleet.task, threads=2)
     assert_equal(play(fleet, [0, 1, 2], actions), play(threaded, [0, 1, 2], actions))
     threaded.close()
 
@@ -106,9 +106,9 @@ def test_a_bad_action_is_refused_before_any_simulation_moves(fleet: LiberoFleet)
             np.testing.assert_array_equal(values, before[name][lane])
 
 
-@pytest.mark.parametrize("task", suite_tasks("libero_mini"), ids=lambda task: task.name)
+@pytest.mark.parametrize("task", LIBERO_MINI.tasks(), ids=lambda task: task.name)
 def test_success_is_what_liberos_predicates_say_on_every_step(task: Task) -> None:
-    env, expert = LiberoEnv(task), Expert()
+    env, expert = LIBERO_MINI.make_env(task), Expert()
     env.reset("eval", 3)
     for _ in range(100):
         success = env.step(expert.act(env.scene())).success

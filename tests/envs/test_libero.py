@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 
 from nightshift.envs import versions
-from nightshift.envs.libero import LiberoEnv, suite_tasks
-from nightshift.envs.suites import ASSETS_VARIABLE, REAL_SUITES, SUITES
+from nightshift.envs.libero.env import LiberoEnv
+from nightshift.envs.libero.suites import ASSETS_VARIABLE, BENCHMARK_SUITES, LIBERO_GOAL, LIBERO_OBJECT
+from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
 from nightshift.policies.expert import Expert
-from nightshift.types import ACTION_DIM, Array, Observation, Task
+from nightshift.types import Array, Observation, Task
 
 SOURCE = Path(__file__).parents[2] / "src"
 LIFT, STACK = 0, 4
+ACTION_DIM = LIBERO_MINI.action_space.size
 
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[LiberoEnv]:
-    made = LiberoEnv(suite_tasks("libero_mini")[STACK])
+    made = LIBERO_MINI.make_env(LIBERO_MINI.tasks()[STACK])
     yield made
     made.close()
 
@@ -75,13 +77,13 @@ def test_reset_and_replay_is_bit_identical(env: LiberoEnv) -> None:
 def test_a_new_environment_replays_an_old_ones_steps_bit_identically(env: LiberoEnv) -> None:
     actions = random_actions(2, 15)
     play(env, 9, random_actions(3, 5))
-    assert_identical(play(env, 5, actions), play(LiberoEnv(env.task), 5, actions))
+    assert_identical(play(env, 5, actions), play(LIBERO_MINI.make_env(env.task), 5, actions))
 
 
-@pytest.mark.parametrize("task", suite_tasks("libero_mini"), ids=lambda task: task.name)
+@pytest.mark.parametrize("task", LIBERO_MINI.tasks(), ids=lambda task: task.name)
 def test_compiled_stepping_agrees_with_robosuites_own(task: Task) -> None:
     """On the expert's actions, which make contact: the last bit differs there and grows, but not to a millimetre."""
-    fast, reference, expert = LiberoEnv(task), LiberoEnv(task, compiled=False), Expert()
+    fast, reference, expert = LIBERO_MINI.make_env(task), LIBERO_MINI.make_env(task, compiled=False), Expert()
     fast.reset("train", 7)
     reference.reset("train", 7)
     for _ in range(50):
@@ -99,17 +101,20 @@ def test_building_an_environment_leaves_numpys_global_generator_alone() -> None:
     np.random.seed(5)
     expected = np.random.random(3)
     np.random.seed(5)
-    LiberoEnv(suite_tasks("libero_mini")[LIFT]).reset("train", 0)
+    LIBERO_MINI.make_env(LIBERO_MINI.tasks()[LIFT]).reset("train", 0)
     np.testing.assert_array_equal(np.random.random(3), expected)
 
 
 def test_observations_have_the_same_shapes_for_every_task() -> None:
-    shapes = set()
-    for task in suite_tasks("libero_mini"):
-        observation = LiberoEnv(task).reset("eval", 0)
-        shapes.add(tuple((name, value.shape, value.dtype.name) for name, value in sorted(observation.items())))
-    sizes = {"egocentric": 13, "objects": 25, "proprio": 8, "state": 8, "task": 6}
-    assert shapes == {tuple((name, (size,), "float32") for name, size in sizes.items())}
+    for task in LIBERO_MINI.tasks():
+        observation = LIBERO_MINI.make_env(task).reset("eval", 0)
+        assert {name: (value.shape, value.dtype.name) for name, value in observation.items()} == {
+            "egocentric": ((13,), "float32"),
+            "objects": ((25,), "float32"),
+            "proprio": ((8,), "float32"),
+            "state": ((8,), "float32"),
+            "task": ((6,), "float32"),
+        }
 
 
 def test_actions_beyond_the_range_act_like_clipped_ones(env: LiberoEnv) -> None:
@@ -119,7 +124,7 @@ def test_actions_beyond_the_range_act_like_clipped_ones(env: LiberoEnv) -> None:
 
 def test_stepping_past_any_horizon_is_allowed(env: LiberoEnv) -> None:
     """The reference goes through robosuite's own step, which counts and refuses one after the end."""
-    reference = LiberoEnv(env.task, compiled=False)
+    reference = LIBERO_MINI.make_env(env.task, compiled=False)
     reference.reset("train", 0)
     reference._domain.timestep = 2**31
     for _ in range(2):
@@ -156,16 +161,10 @@ def test_exploding_physics_is_reported_with_task_and_step(env: LiberoEnv) -> Non
     env.step(np.zeros(ACTION_DIM, np.float32))
 
 
-def test_unknown_suite_is_refused_with_the_available_ones() -> None:
-    with pytest.raises(SimulatorError) as caught:
-        suite_tasks("libero_maxi")
-    assert all(suite in str(caught.value) for suite in SUITES)
-
-
 def test_unknown_task_is_refused_with_the_available_ones(env: LiberoEnv) -> None:
     wrong = type(env.task)(suite="libero_mini", name="fly", language="", index=0, suite_size=6)
     with pytest.raises(SimulatorError, match="lift_cube"):
-        LiberoEnv(wrong)
+        LIBERO_MINI.make_env(wrong)
 
 
 def test_versions_name_what_the_physics_depends_on() -> None:
@@ -181,16 +180,16 @@ def test_a_picture_is_256_square_or_none(env: LiberoEnv) -> None:
 
 
 def test_real_suites_have_liberos_tasks_in_liberos_order() -> None:
-    sizes = {suite: len(suite_tasks(suite)) for suite in REAL_SUITES}
+    sizes = {suite.name: len(suite.tasks()) for suite in BENCHMARK_SUITES}
     assert sizes == {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
-    assert suite_tasks("libero_goal")[0].name == "open_the_middle_drawer_of_the_cabinet"
+    assert LIBERO_GOAL.tasks()[0].name == "open_the_middle_drawer_of_the_cabinet"
 
 
 def test_missing_assets_error_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ASSETS_VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(SimulatorError) as caught:
-        LiberoEnv(suite_tasks("libero_object")[0])
+        LIBERO_OBJECT.make_env(LIBERO_OBJECT.tasks()[0])
     assert ASSETS_VARIABLE in str(caught.value)
     assert "hf download lerobot/libero-assets" in str(caught.value)
 
@@ -198,15 +197,16 @@ def test_missing_assets_error_says_how_to_get_them(tmp_path: Path, monkeypatch: 
 def test_assets_folder_without_assets_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASSETS_VARIABLE, str(tmp_path))
     with pytest.raises(SimulatorError, match=str(tmp_path)):
-        LiberoEnv(suite_tasks("libero_object")[0])
+        LIBERO_OBJECT.make_env(LIBERO_OBJECT.tasks()[0])
 
 
 def test_importing_libero_never_prompts_and_writes_only_under_state(tmp_path: Path) -> None:
     code = (
-        "from nightshift.envs.libero import LiberoEnv, suite_tasks\n"
-        "env = LiberoEnv(suite_tasks('libero_mini')[0])\n"
+        "from nightshift.envs.mini.suite import LIBERO_MINI\n"
+        "env = LIBERO_MINI.make_env(LIBERO_MINI.tasks()[0])\n"
         "env.reset('train', 0)\n"
-        "suite_tasks('libero_10')\n"
+        "from nightshift.envs.libero.suites import LIBERO_10\n"
+        "LIBERO_10.tasks()\n"
     )
     log = Path("/tmp/robosuite.log")
     before = log.stat().st_mtime if log.exists() else None
@@ -225,8 +225,8 @@ def test_stepping_works_and_rendering_gives_none_without_a_gl_library(tmp_path: 
         "find = ctypes.util.find_library\n"
         "ctypes.util.find_library = lambda name: None if name in ('EGL', 'OSMesa', 'GL') else find(name)\n"
         "import numpy as np\n"
-        "from nightshift.envs.libero import LiberoEnv, suite_tasks\n"
-        "env = LiberoEnv(suite_tasks('libero_mini')[0])\n"
+        "from nightshift.envs.mini.suite import LIBERO_MINI\n"
+        "env = LIBERO_MINI.make_env(LIBERO_MINI.tasks()[0])\n"
         "env.reset('train', 0)\n"
         "env.step(np.zeros(7, np.float32))\n"
         "assert env.render() is None\n"
@@ -240,8 +240,8 @@ def test_missing_simulator_package_error_says_how_to_install_it(tmp_path: Path) 
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name == 'libero' else find(name, *rest)\n"
-        "from nightshift.envs.libero import LiberoEnv, suite_tasks\n"
-        "LiberoEnv(suite_tasks('libero_mini')[0])\n"
+        "from nightshift.envs.mini.suite import LIBERO_MINI\n"
+        "LIBERO_MINI.make_env(LIBERO_MINI.tasks()[0])\n"
     )
     assert "pip install --no-deps hf-libero" in in_fresh_process(code, tmp_path).stderr
 
@@ -250,8 +250,8 @@ def test_missing_dependency_of_the_simulator_is_named(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "sys.modules['easydict'] = None\n"
-        "from nightshift.envs.libero import LiberoEnv, suite_tasks\n"
-        "LiberoEnv(suite_tasks('libero_mini')[0])\n"
+        "from nightshift.envs.mini.suite import LIBERO_MINI\n"
+        "LIBERO_MINI.make_env(LIBERO_MINI.tasks()[0])\n"
     )
     message = in_fresh_process(code, tmp_path).stderr
     assert "SimulatorError: the simulator cannot be imported: import of easydict" in message
@@ -260,5 +260,5 @@ def test_missing_dependency_of_the_simulator_is_named(tmp_path: Path) -> None:
 def test_unwritable_state_folder_is_a_project_error(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / ".state").write_text("a file where the folder should be")
-    code = "from nightshift.envs.libero_setup import prepare\nprepare()\n"
+    code = "from nightshift.envs.libero.setup import prepare\nprepare()\n"
     assert "ProjectError" in in_fresh_process(code, tmp_path).stderr

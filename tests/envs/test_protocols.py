@@ -10,12 +10,11 @@ import pytest
 
 from nightshift import config, envs
 from nightshift.envs import protocols
-from nightshift.envs.base import CAMERAS
-from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.envs.libero.env import LiberoEnv
+from nightshift.envs.libero.suites import BENCHMARK_SUITES, LIBERO_SPATIAL
+from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import PROTOCOLS, Protocol
-from nightshift.envs.suites import MINI, REAL_SUITES, load_init_states, load_problem, settle_steps
 from nightshift.errors import SimulatorError
-from nightshift.types import ACTION_DIM
 from tests.conftest import REPOSITORY
 
 PLATE = 2
@@ -25,7 +24,7 @@ CLOSE = 3.0
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[LiberoEnv]:
-    made = LiberoEnv(suite_tasks(MINI)[PLATE])
+    made = LIBERO_MINI.make_env(LIBERO_MINI.tasks()[PLATE])
     yield made
     made.close()
 
@@ -38,7 +37,7 @@ def liberos_own(env: LiberoEnv) -> Iterator[Any]:
         pytest.skip("no GL library works here")
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
-    problem = load_problem(env.task)
+    problem = LIBERO_MINI.problem(env.task)
     made = OffScreenRenderEnv(
         bddl_file_name=str(problem.bddl), scene_xml=str(problem.scene), camera_heights=256, camera_widths=256
     )
@@ -54,13 +53,13 @@ def selected(**changes: Any) -> config.Env:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
 def test_a_protocol_says_how_long_every_suite_of_liberos_is_played(protocol: Protocol) -> None:
-    assert set(protocol.max_steps) == set(REAL_SUITES)
-    assert len(protocol.settle_action) == ACTION_DIM
+    assert set(protocol.max_steps) == {suite.name for suite in BENCHMARK_SUITES}
+    assert len(protocol.settle_action) == LIBERO_SPATIAL.action_space.size
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
 def test_the_documentation_shows_the_numbers_of_the_table(protocol: Protocol) -> None:
-    steps = " / ".join(str(protocol.max_steps[suite]) for suite in REAL_SUITES)
+    steps = " / ".join(str(protocol.max_steps[suite.name]) for suite in BENCHMARK_SUITES)
     action = "gripper open" if protocol.settle_action[-1] else "zeros"
     size = f"{protocol.resolution}², {'rotated' if protocol.rotated else 'as LIBERO'}"
     row = f"| `{protocol.name}` | {steps} | {protocol.settle_steps} × {action} | {size} | {protocol.trials} |"
@@ -75,7 +74,7 @@ def test_an_automatic_horizon_is_the_protocols_for_the_suite() -> None:
 
 def test_an_automatic_horizon_of_a_suite_no_paper_has_is_refused_with_what_to_write() -> None:
     with pytest.raises(SimulatorError, match=r"no number of steps for libero_mini[\s\S]*env\.horizon"):
-        envs.horizon(selected(suite=MINI))
+        envs.horizon(selected(suite="libero_mini"))
 
 
 def test_an_unknown_protocol_is_refused_with_the_known_ones() -> None:
@@ -84,8 +83,8 @@ def test_an_unknown_protocol_is_refused_with_the_known_ones() -> None:
 
 
 def test_states_of_libero_mini_are_at_rest_and_only_real_suites_are_given_time_to_settle() -> None:
-    assert settle_steps(MINI, PROTOCOLS["rlinf"]) == 0
-    assert settle_steps("libero_spatial", PROTOCOLS["rlinf"]) == 15
+    assert LIBERO_MINI.settle_steps(PROTOCOLS["rlinf"]) == 0
+    assert LIBERO_SPATIAL.settle_steps(PROTOCOLS["rlinf"]) == 15
 
 
 @pytest.mark.parametrize(("model", "wanted"), [(1.0, -1.0), (0.0, 1.0), (0.9, -1.0), (0.2, 1.0), (0.5, 0.0)])
@@ -103,19 +102,19 @@ def test_state_and_full_state_are_what_libero_reports_for_the_same_init_state(en
     from robosuite.utils.transform_utils import quat2axisangle
 
     state = env.reset("eval", 3)["state"]
-    seen = liberos_own.set_init_state(load_init_states(env.task, "eval")[3])
+    seen = liberos_own.set_init_state(LIBERO_MINI.load_init_states(env.task, "eval")[3])
     turned = quat2axisangle(seen["robot0_eef_quat"].copy())
     expected = np.concatenate([seen["robot0_eef_pos"], turned, seen["robot0_gripper_qpos"]])
     np.testing.assert_allclose(state, expected, atol=1e-5)
     np.testing.assert_array_equal(env.full_state(), liberos_own.get_sim_state())
 
 
-def test_looking_gives_liberos_own_images_rotated(env: LiberoEnv, liberos_own: Any) -> None:
+def test_camera_images_are_liberos_own_rotated(env: LiberoEnv, liberos_own: Any) -> None:
     env.reset("eval", 5)
-    seen = liberos_own.set_init_state(load_init_states(env.task, "eval")[5])
-    pictures = env.look(CAMERAS)
+    seen = liberos_own.set_init_state(LIBERO_MINI.load_init_states(env.task, "eval")[5])
+    images = env.camera_images(LIBERO_MINI.cameras)
     for camera, name in {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}.items():
-        ours, theirs = pictures[camera], seen[name][::-1, ::-1]  # type: ignore[index]
+        ours, theirs = images[camera], seen[name][::-1, ::-1]
         assert (ours.shape, ours.dtype.name) == ((256, 256, 3), "uint8")
         assert np.abs(ours.astype(float) - theirs).mean() < CLOSE
         assert np.abs(ours.astype(float) - theirs[::-1, ::-1]).mean() > 5 * CLOSE, "it would tell a wrong rotation"
@@ -126,7 +125,7 @@ def test_a_picture_for_people_is_not_mirrored(env: LiberoEnv) -> None:
     upright = env.render()
     if upright is None:
         pytest.skip("no GL library works here")
-    np.testing.assert_array_equal(upright[:, ::-1], env.look(["agentview"])["agentview"])
+    np.testing.assert_array_equal(upright[:, ::-1], env.camera_images(["agentview"])["agentview"])
 
 
 def test_conditions_name_the_gl_backend_exactly_where_pictures_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,31 +11,30 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.envs.libero.suites import BENCHMARK_SUITES, LIBERO_GOAL, BenchmarkSuite
 from nightshift.envs.protocols import PROTOCOLS, Protocol
-from nightshift.envs.suites import REAL_SUITES, load_init_states, real_assets
 from nightshift.errors import SimulatorError
-from nightshift.types import ACTION_DIM, Task
+from nightshift.types import Task
 
 FORWARD = np.array([0.5, 0, -0.2, 0, 0, 0.1, 1], dtype=np.float32)
-assert FORWARD.shape == (ACTION_DIM,)
 
 
 def why_no_assets() -> str:
     try:
-        real_assets()
+        LIBERO_GOAL.assets()
     except SimulatorError as error:
         return f"LIBERO's assets are absent: {error.what}"
     return ""
 
 
+each_suite = pytest.mark.parametrize("suite", BENCHMARK_SUITES, ids=lambda suite: suite.name)
 needs_assets = pytest.mark.skipif(bool(why_no_assets()), reason=why_no_assets() or "they are there")
 
 
-def check(task: Task, init_states: Iterable[int]) -> None:
+def check(suite: BenchmarkSuite, task: Task, init_states: Iterable[int]) -> None:
     """Build it, reset it to each of the states, step it; free it before the next is built."""
-    env = LiberoEnv(task)
-    assert len(load_init_states(task, "eval")) == 50
+    env = suite.make_env(task)
+    assert suite.init_states(task, "eval").count == 50
     for init_state in init_states:
         before = env.reset("eval", init_state)
         after, success = env.step(FORWARD)
@@ -49,37 +48,41 @@ def check(task: Task, init_states: Iterable[int]) -> None:
 
 
 @needs_assets
-@pytest.mark.parametrize("suite", REAL_SUITES)
-def test_the_first_and_last_task_of_a_suite_build_reset_and_step(suite: str) -> None:
-    tasks = suite_tasks(suite)
-    check(tasks[0], (0, 49))
-    check(tasks[-1], (17,))
+@each_suite
+def test_the_first_and_last_task_of_a_suite_build_reset_and_step(suite: BenchmarkSuite) -> None:
+    tasks = suite.tasks()
+    check(suite, tasks[0], (0, 49))
+    check(suite, tasks[-1], (17,))
 
 
 @needs_assets
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "task", [t for suite in REAL_SUITES for t in suite_tasks(suite)], ids=lambda t: f"{t.suite}-{t.index}"
+    ("suite", "index"),
+    [(suite, index) for suite in BENCHMARK_SUITES for index in range(len(suite.tasks()))],
+    ids=lambda value: str(getattr(value, "name", value)),
 )
-def test_every_task_of_every_suite_resets_to_each_of_its_init_states_and_steps(task: Task) -> None:
-    check(task, range(50))
+def test_every_task_of_every_suite_resets_to_each_of_its_init_states_and_steps(
+    suite: BenchmarkSuite, index: int
+) -> None:
+    check(suite, suite.tasks()[index], range(50))
 
 
 @needs_assets
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
 def test_a_reset_lets_the_world_settle_as_long_as_the_protocol_says(protocol: Protocol) -> None:
-    env = LiberoEnv(suite_tasks("libero_goal")[0], protocol)
+    env = LIBERO_GOAL.make_env(LIBERO_GOAL.tasks()[0], protocol)
     env.reset("eval", 0)
-    start = load_init_states(env.task, "eval")[0][0]
+    start = LIBERO_GOAL.load_init_states(env.task, "eval")[0][0]
     assert env.full_state()[0] - start == pytest.approx(protocol.settle_steps / 20)
 
 
 @needs_assets
-@pytest.mark.parametrize("suite", REAL_SUITES)
-def test_a_real_suite_replays_bit_identically(suite: str) -> None:
-    env = LiberoEnv(suite_tasks(suite)[1])
+@each_suite
+def test_a_real_suite_replays_bit_identically(suite: BenchmarkSuite) -> None:
+    env = suite.make_env(suite.tasks()[1])
     rng = np.random.default_rng(8)
-    actions = rng.uniform(-1, 1, (4, ACTION_DIM)).astype(np.float32)
+    actions = rng.uniform(-1, 1, (4, suite.action_space.size)).astype(np.float32)
 
     def play() -> list[NDArray[Any]]:
         env.reset("eval", 1)
@@ -94,8 +97,8 @@ def test_a_real_suite_replays_bit_identically(suite: str) -> None:
 
 @needs_assets
 def test_a_stove_that_is_on_shines_in_pictures() -> None:
-    """LIBERO lights it after every step; we do when somebody looks."""
-    env = LiberoEnv(next(task for task in suite_tasks("libero_goal") if task.name == "turn_on_the_stove"))
+    """LIBERO updates the light after every step; we do when an image is rendered."""
+    env = LIBERO_GOAL.make_env(next(task for task in LIBERO_GOAL.tasks() if task.name == "turn_on_the_stove"))
     env.reset("eval", 0)
     if env.render() is None:
         pytest.skip("no GL library works here")

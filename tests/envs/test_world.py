@@ -5,14 +5,15 @@ from __future__ import annotations
 import mujoco
 import numpy as np
 
-from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift.envs.libero.env import LiberoEnv
+from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.types import Body
 
 STACK, DRAWER = "stack_red_on_blue", "open_drawer"
 
 
 def env_of(name: str) -> LiberoEnv:
-    env = LiberoEnv(next(task for task in suite_tasks("libero_mini") if task.name == name))
+    env = LIBERO_MINI.make_env(next(task for task in LIBERO_MINI.tasks() if task.name == name))
     env.reset("eval", 0)
     return env
 

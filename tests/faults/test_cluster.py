@@ -99,9 +99,9 @@ def test_drawn_states_travel_to_a_node_that_has_none_of_the_projects_files(elsew
 
 def drawn_like_shipped() -> np.ndarray:
     """Two states, the second of which is the seventh of those that are shipped."""
-    from nightshift.envs.suites import load_init_states
+    from nightshift.envs.mini.suite import LIBERO_MINI
 
-    return load_init_states(envs.tasks(MINI)[0], "train")[[3, 7]]
+    return LIBERO_MINI.load_init_states(envs.tasks(MINI)[0], "train")[[3, 7]]
 
 
 def test_a_pool_takes_along_what_the_stage_states_drew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +119,10 @@ def test_a_pool_takes_along_what_the_stage_states_drew(tmp_path: Path, monkeypat
 def test_a_real_suite_plays_its_drawn_states_on_a_node_that_has_none_of_them(
     elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nightshift.envs.suites import load_init_states
+    from nightshift.envs.libero.suites import LIBERO_OBJECT
 
     (task,) = envs.tasks(OBJECT)
-    write_drawn_states(tmp_path, OBJECT, load_init_states(task, "eval")[:3])
+    write_drawn_states(tmp_path, OBJECT, LIBERO_OBJECT.load_init_states(task, "eval")[:3])
     monkeypatch.chdir(tmp_path)
     played = dict(RayPool(1, OBJECT).run([expert(task.name, 2)]))
     here = dict(LocalPool(OBJECT).run([expert(task.name, 2)]))

@@ -21,7 +21,7 @@ from tests.rollouts import faulty
 from tests.rollouts.faulty import Faulty
 
 ENV = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=12)
-POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))
+POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7))
 PATIENCE = 3.0
 REQUESTS = [
     RolloutRequest(task="near", split="train", init_state=state, controller="sample", seed=state, count=2)

@@ -7,24 +7,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nightshift.envs import init_state_count
-from nightshift.envs.libero import LiberoEnv, suite_tasks
+from nightshift import envs
+from nightshift.envs.base import Env
+from nightshift.envs.libero.suites import LIBERO_OBJECT, LIBERO_SPATIAL
+from nightshift.envs.mini.suite import LIBERO_MINI
+from nightshift.envs.protocols import DEFAULT
 from nightshift.policies.expert import Expert
 from nightshift.policies.expert.grasp import is_held
 from nightshift.types import Body, Scene, Split, Task
 from tests.envs.test_suites import needs_assets
 
-TASKS = suite_tasks("libero_mini")
+TASKS = LIBERO_MINI.tasks()
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task.name))
 HORIZON = 100
-REAL_HORIZON = {"libero_object": 280, "libero_spatial": 220}
-REAL_TASKS = [task for suite in REAL_HORIZON for task in suite_tasks(suite)]
+REAL_TASKS = [task for suite in (LIBERO_OBJECT, LIBERO_SPATIAL) for task in suite.tasks()]
 DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 
-def solves(env: LiberoEnv, split: Split, init_state: int) -> bool:
+def solves(env: Env, split: Split, init_state: int) -> bool:
     env.reset(split, init_state)
-    horizon = REAL_HORIZON.get(env.task.suite, HORIZON)
+    horizon = DEFAULT.max_steps.get(env.task.suite, HORIZON)
     return any(env.step(Expert().act(env.scene())).success for _ in range(horizon))
 
 
@@ -42,7 +44,7 @@ def cube_scene(gripper: list[float], opening: float = 0.08) -> Scene:
 
 @each_task
 def test_expert_solves_a_few_init_states_of_each_split(task: Task) -> None:
-    env = LiberoEnv(task)
+    env = LIBERO_MINI.make_env(task)
     splits: tuple[Split, ...] = ("train", "eval")
     assert all(solves(env, split, init_state) for split in splits for init_state in (0, 23, 49))
 
@@ -50,10 +52,10 @@ def test_expert_solves_a_few_init_states_of_each_split(task: Task) -> None:
 @pytest.mark.slow
 @each_task
 def test_expert_solves_95_percent_of_all_init_states(task: Task) -> None:
-    env = LiberoEnv(task)
+    env = LIBERO_MINI.make_env(task)
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
-        count = init_state_count(env.task, split)
+        count = envs.init_state_count(env.task, split)
         solved = sum(solves(env, split, init_state) for init_state in range(count))
         assert solved >= 0.95 * count, f"{split}: {solved} of {count}"
 
@@ -62,14 +64,14 @@ def test_expert_solves_95_percent_of_all_init_states(task: Task) -> None:
 @pytest.mark.parametrize("name", ["milk_and_place", "black_bowl_in_the_top_drawer"], ids=["a carton", "a bowl's rim"])
 def test_expert_solves_tasks_of_liberos_own(name: str) -> None:
     task = next(task for task in REAL_TASKS if name in task.name)
-    assert solves(LiberoEnv(task), "eval", 0)
+    assert solves(envs.make(task, DEFAULT.name), "eval", 0)
 
 
 @needs_assets
 @pytest.mark.slow
 @pytest.mark.parametrize("task", REAL_TASKS, ids=lambda task: str(task.name))
 def test_expert_solves_nine_of_ten_init_states_of_liberos_own_tasks(task: Task) -> None:
-    env = LiberoEnv(task)
+    env = envs.make(task, DEFAULT.name)
     unsolved = [init_state for init_state in range(0, 50, 5) if not solves(env, "eval", init_state)]
     assert len(unsolved) <= 1, f"not solved: {unsolved}"
 

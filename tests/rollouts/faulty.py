@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nightshift import envs
 from nightshift.envs.base import Env, Steps
-from nightshift.envs.turn_by_turn import TurnByTurn
+from nightshift.envs.sequential_fleet import SequentialFleet
 from nightshift.types import Array, Observation, Split, Task
 
 AT_STEP = 2
@@ -60,7 +60,7 @@ class Faulty:
         self.faults[state]()
 
 
-class FaultyFleet(TurnByTurn):
+class FaultyFleet(SequentialFleet):
     """Belongs to the thread that made it, as a GL context does."""
 
     def __init__(self, make: Callable[[], Env], faulty: Faulty) -> None:
@@ -88,9 +88,9 @@ class Slow:
 
     once: Path
     """A file that is there until then; it comes back if that process ever finishes an episode."""
-    others: Callable[[Task, str], TurnByTurn]
+    others: Callable[[Task, str], SequentialFleet]
 
-    def __call__(self, task: Task, protocol: str) -> TurnByTurn:
+    def __call__(self, task: Task, protocol: str) -> SequentialFleet:
         try:
             self.once.unlink()
         except FileNotFoundError:
@@ -98,7 +98,7 @@ class Slow:
         return SlowFleet(lambda: envs.make(task, protocol), self.once)
 
 
-class SlowFleet(TurnByTurn):
+class SlowFleet(SequentialFleet):
     """Goes on with every step, but slowly: never stuck, and done in minutes."""
 
     def __init__(self, make: Callable[[], Env], done: Path) -> None:

@@ -19,7 +19,7 @@ from nightshift.types import RolloutRequest, Trajectory
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 """Before there is any Ray."""
 ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12)
-POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))
+POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7))
 
 
 def requests(count: int) -> list[RolloutRequest]:
@@ -92,7 +92,7 @@ def test_weights_are_put_once_per_policy_and_let_go_with_the_next(
 
 
 def fresh_policy() -> PolicySnapshot:
-    return snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1))
+    return snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7))
 
 
 def held() -> set[str]:

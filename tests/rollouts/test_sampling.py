@@ -14,7 +14,7 @@ from nightshift import config
 from nightshift.envs import fake
 from nightshift.rollouts.sampling import Group, Round, Sampler
 from nightshift.rollouts.schedule import Ring
-from nightshift.types import ACTION_DIM, RolloutRequest, Trajectory
+from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 
 TASKS = {task: range(200) for task in fake.TASKS}
@@ -29,7 +29,7 @@ def settings(*, groups: int = 4, **sampling: Any) -> config.Rloo:
 
 
 def group(request: RolloutRequest, solved: int, *, valid: bool = True) -> Group:
-    nothing = np.zeros((1, ACTION_DIM), np.float32)
+    nothing = np.zeros((1, 7), np.float32)
     return [
         Trajectory(
             request=request,

@@ -36,7 +36,7 @@ HISTORY = {
 def leave(name: str, history: object = None) -> None:
     """As a training stage does."""
     with files.new_folder(paths.MODELS / name) as folder:
-        policies.save(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[4], chunk=1), folder)
+        policies.save(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[4], chunk=1, action_dim=7), folder)
         if history:
             files.write_json(folder / paths.HISTORY, history)
 
@@ -258,7 +258,8 @@ def test_the_summary_fits_a_terminal_of_80_columns(job: Callable[[str], Job], pa
 
 def test_the_cameras_of_an_evaluation_are_the_inputs_of_its_policies() -> None:
     seeing, blind = (
-        GaussianMlp(inputs=inputs, hidden=[4], chunk=1) for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
+        GaussianMlp(inputs=inputs, hidden=[4], chunk=1, action_dim=7)
+        for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
     )
-    assert evaluate._cameras([blind, seeing]) == ["wrist"]
-    assert evaluate._cameras([blind]) == []
+    assert evaluate._cameras("libero_mini", [blind, seeing]) == ["wrist"]
+    assert evaluate._cameras("libero_mini", [blind]) == []

@@ -16,7 +16,7 @@ from nightshift.project import paths
 from nightshift.stages import register
 from nightshift.statistics.intervals import Rate
 
-SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1}
+SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1, "action_dim": 7}
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift import config, envs, files
-from nightshift.envs.drawing import SAME, draw
-from nightshift.envs.libero import LiberoEnv, suite_tasks
-from nightshift.envs.suites import MINI, load_init_states
+from nightshift.envs.libero.drawing import SAME, draw
+from nightshift.envs.libero.env import LiberoEnv
+from nightshift.envs.libero.suites import LIBERO_OBJECT, LIBERO_SPATIAL
+from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
@@ -36,13 +37,13 @@ def run(job: Job, env: config.Env = OBJECT, seed: int = 0) -> dict[str, Any]:
 
 def test_states_that_are_shipped_are_noted_and_not_copied(job: Callable[[str], Job], params: config.Params) -> None:
     assert set(run(job("states"), params.env)["tasks"]) == {"near", "far"}
-    mini = config.Env(suite=MINI, tasks=("lift_cube",), protocol="openvla-oft", horizon=80)
+    mini = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=80)
     entry = run(job("states"), mini)["tasks"]["lift_cube"]
     assert {split: (of["count"], of["from"]) for split, of in entry.items()} == {
         "train": (200, "shipped"),
         "eval": (250, "shipped"),
     }
-    assert entry["train"]["sha256"] == envs.init_states_digest(suite_tasks(MINI)[0], "train")
+    assert entry["train"]["sha256"] == envs.init_states_digest(LIBERO_MINI.tasks()[0], "train")
     assert sorted(path.name for path in paths.INIT_STATES.iterdir()) == ["index.json", "manifest.json"]
 
 
@@ -63,13 +64,13 @@ assert not {"mujoco", "robosuite", "libero", "torch"} & set(sys.modules), "heavy
 
 
 def test_a_horizon_that_no_protocol_has_is_refused_before_anything_runs(job: Callable[[str], Job]) -> None:
-    env = config.Env(suite=MINI, tasks=(), protocol="openvla-oft", horizon="auto")
+    env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon="auto")
     with pytest.raises(SimulatorError, match="no number of steps for libero_mini"):
         run(job("states"), env)
 
 
 def test_a_draw_is_never_like_a_known_state() -> None:
-    env = LiberoEnv(suite_tasks(MINI)[0])
+    env = LIBERO_MINI.make_env(LIBERO_MINI.tasks()[0])
     first = list(islice(draw(env, 0, known=()), 3))
     again = list(islice(draw(env, 0, known=[first[0].state, first[2].state]), 2))
     assert again[0].seed == first[1].seed
@@ -89,10 +90,10 @@ def test_training_states_that_were_not_drawn_are_asked_for_with_the_command() ->
 def test_a_train_state_is_never_an_evaluation_state_and_never_solved(job: Callable[[str], Job]) -> None:
     index = run(job("states"))
     (task,) = envs.tasks(OBJECT)
-    train, held_out = load_init_states(task, "train"), load_init_states(task, "eval")
+    train, held_out = LIBERO_OBJECT.load_init_states(task, "train"), LIBERO_OBJECT.load_init_states(task, "eval")
     assert (index["tasks"][TASK]["train"]["count"], envs.init_state_count(task, "eval")) == (4, 50)
     assert index["tasks"][TASK]["train"]["sha256"] == envs.init_states_digest(task, "train")
-    env = LiberoEnv(task)
+    env = LIBERO_OBJECT.make_env(task)
     for state in train:
         apart = [np.abs(env.positions_in(state) - env.positions_in(other)).max() for other in held_out]
         assert min(apart) > SAME
@@ -131,7 +132,7 @@ def test_a_killed_run_goes_on_with_the_states_that_are_missing(
 @needs_assets
 def test_an_object_that_starts_on_a_fixture_is_drawn_on_it() -> None:
     """Drawn states settle to where LIBERO's own do: the bowl is on the cabinet, the other one on the stove."""
-    env = LiberoEnv(suite_tasks("libero_spatial")[9])
+    env = LIBERO_SPATIAL.make_env(LIBERO_SPATIAL.tasks()[9])
     env.reset("eval", 0)
     expected = {name: body.position for name, body in env.scene().bodies.items()}
     fixtures = env._model.body_pos.copy()

@@ -34,7 +34,6 @@ from nightshift.reports import gate
 from nightshift.reports.gate import Decision
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import EpisodeOutcome, Paired, solved
-from nightshift.types import ACTION_DIM
 
 CHALLENGER = "challenger"
 CHAMPION = "champion"
@@ -239,7 +238,7 @@ def _log(proposal: Proposal, scratch: Path) -> Any:
             name="policy",
             python_model=str(Path(__file__).parent / "policy_model.py"),
             artifacts={"policy": str(proposal.policy)},
-            signature=_signature(spec["inputs"], spec["chunk"]),
+            signature=_signature(spec["inputs"], spec["chunk"], spec["action_dim"]),
             input_example={name: np.zeros((1, size), np.float32) for name, size in spec["inputs"].items()},
             code_paths=[str(_shipped(scratch))],
             pip_requirements=["mlflow", "torch", "numpy", "safetensors"],
@@ -253,9 +252,9 @@ def _hushed() -> Iterator[None]:
         yield
 
 
-def _signature(inputs: Mapping[str, int], chunk: int) -> ModelSignature:
+def _signature(inputs: Mapping[str, int], chunk: int, action_dim: int) -> ModelSignature:
     observations = [TensorSpec(np.dtype(np.float32), (-1, size), name) for name, size in inputs.items()]
-    actions = TensorSpec(np.dtype(np.float32), (-1, chunk, ACTION_DIM))
+    actions = TensorSpec(np.dtype(np.float32), (-1, chunk, action_dim))
     return ModelSignature(Schema(observations), Schema([actions]))
 
 

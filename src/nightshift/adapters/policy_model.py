@@ -14,7 +14,7 @@ from nightshift.policies.base import Policy
 
 
 class _Acts:
-    """Observations by name, each [B, D], to chunks of actions [B, C, 7].
+    """Observations by name, each [B, D], to chunks of actions [B, C, A].
 
     Apart from the model, since MLflow asks a model that is made with a `predict` for type hints, and knows none for a
     dict of arrays. The signature that it is logged with says it all.

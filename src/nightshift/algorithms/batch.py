@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nightshift.policies.base import Policy
-from nightshift.types import ACTION_DIM, Trajectory
+from nightshift.types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def collate(policy: Policy, episodes: Sequence[Trajectory]) -> Batch:
 
 def _empty(policy: Policy) -> Batch:
     """Of a rank that has nothing to learn from, but takes part."""
-    actions = torch.zeros(0, policy.chunk, ACTION_DIM)
+    actions = torch.zeros(0, policy.chunk, policy.action_dim)
     nothing = torch.zeros(0)
     mask, number = torch.zeros(0, policy.chunk, dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
     return Batch(torch.zeros(0, policy.feature_size), actions, mask, actions, number, nothing, nothing)

@@ -1,14 +1,11 @@
-"""What `nightshift env …` does: which tasks there are, what one of them is, and whether they run here."""
+"""The commands `nightshift env …`: list suites and tasks, show one task, check whether a suite runs here."""
 
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from rich import box
@@ -17,8 +14,8 @@ from rich.text import Text
 
 from nightshift import config, envs
 from nightshift.cli.commands import enter
-from nightshift.envs import protocols
-from nightshift.envs.base import CAMERAS
+from nightshift.envs import protocols, registry
+from nightshift.envs.base import Finding, Predicate, Suite, Verdict
 from nightshift.errors import NightshiftError, ProjectError, SimulatorError, StatesNotDrawn
 from nightshift.project import paths
 from nightshift.telemetry.console import console
@@ -32,62 +29,53 @@ GOALS = {
     "close": "{} closed",
     "turnon": "{} turned on",
     "turnoff": "{} turned off",
+    "reach": "{} reached",
 }
-"""LIBERO's predicates as words."""
+"""The suites' predicates as words."""
 
 REQUIREMENTS = Path("requirements-simulator.txt")
 INSTALL = f"pip install --no-deps -r {REQUIREMENTS}"
 
-Verdict = Literal["good", "note", "missing"]
 MARKS: dict[Verdict, tuple[str, str]] = {"good": ("✔", "green"), "note": ("•", "yellow"), "missing": ("✘", "bold red")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One line of `env check`. Only what is "missing" keeps the suite of params.yaml from running."""
-
-    about: str
-    found: str
-    verdict: Verdict = "good"
-    remedy: str = ""
 
 
 def list_tasks(suite: str) -> None:
     """Every suite, or one, with its tasks."""
-    from nightshift.envs.suites import MINI, SUITES, suite_tasks
-
     enter()
-    missing = _missing_assets()
-    for name in [suite] if suite else SUITES:
-        tasks = suite_tasks(name)
-        there = "built in" if name == MINI else "[red]assets missing[/]" if missing else "assets there"
-        console.print(f"[bold]{name}[/]  [dim]{len(tasks)} tasks, {there}[/]")
+    lacking = False
+    for selected in [envs.suite(name) for name in ([suite] if suite else registry.names())]:
+        tasks = selected.tasks()
+        missing = _missing_assets(selected)
+        lacking = lacking or missing is not None
+        available = "[red]assets missing[/]" if missing else "assets there" if selected.assets() else "built in"
+        console.print(f"[bold]{selected.name}[/]  [dim]{len(tasks)} tasks, {available}[/]")
         _print_tasks(tasks)
-    if missing and suite != MINI:
-        console.print("[dim]nightshift env check says how to get LIBERO's assets[/]")
+    if lacking:
+        console.print("[dim]nightshift env check says how to get the assets[/]")
 
 
 def show(name: str, suite: str) -> None:
     """One task, with a picture where one can be drawn."""
-    from nightshift.envs.suites import load_goal
-
     root = enter()
     chosen = config.load(root / paths.PARAMS).env
     task = _find(name, suite)
+    selected = envs.suite(task.suite)
     console.print(f"[bold]{task.name}[/]\n[dim]task {task.index} of {task.suite}, which has {task.suite_size}[/]\n")
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("instruction", Text(task.language))
-    table.add_row("goal", Text("\nand ".join(in_words(predicate) for predicate in load_goal(task))))
+    table.add_row("goal", Text("\nand ".join(in_words(predicate) for predicate in selected.goal(task))))
     table.add_row("init states", Text(f"{envs.init_state_count(task, 'eval')} for evaluation\n{_training(task)}"))
     table.add_row("steps", _steps(task, chosen))
+    table.add_row("observations", Text(_observations(selected)))
+    table.add_row("actions", Text(_actions(selected)))
     console.print(table)
     console.print(Text.assemble(("\npicture", "bold"), "      ", _picture(task, chosen.protocol)), soft_wrap=True)
 
 
 def check() -> None:
-    """Everything that simulating stands on; SimulatorError if the suite of params.yaml cannot run."""
+    """What simulating needs; SimulatorError if the suite of params.yaml cannot run."""
     root = enter()
     params = config.load(root / paths.PARAMS)
     findings = list(_findings(params))
@@ -108,7 +96,7 @@ def check() -> None:
     console.print(f"\n[green]{params.env.suite}[/], which params.yaml selects, can run here")
 
 
-def in_words(predicate: tuple[str, ...]) -> str:
+def in_words(predicate: Predicate) -> str:
     """("on", "cube_1", "plate_1") as "cube_1 on plate_1"."""
     name, *things = predicate
     return GOALS[name].format(*things) if name in GOALS else f"{name}({', '.join(things)})"
@@ -124,10 +112,8 @@ def _print_tasks(tasks: list[Task]) -> None:
 
 
 def _find(name: str, suite: str) -> Task:
-    """The task of that name; the suites share no names today, but nothing forbids it."""
-    from nightshift.envs.suites import SUITES, suite_tasks
-
-    candidates = [task for each in ([suite] if suite else SUITES) for task in suite_tasks(each)]
+    """The task of that name; two suites may have one of the same name."""
+    candidates = [task for each in ([suite] if suite else registry.names()) for task in envs.suite(each).tasks()]
     found = [task for task in candidates if task.name == name]
     if len(found) > 1:
         suites = " or ".join(f"--suite {task.suite}" for task in found)
@@ -148,7 +134,7 @@ def _training(task: Task) -> str:
 
 
 def _steps(task: Task, chosen: config.Env) -> Text:
-    """Until an episode counts as failed, by protocol; the one of params.yaml stands out."""
+    """Until an episode counts as failed, by protocol; the one of params.yaml in bold."""
     text = Text()
     for name, protocol in protocols.PROTOCOLS.items():
         if task.suite in protocol.max_steps:
@@ -160,19 +146,30 @@ def _steps(task: Task, chosen: config.Env) -> Text:
     return text
 
 
+def _observations(suite: Suite) -> str:
+    """What policy.inputs of params.yaml can name."""
+    return ", ".join(f"{name} {list(spec.shape)}" for name, spec in suite.observation_space().items())
+
+
+def _actions(suite: Suite) -> str:
+    space = suite.action_space
+    return f"{space.size} numbers from {space.low:g} to {space.high:g}"
+
+
 def _picture(task: Task, protocol: str) -> str:
-    """The file with what each camera sees in evaluation state 0, side by side, or why there is none."""
+    """The file with the image of each camera in evaluation state 0, side by side, or why there is none."""
     from PIL import Image
 
+    cameras = envs.suite(task.suite).cameras
     try:
         env = envs.make(task, protocol)
         env.reset("eval", 0)
-        views = env.look(CAMERAS)
+        images = env.camera_images(cameras)
     except SimulatorError as error:
         return f"none: {error.what}\n             nightshift env check says how to get it"
     path = paths.PICTURES / task.suite / f"{task.name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.concatenate([views[camera] for camera in CAMERAS], axis=1)).save(path)
+    Image.fromarray(np.concatenate([images[camera] for camera in cameras], axis=1)).save(path)
     env.close()
     return str(path)
 
@@ -180,9 +177,9 @@ def _picture(task: Task, protocol: str) -> str:
 def _findings(params: config.Params) -> Iterator[Finding]:
     yield from _packages()
     yield _selection(params)
-    yield _assets(params.env)
-    yield _gl()
-    yield _compiled()
+    yield from _assets(params.env.suite)
+    if params.env.suite in registry.names():  # else _selection says so
+        yield from envs.suite(params.env.suite).findings()
 
 
 def _packages() -> Iterator[Finding]:
@@ -202,12 +199,13 @@ def _packages() -> Iterator[Finding]:
 
 
 def _selection(params: config.Params) -> Finding:
-    """Suite, tasks, protocol and horizon of params.yaml, and the states they need."""
+    """Suite, tasks, protocol, horizon and policy inputs of params.yaml, and the states they need."""
     try:
         tasks = envs.tasks(params.env)
         horizon = envs.horizon(params.env)
         held_out = sum(envs.init_state_count(task, "eval") for task in tasks)
         found = f"{params.env.suite}, tasks: {len(tasks)}, {params.env.protocol}, {horizon} steps"
+        _check_inputs(params)
         training = sum(envs.init_state_count(task, "train") for task in tasks)
     except StatesNotDrawn as error:
         note = f"{found}; training states are not drawn yet: nightshift run does, or {error.next_step}"
@@ -217,48 +215,37 @@ def _selection(params: config.Params) -> Finding:
     return Finding(about="params.yaml", found=f"{found}; {held_out} evaluation states, {training} for training")
 
 
-def _assets(env: config.Env) -> Finding:
-    from nightshift.envs.suites import REAL_SUITES
-
-    needed = env.suite in REAL_SUITES
-    missing = _missing_assets()
-    if missing is None:
-        from nightshift.envs.suites import real_assets
-
-        return Finding(about="LIBERO's assets", found=str(real_assets()))
-    unneeded = "" if needed else f" ({env.suite} needs none)"
-    verdict: Verdict = "missing" if needed else "note"
-    return Finding(
-        about="LIBERO's assets", found=f"{missing.what}{unneeded}", verdict=verdict, remedy=missing.next_step
-    )
+def _check_inputs(params: config.Params) -> None:
+    """Refuse a policy input that the suite does not have before demos are collected for it."""
+    available = envs.suite(params.env.suite).observation_space()
+    unknown = [name for name in params.policy.inputs if name not in available]
+    if unknown:
+        raise SimulatorError(
+            f"{params.env.suite} has no observation {', '.join(unknown)}; it has {', '.join(available)}",
+            "edit policy.inputs in params.yaml",
+        )
 
 
-def _missing_assets() -> SimulatorError | None:
-    from nightshift.envs.suites import real_assets
+def _assets(selected: str) -> Iterator[Finding]:
+    """Of all suites; only the selected one has to have them."""
+    found: dict[str, list[str]] = {}
+    missing: dict[tuple[str, str], list[str]] = {}
+    for suite in map(envs.suite, registry.names()):
+        error = _missing_assets(suite)
+        if error:
+            missing.setdefault((error.what, error.next_step), []).append(suite.name)
+        elif folder := suite.assets():
+            found.setdefault(str(folder), []).append(suite.name)
+    for folder_name, users in found.items():
+        yield Finding(about="assets", found=f"{folder_name}, for {', '.join(users)}")
+    for (what, remedy), users in missing.items():
+        verdict: Verdict = "missing" if selected in users else "note"
+        yield Finding(about="assets", found=f"{what}, for {', '.join(users)}", verdict=verdict, remedy=remedy)
 
+
+def _missing_assets(suite: Suite) -> SimulatorError | None:
     try:
-        real_assets()
+        suite.assets()
     except SimulatorError as error:
         return error
     return None
-
-
-def _gl() -> Finding:
-    from nightshift.envs.libero import can_render
-    from nightshift.envs.libero_setup import NO_GL, gl_backend
-
-    try:
-        works = can_render()
-    except SimulatorError as error:
-        return Finding(about="simulator", found=error.what, verdict="missing", remedy=error.next_step)
-    if works:
-        return Finding(about="GL", found=f"{gl_backend()} draws")
-    return Finding(about="GL", found=f"{gl_backend()}: no pictures, no films", verdict="note", remedy=NO_GL)
-
-
-def _compiled() -> Finding:
-    """The control step is compiled once per project."""
-    folder = Path(os.environ["NUMBA_CACHE_DIR"])
-    if any(folder.glob("envs_*/*.nbc")):
-        return Finding(about="compiled step", found=f"cached in {folder}")
-    return Finding(about="compiled step", found="the first run compiles it, in about 20 s", verdict="note")

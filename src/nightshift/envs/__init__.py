@@ -1,29 +1,42 @@
-"""Environments by name. A new one is one new module and one line in `make`."""
+"""Simulator suites by name, as params.yaml selects them. `registry` says which there are; `base.Suite` what one is."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nightshift import config
-from nightshift.envs import protocols
-from nightshift.envs.base import Camera, Env, Fleet
+from nightshift.envs import protocols, registry
+from nightshift.envs.base import Env, Fleet, States, Suite, installed
 from nightshift.errors import SimulatorError, StatesNotDrawn
 from nightshift.types import Split, Task
 
-FAKE = "fake"
+__all__ = [
+    "PortableFleets",
+    "conditions",
+    "horizon",
+    "init_state_count",
+    "init_states_digest",
+    "installed",
+    "lacks_train_states",
+    "make",
+    "make_fleet",
+    "portable_fleets",
+    "suite",
+    "tasks",
+    "versions",
+]
+
+
+def suite(name: str) -> Suite:
+    return registry.find(name)
 
 
 def tasks(env: config.Env) -> list[Task]:
     """The tasks that params.yaml selects, in the order it names them."""
-    available = {task.name: task for task in _suite(env.suite)}
+    available = {task.name: task for task in suite(env.suite).tasks()}
     unknown = [name for name in env.tasks if name not in available]
     if unknown:
         raise SimulatorError(
@@ -34,14 +47,13 @@ def tasks(env: config.Env) -> list[Task]:
 
 
 def make(task: Task, protocol: str) -> Env:
-    """A simulator for one task. The heavy imports happen here, in the process that simulates."""
-    if task.suite == FAKE:
-        from nightshift.envs.fake import FakeEnv
+    """A simulator for one task."""
+    return suite(task.suite).make_env(task, protocols.find(protocol))
 
-        return FakeEnv(task)
-    from nightshift.envs.libero import LiberoEnv
 
-    return LiberoEnv(task, protocols.find(protocol))
+def make_fleet(task: Task, protocol: str, train_states: States | None = None) -> Fleet:
+    """Simulators for one task that step together. Training states are read from the project unless given."""
+    return suite(task.suite).make_fleet(task, protocols.find(protocol), train_states)
 
 
 def horizon(env: config.Env) -> int:
@@ -49,122 +61,58 @@ def horizon(env: config.Env) -> int:
     return protocols.max_steps(protocols.find(env.protocol), env.suite) if env.horizon == "auto" else env.horizon
 
 
-def make_fleet(task: Task, protocol: str, train_states: NDArray[np.float64] | None = None) -> Fleet:
-    """Simulators for one task that step together. Training states are read from where they lie unless given."""
-    if task.suite == FAKE:
-        from nightshift.envs.turn_by_turn import TurnByTurn
-
-        return TurnByTurn(lambda: make(task, protocol))
-    from nightshift.envs.fleet import LiberoFleet
-
-    return LiberoFleet(task, protocols.find(protocol), train_states=train_states)
-
-
 @dataclass(frozen=True)
 class PortableFleets:
-    """Makes fleets on any machine that has the packages: it brings along what else lies in the project alone."""
+    """Makes fleets on another machine: it carries the drawn training states, which only the project's folder has."""
 
-    drawn: Mapping[str, NDArray[np.float64]]
-    """Training states [N, D] by task, where they were drawn."""
+    drawn: Mapping[str, States]
+    """Training states [N, D] by task."""
 
     def __call__(self, task: Task, protocol: str) -> Fleet:
         return make_fleet(task, protocol, self.drawn.get(task.name))
 
 
 def portable_fleets(env: config.Env) -> PortableFleets:
-    """With the states as they are now. None may be drawn yet; then who asks for one is told so."""
-    drawn = {}
-    for task in tasks(env):
-        if lacks_train_states(task):
-            from nightshift.envs.suites import load_init_states
-
-            with contextlib.suppress(StatesNotDrawn):
-                drawn[task.name] = load_init_states(task, "train")
+    """With the states as they are now. Resetting a task whose states are not drawn yet raises StatesNotDrawn."""
+    selected = suite(env.suite)
+    drawn: dict[str, States] = {}
+    for task in tasks(env) if selected.draws_train_states else ():
+        with contextlib.suppress(StatesNotDrawn):
+            states = selected.init_states(task, "train").states
+            if states is not None:
+                drawn[task.name] = states
     return PortableFleets(drawn)
 
 
 def init_state_count(task: Task, split: Split) -> int:
     """How many frozen init states a task has, without building its simulator."""
-    if task.suite == FAKE:
-        from nightshift.envs.fake import STATES
-
-        return STATES[split]
-    from nightshift.envs.suites import load_init_states
-
-    return len(load_init_states(task, split))
-
-
-def lacks_train_states(task: Task) -> bool:
-    """Whether training states have to be drawn: LIBERO's own suites ship theirs for evaluation alone."""
-    if task.suite == FAKE:
-        return False
-    from nightshift.envs.suites import REAL_SUITES
-
-    return task.suite in REAL_SUITES
+    return suite(task.suite).init_states(task, split).count
 
 
 def init_states_digest(task: Task, split: Split) -> str:
-    """Of the init states themselves: other states under the same numbers are another experiment."""
-    if task.suite == FAKE:
-        return FAKE
-    from nightshift.envs.suites import load_init_states
-
-    return hashlib.sha256(load_init_states(task, split).tobytes()).hexdigest()
+    """Of the init states themselves: other states under the same indices are another experiment."""
+    return suite(task.suite).init_states(task, split).digest
 
 
-def conditions(env: config.Env, cameras: Sequence[Camera]) -> dict[str, Any]:
-    """What an episode is played under, seen through `cameras`: two results compare only if all of it is the same."""
-    protocol = protocols.find(env.protocol)
+def lacks_train_states(task: Task) -> bool:
+    """Whether training states have to be drawn."""
+    return suite(task.suite).draws_train_states
+
+
+def conditions(env: config.Env, cameras: Sequence[str]) -> dict[str, Any]:
+    """What an episode is played under, with `cameras` as inputs: results compare only if all of it is the same."""
+    protocol, selected = protocols.find(env.protocol), suite(env.suite)
     return {
         "protocol": protocol.name,
         "horizon": horizon(env),
-        "settle_steps": 0 if env.suite == FAKE else _settle_steps(env.suite, protocol),
+        "settle_steps": selected.settle_steps(protocol),
         "settle_action": list(protocol.settle_action),
         "seed": protocol.seed,
-        "pictures": _pictures(protocol, cameras),
+        "pictures": selected.image_conditions(protocol, cameras) if cameras else "not used",
         "versions": versions(env.suite),
     }
 
 
-def versions(suite: str) -> dict[str, str]:
+def versions(suite_name: str) -> dict[str, str]:
     """Versions that a result of this suite depends on."""
-    packages = {} if suite == FAKE else {"mujoco": "mujoco", "robosuite": "robosuite", "libero": "hf-libero"}
-    return {name: installed(package) for name, package in {**packages, "nightshift": "nightshift"}.items()}
-
-
-def installed(package: str) -> str:
-    """Its version here, or "none"."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
-
-
-def _pictures(protocol: protocols.Protocol, cameras: Sequence[Camera]) -> dict[str, Any] | str:
-    """Backends draw differently, so a result that pictures went into names the one in use."""
-    if not cameras:
-        return "not used"
-    from nightshift.envs.libero_setup import gl_backend
-
-    return {
-        "cameras": sorted(cameras),
-        "resolution": protocol.resolution,
-        "rotated": protocol.rotated,
-        "gl": gl_backend(),
-    }
-
-
-def _settle_steps(suite: str, protocol: protocols.Protocol) -> int:
-    from nightshift.envs.suites import settle_steps
-
-    return settle_steps(suite, protocol)
-
-
-def _suite(name: str) -> list[Task]:
-    if name == FAKE:
-        from nightshift.envs.fake import TASKS
-
-        return TASKS
-    from nightshift.envs.suites import suite_tasks
-
-    return suite_tasks(name)
+    return suite(suite_name).versions()

@@ -1,31 +1,62 @@
-"""The seams every simulator sits behind: one alone, and several of one task that step together."""
+"""The seams of simulation: one simulator (Env), several that step together (Fleet), and the tasks they play (Suite)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol, get_args
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.envs import protocols
 from nightshift.types import Array, Observation, Scene, Split, Task
 
-Camera = Literal["agentview", "wrist"]
-CAMERAS: tuple[Camera, ...] = get_args(Camera)
+States = NDArray[np.float64]
+"""Simulator states [N, D]."""
+
+Predicate = tuple[str, ...]
+"""One condition of a task's goal, e.g. ("on", "cube_1", "plate_1")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionSpace:
+    """Actions [size] with every number between low and high; a simulator clips what lies beyond."""
+
+    size: int
+    low: float = -1.0
+    high: float = 1.0
+
+    def clip(self, actions: Array) -> Array:
+        return np.clip(actions, self.low, self.high)
+
+
+class ArraySpec(NamedTuple):
+    """Shape and dtype of one observation."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
 
 
 class Step(NamedTuple):
-    """What one action led to. The reward is sparse: 1 exactly when `success`."""
+    """The result of one action. The reward is sparse: 1 exactly when `success`."""
 
     observation: Observation
     success: bool
 
 
 class Env(Protocol):
-    """One task in one simulator. Same init state and actions give the same steps, bit for bit."""
+    """One task in one simulator. The same init state and actions give the same steps, bit for bit."""
 
     @property
     def task(self) -> Task: ...
+
+    @property
+    def action_space(self) -> ActionSpace: ...
 
     def reset(self, split: Split, init_state: int) -> Observation: ...
 
@@ -34,22 +65,22 @@ class Env(Protocol):
     def scene(self) -> Scene: ...
 
     def full_state(self) -> NDArray[np.float64]:
-        """Everything the simulation goes on from, [D]; D differs from task to task."""
+        """The state from which the simulation continues, [D]; D differs between tasks."""
         ...
 
-    def look(self, cameras: Sequence[Camera]) -> Mapping[Camera, NDArray[np.uint8]]:
-        """What a policy sees through each camera now, [H, W, 3]. Not part of a step: a picture costs more than one."""
+    def camera_images(self, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        """Observations of cameras, [H, W, 3] each. Not part of `step`: rendering costs more than a control step."""
         ...
 
     def render(self) -> NDArray[np.uint8] | None:
-        """A picture [H, W, 3] for people, or None where no GL library is present."""
+        """An image [H, W, 3] for people, or None where no GL library works."""
         ...
 
     def close(self) -> None: ...
 
 
 class Steps(NamedTuple):
-    """What one action each led to, for N simulators."""
+    """The results of one action each, for N simulators."""
 
     observation: Observation  # each [N, D]; overwritten by the next step
     success: NDArray[np.bool_]  # [N]
@@ -57,10 +88,13 @@ class Steps(NamedTuple):
 
 
 class Fleet(Protocol):
-    """Several simulators of one task. What one of them shows does not depend on the others."""
+    """Several simulators of one task. The observations of one do not depend on the others."""
 
     @property
     def task(self) -> Task: ...
+
+    @property
+    def action_space(self) -> ActionSpace: ...
 
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
         """One simulator for every init state; each observation [N, D]."""
@@ -75,3 +109,115 @@ class Fleet(Protocol):
     def render(self, lane: int) -> NDArray[np.uint8] | None: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitStates:
+    """The frozen init states of one task and split. Other states under the same indices have another digest."""
+
+    count: int
+    digest: str
+    states: States | None = None  # None: the simulator makes a state from its index
+
+    @classmethod
+    def of(cls, states: States) -> InitStates:
+        return cls(count=len(states), digest=hashlib.sha256(states.tobytes()).hexdigest(), states=states)
+
+
+class DrawnState(NamedTuple):
+    """A training state drawn from a simulator's samplers."""
+
+    state: NDArray[np.float64]  # [D]
+    seed: int  # of the samplers: it reproduces the state
+    attempt: int  # index among all draws of this task
+
+
+Verdict = Literal["good", "note", "missing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of `nightshift env check`. A suite cannot run while anything is "missing"."""
+
+    about: str
+    found: str
+    verdict: Verdict = "good"
+    remedy: str = ""
+
+
+class Suite(ABC):
+    """Tasks that share a simulator, an action space and an observation space.
+
+    Creating a suite imports no simulator: `make_env` and `make_fleet` do, in the process that simulates.
+    """
+
+    name: str
+    action_space: ActionSpace
+    packages: ClassVar[Mapping[str, str]] = {}
+    """Distributions that the results depend on, by the name to report them under."""
+    cameras: ClassVar[Sequence[str]] = ()
+    """Observations that are camera images, rendered on demand."""
+    draws_train_states: ClassVar[bool] = False
+    """Whether the stage `states` has to draw the training states, because the suite ships none."""
+
+    @abstractmethod
+    def tasks(self) -> list[Task]:
+        """In the order of their indices."""
+
+    @abstractmethod
+    def goal(self, task: Task) -> Sequence[Predicate]:
+        """The predicates that must hold at the same time."""
+
+    @abstractmethod
+    def observation_space(self) -> Mapping[str, ArraySpec]:
+        """Every observation a policy can take as input, cameras included, by name."""
+
+    @abstractmethod
+    def init_states(self, task: Task, split: Split) -> InitStates:
+        """StatesNotDrawn where the training states have yet to be drawn."""
+
+    @abstractmethod
+    def make_env(self, task: Task, protocol: protocols.Protocol) -> Env: ...
+
+    @abstractmethod
+    def make_fleet(self, task: Task, protocol: protocols.Protocol, train_states: States | None = None) -> Fleet:
+        """`train_states` replace those that would be read from the project."""
+
+    def draw_train_states(
+        self, task: Task, protocol: protocols.Protocol, seed: int, drawn: Sequence[DrawnState]
+    ) -> Iterator[DrawnState]:
+        """An endless iterator that continues `drawn`: the same states whether or not drawing was interrupted."""
+        raise NotImplementedError(f"{self.name} ships its training states")
+
+    def settle_steps(self, protocol: protocols.Protocol) -> int:
+        """Control steps between restoring an init state and the policy's first action."""
+        return 0
+
+    def image_conditions(self, protocol: protocols.Protocol, cameras: Sequence[str]) -> dict[str, Any]:
+        """What the pixels of `cameras` depend on."""
+        return {"cameras": sorted(cameras), "resolution": protocol.resolution, "rotated": protocol.rotated}
+
+    def versions(self) -> dict[str, str]:
+        """Of everything that a result depends on."""
+        return {name: installed(package) for name, package in {**self.packages, "nightshift": "nightshift"}.items()}
+
+    def assets(self) -> Path | None:
+        """Where the downloaded assets lie; None if the suite needs none; SimulatorError if they are missing."""
+        return None
+
+    def findings(self) -> Iterator[Finding]:
+        """Whether the simulator works on this machine."""
+        yield from ()
+
+
+def stored_split(split: Split) -> Literal["train", "eval"]:
+    """Which array holds the states of `split`: a validation state is an index into the training states."""
+    return "eval" if split == "eval" else "train"
+
+
+def installed(package: str) -> str:
+    """Version of an installed distribution, or "none"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -7,22 +7,53 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Camera, Step
+from nightshift.envs.base import ActionSpace, ArraySpec, InitStates, Predicate, States, Step, Suite, stored_split
+from nightshift.envs.protocols import Protocol
+from nightshift.envs.sequential_fleet import SequentialFleet
 from nightshift.errors import SimulatorError
 from nightshift.types import Array, Body, Observation, Scene, Split, Task
 
+NAME = "fake"
 TASKS = [
-    Task(suite="fake", name=name, language=f"reach {name}", index=index, suite_size=2)
+    Task(suite=NAME, name=name, language=f"reach {name}", index=index, suite_size=2)
     for index, name in enumerate(("near", "far"))
 ]
+STATES = {"train": 200, "eval": 50}
+ACTIONS = ActionSpace(size=7)
+"""As in operational-space control, so that the scripted expert can play; only the translation has an effect."""
+GOAL: tuple[Predicate, ...] = (("reach", "goal"),)
 _STEP = 0.05
 """Metres that a full action moves the point, as in operational-space control."""
 _REACHED = 0.02
-STATES: dict[Split, int] = {"train": 200, "eval": 50}
+
+
+class FakeSuite(Suite):
+    name = NAME
+    action_space = ACTIONS
+
+    def tasks(self) -> list[Task]:
+        return list(TASKS)
+
+    def goal(self, task: Task) -> Sequence[Predicate]:
+        return GOAL
+
+    def observation_space(self) -> Mapping[str, ArraySpec]:
+        return {"proprio": ArraySpec((3,)), "objects": ArraySpec((3,)), "task": ArraySpec((len(TASKS),))}
+
+    def init_states(self, task: Task, split: Split) -> InitStates:
+        return InitStates(count=STATES[stored_split(split)], digest=NAME)
+
+    def make_env(self, task: Task, protocol: Protocol) -> FakeEnv:
+        return FakeEnv(task)
+
+    def make_fleet(self, task: Task, protocol: Protocol, train_states: States | None = None) -> SequentialFleet:
+        return SequentialFleet(lambda: FakeEnv(task))
 
 
 class FakeEnv:
-    """The gripper is a point; the goal is a cube of no size. Success is being there."""
+    """The gripper is a point; the goal is a cube of no size. The task is solved when the point is there."""
+
+    action_space = ACTIONS
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -30,13 +61,13 @@ class FakeEnv:
         self._goal = np.zeros(3)
 
     def reset(self, split: Split, init_state: int) -> Observation:
-        random = np.random.default_rng([self.task.index, split == "eval", init_state])
+        random = np.random.default_rng([self.task.index, stored_split(split) == "eval", init_state])
         self._point = np.zeros(3)
         self._goal = random.uniform(0.1, 0.2 * (1 + self.task.index), size=3)
         return self._observe()
 
     def step(self, action: Array) -> Step:
-        self._point = self._point + _STEP * np.clip(action[:3], -1, 1)
+        self._point = self._point + _STEP * self.action_space.clip(action[:3])
         return Step(self._observe(), bool(np.abs(self._point - self._goal).max() < _REACHED))
 
     def scene(self) -> Scene:
@@ -46,20 +77,20 @@ class FakeEnv:
             gripper_opening=0.08,
             bodies={"goal": Body(position=self._goal, rotation=np.eye(3), half_size=np.zeros(3))},
             joints={},
-            goal=(("reach", "goal"),),
+            goal=GOAL,
         )
 
     def full_state(self) -> NDArray[np.float64]:
         return np.concatenate([self._point, self._goal])
 
-    def look(self, cameras: Sequence[Camera]) -> Mapping[Camera, NDArray[np.uint8]]:
-        raise SimulatorError("the fake environment has no cameras", "leave cameras out of policy.inputs in params.yaml")
+    def camera_images(self, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        raise SimulatorError("the fake suite has no cameras", "leave cameras out of policy.inputs in params.yaml")
 
     def render(self) -> NDArray[np.uint8] | None:
         return None
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""
 
     def _observe(self) -> Observation:
         task = np.zeros(self.task.suite_size, dtype=np.float32)
@@ -69,3 +100,6 @@ class FakeEnv:
             "objects": (self._goal - self._point).astype(np.float32),
             "task": task,
         }
+
+
+FAKE = FakeSuite()

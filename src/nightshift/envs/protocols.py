@@ -1,6 +1,6 @@
-"""How published LIBERO evaluations are played. A number that a paper's code fixes stands here and nowhere else.
+"""Published LIBERO evaluation protocols. A number that a paper's code fixes is defined here and nowhere else.
 
-Results are comparable only under one protocol: the same policy scores differently with more steps or other settling.
+Results compare only under one protocol: the same policy scores differently with more steps or another settling phase.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One way to play LIBERO's suites."""
+    """One way to evaluate on LIBERO's suites."""
 
     name: str
     max_steps: Mapping[str, int]
@@ -33,7 +33,7 @@ class Protocol:
     trials: int
     """Init states per task, each played once."""
     seed: int
-    """With which LIBERO builds the world: it decides where fixtures stand, which no init state says."""
+    """Of building the scene: it decides the poses of fixtures, which init states do not contain."""
 
 
 _OPEN_GRIPPER = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
@@ -82,7 +82,7 @@ PROTOCOLS = {
             resolution=256,
             rotated=True,
             trials=50,
-            seed=0,  # RLinf adds the rank of the worker, so there the world depends on who plays
+            seed=0,  # RLinf adds the rank of the worker, so that the scene depends on the worker
         ),
     )
 }

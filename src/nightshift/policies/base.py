@@ -29,6 +29,11 @@ class Policy(nn.Module, ABC):
 
     @property
     @abstractmethod
+    def action_dim(self) -> int:
+        """A."""
+
+    @property
+    @abstractmethod
     def feature_size(self) -> int:
         """D."""
 

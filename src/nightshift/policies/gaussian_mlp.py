@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nightshift.policies.base import Policy
-from nightshift.types import ACTION_DIM, Array, Observation
+from nightshift.types import Array, Observation
 
 FAMILY = "gaussian_mlp"
 _CLIP = 5.0
@@ -31,28 +31,39 @@ class GaussianMlp(Policy):
     action_mean: Tensor
     action_std: Tensor
 
-    def __init__(self, *, inputs: Mapping[str, int], hidden: Sequence[int], chunk: int) -> None:
+    def __init__(self, *, inputs: Mapping[str, int], hidden: Sequence[int], chunk: int, action_dim: int) -> None:
         """`inputs` maps the names of the observations it sees to their sizes."""
         super().__init__()
         self.inputs = dict(inputs)
         self.hidden = list(hidden)
         self._chunk = chunk
+        self._action_dim = action_dim
         sizes = [sum(self.inputs.values()), *self.hidden]
         layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.Tanh())]
-        self.net = nn.Sequential(*layers, nn.Linear(sizes[-1], chunk * ACTION_DIM))
-        self.log_width = nn.Parameter(torch.zeros(ACTION_DIM))
+        self.net = nn.Sequential(*layers, nn.Linear(sizes[-1], chunk * action_dim))
+        self.log_width = nn.Parameter(torch.zeros(action_dim))
         self.register_buffer("input_mean", torch.zeros(sizes[0]))
         self.register_buffer("input_std", torch.ones(sizes[0]))
-        self.register_buffer("action_mean", torch.zeros(ACTION_DIM))
-        self.register_buffer("action_std", torch.ones(ACTION_DIM))
+        self.register_buffer("action_mean", torch.zeros(action_dim))
+        self.register_buffer("action_std", torch.ones(action_dim))
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        return {"family": FAMILY, "inputs": self.inputs, "hidden": self.hidden, "chunk": self.chunk}
+        return {
+            "family": FAMILY,
+            "inputs": self.inputs,
+            "hidden": self.hidden,
+            "chunk": self.chunk,
+            "action_dim": self.action_dim,
+        }
 
     @property
     def chunk(self) -> int:
         return self._chunk
+
+    @property
+    def action_dim(self) -> int:
+        return self._action_dim
 
     @property
     def feature_size(self) -> int:
@@ -72,7 +83,7 @@ class GaussianMlp(Policy):
         """The mean actions [B, C, A]."""
         scaled = (features - self.input_mean) / self.input_std
         mean: Tensor = self.net(scaled.clamp(-_CLIP, _CLIP))
-        return self.action_mean + self.action_std * mean.reshape(-1, self._chunk, ACTION_DIM)
+        return self.action_mean + self.action_std * mean.reshape(-1, self._chunk, self._action_dim)
 
     def features(self, observations: Observation) -> Tensor:
         return torch.from_numpy(np.concatenate([observations[name] for name in self.inputs], axis=-1))
@@ -95,7 +106,7 @@ class GaussianMlp(Policy):
 
     def entropy(self, features: Tensor, temperature: float) -> Tensor:
         entropy = self._width(temperature).log() + 0.5 * math.log(2 * math.pi * math.e)
-        return entropy.expand(len(features), self._chunk, ACTION_DIM)
+        return entropy.expand(len(features), self._chunk, self._action_dim)
 
     def imitation_loss(self, features: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
         distance = ((self.forward(features) - actions) / self.action_std).square().mean(-1)

@@ -13,7 +13,7 @@ from nightshift.envs.base import Fleet, Steps
 from nightshift.policies.base import Policy
 from nightshift.policies.expert import Expert
 from nightshift.telemetry.stopwatch import Stopwatch
-from nightshift.types import ACTION_DIM, Array, Observation, RolloutRequest, Trajectory
+from nightshift.types import Array, Observation, RolloutRequest, Trajectory
 
 SIMULATION, INFERENCE = "simulation", "inference"
 """What the time of playing is spent on; everything else is keeping the record."""
@@ -84,12 +84,12 @@ def _episodes(game: Game, request: RolloutRequest, members: Sequence[int], act: 
     observation = game.reset(request, len(members))
     records = [_Record() for _ in members]
     active = np.ones(len(members), np.bool_)
-    pushes = _pushes(request, members)
+    pushes = _pushes(request, members, game.fleet.action_space.size)
     plan = _Plan(partial(game.decide, act))
     for step in range(game.horizon):
         actions, log_probs = plan.next(observation)
         pushed = actions + pushes()
-        executed = np.clip(pushed, -1, 1)
+        executed = game.fleet.action_space.clip(pushed)
         for lane in np.flatnonzero(active).tolist():
             _film(game.fleet, request, lane, step, records[lane])
             records[lane].observations.append(_row(observation, lane))
@@ -113,7 +113,7 @@ class _Plan:
 
     def __init__(self, act: Act) -> None:
         self._act = act
-        self._actions = self._log_probs = np.empty((0, 0, ACTION_DIM), np.float32)
+        self._actions = self._log_probs = np.empty((0, 0, 0), np.float32)
         self._turn = 0
 
     @property
@@ -174,7 +174,9 @@ def _actor(fleet: Fleet, request: RolloutRequest, members: Sequence[int], attemp
     if request.controller == "greedy":
         return lambda observation: _certain(policy.act(observation))
     streams = [np.random.default_rng([request.seed, member, attempt]) for member in members]
-    return lambda observation: policy.sample(observation, _noise(streams, policy.chunk), request.temperature)
+    return lambda observation: policy.sample(
+        observation, _noise(streams, policy.chunk, policy.action_dim), request.temperature
+    )
 
 
 def _certain(actions: Array) -> tuple[Array, Array]:
@@ -182,12 +184,14 @@ def _certain(actions: Array) -> tuple[Array, Array]:
     return actions, np.zeros_like(actions)
 
 
-def _pushes(request: RolloutRequest, members: Sequence[int]) -> Callable[[], Array]:
+def _pushes(request: RolloutRequest, members: Sequence[int], action_dim: int) -> Callable[[], Array]:
     """Of the hand, [N, A] per step. The record keeps what was meant, so who learns from it learns to recover."""
     streams = [np.random.default_rng([request.seed, request.init_state, member]) for member in members]
-    still = np.zeros((len(members), ACTION_DIM), np.float32)
-    return lambda: np.float32(request.disturbance) * _noise(streams, 1)[:, 0] if request.disturbance else still
+    still = np.zeros((len(members), action_dim), np.float32)
+    return lambda: (
+        np.float32(request.disturbance) * _noise(streams, 1, action_dim)[:, 0] if request.disturbance else still
+    )
 
 
-def _noise(streams: Sequence[np.random.Generator], chunk: int) -> Array:
-    return np.stack([stream.standard_normal((chunk, ACTION_DIM), dtype=np.float32) for stream in streams])
+def _noise(streams: Sequence[np.random.Generator], chunk: int, action_dim: int) -> Array:
+    return np.stack([stream.standard_normal((chunk, action_dim), dtype=np.float32) for stream in streams])

@@ -13,7 +13,6 @@ import numpy as np
 
 from nightshift import config, envs, files, policies
 from nightshift.envs import protocols
-from nightshift.envs.base import CAMERAS, Camera
 from nightshift.errors import RolloutError, SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
@@ -33,7 +32,7 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     found = candidates(Path())
     loaded = [policies.load(candidate.folder) for candidate in found]
-    conditions = {**envs.conditions(env, _cameras(loaded)), "temperature": evaluate.temperature}
+    conditions = {**envs.conditions(env, _cameras(env.suite, loaded)), "temperature": evaluate.temperature}
     outcomes: dict[str, list[EpisodeOutcome]] = {}
     for candidate, policy in zip(found, loaded, strict=True):
         film_frames = evaluate.film_frames if candidate is found[-1] else 0  # films show the most trained candidate
@@ -80,9 +79,9 @@ def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 
     return requests
 
 
-def _cameras(loaded: Collection[Policy]) -> list[Camera]:
-    """Those that are an input of any of the policies."""
-    return [camera for camera in CAMERAS if any(camera in policy.spec["inputs"] for policy in loaded)]
+def _cameras(suite: str, loaded: Collection[Policy]) -> list[str]:
+    """The suite's cameras that are an input of any of the policies."""
+    return [camera for camera in envs.suite(suite).cameras if any(camera in policy.spec["inputs"] for policy in loaded)]
 
 
 def _outcomes(

@@ -45,7 +45,13 @@ def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> 
         )
     inputs = {name: data.schema.fields[f"{OBSERVATIONS}{name}"].shape[0] for name in policy.inputs}
     fresh = policies.build(
-        {"family": gaussian_mlp.FAMILY, "inputs": inputs, "hidden": policy.hidden, "chunk": policy.chunk}
+        {
+            "family": gaussian_mlp.FAMILY,
+            "inputs": inputs,
+            "hidden": policy.hidden,
+            "chunk": policy.chunk,
+            "action_dim": data.schema.fields["actions"].shape[0],
+        }
     )
     fresh.normalise_by(data.statistics)
     return fresh

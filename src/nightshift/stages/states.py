@@ -13,20 +13,18 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightshift import config, envs, files
 from nightshift.envs import protocols
+from nightshift.envs.base import DrawnState
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.telemetry import progress
 from nightshift.types import Task
-
-if TYPE_CHECKING:
-    from nightshift.envs.drawing import Drawn
 
 INDEX = "index.json"
 _SAVE_EVERY = 20
@@ -61,18 +59,12 @@ def _draw_missing(env: config.Env, drafts: Mapping[str, Path], seed: int, wanted
                 advance(task.name)
 
 
-def _more(task: Task, protocol: str, seed: int, drawn: Sequence[Drawn]) -> Iterator[Drawn]:
-    """What follows on `drawn`; the simulator is built when the first one is asked for."""
-    from nightshift.envs.drawing import draw
-    from nightshift.envs.libero import LiberoEnv
-    from nightshift.envs.suites import load_init_states
-
-    env = LiberoEnv(task, protocols.find(protocol))
-    known = [*load_init_states(task, "eval"), *(one.state for one in drawn)]
-    yield from draw(env, seed, known, start=drawn[-1].attempt + 1 if drawn else 0)
+def _more(task: Task, protocol: str, seed: int, drawn: Sequence[DrawnState]) -> Iterator[DrawnState]:
+    """The states that follow `drawn`; the simulator is built when the first one is asked for."""
+    return envs.suite(task.suite).draw_train_states(task, protocols.find(protocol), seed, drawn)
 
 
-def _write(path: Path, drawn: Sequence[Drawn]) -> None:
+def _write(path: Path, drawn: Sequence[DrawnState]) -> None:
     content = io.BytesIO()
     np.savez_compressed(
         content,
@@ -83,14 +75,12 @@ def _write(path: Path, drawn: Sequence[Drawn]) -> None:
     files.write_bytes(path, content.getvalue())
 
 
-def _read(path: Path) -> list[Drawn]:
+def _read(path: Path) -> list[DrawnState]:
     if not path.exists():
         return []
-    from nightshift.envs.drawing import Drawn
-
     with np.load(path, allow_pickle=False) as arrays:
         columns = arrays["train"], arrays["seeds"].tolist(), arrays["attempts"].tolist()
-    return [Drawn(*row) for row in zip(*columns, strict=True)]
+    return [DrawnState(*row) for row in zip(*columns, strict=True)]
 
 
 def _entry(task: Task, draft: Path | None) -> dict[str, Any]:

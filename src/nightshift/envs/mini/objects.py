@@ -11,14 +11,14 @@ from typing import Any
 from libero.libero.envs.base_object import register_object
 from robosuite.models.objects import BoxObject, CylinderObject, MujocoXMLObject
 
-from nightshift.envs.mini import ASSETS
+from nightshift.envs.mini.suite import ASSETS
 
 OPEN_FROM = 0.10
 """Metres a drawer has to be pulled out to count as open."""
 
 
 def _yaw_within(limit: float) -> dict[str, Any]:
-    """What LIBERO's table sampler reads to turn an object about the vertical by up to `limit` radians.
+    """Attributes for LIBERO's table sampler that turn an object about the vertical by up to `limit` radians.
 
     The sampler writes its quaternion as (x, y, z, w) where MuJoCo reads (w, x, y, z): about "x" by pi - yaw is
     about the vertical by yaw. LIBERO's own objects rely on that too.

@@ -1,16 +1,16 @@
-"""The scripted expert: proportional moves in operational space, a function of the scene alone.
+"""The scripted expert: a proportional controller in operational space, a function of the scene alone.
 
-It keeps no memory. Which phase it is in (go above, descend, close, lift, carry, lower, let go) follows from where
+It has no memory. Which phase it is in (go above, descend, close, lift, carry, lower, let go) follows from where
 the gripper and the objects are, so a memoryless policy can imitate it. What to do follows from the BDDL goal:
 
     (up A)            grasp A and raise it
     (on A B), (in A B) grasp A, carry it over B, lower it, let go; push A if it is wider than the gripper opens
-    (reach A)         move to A, as the fake environment asks
+    (reach A)         move to A: the goal of the fake suite
     (open R)          grasp the handle that belongs to region R and pull it away from R
 
 Of several goals it works on the first that does not hold yet. Where to grasp follows from the objects' collision
-shapes (`grasp`), how high to carry from what stands on the way (`place`). All lengths in this package are about the
-robot (its gripper, its controller), none about a task or an object.
+shapes (`grasp`), how high to carry from the obstacles on the way (`place`). All constants in this package describe the
+robot (its gripper, its controller), none a task or an object.
 """
 
 from __future__ import annotations

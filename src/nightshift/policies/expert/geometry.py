@@ -1,4 +1,4 @@
-"""Questions about boxes: where lines pass through them, how deep they overlap, how far they reach."""
+"""Geometry of boxes: intersections with lines, depth of overlap, extent along a direction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARALLEL = 1e-9
 
 
 def shape_of(body: Body) -> Boxes:
-    """Its collision shape, or the box that a region is."""
+    """The collision shape of an object, or the box of a region."""
     if body.boxes is not None:
         return body.boxes
     return Boxes(centres=body.position[None], axes=body.rotation[None], half_sizes=body.half_size[None])
@@ -34,7 +34,7 @@ def select(shape: Boxes, which: slice | NDArray[np.bool_]) -> Boxes:
 
 
 def within(shape: Boxes, centre: Vector, radius: float, *, level: bool = False) -> Boxes:
-    """Those boxes whose surrounding ball comes closer to `centre` than `radius`; `level`: whatever their height."""
+    """Boxes whose bounding sphere comes closer to `centre` than `radius`; `level` ignores the height."""
     reach = np.linalg.norm(shape.half_sizes, axis=1) + radius
     offset = (shape.centres - centre)[:, : 2 if level else 3]
     return select(shape, np.linalg.norm(offset, axis=1) < reach)
@@ -70,7 +70,7 @@ def crossings(shape: Boxes, origins: Vector, direction: Vector) -> tuple[Vector,
 
 
 def merge(enter: Vector, leave: Vector, gap: float) -> list[tuple[float, float]]:
-    """Intervals as they are when those that lie closer together than `gap` are one."""
+    """The intervals [enter, leave], with those closer together than `gap` joined."""
     hit = leave > enter
     order = np.argsort(enter[hit])
     starts, ends = enter[hit][order], np.maximum.accumulate(leave[hit][order])

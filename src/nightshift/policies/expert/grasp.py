@@ -1,9 +1,9 @@
-"""Where the fingers can take hold of an object: lines laid through its collision shape, and the hand set against it.
+"""Grasps of an object: lines through its collision shape, and the collisions of the open hand there.
 
 For yaws of the finger axis all around, and some heights below the top, the lines that the finger pads would close
-along pass through the object's boxes. What they pass through in one piece and fits between the fingers is a grasp:
-the whole of a box or a bottle, one wall of a bowl (the other finger then goes inside). What the open hand would run
-into there, of the object itself or of its neighbours, makes a grasp costly.
+along intersect the object's boxes. A connected stretch that fits between the fingers is a grasp: a whole box or bottle,
+or one wall of a bowl (the other finger then goes inside). A grasp costs more the deeper the open hand would collide
+there with the object itself or its neighbours.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ DEPTHS = (0.008, 0.014, 0.02, 0.026)  # metres below the object's top
 BEST_DEPTH = 0.02
 HAND_REACH = 0.16  # metres from the grip point beyond which the hand touches nothing
 CLEARANCE = 0.004  # metres the hand should keep from what it passes
-ROUNDING = 4  # decimals of a metre: shapes that differ less are grasped alike
+ROUNDING = 4  # decimals of a metre: shapes that differ less get the same grasps
 HELD_SLACK = 0.003  # opening beyond what is between the fingers at which it counts as gripped
 
-# What makes a grasp worse, in radians of turning the hand that it is worth.
+# Costs of a grasp, in equivalent radians of turning the hand.
 PER_METRE_HIT = 400.0
 PER_MISSED_PAD = 2.0
 PER_METRE_WIDE = 8.0
@@ -50,16 +50,16 @@ Z = np.array([0.0, 0.0, 1.0])
 
 @dataclass(frozen=True, kw_only=True)
 class Grasp:
-    """Where the grip point and the finger axis go."""
+    """A pose of the grip point and the finger axis."""
 
     point: Vector  # [3]
     yaw: float
     width: float  # of what is between the fingers
-    cost: float  # whatever the gripper's pose
+    cost: float  # without the cost of reaching it from the present pose
 
 
 def choose(scene: Scene, name: str, way: Vector | None = None) -> Grasp | None:
-    """The grasp that costs least from where the hand is, if the object is then to be moved by `way` [3].
+    """The cheapest grasp from the hand's present pose, for an object that is then moved by `way` [3].
 
     None if the object is too wide everywhere.
     """
@@ -75,7 +75,7 @@ def choose(scene: Scene, name: str, way: Vector | None = None) -> Grasp | None:
 
 
 def grasps(item: Boxes, others: Boxes, rotation: Vector) -> tuple[Grasp, ...]:
-    """All that were found. Objects at rest tremble a little, so the answer is for a rounded scene, and is kept."""
+    """Every grasp of the object, cached for a rounded scene, since resting objects still move by fractions of a mm."""
     middle = item.centres.mean(axis=0)
     others = within(others, middle, HAND_REACH + float(np.linalg.norm(item.centres - middle, axis=1).max()))
     return _kept_grasps(_packed(item), _packed(others), round(_level_yaw(rotation), ROUNDING))

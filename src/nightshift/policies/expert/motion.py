@@ -13,7 +13,7 @@ from nightshift.policies.expert.robot import (
     ROTATION_SCALE,
     within_reach,
 )
-from nightshift.types import ACTION_DIM, Array, Scene
+from nightshift.types import Array, Scene
 
 FUNNEL = 3.0  # metres of height kept per metre of horizontal error
 ALIGNED = 0.008  # horizontal error below which the gripper goes all the way down
@@ -24,9 +24,7 @@ def move_to(scene: Scene, aim: Vector, yaw: float | None, gripper: float) -> Arr
     aim = within_reach(scene.robot_position, aim)
     move = np.clip(POSITION_GAIN * (aim - scene.gripper_position) / POSITION_SCALE, -1.0, 1.0)
     turn = ROTATION_GAIN * _level_and_turn(scene, yaw) / ROTATION_SCALE
-    out = np.concatenate([move, np.clip(turn, -1.0, 1.0), [gripper]])
-    assert out.shape == (ACTION_DIM,)
-    return out.astype(np.float32)
+    return np.concatenate([move, np.clip(turn, -1.0, 1.0), [gripper]]).astype(np.float32)
 
 
 def finger_yaw(scene: Scene) -> float:

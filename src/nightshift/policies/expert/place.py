@@ -1,4 +1,4 @@
-"""Where something is to be put, and what stands on the way there."""
+"""Where an object is to be placed, and the obstacles on the way there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from nightshift.policies.expert.geometry import Vector, crossings, extent, overlap, shape_of, tops, within
 from nightshift.types import Body, Boxes
 
-RELEASE_XY, RELEASE_Z = 0.012, 0.008  # distances from its place at which an item is let go
+RELEASE_XY, RELEASE_Z = 0.012, 0.008  # distances from its place at which an item is released
 WAY_POINTS = 8
-WAY_MARGIN = 0.01  # metres to the side of what moves that should be free
+WAY_MARGIN = 0.01  # metres that should be free beside a moving object
 ANY_HEIGHT = 10.0
 Z = np.array([0.0, 0.0, 1.0])
 
@@ -37,7 +37,7 @@ class Place:
         return self.body.position
 
     def is_below(self, item: Body, rest: float) -> bool:
-        """Whether `item` is near enough to be let go, where it comes to rest at height `rest`."""
+        """Whether `item` is near enough to be released, if it comes to rest at height `rest`."""
         offset = self.position - item.position
         return bool(np.linalg.norm(offset[:2]) < RELEASE_XY and bottom_of(item) - rest < RELEASE_Z)
 
@@ -78,7 +78,7 @@ def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> tuple[flo
 
 
 def _support(body: Body) -> float:
-    """Height of what is under the middle of a body, or its top where it has nothing there."""
+    """Height of the body's surface at its centre, or its top where there is no surface."""
     enter, leave = crossings(shape_of(body), body.position[None], Z)
     through = leave[leave > enter]
     return float(body.position[2] + through.max()) if len(through) else top_of(body)

@@ -1,4 +1,4 @@
-"""The robot's own numbers: its controller, its gripper, and the boxes its hand fills. Nothing here is about a task."""
+"""Constants of the robot: its controller, its gripper, and the collision boxes of its hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POSITION_GAIN = 1.8
 ROTATION_GAIN = 1.5
 
 MAX_OPENING = 0.08  # metres between the open fingers
-FULLY_OPEN = 0.072  # an opening beyond this is on its way to, or at, the maximum
+FULLY_OPEN = 0.072  # an opening beyond this counts as open
 GRASP_MARGIN = 0.01  # the open fingers must exceed an object's width by this
 FINGER_LENGTH = 0.04  # from the finger tips to the palm: how far the fingers may reach down past an object's top
 FINGER_THICKNESS = 0.012  # half, along the palm, measured from between the finger tips

@@ -1,4 +1,4 @@
-"""What the expert can do: reach, pick up, bring, push, pull. Each is one action from one scene."""
+"""The expert's skills: reach, pick up, bring, push, pull. Each maps a scene to one action."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pick_up(scene: Scene, name: str) -> Array:
 
 
 def bring(scene: Scene, name: str, place: Place) -> Array:
-    """Grasp, carry, lower, let go and move away; or push what is too wide to grasp."""
+    """Grasp, carry, lower, release and move away; or push an object that is too wide to grasp."""
     item = scene.bodies[name]
     if is_held(scene, item):
         return _carry(scene, name, place)
@@ -84,7 +84,7 @@ def _descend_and_close(scene: Scene, grasp: Grasp, clear: float) -> Array:
     """The finger tips at `clear` until above the grasp point, down along a funnel, and close while arriving."""
     offset = grasp.point - scene.gripper_position
     kept = funnel(offset, clear + TIP_BELOW_GRIP - grasp.point[2], turn=turn_to(scene, grasp.yaw))
-    # Fingers that have begun to close go on closing, even if the object gives way a little.
+    # Fingers that have begun to close keep closing, even if the object moves a little.
     closing = grasp.width < scene.gripper_opening < FULLY_OPEN
     slack = 2.0 if closing else 1.0
     there = np.linalg.norm(offset[:2]) < slack * CLOSE_XY and abs(offset[2]) < slack * CLOSE_Z
@@ -101,7 +101,7 @@ def _carry(scene: Scene, name: str, place: Place) -> Array:
     rest = max(place.rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
     needed = rest + funnel(offset, max(soft, rest) - rest + CARRY, turn=0.0)
     needed = max(needed, hard + CARRY / 2, palm_hard - palm_above_bottom + CARRY / 2)
-    # Sideways only as far as the item is high enough to pass over what stands on the way.
+    # Sideways only in proportion to how far the item has cleared the obstacles on the way.
     free = float(np.clip(1.0 + (bottom - needed) / (CARRY / 2), 0.0, 1.0))
     move = np.array([offset[0] * free, offset[1] * free, needed - bottom])
     return move_to(scene, scene.gripper_position + move, None, OPEN if place.is_below(item, rest) else CLOSE)

@@ -1,4 +1,4 @@
-"""A fleet of any simulators, one after the other: slower, and all that a simulator without a fleet of its own needs."""
+"""A fleet that steps its simulators one after the other, for a simulator that has no vectorised step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Env, Steps
+from nightshift.envs.base import ActionSpace, Env, Steps
 from nightshift.errors import UnstablePhysics
 from nightshift.types import Array, Observation, Scene, Split, Task
 
 
-class TurnByTurn:
+class SequentialFleet:
     def __init__(self, make: Callable[[], Env]) -> None:
         self._make = make
         self._envs = [make()]
@@ -22,11 +22,15 @@ class TurnByTurn:
     def task(self) -> Task:
         return self._envs[0].task
 
+    @property
+    def action_space(self) -> ActionSpace:
+        return self._envs[0].action_space
+
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
         while len(self._envs) < len(init_states):
             self._envs.append(self._make())
-        shown = [env.reset(split, state) for env, state in zip(self._envs, init_states, strict=False)]
-        self._observation = {name: np.stack([one[name] for one in shown]) for name in shown[0]}
+        rows = [env.reset(split, state) for env, state in zip(self._envs, init_states, strict=False)]
+        self._observation = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         return self._observation
 
     def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:

@@ -8,13 +8,14 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.types import ACTION_DIM
+from nightshift.envs.libero.suites import ACTIONS
 
-Rows = NDArray[np.int64]
+Addresses = NDArray[np.int64]
+"""Memory addresses of a simulation's arrays, [fields], or of several simulations', [N, fields]."""
 
 
 class Lane:
-    """One simulation on a model that others may share: its MjData, and where its hand is to go."""
+    """The controller state of one simulation, and the addresses of its arrays for the compiled step."""
 
     def __init__(self, data: mujoco.MjData, grip_site: int) -> None:
         self.data = data
@@ -22,12 +23,12 @@ class Lane:
         self.goal_rotation = np.zeros((3, 3))
         self.fingers = np.zeros(2)
         self._site = data.site_xpos[grip_site], data.site_xmat[grip_site].reshape(3, 3)
-        seen = (data.qpos, data.qvel, data.ctrl, data.qM, data.qfrc_bias, *self._site)
-        own = (self.goal_position, self.goal_rotation, self.fingers)
-        self.row: Rows = np.array([data._address, *(array.ctypes.data for array in (*seen, *own))])
+        read = (data.qpos, data.qvel, data.ctrl, data.qM, data.qfrc_bias, *self._site)
+        written = (self.goal_position, self.goal_rotation, self.fingers)
+        self.addresses: Addresses = np.array([data._address, *(a.ctypes.data for a in (*read, *written))])
 
     def restart(self) -> None:
-        """A new episode: the hand stays where it is, the fingers have no target yet."""
+        """A new episode: the goal is the present pose of the hand, and the fingers have no target yet."""
         self.goal_position[:], self.goal_rotation[:] = self._site
         self.fingers[:] = 0.0
 
@@ -38,27 +39,27 @@ class CompiledStepping:
     Example:
         stepping = CompiledStepping(domain)
         lanes = [stepping.lane(mujoco.MjData(model)) for _ in range(8)]
-        stepping.step(np.stack([lane.row for lane in lanes]), np.zeros((8, 7)))
+        stepping.step(np.stack([lane.addresses for lane in lanes]), np.zeros((8, 7)))
     """
 
     def __init__(self, domain: Any) -> None:
-        from nightshift.envs.osc import advance
+        from nightshift.envs.libero.osc import advance
 
         self._advance = advance
         self._robot = domain.robots[0]
         self._model: mujoco.MjModel = domain.sim.model._model
-        self._wiring = self._wire(int(domain.control_timestep / domain.model_timestep))
+        self._constants = self._read_constants(int(domain.control_timestep / domain.model_timestep))
 
     def lane(self, data: mujoco.MjData) -> Lane:
         return Lane(data, self._robot.eef_site_id)
 
-    def step(self, rows: Rows, actions: NDArray[np.float64]) -> None:
-        """One control step of every row. Reads positions of `mj_step1`, and leaves those after the step."""
-        assert actions.shape == (len(rows), ACTION_DIM)
-        self._advance(rows, actions, self._model._address, *self._wiring)
+    def step(self, addresses: Addresses, actions: NDArray[np.float64]) -> None:
+        """One control step of every simulation; `mj_step1` must have run on each."""
+        assert actions.shape == (len(addresses), ACTIONS.size)
+        self._advance(addresses, actions, self._model._address, *self._constants)
 
-    def _wire(self, substeps: int) -> tuple[Any, ...]:
-        """Addresses, limits and gains, in the order `advance` takes them."""
+    def _read_constants(self, substeps: int) -> tuple[Any, ...]:
+        """Indices, limits and gains, in the order of `advance`'s arguments."""
         robot, model = self._robot, self._model
         controller = robot.controller
         controller.scale_action(np.zeros(controller.control_dim))  # robosuite computes its scale on first use

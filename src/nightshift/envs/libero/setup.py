@@ -1,7 +1,7 @@
-"""Makes LIBERO and robosuite importable without questions, noise, downloads or writes outside the project.
+"""Makes LIBERO and robosuite importable without prompts, output, downloads or writes outside the project.
 
 LIBERO asks on stdin when its config file is missing, robosuite logs to /tmp and insists on a GL library, numba
-and matplotlib write caches to the home folder. `prepare` answers all of that before the first import.
+and matplotlib write caches to the home folder. `prepare` settles all of that before the first import.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0"
 NO_GL = "apt-get install libosmesa6 (or libegl1 with a GPU's driver), or set MUJOCO_GL to egl or osmesa"
 
 
-def libero_config_folder() -> Path:
-    """For LIBERO's config file and the caches of its libraries: the project's own, or the user's on another node."""
+def config_folder() -> Path:
+    """For LIBERO's config file and the caches of its libraries: the project's, or the user's on a node without one."""
     if DVC_YAML.is_file():
         return LIBERO_CONFIG.absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "nightshift"
@@ -37,7 +37,7 @@ def libero_config_folder() -> Path:
 @cache
 def prepare() -> None:
     """Run once per process, before anything imports libero, robosuite or mujoco's renderer."""
-    folder = libero_config_folder()
+    folder = config_folder()
     _write_config(folder / "config.yaml", package_folder("libero") / "libero")
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)
     os.environ.setdefault("NUMBA_CACHE_DIR", str(folder / "numba"))
@@ -53,14 +53,14 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """LIBERO prints and warns on import and on construction; nothing of it is for the user."""
+    """LIBERO prints and warns on import and on construction; nothing of it concerns the user."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def give_back_memory() -> None:
-    """Compiling the robot's meshes leaves about 100 MB per environment with the C library; glibc can hand it back."""
+def trim_memory() -> None:
+    """Compiling the robot's meshes leaves about 100 MB of freed memory in glibc; return it to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -88,7 +88,7 @@ def _write_config(path: Path, package: Path) -> None:
 
 
 def gl_backend() -> str:
-    """What MUJOCO_GL says; else egl on a machine with a GPU and osmesa on another, or what is there, or "disable"."""
+    """MUJOCO_GL if set; else what is there, egl before osmesa on a machine with a GPU; "disable" if nothing is."""
     if chosen := os.environ.get("MUJOCO_GL"):
         return chosen
     has_gpu = Path("/dev/nvidia0").exists() or Path("/dev/dri").exists()

@@ -1,4 +1,4 @@
-"""The privileged view of a built LIBERO problem, read from MuJoCo's arrays: what the scripted expert sees."""
+"""The privileged state of a built LIBERO problem, read from MuJoCo's arrays, for the scripted expert."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class World:
         self._joints = articulations(domain, self._model)
 
     def scene(self) -> Scene:
-        position, rotation = self._grip()
+        grip_position, grip_rotation = self._grip()
         bodies = {}
         for name, pose in self._poses.items():
-            where, turned = pose()
+            position, rotation = pose()
             boxes = self._boxes(self._geoms[name]) if name in self._geoms else None
             half_size = self._half_sizes[name]
-            bodies[name] = Body(position=where.copy(), rotation=turned.copy(), half_size=half_size, boxes=boxes)
+            bodies[name] = Body(position=position.copy(), rotation=rotation.copy(), half_size=half_size, boxes=boxes)
         fingers = self._data.qpos[self._fingers]
         return Scene(
-            gripper_position=position.copy(),
-            gripper_rotation=rotation.copy(),
+            gripper_position=grip_position.copy(),
+            gripper_rotation=grip_rotation.copy(),
             gripper_opening=float(abs(fingers).sum()),
             bodies=bodies,
             joints={name: float(self._data.qpos[address]) for name, address in self._joints.items()},
@@ -62,7 +62,7 @@ class World:
         return Boxes(centres=centres, axes=axes, half_sizes=self._model.geom_aabb[geoms, 3:])
 
     def _add_objects(self, domain: Any) -> None:
-        at_rest = mujoco.MjData(self._model)  # sizes are of the model, whatever is going on in our simulation
+        at_rest = mujoco.MjData(self._model)  # sizes belong to the model, not to the state of this simulation
         mujoco.mj_kinematics(self._model, at_rest)
         for name, body in domain.obj_body_id.items():
             self._poses[name] = _body_pose(self._data, int(body))
@@ -70,7 +70,7 @@ class World:
             self._half_sizes[name] = _half_size(self._model, at_rest, int(body), self._geoms[name])
 
     def _add_sites(self, domain: Any) -> None:
-        """Regions that predicates speak of, and every site an object calls its handle."""
+        """Regions that predicates name, and the handles of objects."""
         model = self._model
         names = {model.site(index).name for index in range(model.nsite)}
         handles = {name for name in names if name.endswith("_handle")}

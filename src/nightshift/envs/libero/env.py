@@ -1,7 +1,7 @@
 """LIBERO behind the Env seam: state observations, frozen init states, bit-identical replay.
 
-The simulation is LIBERO's own (problem classes, OSC_POSE at 20 Hz, success predicates). What is ours: a reset that
-restores a state instead of rebuilding the world, and observations read straight from MuJoCo.
+The simulation is LIBERO's own (problem classes, OSC_POSE at 20 Hz, success predicates). Different here: a reset
+restores a state instead of rebuilding the model, and observations are read straight from MuJoCo's arrays.
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Camera, Step
-from nightshift.envs.goal import Goal
-from nightshift.envs.libero_setup import NO_GL, give_back_memory, prepare, quiet
-from nightshift.envs.placement import Placement
+from nightshift.envs.base import ActionSpace, States, Step, stored_split
+from nightshift.envs.libero.goal import Goal
+from nightshift.envs.libero.placement import Placement
+from nightshift.envs.libero.setup import NO_GL, prepare, quiet, trim_memory
+from nightshift.envs.libero.stepping import Addresses, CompiledStepping, Lane
+from nightshift.envs.libero.suites import ACTIONS, STATE_SIZES, LiberoSuite, Problem
+from nightshift.envs.libero.world import World
 from nightshift.envs.protocols import DEFAULT, Protocol, rotate
-from nightshift.envs.stepping import CompiledStepping, Lane, Rows
-from nightshift.envs.suites import MINI, load_init_states, load_problem, settle_steps, suite_tasks
-from nightshift.envs.world import World
 from nightshift.errors import SimulatorError, UnstablePhysics
-from nightshift.types import ACTION_DIM, Array, Observation, Scene, Split, Task
+from nightshift.types import Array, Observation, Scene, Split, Task
 
 if TYPE_CHECKING:
-    from nightshift.envs.observations import Sight
-
-__all__ = ["LiberoEnv", "can_render", "suite_tasks"]
+    from nightshift.envs.libero.observations import Observer
 
 CONTROL_HZ = 20
-CAMERA_NAMES: dict[Camera, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
-"""LIBERO's names of the cameras."""
+CAMERA_NAMES = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+"""The suite's cameras by their names in LIBERO's models."""
 SETTLE_LIMIT = 3000
 AT_REST = 1e-3
 """A drawn state has settled when nothing moves faster (m/s, rad/s), or after SETTLE_LIMIT physics steps of 2 ms."""
-STAYED = 0.05
+MAX_SLIDE = 0.05
 """Metres that a drawn object may slide while it settles."""
 _WARNING = mujoco.mjtWarning
 BROKEN_PHYSICS = [int(kind) for kind in (_WARNING.mjWARN_BADQPOS, _WARNING.mjWARN_BADQVEL, _WARNING.mjWARN_BADQACC)]
@@ -51,56 +49,58 @@ class LiberoEnv:
     """One LIBERO task.
 
     Example:
-        env = LiberoEnv(suite_tasks("libero_mini")[0])
+        env = LIBERO_MINI.make_env(LIBERO_MINI.tasks()[0])
         observation = env.reset("train", 0)
         observation, success = env.step(np.zeros(7, np.float32))
     """
 
     def __init__(
         self,
+        suite: LiberoSuite,
         task: Task,
         protocol: Protocol = DEFAULT,
         *,
         compiled: bool = True,
-        train_states: NDArray[np.float64] | None = None,
+        train_states: States | None = None,
     ) -> None:
         """`compiled=False` steps through robosuite's own calls: the reference, several times slower.
 
-        Init states are read when they are first needed; `train_states` [N, D] come from elsewhere.
+        Init states are read when they are first needed; `train_states` [N, D] replace those of the project.
         """
+        self._suite = suite
         self._task = task
         prepare()
         self._protocol = protocol
-        self._settling = [np.array(protocol.settle_action)] * settle_steps(task.suite, protocol)
-        self._domain = control_env(task, protocol.seed).env
-        self._domain.visualize(vis_settings=dict.fromkeys(self._domain._visualizations, False))  # no helper shapes
-        self._domain._observables = {}  # we read MuJoCo directly; robosuite would poll its sensors every substep
+        self._settling = [np.array(protocol.settle_action)] * suite.settle_steps(protocol)
+        self._domain = control_env(suite.problem(task), protocol.seed).env
+        self._domain.visualize(vis_settings=dict.fromkeys(self._domain._visualizations, False))  # no marker shapes
+        self._domain._observables = {}  # unused, and robosuite would compute them every substep
         self._sim = self._domain.sim
         self._robot = self._domain.robots[0]
         self._model: mujoco.MjModel = self._sim.model._model
         self._stepping = CompiledStepping(self._domain) if compiled else None
-        self.sight = _sight(self._domain)
-        give_back_memory()
+        self.observer = _observer(self._domain)
+        trim_memory()
         self._body_poses = self._model.body_pos.copy(), self._model.body_quat.copy()
         self._rest_joints = np.array(self._robot.init_qpos)
         self._placement = Placement(self._domain)
         free = self._model.jnt_qposadr[self._model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
         self._objects_xy = np.stack([free, free + 1], axis=-1)  # [objects, 2] addresses in qpos
         self._one_hot = np.eye(task.suite_size, dtype=np.float32)[task.index]
-        self._init_states: dict[Split, NDArray[np.float64]] = {} if train_states is None else {"train": train_states}
+        self._init_states: dict[str, States] = {} if train_states is None else {"train": train_states}
         self._simulate_in(self._sim.data._data)
 
-    def twin(self) -> LiberoEnv:
-        """Another simulation on the same compiled model: megabytes and milliseconds where a build takes seconds."""
+    def with_new_data(self) -> LiberoEnv:
+        """Another simulation: the same MjModel with an MjData of its own. Milliseconds, where a build takes seconds."""
         other = copy.copy(self)
         other._simulate_in(mujoco.MjData(self._model))
         return other
 
     def _simulate_in(self, data: mujoco.MjData) -> None:
         self._data = data
-        self._warnings = data.warning.number  # how often each was raised since the last reset
+        self._warnings = data.warning.number  # count of each kind since the last reset
         self._lane: Lane | None = self._stepping.lane(data) if self._stepping else None
-        self.sight_row = self.sight.row(data)
+        self.observation_addresses = self.observer.addresses(data)
         self._world = World(self._domain, data)
         self._goal = Goal(self._domain, data)
         self._steps = 0
@@ -111,10 +111,14 @@ class LiberoEnv:
     def task(self) -> Task:
         return self._task
 
+    @property
+    def action_space(self) -> ActionSpace:
+        return self._suite.action_space
+
     def reset(self, split: Split, init_state: int) -> Observation:
-        stored: Split = "eval" if split == "eval" else "train"
+        stored = stored_split(split)
         if stored not in self._init_states:
-            self._init_states[stored] = load_init_states(self._task, stored)
+            self._init_states[stored] = self._suite.load_init_states(self._task, stored)
         states = self._init_states[stored]
         if not 0 <= init_state < len(states):
             what = f"{self._task.name} has no {split} init state {init_state}"
@@ -135,21 +139,21 @@ class LiberoEnv:
 
     @property
     def stepping(self) -> CompiledStepping:
-        """Moves this simulation and its twins on, by their `address`."""
-        assert self._stepping is not None, "this is the reference, which is not compiled"
+        """Steps this simulation, and those that share its model, by their `step_addresses`."""
+        assert self._stepping is not None, "the reference has no compiled step"
         return self._stepping
 
     @property
-    def address(self) -> Rows:
-        assert self._lane is not None, "this is the reference, which is not compiled"
-        return self._lane.row
+    def step_addresses(self) -> Addresses:
+        assert self._lane is not None, "the reference has no compiled step"
+        return self._lane.addresses
 
     def is_broken(self) -> bool:
         """Whether the physics became unstable since the last reset; MuJoCo starts over by itself then."""
         return bool(self._warnings[BROKEN_PHYSICS].any())
 
     def is_solved(self) -> bool:
-        self._focus()
+        self._bind()
         return self._goal.holds()
 
     def scene(self) -> Scene:
@@ -158,30 +162,30 @@ class LiberoEnv:
     def full_state(self) -> NDArray[np.float64]:
         return np.concatenate([[self._data.time], self._data.qpos, self._data.qvel])
 
-    def look(self, cameras: Sequence[Camera]) -> dict[Camera, NDArray[np.uint8]]:
-        pictures: dict[Camera, NDArray[np.uint8]] = {}
+    def camera_images(self, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
+        images = {}
         for camera in cameras:
-            picture = self._picture(camera)
-            if picture is None:
-                raise SimulatorError(f"{self._task.name} cannot be looked at: no GL library works here", NO_GL)
-            from_below = picture[::-1]  # as LIBERO hands images out: the lowest row first
-            pictures[camera] = rotate(from_below) if self._protocol.rotated else np.ascontiguousarray(from_below)
-        return pictures
+            image = self._image(camera)
+            if image is None:
+                raise SimulatorError(f"{self._task.name} cannot be rendered: no GL library works here", NO_GL)
+            from_below = image[::-1]  # as LIBERO returns images: the lowest row first
+            images[camera] = rotate(from_below) if self._protocol.rotated else np.ascontiguousarray(from_below)
+        return images
 
     def render(self) -> NDArray[np.uint8] | None:
-        return self._picture("agentview")
+        return self._image("agentview")
 
-    def _picture(self, camera: Camera) -> NDArray[np.uint8] | None:
+    def _image(self, camera: str) -> NDArray[np.uint8] | None:
         """The highest row first; None where no GL library works."""
         if self._renderer is None and self._can_render:
             self._renderer = _renderer(self._model, self._protocol.resolution)
             self._can_render = self._renderer is not None
-            # Registered after the GL backend's own, so it runs before that takes GL down at exit.
+            # Registered after the GL backend's own handler, so it runs before GL is shut down at exit.
             atexit.register(_close, weakref.ref(self))
         if self._renderer is None:
             return None
-        self._focus()
-        self._domain._post_process()  # what is switched on shines; nothing but pictures depends on it
+        self._bind()
+        self._domain._post_process()  # lights what is switched on; only images depend on it
         options = mujoco.MjvOption()
         options.geomgroup[0] = 0  # collision shapes
         self._renderer.update_scene(self._data, camera=CAMERA_NAMES[camera], scene_option=options)
@@ -198,7 +202,7 @@ class LiberoEnv:
 
         None where something fell over or was pushed away while it settled: the samplers let objects overlap.
         """
-        self._focus()
+        self._bind()
         self._clear()
         with quiet(), _numpy_seed(seed):
             self._placement.draw()
@@ -212,12 +216,12 @@ class LiberoEnv:
                 break
             mujoco.mj_step(self._model, self._data)
         self._data.qpos[arm] = rest
-        if (np.linalg.norm(self._data.qpos[self._objects_xy] - placed, axis=-1) > STAYED).any():
+        if (np.linalg.norm(self._data.qpos[self._objects_xy] - placed, axis=-1) > MAX_SLIDE).any():
             return None
         return np.concatenate([[0.0], self._data.qpos, np.zeros(self._model.nv)])
 
     def positions_in(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The part of `state` that says where things are, without the time and the velocities."""
+        """The positions (qpos) in `state`, without time and velocities."""
         return state[1 : 1 + self._model.nq]
 
     def is_solved_in(self, state: NDArray[np.float64]) -> bool:
@@ -231,7 +235,7 @@ class LiberoEnv:
             _, _, success, _ = self._domain.step(action)
             self._sim.forward()
             return bool(success)
-        self._stepping.step(self._lane.row[None], action[None])
+        self._stepping.step(self._lane.addresses[None], action[None])
         return self.is_solved()
 
     def _restore(self, state: NDArray[np.float64]) -> None:
@@ -239,7 +243,7 @@ class LiberoEnv:
         if state.shape != (expected,):
             what = f"an init state of {self._task.name} has {state.size} numbers, the simulation {expected}"
             raise SimulatorError(what, "the init states belong to another version of the task; make them again")
-        self._focus()
+        self._bind()
         self._clear()
         self._sim.set_state_from_flattened(state)
         self._sim.forward()
@@ -249,12 +253,12 @@ class LiberoEnv:
         controller.update_initial_joints(self._rest_joints)  # also takes up the arm's pose as the goal
         controller.new_update = True
 
-    def _focus(self) -> None:
-        """LIBERO's objects look at one MjData: ours, from here on. Twins share those objects."""
+    def _bind(self) -> None:
+        """Make LIBERO's objects refer to this simulation's MjData. Simulations of one model share those objects."""
         self._sim.data._data = self._data
 
     def _clear(self) -> None:
-        """Everything that could carry over from what was simulated before."""
+        """Reset everything that could carry over from the previous episode."""
         mujoco.mj_resetData(self._model, self._data)
         self._model.body_pos[:], self._model.body_quat[:] = self._body_poses
         self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)
@@ -263,28 +267,28 @@ class LiberoEnv:
         self._domain.done = False
 
     def observe(self) -> dict[str, Array]:
-        shown = {name: np.zeros((1, size), np.float32) for name, size in self.sight.sizes.items()}
-        self.sight.write(self.sight_row[None], np.zeros(1, np.int64), shown)
-        return {**{name: values[0] for name, values in shown.items()}, "task": self._one_hot}
+        rows = {name: np.zeros((1, size), np.float32) for name, size in STATE_SIZES.items()}
+        self.observer.write(self.observation_addresses[None], np.zeros(1, np.int64), rows)
+        return {**{name: values[0] for name, values in rows.items()}, "task": self._one_hot}
 
 
-def _sight(domain: Any) -> Sight:
-    from nightshift.envs.observations import Sight  # compiles, so not before `prepare` has said where to
+def _observer(domain: Any) -> Observer:
+    from nightshift.envs.libero.observations import Observer  # it compiles: `prepare` must have set the cache folder
 
-    return Sight(domain)
+    return Observer(domain)
 
 
 def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]:
-    """`actions` [N, A], clipped to the range as LIBERO does; nothing else reaches the simulator."""
+    """`actions` [N, A], clipped to the action space as LIBERO does; others are refused."""
     values = np.asarray(actions, dtype=np.float64)
-    if values.ndim != 2 or values.shape[1] != ACTION_DIM or not np.isfinite(values).all():  # noqa: PLR2004
+    if values.ndim != 2 or values.shape[1] != ACTIONS.size or not np.isfinite(values).all():  # noqa: PLR2004
         what = f"{task.name}, step {step}: action {np.array2string(values, precision=3)} is not usable"
-        raise SimulatorError(what, f"give {ACTION_DIM} finite numbers; a policy that does not has diverged")
-    return np.clip(values, -1.0, 1.0)
+        raise SimulatorError(what, f"give {ACTIONS.size} finite numbers; a policy that does not has diverged")
+    return np.clip(values, ACTIONS.low, ACTIONS.high)
 
 
 def can_render() -> bool:
-    """Whether a GL library works here, found out by drawing."""
+    """Whether a GL library works here, tested by rendering."""
     prepare()
     renderer = _renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), resolution=16)
     if renderer is None:
@@ -293,16 +297,14 @@ def can_render() -> bool:
     return True
 
 
-def control_env(task: Task, seed: int = DEFAULT.seed) -> Any:
-    """LIBERO's own environment, as it comes. Fixtures are placed at random while it is built, so the seed is fixed."""
+def control_env(problem: Problem, seed: int = DEFAULT.seed) -> Any:
+    """LIBERO's own environment, unchanged. Fixtures are placed at random while it is built, so the seed is fixed."""
     prepare()
     import libero.libero
     from libero.libero.envs.env_wrapper import ControlEnv
 
-    if task.suite == MINI:
-        import nightshift.envs.mini.objects  # noqa: F401 - registers the objects with LIBERO
-
-    problem = load_problem(task)
+    if problem.objects:
+        importlib.import_module(problem.objects)
     libero.libero._assets_path_cache = str(problem.assets)
     scene = {"scene_xml": str(problem.scene)} if problem.scene else {}
     with quiet(), _numpy_seed(seed):
@@ -327,14 +329,14 @@ def _close(env: weakref.ref[LiberoEnv]) -> None:
 
 
 def _renderer(model: mujoco.MjModel, resolution: int) -> mujoco.Renderer | None:
-    """None where no GL library works: every backend fails in its own way, so any error means no pictures."""
+    """None where no GL library works: every backend fails in its own way, so any error counts."""
     backend = os.environ["MUJOCO_GL"]
     if backend not in ("egl", "osmesa"):
         return None
     try:
         context: Any = importlib.import_module(f"mujoco.{backend}").GLContext
         context(resolution, resolution).free()
-        # mujoco picks its backend when it is first imported, which may have been before prepare() chose one.
+        # mujoco chooses its backend when it is first imported, which may have been before prepare() set one.
         mujoco.gl_context.GLContext = context
         return mujoco.Renderer(model, resolution, resolution)
     except Exception:  # noqa: BLE001

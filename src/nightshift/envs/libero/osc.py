@@ -1,11 +1,11 @@
 """One control step of LIBERO, compiled: robosuite's OSC_POSE control law, the gripper and every substep of physics.
 
 Import it after `prepare`. It calls the mujoco library directly and holds no Python object while it runs, so threads
-step simulators side by side. Per substep robosuite calls `mj_forward`, again from its controller, then `mj_step`, which
-starts with a third one. Positions and velocities do not change in between, so one `mj_step1` and one `mj_step2` do.
-Loops are written out because each array expression costs seconds to compile.
+step simulations in parallel. Per substep robosuite calls `mj_forward`, again from its controller, then `mj_step`, which
+starts with a third one. Positions and velocities do not change in between, so `mj_step1` and `mj_step2` once each are
+enough. Loops are written out because each array expression costs seconds to compile.
 
-A simulator is a row of addresses (see `Field`): of its MjData, of the arrays in it, and of the goal it moves to.
+A simulation is a row of addresses (see `Field`): of its MjData, of the arrays in it, and of its controller's goal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 JOINTS = 7
 NULLSPACE_GAIN = 10.0
 SINGULAR = 1e-12
-"""A pivot smaller than this share of the largest diagonal element means that the arm is stretched out."""
+"""A pivot below this share of the largest diagonal element means that the arm is in a singular pose."""
 
 for library in Path(mujoco.__file__).parent.glob("libmujoco.so*"):
     llvmlite.binding.load_library_permanently(str(library))
@@ -40,7 +40,7 @@ _mj_full_mass: Any = types.ExternalFunction("mj_fullM", types.void(types.intp, t
 
 
 class Field(IntEnum):
-    """Columns of a simulator's row."""
+    """Columns of a simulation's row."""
 
     DATA = 0
     QPOS = 1
@@ -65,13 +65,13 @@ def _pointer(context: Any, address: Any) -> Any:
 
 @numba.njit(inline="always")
 def array_at(address, shape):  # type: ignore[no-untyped-def]
-    """The numbers that lie at an address, as an array that shares them."""
+    """The float64 array at an address, without a copy."""
     return carray(_pointer(address), shape, dtype=np.float64)  # type: ignore[call-arg]
 
 
 @numba.njit(cache=True, nogil=True)
 def advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    rows,  # [N, fields] addresses, int64
+    addresses,  # [N, fields] int64
     actions,  # [N, 7] clipped to [-1, 1]
     model,  # address
     sizes,  # nq, nv, nu, number of substeps, grip site
@@ -86,12 +86,12 @@ def advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     action_scale,  # [6]
     grip_speed,
 ):
-    """Move every simulator on by one control step. `mj_step1` has run on each before, and has again after."""
+    """One control step of every simulation. `mj_step1` must have run on each before, and has run on each after."""
     nq, nv, nu, substeps, site = sizes
     jacobians = np.empty((2, 3, nv))
     mass = np.empty((nv, nv))
-    for lane in range(len(rows)):
-        row = rows[lane]
+    for lane in range(len(addresses)):
+        row = addresses[lane]
         data = row[Field.DATA]
         qpos, qvel = array_at(row[Field.QPOS], nq), array_at(row[Field.QVEL], nv)
         ctrl, bias = array_at(row[Field.CTRL], nu), array_at(row[Field.BIAS], nv)
@@ -117,7 +117,7 @@ def advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
 
 @numba.njit(cache=True, nogil=True)
 def _set_goal(action, scale, position, rotation, goal_position, goal_rotation):  # type: ignore[no-untyped-def]
-    """Positions are relative to where the hand is; so are rotations, but no rotation at all keeps the old goal."""
+    """Positions and rotations are relative to the hand's pose; a rotation of zero keeps the previous goal."""
     for i in range(3):
         goal_position[i] = position[i] + action[i] * scale[i]
     x, y, z = action[3] * scale[3], action[4] * scale[4], action[5] * scale[5]
@@ -140,7 +140,7 @@ def _wrench(jacobians, qvel, position, rotation, goal_position, goal_rotation, g
     for i in range(3):
         i1, i2 = (i + 1) % 3, (i + 2) % 3
         error = speed = turn = 0.0
-        for k in range(3):  # half the sum of the cross products of the axes, now and wanted
+        for k in range(3):  # half the sum of the cross products of the axes of the two rotations
             error += 0.5 * (rotation[i1, k] * goal_rotation[i2, k] - rotation[i2, k] * goal_rotation[i1, k])
         for k in range(len(qvel)):
             speed += jacobians[0, i, k] * qvel[k]
@@ -152,7 +152,7 @@ def _wrench(jacobians, qvel, position, rotation, goal_position, goal_rotation, g
 
 @numba.njit(cache=True, nogil=True)
 def _move_fingers(ctrl, fingers, speed, grip_ctrl, grip_range):  # type: ignore[no-untyped-def]
-    """The fingers mirror each other; their targets move at one speed until they are fully open or closed."""
+    """The fingers mirror each other; their targets move at a constant speed until fully open or closed."""
     for finger in range(2):
         direction = -1.0 if finger == 0 else 1.0
         fingers[finger] = min(max(fingers[finger] + direction * speed, -1.0), 1.0)
@@ -162,23 +162,23 @@ def _move_fingers(ctrl, fingers, speed, grip_ctrl, grip_range):  # type: ignore[
 
 @numba.njit(cache=True, nogil=True)
 def _torques(jacobians, mass, wrench, rest, qpos, qvel, arm_qpos, arm_qvel):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    """Operational-space torques: decoupled force and moment, and in their nullspace a pull towards the rest pose."""
-    j, m = _of_the_arm(jacobians, mass, arm_qvel)
-    pull = np.empty((JOINTS, 1))
+    """Operational-space torques: decoupled force and moment, and in their nullspace a PD term towards the rest pose."""
+    j, m = _arm_part(jacobians, mass, arm_qvel)
+    posture = np.empty((JOINTS, 1))
     for a in range(JOINTS):
         speed = 2.0 * np.sqrt(NULLSPACE_GAIN) * qvel[arm_qvel[a]]
-        pull[a, 0] = NULLSPACE_GAIN * (rest[a] - qpos[arm_qpos[a]]) - speed
-    pose = _product(m, pull)
+        posture[a, 0] = NULLSPACE_GAIN * (rest[a] - qpos[arm_qpos[a]]) - speed
+    pose = _product(m, posture)
     accelerations = _solve(m, _transposed(j))  # M^-1 J^T
-    mobility = _product(j, accelerations)  # J M^-1 J^T, the inverse of the mass felt at the hand
-    felt = _solve(mobility, _product(_transposed(accelerations), pose))  # what the pull would do to the hand
+    mobility = _product(j, accelerations)  # J M^-1 J^T, the inverse of the operational-space inertia
+    leak = _solve(mobility, _product(_transposed(accelerations), pose))  # wrench of the posture torques at the hand
     force = _solve(_block(mobility, 0, 3), _block(wrench, 0, 1))
     moment = _solve(_block(mobility, 3, 3), _block(wrench, 3, 1))
     out = np.empty(JOINTS)
     for a in range(JOINTS):
         out[a] = pose[a, 0]
         for i in range(3):
-            out[a] += j[i, a] * (force[i, 0] - felt[i, 0]) + j[3 + i, a] * (moment[i, 0] - felt[3 + i, 0])
+            out[a] += j[i, a] * (force[i, 0] - leak[i, 0]) + j[3 + i, a] * (moment[i, 0] - leak[3 + i, 0])
     return out
 
 
@@ -203,7 +203,7 @@ def _transposed(matrix):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _block(matrix, start, columns):  # type: ignore[no-untyped-def]
-    """Three rows, and as many columns from the same place on; a vector has its one column."""
+    """Rows start to start + 3, and as many columns from `start` on; a vector has one column."""
     out = np.empty((3, columns))
     for i in range(3):
         for k in range(columns):
@@ -212,8 +212,8 @@ def _block(matrix, start, columns):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _of_the_arm(jacobians, mass, arm_qvel):  # type: ignore[no-untyped-def]
-    """Jacobian [6, 7] and mass matrix [7, 7] of the arm's joints alone."""
+def _arm_part(jacobians, mass, arm_qvel):  # type: ignore[no-untyped-def]
+    """Jacobian [6, 7] and mass matrix [7, 7] of the arm's joints."""
     j, m = np.empty((6, JOINTS)), np.empty((JOINTS, JOINTS))
     for a in range(JOINTS):
         for i in range(3):
@@ -245,7 +245,7 @@ def _solve(matrix, right):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _cholesky(matrix):  # type: ignore[no-untyped-def]
-    """The lower triangle whose square is `matrix`. A direction that the arm cannot move in is left out of it."""
+    """The lower triangle L with L L^T = `matrix`. A singular direction gets an infinite pivot, so solves ignore it."""
     n = len(matrix)
     low = np.zeros((n, n))
     least = 0.0

@@ -1,8 +1,8 @@
-"""LIBERO's placement samplers in a world that is restored between draws, not rebuilt from XML as LIBERO does.
+"""LIBERO's placement samplers on a model that is restored between draws, not rebuilt from XML as LIBERO does.
 
-Two things have to be put right for that. The samplers take every fixture to stand at the origin, where a new model has
-it, and add its place themselves. And an init state holds no fixture's place, so fixtures must stay where the world was
-built with them, and objects that start on or in them must be placed there.
+That needs two corrections. The samplers assume every fixture at the origin, where a new model has it, and add the
+sampled position to that. And an init state does not contain the poses of fixtures, so fixtures must keep the poses that
+the model was built with, and objects that start on or in them must be placed relative to those.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_ROTATION = (1.0, 0.0, 0.0, 0.0)
 
 
 class Placement:
-    """Stands between a LIBERO problem and its sampler of fixtures and objects on the table."""
+    """Replaces the sampler of a LIBERO problem: objects are drawn, fixtures keep their poses."""
 
     def __init__(self, domain: Any) -> None:
         self._domain = domain
@@ -33,7 +33,7 @@ class Placement:
         domain.placement_initializer = self
 
     def draw(self) -> None:
-        """Place everything anew, from numpy's global generator."""
+        """Place every object anew, from numpy's global generator."""
         from robosuite.utils.errors import RandomizationError
 
         for _ in range(ATTEMPTS):
@@ -45,6 +45,6 @@ class Placement:
         raise SimulatorError("LIBERO's samplers found no room for the objects", "widen the regions in the BDDL file")
 
     def sample(self) -> dict[str, tuple[Any, Any, Any]]:
-        """What LIBERO asks for while it resets: position, quaternion and object by name."""
+        """Called by LIBERO while it resets: position, quaternion and object by name."""
         placements = self._samplers.sample()
         return {name: (*self._poses.get(name, place[:2]), place[2]) for name, place in placements.items()}

@@ -1,0 +1,233 @@
+"""LIBERO's suites: where each task's BDDL file, assets and frozen init states lie."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nightshift.envs.base import (
+    ActionSpace,
+    ArraySpec,
+    DrawnState,
+    Finding,
+    InitStates,
+    Predicate,
+    States,
+    Suite,
+    stored_split,
+)
+from nightshift.envs.libero.setup import gl_backend, package_folder, prepare, quiet
+from nightshift.envs.protocols import DEFAULT, Protocol
+from nightshift.errors import SimulatorError, StatesNotDrawn
+from nightshift.project.paths import INIT_STATES
+from nightshift.types import Split, Task
+
+if TYPE_CHECKING:  # they load mujoco
+    from nightshift.envs.libero.env import LiberoEnv
+    from nightshift.envs.libero.fleet import LiberoFleet
+
+ASSETS_VARIABLE = "NIGHTSHIFT_LIBERO_ASSETS"
+ASSET_FOLDERS = ("articulated_objects", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects", "scenes")
+DRAW = "nightshift stage states"
+"""The command that draws training states."""
+
+ACTIONS = ActionSpace(size=7)
+"""Operational-space control: Δposition (3), Δrotation (3), gripper (-1 opens, +1 closes)."""
+
+OBJECTS_OF_INTEREST = 2
+"""Objects that the observations describe, in the order of the BDDL file; missing ones are zeros."""
+FEATURES_PER_OBJECT = 12  # position 3, first two columns of the rotation 6, position relative to the gripper 3
+GRIPPER_FEATURES = 6  # height 1, rotation 3, fingers 2: proprio without the position on the table
+STATE_SIZES = {
+    "proprio": 8,
+    "state": 8,
+    "objects": OBJECTS_OF_INTEREST * FEATURES_PER_OBJECT + 1,  # and one articulation joint
+    "egocentric": GRIPPER_FEATURES + OBJECTS_OF_INTEREST * 3 + 1,
+}
+"""Sizes of the observations that every step computes; libero/observations.py says what they hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What the simulation of one task is built from."""
+
+    bddl: Path
+    assets: Path
+    scene: Path | None = None  # None: the scene that LIBERO's problem class names
+    objects: str | None = None  # module that registers further objects with LIBERO when it is imported
+
+
+class LiberoSuite(Suite):
+    """Tasks that LIBERO's problem classes simulate, whoever wrote their BDDL files."""
+
+    action_space = ACTIONS
+    packages = {"mujoco": "mujoco", "robosuite": "robosuite", "libero": "hf-libero"}  # noqa: RUF012
+    cameras = ("agentview", "wrist")
+
+    @abstractmethod
+    def instructions(self) -> Mapping[str, str]:
+        """The instruction of every task by its name, in the order of the suite."""
+
+    @abstractmethod
+    def bddl_file(self, task: str) -> Path:
+        """LIBERO's description of a task: objects, where they start, the goal."""
+
+    @abstractmethod
+    def load_init_states(self, task: Task, split: Split) -> States:
+        """Frozen init states [N, D]."""
+
+    @abstractmethod
+    def _problem(self, task: str) -> Problem: ...
+
+    def tasks(self) -> list[Task]:
+        instructions = self.instructions()
+        return [
+            Task(suite=self.name, name=name, language=language, index=index, suite_size=len(instructions))
+            for index, (name, language) in enumerate(instructions.items())
+        ]
+
+    def problem(self, task: Task) -> Problem:
+        """Files of `task`, checked."""
+        known = self.instructions()
+        if task.name not in known:
+            raise SimulatorError(f"suite {self.name} has no task {task.name!r}", f"choose one of: {', '.join(known)}")
+        return self._problem(task.name)
+
+    def goal(self, task: Task) -> tuple[Predicate, ...]:
+        prepare()
+        with quiet():
+            from libero.libero.envs.bddl_utils import robosuite_parse_problem
+
+            problem = robosuite_parse_problem(str(self.bddl_file(task.name)))
+        return tuple(tuple(predicate) for predicate in problem["goal_state"])
+
+    def observation_space(self) -> Mapping[str, ArraySpec]:
+        images = ArraySpec((DEFAULT.resolution, DEFAULT.resolution, 3), "uint8")
+        return {
+            **{name: ArraySpec((size,)) for name, size in STATE_SIZES.items()},
+            "task": ArraySpec((len(self.instructions()),)),
+            **dict.fromkeys(self.cameras, images),
+        }
+
+    def init_states(self, task: Task, split: Split) -> InitStates:
+        return InitStates.of(self.load_init_states(task, split))
+
+    def make_env(self, task: Task, protocol: Protocol = DEFAULT, *, compiled: bool = True) -> LiberoEnv:
+        from nightshift.envs.libero.env import LiberoEnv
+
+        return LiberoEnv(self, task, protocol, compiled=compiled)
+
+    def make_fleet(
+        self, task: Task, protocol: Protocol = DEFAULT, train_states: States | None = None, *, threads: int = 1
+    ) -> LiberoFleet:
+        from nightshift.envs.libero.fleet import LiberoFleet
+
+        return LiberoFleet(self, task, protocol, threads=threads, train_states=train_states)
+
+    def image_conditions(self, protocol: Protocol, cameras: Sequence[str]) -> dict[str, Any]:
+        """GL backends render different pixels, so the one in use is part of the conditions."""
+        return {**super().image_conditions(protocol, cameras), "gl": gl_backend()}
+
+    def findings(self) -> Iterator[Finding]:
+        from nightshift.envs.libero import checks
+
+        return checks.findings()
+
+
+class BenchmarkSuite(LiberoSuite):
+    """A suite of LIBERO's own benchmark: it ships evaluation states alone, and its assets have to be downloaded."""
+
+    draws_train_states = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def instructions(self) -> Mapping[str, str]:
+        prepare()
+        with quiet():
+            from libero.libero.benchmark import get_benchmark
+
+            tasks: list[Any] = get_benchmark(self.name)(0).tasks
+        return {task.name: task.language for task in tasks}
+
+    def bddl_file(self, task: str) -> Path:
+        return _libero_package() / "bddl_files" / self.name / f"{task}.bddl"
+
+    def _problem(self, task: str) -> Problem:
+        return Problem(bddl=self.bddl_file(task), assets=self.assets())
+
+    def load_init_states(self, task: Task, split: Split) -> States:
+        if stored_split(split) == "eval":
+            return _load_pickle(_libero_package() / "init_files" / self.name / f"{task.name}.pruned_init")
+        path = INIT_STATES / self.name / f"{task.name}.npz"
+        if not path.exists():
+            raise StatesNotDrawn(f"no training states have been drawn for {task.name}: {path} is missing", DRAW)
+        return load_npz(path, ("train",), f"rm -r {INIT_STATES}, then {DRAW}")
+
+    def draw_train_states(
+        self, task: Task, protocol: Protocol, seed: int, drawn: Sequence[DrawnState]
+    ) -> Iterator[DrawnState]:
+        from nightshift.envs.libero.drawing import draw
+
+        known = [*self.load_init_states(task, "eval"), *(one.state for one in drawn)]
+        yield from draw(self.make_env(task, protocol), seed, known, start=drawn[-1].attempt + 1 if drawn else 0)
+
+    def settle_steps(self, protocol: Protocol) -> int:
+        return protocol.settle_steps
+
+    def assets(self) -> Path:
+        """LIBERO's meshes and textures: in the folder the user names, or where LIBERO's own download puts them.
+
+        Nothing is ever downloaded here.
+        """
+        named = os.environ.get(ASSETS_VARIABLE)
+        downloads = [_libero_package() / "assets", Path.home() / ".cache" / "libero" / "assets"]
+        candidates = [Path(named)] if named else downloads
+        for folder in candidates:
+            if all((folder / name).is_dir() for name in ASSET_FOLDERS):
+                return folder.resolve()
+        raise SimulatorError(
+            f"there are no LIBERO simulation assets in {' or '.join(map(str, candidates))}",
+            f"set {ASSETS_VARIABLE} to a folder that holds {', '.join(ASSET_FOLDERS)}, or download them: pip install "
+            "huggingface_hub && hf download lerobot/libero-assets --repo-type dataset --local-dir "
+            "~/.cache/libero/assets; or use the suite libero_mini, which needs none",
+        )
+
+
+def load_npz(path: Path, arrays: Sequence[str], remedy: str) -> States:
+    """The named arrays of a file, one after the other."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
+            return np.concatenate([content[name] for name in arrays])
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise SimulatorError(f"the init states in {path} cannot be read: {error}", remedy) from error
+
+
+@cache
+def _load_pickle(path: Path) -> States:
+    import torch
+
+    try:
+        # A pickle, but of an installed package, which could run code anyway.
+        return np.asarray(torch.load(path, weights_only=False), dtype=np.float64)
+    except OSError as error:
+        raise SimulatorError(
+            f"the init states in {path} cannot be read: {error}", "reinstall hf-libero==0.1.4"
+        ) from error
+
+
+def _libero_package() -> Path:
+    return package_folder("libero") / "libero"
+
+
+LIBERO_SPATIAL, LIBERO_OBJECT, LIBERO_GOAL, LIBERO_10, LIBERO_90 = BENCHMARK_SUITES = tuple(
+    BenchmarkSuite(name) for name in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+)
