@@ -15,7 +15,7 @@ from nightshift.errors import ConfigError
 from tests.conftest import REPOSITORY
 
 PARAMS: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
-NULLABLE = {("rloo", "kl_limit")}
+NULLABLE = {("rloo", "target_kl")}
 LEAVES = [(section, key) for section, values in PARAMS.items() if isinstance(values, dict) for key in values]
 
 

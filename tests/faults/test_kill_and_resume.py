@@ -44,7 +44,8 @@ def kill_after_new_checkpoint(root: Path, stage: str, delay: float, look: Callab
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = make_project(tmp_path_factory.mktemp("killed") / "project")
-    edit(root, "sft", steps=4000, checkpoint_every=50)
+    edit(root, "sft", steps=4000)
+    edit(root, "machine", checkpoint_every={"sft_steps": 50, "rloo_iterations": 1})
     edit(root, "rloo", iterations=40)
     for stage in ("states", "collect", "dataset"):
         assert nightshift(root, "stage", stage).returncode == 0

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from nightshift import config
 from nightshift.envs.fake import TASKS
 from nightshift.rollouts.sampling import Group, Round, Sampler
-from nightshift.rollouts.schedule import Ring, dealt
+from nightshift.rollouts.schedule import Ring
 from nightshift.types import ACTION_DIM, RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 
 
-def settings(*, ranks: int = 1, groups: int = 4, **sampling: Any) -> config.Rloo:
+def settings(*, groups: int = 4, **sampling: Any) -> config.Rloo:
     values = yaml.safe_load((REPOSITORY / "params.yaml").read_text())["rloo"]
-    values |= {"groups": groups, "group_size": 4, "ranks": ranks}
+    values |= {"groups": groups, "group_size": 4}
     values["sampling"] |= sampling
     return config.Rloo.model_validate(values)
 
@@ -57,17 +57,6 @@ def asked(found: Round) -> list[tuple[str, int]]:
     return [(g[0].request.task, g[0].request.init_state) for g in found.played]
 
 
-def test_nine_tasks_on_two_ranks_are_dealt_in_turn() -> None:
-    assert dealt(range(9), 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
-
-
-@given(st.integers(0, 20), st.integers(1, 8))
-def test_every_task_is_dealt_once_and_evenly(tasks: int, ranks: int) -> None:
-    parts = dealt(range(tasks), ranks)
-    assert sorted(task for part in parts for task in part) == list(range(tasks))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
 def test_ten_states_four_at_a_time_wrap_around() -> None:
     ring = Ring(range(10))
     assert [ring.take(4) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
@@ -100,7 +89,7 @@ def test_a_round_accepts_exactly_what_was_asked_for_or_all_there_is(
     outcomes: list[int], waves: int, oversample: float, bounds: tuple[float, float]
 ) -> None:
     low, high = bounds
-    chosen = settings(groups=5, waves=waves, oversample=oversample, keep_from=low, keep_to=high)
+    chosen = settings(groups=5, waves=waves, oversample=oversample, min_success_rate=low, max_success_rate=high)
     found = searched(Sampler(TASKS, chosen, seed=0), *outcomes)
     kept = [g for g in found.played if low <= sum(e.success for e in g) / 4 <= high]
     assert found.accepted == kept[:5]
@@ -111,13 +100,13 @@ def test_a_round_accepts_exactly_what_was_asked_for_or_all_there_is(
 
 @pytest.mark.parametrize("solved", [0, 4])
 def test_when_everything_is_solved_or_nothing_the_search_ends(solved: int) -> None:
-    found = searched(Sampler(TASKS, settings(waves=3, keep_from=0.1, keep_to=0.9), seed=0), solved)
+    found = searched(Sampler(TASKS, settings(waves=3, min_success_rate=0.1, max_success_rate=0.9), seed=0), solved)
     assert not found.accepted
     assert len(found.played) == 12
 
 
 def test_bounds_of_the_filter_are_inclusive() -> None:
-    found = searched(Sampler(TASKS, settings(groups=3, keep_from=0.25, keep_to=0.75), seed=0), 1, 3, 4)
+    found = searched(Sampler(TASKS, settings(groups=3, min_success_rate=0.25, max_success_rate=0.75), seed=0), 1, 3, 4)
     assert [sum(e.success for e in g) for g in found.accepted] == [1, 3]
 
 
@@ -151,13 +140,13 @@ def test_a_curriculum_gives_more_to_the_task_that_can_still_teach() -> None:
     assert counts["far"] > 3 * counts["near"] > 0
 
 
-def test_a_rank_works_on_its_own_tasks_one_after_the_other() -> None:
-    sampler = Sampler(TASKS, settings(ranks=1, groups=2, tasks_at_once=1), seed=0)
+def test_tasks_of_one_iteration_are_taken_in_turn() -> None:
+    sampler = Sampler(TASKS, settings(groups=2, tasks_at_once=1), seed=0)
     assert [{task for task, _ in asked(searched(sampler, 2))} for _ in range(3)] == [{"near"}, {"far"}, {"near"}]
 
 
 def test_ranks_get_runs_of_the_groups_as_even_as_can_be() -> None:
-    found = searched(Sampler(TASKS, settings(groups=5, ranks=3), seed=0), 2)
+    found = searched(Sampler(TASKS, settings(groups=5), seed=0), 2)
     parts = found.by_rank(3)
     assert [g for part in parts for g in part] == found.accepted
     assert [len(part) for part in parts] == [2, 1, 2]
@@ -173,7 +162,10 @@ def test_tasks_take_turns_from_iteration_to_iteration(groups: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"keep_from": 0.9, "keep_to": 0.1}, "no group could be kept"), ({"oversample": 2.0}, "wastes episodes")],
+    [
+        ({"min_success_rate": 0.9, "max_success_rate": 0.1}, "no group could be accepted"),
+        ({"oversample": 2.0}, "wastes episodes"),
+    ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -184,15 +176,15 @@ def test_every_knob_of_sampling_is_alive() -> None:
     """What is asked for, or learned from, over a few iterations differs from the defaults'."""
 
     def course(**changes: Any) -> list[Any]:
-        chosen = settings(**{"groups": 6, "keep_from": 0.1, "waves": 2, **changes})
+        chosen = settings(**{"groups": 6, "min_success_rate": 0.1, "waves": 2, **changes})
         sampler = Sampler(TASKS, chosen, seed=0)
         rounds = [searched(sampler, 4, 0, 1, 4, 2) for _ in range(80)]
         return [([g[0].request for g in found.played], len(found.accepted)) for found in rounds]
 
     changes: dict[str, Any] = {
         "tasks_at_once": 1,
-        "keep_from": 0.4,
-        "keep_to": 0.6,
+        "min_success_rate": 0.4,
+        "max_success_rate": 0.6,
         "waves": 3,
         "oversample": 1.5,
         "skip_solved": 2,
@@ -203,7 +195,7 @@ def test_every_knob_of_sampling_is_alive() -> None:
 
 
 def test_a_restored_sampler_asks_for_the_same_groups() -> None:
-    chosen = settings(groups=6, skip_solved=3, curriculum=True, waves=2, keep_from=0.1)
+    chosen = settings(groups=6, skip_solved=3, curriculum=True, waves=2, min_success_rate=0.1)
     sampler = Sampler(TASKS, chosen, seed=1)
     for _ in range(5):
         searched(sampler, 0, 4, 2)

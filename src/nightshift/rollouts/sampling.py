@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nightshift import config, envs
-from nightshift.rollouts.schedule import Ring, dealt
+from nightshift.rollouts.schedule import Ring
 from nightshift.types import RolloutRequest, Task, Trajectory
 
 Group = list[Trajectory]
@@ -38,7 +38,7 @@ class Sampler:
         self._groups = settings.groups
         self._temperature = settings.temperature
         self._seed = seed
-        self._ranks = [Ring(part) for part in dealt([task.name for task in tasks], settings.ranks)]
+        self._ranks = [Ring([task.name for task in tasks])]
         self._states = {task.name: Ring(_order(task, seed)) for task in tasks}
         self._solved: dict[str, dict[int, int]] = {task.name: {} for task in tasks}
         self._rates: dict[str, float] = {}
@@ -164,7 +164,7 @@ class Round:
         return [self.accepted[start:end] for start, end in pairwise(bounds)]
 
     def _keeps(self, group: Group) -> bool:
-        return self._settings.keep_from <= success_rate(group) <= self._settings.keep_to
+        return self._settings.min_success_rate <= success_rate(group) <= self._settings.max_success_rate
 
 
 def success_rate(group: Group) -> float:

@@ -1,4 +1,4 @@
-"""What comes next: tasks are dealt out to ranks, and everything that takes turns goes round in a ring."""
+"""What comes next: tasks and init states take turns in a ring."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-
-
-def dealt(tasks: Sequence[Item], ranks: int) -> list[list[Item]]:
-    """Tasks by rank, in turn. Nine on two ranks: [0, 2, 4, 6, 8] and [1, 3, 5, 7]; a rank may get none."""
-    return [list(tasks[rank::ranks]) for rank in range(ranks)]
 
 
 class Ring(Generic[Item]):

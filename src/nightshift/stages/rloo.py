@@ -14,7 +14,7 @@ from nightshift import config, envs, files, policies
 from nightshift.data import store
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
-from nightshift.learners.ranks import Demonstrated, Learned, Learners, Start, open_learners
+from nightshift.learners.ranks import DemoArrays, Learners, LearnerSpec, LearnerState, open_learners
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
@@ -35,8 +35,15 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
     cloned = policies.load(paths.SFT_POLICY)
     pool = job.pool(env)  # first: it is the one that makes room for itself on Ray
     sampler = Sampler(envs.tasks(env), rloo, seed=seed)
-    start = Start(policy=snapshot(cloned), settings=rloo, seed=seed, demos=_demos(cloned, rloo))
-    with contextlib.closing(open_learners(start)) as learners, Playing(pool, sampler, rloo) as playing:
+    spec = LearnerSpec(
+        policy=snapshot(cloned),
+        settings=rloo,
+        seed=seed,
+        demos=_demos(cloned, rloo),
+        microbatch_size=job.machine.microbatch_size,
+    )
+    ranks = job.machine.ranks
+    with contextlib.closing(open_learners(spec, ranks)) as learners, Playing(pool, sampler, rloo) as playing:
         history = _resume(job, learners, sampler, playing, rloo.iterations)
         with progress.bar("rloo", total=rloo.iterations, done=len(history)) as advance:
             for iteration in range(len(history), rloo.iterations):
@@ -45,36 +52,37 @@ def run(job: Job, *, seed: int, env: config.Env, rloo: config.Rloo) -> None:
                 if iteration + 1 < rloo.iterations:
                     playing.ahead(learners.policy())
                 with watch.timing("time/update"):
-                    update = learners.update(_parts(found, rloo), iteration / rloo.iterations)
+                    update = learners.update(_parts(found, rloo, ranks), iteration / rloo.iterations)
                 metrics = {**_outcome(found), **_faults(found.played), **update}
                 history.append(metrics)
                 job.tracker.log({**metrics, **found.times, **watch.seconds, **gpu.sample()}, iteration + 1)
-                _save(job, learners, playing, history)
+                if _checkpoint_due(job, iteration + 1, rloo.iterations):
+                    _save(job, learners, playing, history)
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
         with files.new_folder(paths.RLOO_POLICY) as folder:
             policies.save(restore(learners.policy()), folder)
             files.write_json(folder / paths.RLOO_HISTORY.name, history)
 
 
-def _demos(policy: Policy, rloo: config.Rloo) -> Demonstrated | None:
+def _demos(policy: Policy, rloo: config.Rloo) -> DemoArrays | None:
     """What to go on imitating, if anything."""
-    if not rloo.imitation:
+    if not rloo.bc_weight:
         return None
     steps = store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
     return policy.features(steps.observations).numpy(), steps.actions, steps.mask
 
 
-def _parts(found: Round, rloo: config.Rloo) -> list[list[Group]]:
+def _parts(found: Round, rloo: config.Rloo, ranks: int) -> list[list[Group]]:
     """What each rank learns from; nothing at all if too little was found and that is to end the iteration."""
     if found.missing:
         _log.warning(
-            "%d of %d groups can be learned from: keep_from and keep_to, or the simulator, left out the others",
+            "%d of %d groups are accepted: min_success_rate, max_success_rate or the simulator left out the others",
             len(found.accepted),
             rloo.groups,
         )
         if rloo.sampling.when_short == "skip":
-            return [[] for _ in range(rloo.ranks)]
-    return found.by_rank(rloo.ranks)
+            return [[] for _ in range(ranks)]
+    return found.by_rank(ranks)
 
 
 def _outcome(found: Round) -> dict[str, float]:
@@ -112,12 +120,16 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
+def _checkpoint_due(job: Job, done: int, iterations: int) -> bool:
+    return done % job.machine.checkpoint_every.rloo_iterations == 0 or done == iterations
+
+
 def _save(job: Job, learners: Learners, playing: Playing, history: list[dict[str, float]]) -> None:
-    learned = learners.learned()
+    learned = learners.state()
     ahead = playing.begun_with or learners.policy()
     acting = {f"{_ACTING}{name}": values for name, values in ahead.weights.items()}
     tensors = {name: torch.tensor(values) for name, values in {**learned.tensors, **acting}.items()}
-    state = {"history": history, "learner": learned.state, "sampler": playing.sampler_state, "acting": ahead.version}
+    state = {"history": history, "learner": learned.counters, "sampler": playing.sampler_state, "acting": ahead.version}
     checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state))
 
 
@@ -130,7 +142,7 @@ def _resume(
         return []
     tensors = {name: tensor.numpy() for name, tensor in newest.tensors.items()}
     acting = {k.removeprefix(_ACTING): v for k, v in tensors.items() if k.startswith(_ACTING)}
-    learners.restore(Learned(tensors=tensors, state=newest.state["learner"]))
+    learners.restore(LearnerState(tensors=tensors, counters=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
     if newest.step < iterations:
         spec, version = learners.policy().spec, newest.state["acting"]
