@@ -101,8 +101,11 @@ def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(
 
 
 @pytest.mark.usefixtures("policy")
-def test_a_run_resumes_from_its_checkpoint_after_the_microbatch_and_the_period_were_changed(
-    job: Callable[[str], Job], params: config.Params
+@pytest.mark.parametrize(
+    "change", [{"microbatch_size": 3}, pytest.param({"ranks": 2}, marks=pytest.mark.slow, id="on two ranks")]
+)
+def test_a_run_resumes_from_its_checkpoint_after_machine_was_changed(
+    job: Callable[[str], Job], params: config.Params, change: dict[str, int]
 ) -> None:
     expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params)
     every = config.CheckpointEvery(sft_steps=1, rloo_iterations=2)
@@ -110,7 +113,7 @@ def test_a_run_resumes_from_its_checkpoint_after_the_microbatch_and_the_period_w
         weights_of(stopping(on_machine(job("rloo"), checkpoint_every=every), at=4), params)
     assert checkpoints(job("rloo")) == ["step-00000002"]
     tracker = JsonlTracker(job("rloo").state / "resumed.jsonl")
-    resumed = weights_of(on_machine(replace(job("rloo"), tracker=tracker), microbatch_size=3), params)
+    resumed = weights_of(on_machine(replace(job("rloo"), tracker=tracker), **change), params)
     lines = (job("rloo").state / "resumed.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [3, 4]
     for name, value in expected.items():
