@@ -32,7 +32,7 @@ import ray
 
 from nightshift import config, envs, policies
 from nightshift.envs.splits import split_training_states
-from nightshift.learners.ranks import Single, Start
+from nightshift.learners.ranks import LearnerSpec, LocalLearner
 from nightshift.policies.gaussian_mlp import FAMILY
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.playing import Playing
@@ -91,14 +91,12 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def iteration(policy: PolicySnapshot) -> None:
     """Default iterations with two workers. Outcomes are made up after playing, so that there is something to learn."""
     pool = RayPool(2, PARAMS.env)
-    settings = PARAMS.rloo.model_copy(update={"kl_limit": 1e9, "advantage": "rloo_batch"})
-    learner = Single(Start(policy=policy, settings=settings, seed=0, demos=None))
+    settings = PARAMS.rloo.model_copy(update={"target_kl": 1e9, "advantage_estimator": "rloo_batch"})
+    microbatch_size = PARAMS.machine.microbatch_size
+    spec = LearnerSpec(policy=policy, settings=settings, seed=0, demos=None, microbatch_size=microbatch_size)
+    learner = LocalLearner(spec)
     rounds = []
-    with Playing(
-        pool,
-        Sampler(STATES, settings, seed=0),
-        settings,
-    ) as playing:
+    with Playing(pool, Sampler(STATES, settings, seed=0), settings) as playing:
         playing.found(policy)  # compiles
         for _ in range(ROUNDS):
             whole, (found, update) = timed(lambda: _iterate(playing, learner))
@@ -113,7 +111,7 @@ def iteration(policy: PolicySnapshot) -> None:
     report("iteration", lost, [GOAL] * ROUNDS, **shares, update=update, seconds=round(rounds[-1]["whole"], 2))
 
 
-def _iterate(playing: Playing, learner: Single) -> tuple[Any, float]:
+def _iterate(playing: Playing, learner: LocalLearner) -> tuple[Any, float]:
     found = playing.found(learner.policy())
     half_solved = [[replace(episode, success=episode.member % 2 == 0) for episode in group] for group in found.accepted]
     update, _ = timed(lambda: learner.update([half_solved], 0.0))

@@ -30,12 +30,12 @@ os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 
 SMALL: dict[str, Any] = {
-    "machine": {"workers": 0},
+    "machine": {"workers": 0, "checkpoint_every": {"sft_steps": 20, "rloo_iterations": 1}},
     "env": {"suite": "fake", "tasks": [], "protocol": "openvla-oft", "horizon": 12},
     "collect": {"demos_per_task": 4, "attempts": 3, "disturbance": 0.0},
-    "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3, "checkpoint_every": 20},
+    "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3},
     "policy": {"inputs": ["objects", "task"], "hidden": [16], "chunk": 1},
-    "rloo": {"iterations": 12, "groups": 4, "group_size": 4, "temperature": 0.4, "mini_batch": 1024},
+    "rloo": {"iterations": 12, "groups": 4, "group_size": 4, "temperature": 0.4, "minibatch_size": 1024},
     "evaluate": {"init_states": 10, "film_frames": 0},
 }
 
@@ -102,6 +102,7 @@ def job(project: Path) -> Callable[[str], Job]:
             state=state,
             tracker=JsonlTracker(state / "metrics.jsonl"),
             pool=lambda env: pools.setdefault(env, LocalPool(env)),
+            machine=config.load(project / "params.yaml").machine,
             commit="abc1234",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from nightshift import config
 from nightshift.errors import ConfigError
 from tests.conftest import REPOSITORY
 
 PARAMS: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
-NULLABLE = {("rloo", "kl_limit")}
+NULLABLE = {("rloo", "target_kl")}
 LEAVES = [(section, key) for section, values in PARAMS.items() if isinstance(values, dict) for key in values]
 
 
@@ -90,3 +92,26 @@ def test_any_ill_typed_value_is_refused_with_its_path(tmp_path: Path, leaf: tupl
     with pytest.raises(ConfigError) as error:
         config.load(write(tmp_path, changed(section, **{key: value})))
     assert f"{section}.{key}" in error.value.what
+
+
+TABLED = ("machine", "collect", "policy", "sft", "rloo", "evaluate")
+
+
+def names(section: Any, prefix: str) -> set[str]:
+    """Every parameter of a section by its dotted name."""
+    found = set()
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found |= names(inner, f"{prefix}.{name}")
+        else:
+            found.add(f"{prefix}.{name}")
+    return found
+
+
+def test_the_page_about_parameters_has_every_parameter_and_no_other() -> None:
+    page = (REPOSITORY / "docs" / "parameters.md").read_text()
+    rows = re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)
+    sections = {name: config.Params.model_fields[name].annotation for name in TABLED}
+    expected = {parameter for name, section in sections.items() for parameter in names(section, name)}
+    assert sorted(rows) == sorted(expected)

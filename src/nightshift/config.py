@@ -52,11 +52,23 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class CheckpointEvery(Section):
+    """How much work is between two checkpoints; the last step always makes one."""
+
+    sft_steps: Count
+    rloo_iterations: Count
+
+
 class Machine(Section):
-    """How to run, never what comes out."""
+    """How to run: nothing in here changes a result, so nothing in here is part of a cache key."""
 
     workers: Natural
     """Simulator processes; 0 runs them in this process."""
+    ranks: Count
+    """Learner processes that share the update of reinforcement learning."""
+    microbatch_size: Count
+    """Decisions per backward pass: lower it when memory runs out. Gradients are accumulated over a minibatch."""
+    checkpoint_every: CheckpointEvery
 
 
 class Env(Section):
@@ -104,63 +116,65 @@ class Sft(Section):
     steps: Count
     batch_size: Count
     learning_rate: Positive
-    checkpoint_every: Count
+    """At the first step; it falls linearly to zero."""
 
 
 class Clip(Section):
-    """How far the ratio of new to old probability may move and still earn anything."""
+    """Bounds of PPO's clipped objective on the ratio of new to old probability: [1 - low, 1 + high]."""
 
     low: Annotated[float, Field(gt=0, lt=1, strict=True)]
     high: Positive
     dual: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=True)] | None
-    """Bounds the loss of an action that went badly and became this much likelier; null does not."""
+    """Dual clip: where the advantage is negative, the loss is at most this many times its size; null = no bound."""
     log_ratio: Positive | None
-    """Bounds the logarithm of the ratio; null does not."""
+    """Bound of the logarithm of the ratio, before it is exponentiated; null = only what avoids overflow."""
 
 
 class Kl(Section):
-    """A penalty for leaving the policy that training started from."""
+    """The penalty on the KL to the reference policy, the one that reinforcement learning starts from."""
 
-    weight: NonNegative
+    coef: NonNegative
     form: Literal["k1", "k2", "k3", "abs"]
     target: Positive | None
-    """Adapt the weight so that the distance stays about this; null keeps the weight."""
+    """Adapt the coefficient so that the KL stays near this; null keeps it constant."""
     horizon: Count
-    """Over how many episodes an adaptive weight reacts."""
+    """Episodes over which an adaptive coefficient reacts."""
 
 
 class Critic(Section):
-    """What GAE needs; used where advantage is gae."""
+    """The value network of GAE; used where advantage_estimator is gae."""
 
     hidden: Annotated[tuple[Count, ...], Field(min_length=1)]
     learning_rate: Positive
-    discount: Annotated[float, Field(gt=0, le=1, strict=True)]
-    decay: Annotated[float, Field(ge=0, le=1, strict=True)]
-    """GAE's λ: 0 trusts the critic, 1 the outcome."""
+    gamma: Annotated[float, Field(gt=0, le=1, strict=True)]
+    """Discount per decision."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """0 relies on the critic's values alone, 1 on the outcome alone."""
 
 
 class Optimizer(Section):
     learning_rate: Positive
     weight_decay: NonNegative
-    warmup: Natural
-    """Gradients until the learning rate is reached."""
-    decay: Literal["constant", "cosine"]
-    gradient_norm: Positive
+    warmup_steps: Natural
+    """Gradient steps of linear warm-up."""
+    schedule: Literal["constant", "cosine"]
+    """After the warm-up; cosine falls to zero over all iterations."""
+    max_grad_norm: Positive
 
 
 class Sampling(Section):
     """Which groups an iteration learns from."""
 
     tasks_at_once: Natural
-    """Tasks that one iteration plays before the next iteration moves on to the next ones; 0 = all."""
-    keep_from: Annotated[float, Field(ge=0, le=1, strict=True)]
-    keep_to: Annotated[float, Field(ge=0, le=1, strict=True)]
-    """A group is kept if its success rate lies between the two, both included."""
+    """Tasks of one iteration; the next iteration takes the next ones in turn; 0 = all."""
+    min_success_rate: Annotated[float, Field(ge=0, le=1, strict=True)]
+    max_success_rate: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """A group is accepted if its success rate lies between the two, both included."""
     waves: Count
     """Of groups per iteration: after the first, as many as are still missing."""
     oversample: Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)]
-    """Ask for this many times the groups that are missing. Who is left over is counted, and not learned from: the next
-    update is another policy's."""
+    """Ask for this many times the groups that are missing. Surplus groups are counted and dropped: at the next update
+    they would be off-policy."""
     when_short: Literal["train", "skip"]
     """If all waves leave groups missing: train on what there is, or end the iteration without an update."""
     skip_solved: Natural
@@ -173,10 +187,12 @@ class Sampling(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Sampling:
-        if self.keep_from > self.keep_to:
-            raise ValueError("keep_from is above keep_to: no group could be kept")
-        if self.oversample > 1 and (self.keep_from, self.keep_to) == (0, 1):
-            raise ValueError("oversample above 1 wastes episodes while keep_from and keep_to keep every group")
+        if self.min_success_rate > self.max_success_rate:
+            raise ValueError("min_success_rate is above max_success_rate: no group could be accepted")
+        if self.oversample > 1 and (self.min_success_rate, self.max_success_rate) == (0, 1):
+            raise ValueError(
+                "oversample above 1 wastes episodes while min_success_rate and max_success_rate accept every group"
+            )
         return self
 
 
@@ -196,43 +212,41 @@ class Rloo(Section):
     """Init states per iteration that are learned from, no more and no fewer, taken in turn from every task."""
     group_size: Annotated[int, Field(ge=2, strict=True)]
     """Episodes per init state; a leave-one-out baseline needs at least two."""
-    ranks: Count
-    """Processes that share the update; tasks are dealt out to them in turn."""
     sampling: Sampling
     validation: Validation
     temperature: Positive
-    """Width of exploration, in standard deviations of the demos' actions."""
-    learn_width: Flag
-    """Whether gradients change the width as well."""
-    advantage: Literal["rloo", "rloo_batch", "grpo", "reinforce++", "gae"]
-    level: Literal["token", "action", "chunk"]
-    """What a ratio is taken of: one dimension of an action, an action, or a chunk of actions."""
-    average: Literal["step", "episode"]
+    """Standard deviation of exploration, in standard deviations of the demos' actions."""
+    learn_std: Flag
+    """Whether gradients change the standard deviation as well."""
+    advantage_estimator: Literal["rloo", "rloo_batch", "grpo", "reinforce++", "gae"]
+    ratio_level: Literal["token", "action", "chunk"]
+    """What a probability ratio is taken of: one dimension of an action, an action, or a chunk of actions."""
+    loss_aggregation: Literal["step", "episode"]
     """Whether every step weighs the same, or every episode."""
     clip: Clip
     old_log_probs: Literal["rollout", "recomputed"]
+    """As the simulator's worker computed them, or recomputed by the learner before the update."""
     kl: Kl
-    entropy: NonNegative
-    """Weight of a bonus for being undecided; needs learn_width."""
-    imitation: NonNegative
-    """Weight of the cloning loss on the demos."""
+    entropy_coef: NonNegative
+    """Coefficient of the entropy bonus; needs learn_std."""
+    bc_weight: NonNegative
+    """Weight of the behaviour-cloning loss on the demos, beside the policy-gradient loss."""
     critic: Critic
     epochs: Count
-    mini_batch: Count
-    """Decisions per gradient."""
-    micro_batch: Count
-    """Decisions at a time in memory; never changes the result."""
+    """Passes over an iteration's episodes."""
+    minibatch_size: Count
+    """Decisions per gradient step."""
     optimizer: Optimizer
-    kl_limit: Positive | None
-    """An iteration's update ends when it has moved the policy this far, measured on the whole batch after every
-    gradient; null sets no limit, and measures once, at the end."""
+    target_kl: Positive | None
+    """An iteration's update ends early when the KL from its start exceeds this, measured on the whole batch after every
+    gradient step; null never ends it, and measures once, at the end."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Rloo:
-        if self.entropy and not self.learn_width:
-            raise ValueError("entropy has no effect while learn_width is false: the width alone decides it")
-        if self.kl.target is not None and not self.kl.weight:
-            raise ValueError("kl.target has no effect while kl.weight is 0: give a weight to adapt")
+        if self.entropy_coef and not self.learn_std:
+            raise ValueError("entropy_coef has no effect while learn_std is false: entropy depends on the std alone")
+        if self.kl.target is not None and not self.kl.coef:
+            raise ValueError("kl.target has no effect while kl.coef is 0: give a coefficient to adapt")
         return self
 
 

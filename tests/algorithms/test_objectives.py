@@ -5,18 +5,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift import config
 from nightshift.algorithms.objectives import (
-    AdaptiveWeight,
-    Clip,
+    AdaptiveKlCoef,
     KlForm,
-    Level,
+    RatioLevel,
+    approx_kl,
     clipped_surrogate,
     elements,
-    kl_divergence,
     kl_penalty,
 )
 
-CLIP = Clip(low=0.2, high=0.28)
+CLIP = config.Clip(low=0.2, high=0.28, dual=None, log_ratio=None)
 
 
 def test_golden_values_of_the_clipped_objective() -> None:
@@ -34,10 +34,10 @@ def test_a_clipped_step_has_no_gradient() -> None:
     assert gradient.abs().max() == 0
 
 
-def test_the_dual_clip_bounds_what_went_badly_and_became_far_likelier() -> None:
+def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
     far = torch.tensor([math.log(10.0)] * 2)
     advantages = torch.tensor([-1.0, 1.0])
-    losses = clipped_surrogate(far, torch.zeros(2), advantages, CLIP._replace(dual=3.0)).losses
+    losses = clipped_surrogate(far, torch.zeros(2), advantages, CLIP.model_copy(update={"dual": 3.0})).losses
     torch.testing.assert_close(losses, torch.tensor([3.0, -1.28]))
     assert clipped_surrogate(far, torch.zeros(2), advantages, CLIP).losses[0] == pytest.approx(10)
 
@@ -45,7 +45,8 @@ def test_the_dual_clip_bounds_what_went_badly_and_became_far_likelier() -> None:
 def test_the_log_ratio_clamp_keeps_the_ratio_finite() -> None:
     far = torch.tensor([200.0])
     assert clipped_surrogate(far, torch.zeros(1), torch.tensor([-1.0]), CLIP).losses.isfinite()
-    bounded = clipped_surrogate(far, torch.zeros(1), torch.tensor([-1.0]), CLIP._replace(log_ratio=2.0)).losses
+    clip = CLIP.model_copy(update={"log_ratio": 2.0})
+    bounded = clipped_surrogate(far, torch.zeros(1), torch.tensor([-1.0]), clip).losses
     torch.testing.assert_close(bounded, torch.tensor([math.exp(2)]))
 
 
@@ -57,8 +58,8 @@ def test_the_log_ratio_clamp_keeps_the_ratio_finite() -> None:
         ("chunk", [[10.0], [11]], [[True], [True]]),
     ],
 )
-def test_elements_hold_what_was_played_and_nothing_after_it(
-    level: Level, expected: list[list[float]], counted: list[list[bool]]
+def test_elements_hold_executed_actions_and_nothing_after_them(
+    level: RatioLevel, expected: list[list[float]], counted: list[list[bool]]
 ) -> None:
     log_probs = torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]])
     mask = torch.tensor([[True, True], [True, False]])
@@ -88,22 +89,22 @@ def test_k3_stays_finite_however_far_apart_the_policies_are() -> None:
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_kl_estimate_is_never_negative_and_zero_without_a_move(moves: list[float]) -> None:
     old = torch.zeros(len(moves), dtype=torch.float64)
-    assert (kl_divergence(torch.tensor(moves, dtype=torch.float64), old) >= 0).all()
-    assert not kl_divergence(old, old).any()
+    assert (approx_kl(torch.tensor(moves, dtype=torch.float64), old) >= 0).all()
+    assert not approx_kl(old, old).any()
 
 
-def test_an_adaptive_weight_rises_and_falls_with_the_distance_and_is_bounded() -> None:
-    weight = AdaptiveWeight(1.0, target=0.1, horizon=100)
-    weight.observe(10.0, 50)
-    assert weight.value == pytest.approx(1 + 0.2 * 0.5)
-    weight.observe(0.0, 50)
-    assert weight.value == pytest.approx(1.1 * (1 - 0.2 * 0.5))
-    weight.observe(float("nan"), 50)
-    weight.observe(0.0, 10**9)
-    assert weight.value == pytest.approx(1.1 * 0.9 * 0.8)
+def test_an_adaptive_kl_coefficient_rises_and_falls_with_the_kl_and_is_bounded() -> None:
+    coef = AdaptiveKlCoef(1.0, target=0.1, horizon=100)
+    coef.observe(10.0, 50)
+    assert coef.value == pytest.approx(1 + 0.2 * 0.5)
+    coef.observe(0.0, 50)
+    assert coef.value == pytest.approx(1.1 * (1 - 0.2 * 0.5))
+    coef.observe(float("nan"), 50)
+    coef.observe(0.0, 10**9)
+    assert coef.value == pytest.approx(1.1 * 0.9 * 0.8)
 
 
-def test_a_fixed_weight_stays() -> None:
-    weight = AdaptiveWeight(1.0, target=None, horizon=100)
-    weight.observe(10.0, 50)
-    assert weight.value == 1
+def test_a_fixed_kl_coefficient_stays() -> None:
+    coef = AdaptiveKlCoef(1.0, target=None, horizon=100)
+    coef.observe(10.0, 50)
+    assert coef.value == 1

@@ -13,7 +13,7 @@ import yaml
 from nightshift import config
 from nightshift.algorithms.batch import collate
 from nightshift.algorithms.estimators import Groups
-from nightshift.algorithms.objectives import Level, elements
+from nightshift.algorithms.objectives import RatioLevel, elements
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.policies.gaussian_mlp import GaussianMlp
@@ -24,12 +24,11 @@ REQUEST = RolloutRequest(task="near", split="train", init_state=0, controller="s
 SMALL = {
     "group_size": 4,
     "epochs": 3,
-    "mini_batch": 16,
-    "micro_batch": 16,
-    "kl_limit": 10.0,
+    "minibatch_size": 16,
+    "target_kl": 10.0,
     "temperature": 0.3,
     "optimizer.learning_rate": 5e-4,
-    "optimizer.warmup": 0,
+    "optimizer.warmup_steps": 0,
 }
 CHUNK = 2
 
@@ -92,10 +91,17 @@ def demos() -> Demos:
 MIXED = ([True, False, True, False], [False, False, True, False], [True] * 4)
 
 
-def updated(chosen: config.Rloo, *, times: int = 2) -> dict[str, torch.Tensor]:
+def make_learner(
+    actor: GaussianMlp, chosen: config.Rloo, *, microbatch_size: int = 16, demos: Demos | None = None
+) -> OnPolicyLearner:
+    generator = torch.Generator().manual_seed(0)
+    return OnPolicyLearner(actor, chosen, generator, microbatch_size=microbatch_size, demos=demos)
+
+
+def updated(chosen: config.Rloo, *, times: int = 2, microbatch_size: int = 16) -> dict[str, torch.Tensor]:
     """The weights after a few updates on the same episodes."""
     actor = policy()
-    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0), demos=demos())
+    learner = make_learner(actor, chosen, microbatch_size=microbatch_size, demos=demos())
     played = groups(actor, *MIXED)
     for time in range(times):
         learner.update(played, time / times)
@@ -106,48 +112,48 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-GAE = {"advantage": "gae"}
-WIDE = {"learn_width": True}
-PENALISED = {"kl.weight": 0.5}
+GAE = {"advantage_estimator": "gae"}
+WIDE = {"learn_std": True}
+PENALISED = {"kl.coef": 0.5}
 KNOBS: list[tuple[str, Any, dict[str, Any]]] = [
-    ("learn_width", True, {}),
-    ("advantage", "rloo_batch", {}),
-    ("advantage", "grpo", {}),
-    ("advantage", "reinforce++", {}),
-    ("advantage", "gae", {}),
-    ("level", "token", {}),
-    ("level", "chunk", {}),
-    ("average", "episode", {}),
+    ("learn_std", True, {}),
+    ("advantage_estimator", "rloo_batch", {}),
+    ("advantage_estimator", "grpo", {}),
+    ("advantage_estimator", "reinforce++", {}),
+    ("advantage_estimator", "gae", {}),
+    ("ratio_level", "token", {}),
+    ("ratio_level", "chunk", {}),
+    ("loss_aggregation", "episode", {}),
     ("clip.low", 0.01, {}),
     ("clip.high", 0.01, {}),
     ("clip.dual", 1.0001, {"optimizer.learning_rate": 0.02}),
     ("clip.log_ratio", 0.001, {}),
     ("old_log_probs", "recomputed", {}),
-    ("kl.weight", 0.5, {}),
+    ("kl.coef", 0.5, {}),
     ("kl.form", "k1", PENALISED),
     ("kl.form", "k2", PENALISED),
     ("kl.form", "abs", PENALISED),
     ("kl.target", 0.001, PENALISED),
     ("kl.horizon", 100, {**PENALISED, "kl.target": 0.001}),
-    ("entropy", 0.1, WIDE),
-    ("imitation", 0.5, {}),
+    ("entropy_coef", 0.1, WIDE),
+    ("bc_weight", 0.5, {}),
     ("critic.hidden", [5], GAE),
     ("critic.learning_rate", 0.1, GAE),
-    ("critic.discount", 0.5, GAE),
-    ("critic.decay", 0.1, GAE),
+    ("critic.gamma", 0.5, GAE),
+    ("critic.gae_lambda", 0.1, GAE),
     ("epochs", 2, {}),
-    ("mini_batch", 9, {}),
+    ("minibatch_size", 9, {}),
     ("optimizer.learning_rate", 0.02, {}),
     ("optimizer.weight_decay", 0.1, {}),
-    ("optimizer.warmup", 4, {}),
-    ("optimizer.decay", "cosine", {}),
-    ("optimizer.gradient_norm", 1e-9, {}),
-    ("kl_limit", 1e-6, {}),
-    ("kl_limit", None, {"kl_limit": 1e-6}),
+    ("optimizer.warmup_steps", 4, {}),
+    ("optimizer.schedule", "cosine", {}),
+    ("optimizer.max_grad_norm", 1e-9, {}),
+    ("target_kl", 1e-6, {}),
+    ("target_kl", None, {"target_kl": 1e-6}),
     ("temperature", 0.4, {}),
 ]
-NOT_THE_LEARNERS = {"iterations", "groups", "group_size", "ranks"}
-"""How much is played and by how many; tests/distributed/test_sampling.py walks through the knobs of sampling."""
+NOT_THE_LEARNERS = {"iterations", "groups", "group_size"}
+"""How much is played; tests/rollouts/test_sampling.py covers the parameters of sampling."""
 
 
 @pytest.mark.parametrize(("knob", "value", "context"), KNOBS)
@@ -161,29 +167,29 @@ def test_no_knob_was_forgotten() -> None:
         inner = getattr(field.annotation, "model_fields", None)
         fields |= {f"{name}.{key}" for key in inner} if inner else {name}
     fields -= {f"sampling.{key}" for key in config.Sampling.model_fields}
-    assert {knob for knob, _, _ in KNOBS} | NOT_THE_LEARNERS | {"micro_batch"} == fields
+    assert {knob for knob, _, _ in KNOBS} | NOT_THE_LEARNERS == fields
 
 
 @pytest.mark.parametrize(
     "chosen",
     [
-        {"advantage": "rloo", "average": "step"},
-        {"advantage": "rloo", "average": "episode"},
-        {"advantage": "gae", "average": "step"},
-        {"advantage": "gae", "average": "episode"},
-        {"imitation": 5.0},
+        {"advantage_estimator": "rloo", "loss_aggregation": "step"},
+        {"advantage_estimator": "rloo", "loss_aggregation": "episode"},
+        {"advantage_estimator": "gae", "loss_aggregation": "step"},
+        {"advantage_estimator": "gae", "loss_aggregation": "episode"},
+        {"bc_weight": 5.0},
     ],
 )
-def test_gradients_do_not_depend_on_the_micro_batch(chosen: dict[str, Any]) -> None:
-    whole = updated(settings(**chosen, micro_batch=1000))
+def test_gradients_do_not_depend_on_the_microbatch_size(chosen: dict[str, Any]) -> None:
+    whole = updated(settings(**chosen), microbatch_size=1000)
     for size in (1, 3, 7):
-        pieces = updated(settings(**chosen, micro_batch=size))
+        accumulated = updated(settings(**chosen), microbatch_size=size)
         for name, value in whole.items():
-            torch.testing.assert_close(pieces[name], value, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(accumulated[name], value, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
-def test_without_an_update_every_ratio_is_one(level: Level) -> None:
+def test_without_an_update_every_ratio_is_one(level: RatioLevel) -> None:
     actor = policy()
     batch = collate(actor, [e for group in groups(actor, *MIXED) for e in group])
     with torch.no_grad():
@@ -211,27 +217,27 @@ def change(actor: GaussianMlp, played: Groups, success: bool) -> float:
 
 
 @pytest.mark.parametrize("advantage", ["rloo", "rloo_batch", "grpo", "reinforce++", "gae"])
-def test_what_worked_becomes_likelier_and_what_failed_less_likely(advantage: str) -> None:
+def test_actions_that_worked_become_likelier_and_those_that_failed_less_likely(advantage: str) -> None:
     actor = policy()
     played = groups(actor, *([True, False, True, False],) * 2)
-    chosen = settings(advantage=advantage, **{"critic.decay": 1.0, "epochs": 10})
-    OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0)).update(played, 0.0)
+    chosen = settings(advantage_estimator=advantage, **{"critic.gae_lambda": 1.0, "epochs": 10})
+    make_learner(actor, chosen).update(played, 0.0)
     assert change(actor, played, True) > 0 > change(actor, played, False)
 
 
-def test_the_update_stops_at_the_kl_limit() -> None:
+def test_the_update_stops_at_the_target_kl() -> None:
     actor = policy()
     played = groups(actor, *([True, False, True, False],) * 2)
-    chosen = settings(kl_limit=0.02, epochs=50)
-    metrics = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0)).update(played, 0.0)
+    chosen = settings(target_kl=0.02, epochs=50)
+    metrics = make_learner(actor, chosen).update(played, 0.0)
     assert 0 < metrics["update/gradients"] < 50
     assert 0.02 < metrics["update/kl"] < 1
 
 
-def test_without_a_kl_limit_the_update_is_that_of_a_limit_too_far_to_reach() -> None:
+def test_without_a_target_kl_the_update_is_that_of_one_too_far_to_reach() -> None:
     def learned(limit: float | None) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         actor = policy()
-        learner = OnPolicyLearner(actor, settings(kl_limit=limit), torch.Generator().manual_seed(0))
+        learner = make_learner(actor, settings(target_kl=limit))
         return actor.state_dict(), learner.update(groups(actor, *MIXED), 0.0)
 
     (free, of_free), (bound, of_bound) = learned(None), learned(1000.0)
@@ -240,44 +246,44 @@ def test_without_a_kl_limit_the_update_is_that_of_a_limit_too_far_to_reach() -> 
     assert of_free["update/kl"] > 0
 
 
-def test_the_count_of_pieces_moves_with_everything_that_goes_piece_by_piece() -> None:
+def test_the_count_of_microbatches_rises_with_every_one_of_them() -> None:
     actor = policy()
     played = groups(actor, *MIXED[:2])
     decisions = len(collate(actor, [e for group in played for e in group]))
-    chosen = settings(micro_batch=1, mini_batch=8, epochs=3, advantage="gae", imitation=0.5, kl_limit=None)
-    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0), demos=demos())
+    chosen = settings(minibatch_size=8, epochs=3, advantage_estimator="gae", bc_weight=0.5, target_kl=None)
+    learner = make_learner(actor, chosen, microbatch_size=1, demos=demos())
     gradients = learner.update(played, 0.0)["update/gradients"]
     passes = 1 + chosen.epochs + 1 + chosen.epochs  # before, the policy's, after, the critic's
-    assert learner.pieces == passes * decisions + gradients * chosen.mini_batch
+    assert learner.microbatches == passes * decisions + gradients * chosen.minibatch_size
 
 
 class Counting(GaussianMlp):
-    """Counts the decisions it has judged."""
+    """Counts the decisions that log-probs were computed of."""
 
-    judged = 0
+    scored = 0
 
     def log_prob(self, features: torch.Tensor, actions: torch.Tensor, temperature: float) -> torch.Tensor:
-        self.judged += len(features)
+        self.scored += len(features)
         return super().log_prob(features, actions, temperature)
 
 
 @pytest.mark.parametrize("old", ["rollout", "recomputed"])
-def test_without_a_kl_limit_the_batch_is_judged_before_the_first_gradient_and_after_the_last(old: str) -> None:
+def test_without_a_target_kl_log_probs_are_computed_before_the_first_gradient_and_after_the_last(old: str) -> None:
     torch.manual_seed(0)
     actor = Counting(inputs={"proprio": 3}, hidden=[16], chunk=CHUNK, action_dim=7)
     played = groups(actor, *MIXED[:2])
     decisions = len(collate(actor, [e for group in played for e in group]))
-    chosen = settings(kl_limit=None, epochs=3, old_log_probs=old)
-    actor.judged = 0
-    OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0)).update(played, 0.0)
-    assert actor.judged == (1 + chosen.epochs + 1) * decisions
+    chosen = settings(target_kl=None, epochs=3, old_log_probs=old)
+    actor.scored = 0
+    make_learner(actor, chosen).update(played, 0.0)
+    assert actor.scored == (1 + chosen.epochs + 1) * decisions
 
 
-@pytest.mark.parametrize(("average", "weigh"), [("step", [5, 6, 7, 8]), ("episode", [1, 1, 1, 1])])
-def test_every_step_or_every_episode_weighs_the_same(average: str, weigh: list[float]) -> None:
+@pytest.mark.parametrize(("aggregation", "weigh"), [("step", [5, 6, 7, 8]), ("episode", [1, 1, 1, 1])])
+def test_every_step_or_every_episode_weighs_the_same(aggregation: str, weigh: list[float]) -> None:
     actor = policy()
-    chosen = settings(average=average, epochs=1, mini_batch=1000, micro_batch=2)
-    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0))
+    chosen = settings(loss_aggregation=aggregation, epochs=1, minibatch_size=1000)
+    learner = make_learner(actor, chosen, microbatch_size=2)
     metrics = learner.update(groups(actor, [True, False, False, False]), 0.0)
     of_episodes = np.array([1, -1 / 3, -1 / 3, -1 / 3])  # before the first step every ratio is one
     assert metrics["update/loss"] == pytest.approx(-np.average(of_episodes, weights=weigh), abs=1e-6)
@@ -285,7 +291,7 @@ def test_every_step_or_every_episode_weighs_the_same(average: str, weigh: list[f
 
 def test_ppo_kl_is_what_the_policy_moved_on_average_before_each_gradient() -> None:
     actor = policy()
-    learner = OnPolicyLearner(actor, settings(epochs=1, mini_batch=1000), torch.Generator().manual_seed(0))
+    learner = make_learner(actor, settings(epochs=1, minibatch_size=1000))
     played = groups(actor, *MIXED[:2])
     assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(0, abs=1e-6)
     batch = collate(actor, [e for group in played for e in group])
@@ -299,7 +305,7 @@ def test_uniform_groups_leave_the_policy_alone() -> None:
     actor = policy()
     before = copy.deepcopy(actor.state_dict())
     played = groups(actor, [True] * 4, [False] * 4)
-    metrics = OnPolicyLearner(actor, settings(), torch.Generator().manual_seed(0)).update(played, 0.0)
+    metrics = make_learner(actor, settings()).update(played, 0.0)
     assert metrics["update/gradients"] == 0
     assert same(before, actor.state_dict())
 
@@ -308,7 +314,7 @@ def test_uniform_groups_leave_the_policy_alone() -> None:
 def test_an_iteration_without_episodes_changes_nothing_and_harms_nothing(advantage: str) -> None:
     def learned(*, idle_first: bool) -> dict[str, torch.Tensor]:
         actor = policy()
-        learner = OnPolicyLearner(actor, settings(advantage=advantage), torch.Generator().manual_seed(0))
+        learner = make_learner(actor, settings(advantage_estimator=advantage))
         torch.manual_seed(7)
         if idle_first:
             assert learner.update([], 0.0)["update/gradients"] == 0
@@ -319,7 +325,7 @@ def test_an_iteration_without_episodes_changes_nothing_and_harms_nothing(advanta
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"), [({"entropy": 0.1}, "learn_width"), ({"kl.target": 0.1}, "kl.weight is 0")]
+    ("changes", "words"), [({"entropy_coef": 0.1}, "learn_std"), ({"kl.target": 0.1}, "kl.coef is 0")]
 )
 def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -337,23 +343,23 @@ def blind(played: Groups) -> Groups:
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
     actor = policy()
     before = copy.deepcopy(actor.state_dict())
-    learner = OnPolicyLearner(actor, settings(epochs=1, mini_batch=1000), torch.Generator().manual_seed(0))
+    learner = make_learner(actor, settings(epochs=1, minibatch_size=1000))
     metrics = learner.update(blind(groups(actor, *MIXED)), 0.0)
-    assert metrics["update/skipped"] == 1
-    assert "update/critic_skipped" not in metrics
+    assert metrics["update/skipped_steps"] == 1
+    assert "update/critic_skipped_steps" not in metrics
     assert same(before, actor.state_dict())
 
 
 def test_skipped_steps_of_the_critic_are_counted_and_kept() -> None:
-    chosen = settings(advantage="gae", epochs=2, mini_batch=1000)
+    chosen = settings(advantage_estimator="gae", epochs=2, minibatch_size=1000)
     actor = policy()
-    learner = OnPolicyLearner(actor, chosen, torch.Generator().manual_seed(0))
-    assert learner.update(groups(actor, *MIXED), 0.0)["update/critic_skipped"] == 0
+    learner = make_learner(actor, chosen)
+    assert learner.update(groups(actor, *MIXED), 0.0)["update/critic_skipped_steps"] == 0
     assert learner.critic is not None
     before = copy.deepcopy(learner.critic.state_dict())
-    assert learner.update(blind(groups(actor, *MIXED)), 0.0)["update/critic_skipped"] == 2
+    assert learner.update(blind(groups(actor, *MIXED)), 0.0)["update/critic_skipped_steps"] == 2
     assert same(before, learner.critic.state_dict())
-    other = OnPolicyLearner(policy(), chosen, torch.Generator().manual_seed(0))
+    other = make_learner(policy(), chosen)
     other.restore(learner.state)
     assert other.state == learner.state
-    assert other.update([], 0.0)["update/critic_skipped"] == 2
+    assert other.update([], 0.0)["update/critic_skipped_steps"] == 2

@@ -197,7 +197,7 @@ def test_an_import_becomes_a_dataset_and_a_policy(
     take(demo_file(tmp_path / "goal.hdf5", count=10))
     edit(project, "dataset", sources=["goal"])
     edit(project, "policy", inputs=["ee_states", "gripper_states"])
-    edit(project, "sft", steps=20, checkpoint_every=10)
+    edit(project, "sft", steps=20)
     params = config.load(project / "params.yaml")
     dataset.run(job("dataset"), seed=0, dataset=params.dataset)
     made = dataset_store.read(paths.DATASET)

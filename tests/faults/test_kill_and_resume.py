@@ -1,5 +1,6 @@
 """Training is killed for real, again and again, and must end with the weights of a run that nobody touched."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.pipeline.run import METRICS
 from nightshift.project import paths
 from tests.conftest import edit, make_project, nightshift
 
@@ -44,7 +46,8 @@ def kill_after_new_checkpoint(root: Path, stage: str, delay: float, look: Callab
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = make_project(tmp_path_factory.mktemp("killed") / "project")
-    edit(root, "sft", steps=4000, checkpoint_every=50)
+    edit(root, "sft", steps=4000)
+    edit(root, "machine", checkpoint_every={"sft_steps": 50, "rloo_iterations": 1})
     edit(root, "rloo", iterations=40)
     for stage in ("states", "collect", "dataset"):
         assert nightshift(root, "stage", stage).returncode == 0
@@ -59,6 +62,24 @@ def test_resume_after_sigkill_gives_the_same_weights(prepared: Path, stage: str)
     for path in (prepared / ".state" / stage).iterdir():
         path.rename(path.with_name(f"{path.name}-used"))
     assert trained(prepared, stage) == interrupted
+
+
+def test_a_killed_stage_resumes_its_checkpoint_after_machine_was_changed(prepared: Path) -> None:
+    """As one does after running out of memory."""
+    edit(prepared, "sft", learning_rate=3.0e-4)
+    before = set((prepared / ".state").glob("sft/*"))
+    assert kill_after_new_checkpoint(prepared, "sft", 0.0)
+    (unfinished,) = set((prepared / ".state").glob("sft/*")) - before
+    resumed_at = max(int(path.name.removeprefix("step-")) for path in unfinished.glob("step-*"))
+    logged = unfinished / METRICS
+    count = len(logged.read_text().splitlines())
+    changed = {"microbatch_size": 8, "checkpoint_every": {"sft_steps": 70, "rloo_iterations": 3}}
+    edit(prepared, "machine", **changed)
+    resumed = trained(prepared, "sft")
+    steps = [json.loads(line)["step"] for line in logged.read_text().splitlines()[count:]]
+    assert steps == [step for step in range(70, 4000, 70) if step > resumed_at] + [4000]
+    unfinished.rename(unfinished.with_name("done"))
+    assert trained(prepared, "sft") == resumed
 
 
 def test_another_number_never_resumes_this_numbers_checkpoint(prepared: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several ranks on a real Ray give the update that one process gives."""
+"""Several ranks on a real Ray make the update that one process makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 
-from nightshift.learners.ranks import Learned, RayLearners, Single, Start, open_learners
+from nightshift.learners.ranks import LearnerSpec, LearnerState, LocalLearner, RayLearners, open_learners
 from nightshift.policies.snapshot import snapshot
 from tests.algorithms.test_on_policy import MIXED, demos, groups, policy, settings
 
@@ -25,11 +25,12 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def start(ranks: int, **changes: Any) -> Start:
-    chosen = settings(ranks=ranks, **changes)
+def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec:
     shown = demos()
     arrays = shown.features.numpy(), shown.actions.numpy(), shown.mask.numpy()
-    return Start(policy=snapshot(policy()), settings=chosen, seed=0, demos=arrays)
+    return LearnerSpec(
+        policy=snapshot(policy()), settings=settings(**changes), seed=0, demos=arrays, microbatch_size=microbatch_size
+    )
 
 
 def parts(ranks: int) -> list[Any]:
@@ -39,70 +40,72 @@ def parts(ranks: int) -> list[Any]:
     return [played[a:b] for a, b in pairwise(bounds)]
 
 
-def trained(ranks: int, *, updates: int = 2, **changes: Any) -> Learned:
-    learners = open_learners(start(ranks, **changes))
+def trained(ranks: int, *, updates: int = 2, **changes: Any) -> LearnerState:
+    learners = open_learners(spec(**changes), ranks)
     for number in range(updates):
         learners.update(parts(ranks), number / updates)
-    learned = learners.learned()
+    state = learners.state()
     learners.close()
-    return learned
+    return state
 
 
-def assert_same(one: Learned, other: Learned) -> None:
+def assert_same(one: LearnerState, other: LearnerState) -> None:
     assert one.tensors.keys() == other.tensors.keys()
     for name, values in one.tensors.items():
         np.testing.assert_array_equal(values, other.tensors[name], err_msg=name)
-    assert one.state == other.state
+    assert one.counters == other.counters
 
 
-def assert_close(together: Learned, alone: Learned) -> None:
+def assert_close(together: LearnerState, alone: LearnerState) -> None:
     for name, expected in alone.tensors.items():
         np.testing.assert_allclose(together.tensors[name], expected, atol=2e-6, rtol=1e-4, err_msg=name)
 
 
-LONG: dict[str, Any] = {"epochs": 150, "kl_limit": None}
+LONG: dict[str, Any] = {"epochs": 150, "target_kl": None}
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Learned:
+def undisturbed() -> LearnerState:
     """By two ranks."""
     return trained(2, updates=3, **LONG)
 
 
-def test_two_ranks_make_the_updates_of_one(undisturbed: Learned) -> None:
+def test_two_ranks_make_the_updates_of_one(undisturbed: LearnerState) -> None:
     assert_close(undisturbed, trained(1, updates=3, **LONG))
 
 
-def test_three_ranks_make_the_updates_of_one_and_clone_piece_by_piece() -> None:
-    changes: dict[str, Any] = {"advantage": "gae", "imitation": 5.0}
-    assert_close(trained(3, micro_batch=3, **changes), trained(1, micro_batch=1000, **changes))
+def test_three_ranks_make_the_updates_of_one_and_clone_in_microbatches() -> None:
+    changes: dict[str, Any] = {"advantage_estimator": "gae", "bc_weight": 5.0}
+    assert_close(trained(3, microbatch_size=3, **changes), trained(1, microbatch_size=1000, **changes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["rloo", "rloo_batch", "grpo", "reinforce++", "gae"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_any_number_of_ranks_makes_the_update_of_one_whatever_the_advantage(ranks: int, advantage: str) -> None:
-    assert_close(trained(ranks, advantage=advantage), trained(1, advantage=advantage))
+    assert_close(trained(ranks, advantage_estimator=advantage), trained(1, advantage_estimator=advantage))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mini_batch", [2, 16])
-@pytest.mark.parametrize("micro_batch", [1, 1000])
+@pytest.mark.parametrize("minibatch_size", [2, 16])
+@pytest.mark.parametrize("microbatch_size", [1, 1000])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_any_number_of_ranks_clones_what_one_would(ranks: int, micro_batch: int, mini_batch: int) -> None:
+def test_any_number_of_ranks_clones_what_one_would(ranks: int, microbatch_size: int, minibatch_size: int) -> None:
     """Two demos at a time leave nothing for the third rank to clone."""
-    changes: dict[str, Any] = {"imitation": 5.0, "mini_batch": mini_batch}
-    assert_close(trained(ranks, micro_batch=micro_batch, **changes), trained(1, micro_batch=1000, **changes))
+    changes: dict[str, Any] = {"bc_weight": 5.0, "minibatch_size": minibatch_size}
+    assert_close(
+        trained(ranks, microbatch_size=microbatch_size, **changes), trained(1, microbatch_size=1000, **changes)
+    )
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_between_updates_is_replaced_and_the_update_is_the_same() -> None:
     expected = trained(2)
-    learners = RayLearners(start(2))
+    learners = RayLearners(spec(), 2)
     learners.update(parts(2), 0.0)
     ray.kill(learners._ranks[1])
     learners.update(parts(2), 0.5)
-    assert_same(learners.learned(), expected)
+    assert_same(learners.state(), expected)
     learners.close()
 
 
@@ -128,25 +131,30 @@ def struck_update(learners: RayLearners, progress: float, number: int, blow: sig
 
 @pytest.mark.parametrize(("hangs", "dies"), [(0, 1), pytest.param(1, 0, marks=pytest.mark.slow)])
 def test_a_rank_that_hangs_or_dies_in_the_middle_of_an_update_changes_nothing(
-    undisturbed: Learned, hangs: int, dies: int
+    undisturbed: LearnerState, hangs: int, dies: int
 ) -> None:
-    learners = RayLearners(start(2, **LONG), patience=3.0)
+    learners = RayLearners(spec(**LONG), 2, stall_seconds=3.0)
     learners.update(parts(2), 0.0)
     struck_update(learners, 1 / 3, hangs, signal.SIGSTOP)
     struck_update(learners, 2 / 3, dies, signal.SIGKILL)
-    assert_same(learners.learned(), undisturbed)
+    assert_same(learners.state(), undisturbed)
     learners.close()
 
 
 @pytest.mark.parametrize("limit", [1e-6, None])
 def test_restored_learners_go_on_where_they_were(limit: float | None) -> None:
     """In the middle of the warm-up, of which the critic has seen more than a policy that reached its limit."""
-    changes = {"advantage": "gae", "optimizer.warmup": 100, "kl_limit": limit, "imitation": 0.5}
-    first = Single(start(1, **changes))
+    changes: dict[str, Any] = {
+        "advantage_estimator": "gae",
+        "optimizer.warmup_steps": 100,
+        "target_kl": limit,
+        "bc_weight": 0.5,
+    }
+    first = LocalLearner(spec(**changes))
     first.update(parts(1), 0.0)
-    middle = first.learned()
+    middle = first.state()
     first.update(parts(1), 0.5)
-    second = Single(start(1, **changes))
+    second = LocalLearner(spec(**changes))
     second.restore(middle)
     second.update(parts(1), 0.5)
-    assert_same(first.learned(), second.learned())
+    assert_same(first.state(), second.state())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nightshift import config
 from nightshift.errors import CacheError, ProjectError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
@@ -88,8 +89,18 @@ def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restor
     assert ensure_all(project) == again | {"rloo": "restored", "evaluate": "restored"}
 
 
-def test_how_many_workers_there_are_changes_nothing(project: Path) -> None:
-    edit(project, "machine", workers=1)
+def fingerprints(root: Path) -> dict[str, str]:
+    with Session(root) as session:
+        return {stage: run.fingerprint(stage, session) for stage in STAGES}
+
+
+def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(project: Path) -> None:
+    before = fingerprints(project)
+    changes = {"workers": 1, "ranks": 2, "microbatch_size": 7}
+    edit(project, "machine", **changes, checkpoint_every={"sft_steps": 3, "rloo_iterations": 2})
+    assert set(config.Machine.model_fields) == {*changes, "checkpoint_every"}
+    assert fingerprints(project) == before
+    assert "Data and pipelines are up to date" in dvc(project, "status")
     assert ensure_all(project) == dict.fromkeys(STAGES, "cached")
 
 

@@ -92,7 +92,7 @@ def test_a_round_accepts_exactly_what_was_asked_for_or_all_there_is(
     outcomes: list[int], waves: int, oversample: float, bounds: tuple[float, float]
 ) -> None:
     low, high = bounds
-    chosen = settings(groups=5, waves=waves, oversample=oversample, keep_from=low, keep_to=high)
+    chosen = settings(groups=5, waves=waves, oversample=oversample, min_success_rate=low, max_success_rate=high)
     found = searched(Sampler(TASKS, chosen, seed=0), *outcomes)
     kept = [g for g in found.played if low <= sum(e.success for e in g) / 4 <= high]
     assert found.accepted == kept[:5]
@@ -103,13 +103,13 @@ def test_a_round_accepts_exactly_what_was_asked_for_or_all_there_is(
 
 @pytest.mark.parametrize("solved", [0, 4])
 def test_when_everything_is_solved_or_nothing_the_search_ends(solved: int) -> None:
-    found = searched(Sampler(TASKS, settings(waves=3, keep_from=0.1, keep_to=0.9), seed=0), solved)
+    found = searched(Sampler(TASKS, settings(waves=3, min_success_rate=0.1, max_success_rate=0.9), seed=0), solved)
     assert not found.accepted
     assert len(found.played) == 12
 
 
 def test_bounds_of_the_filter_are_inclusive() -> None:
-    found = searched(Sampler(TASKS, settings(groups=3, keep_from=0.25, keep_to=0.75), seed=0), 1, 3, 4)
+    found = searched(Sampler(TASKS, settings(groups=3, min_success_rate=0.25, max_success_rate=0.75), seed=0), 1, 3, 4)
     assert [sum(e.success for e in g) for g in found.accepted] == [1, 3]
 
 
@@ -189,7 +189,10 @@ def test_tasks_take_turns_from_iteration_to_iteration(groups: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"keep_from": 0.9, "keep_to": 0.1}, "no group could be kept"), ({"oversample": 2.0}, "wastes episodes")],
+    [
+        ({"min_success_rate": 0.9, "max_success_rate": 0.1}, "no group could be accepted"),
+        ({"oversample": 2.0}, "wastes episodes"),
+    ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -200,15 +203,15 @@ def test_every_knob_of_sampling_is_alive() -> None:
     """What is asked for, or learned from, over a few iterations differs from the defaults'."""
 
     def course(**changes: Any) -> list[Any]:
-        chosen = settings(**{"groups": 6, "keep_from": 0.1, "waves": 2, **changes})
+        chosen = settings(**{"groups": 6, "min_success_rate": 0.1, "waves": 2, **changes})
         sampler = Sampler(TASKS, chosen, seed=0)
         rounds = [searched(sampler, 4, 0, 1, 4, 2) for _ in range(80)]
         return [([g[0].request for g in found.played], len(found.accepted)) for found in rounds]
 
     changes: dict[str, Any] = {
         "tasks_at_once": 1,
-        "keep_from": 0.4,
-        "keep_to": 0.6,
+        "min_success_rate": 0.4,
+        "max_success_rate": 0.6,
         "waves": 3,
         "oversample": 1.5,
         "skip_solved": 2,
@@ -219,7 +222,7 @@ def test_every_knob_of_sampling_is_alive() -> None:
 
 
 def test_a_restored_sampler_asks_for_the_same_groups() -> None:
-    chosen = settings(groups=6, skip_solved=3, curriculum_floor=0.1, waves=2, keep_from=0.1)
+    chosen = settings(groups=6, skip_solved=3, curriculum_floor=0.1, waves=2, min_success_rate=0.1)
     sampler = Sampler(TASKS, chosen, seed=1)
     for _ in range(5):
         searched(sampler, 0, 4, 2)

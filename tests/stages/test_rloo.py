@@ -38,7 +38,7 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
             "iterations": 25,
             "groups": 8,
             "group_size": 8,
-            "kl_limit": 0.1,
+            "target_kl": 0.1,
             "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 1e-2}),
         }
     )
@@ -56,7 +56,7 @@ def test_one_metrics_line_per_iteration(job: Callable[[str], Job], params: confi
     lines = [json.loads(line) for line in Path(job("rloo").state / "metrics.jsonl").read_text().splitlines()]
     updates = [line for line in lines if "update/kl" in line]
     assert [line["step"] for line in updates] == [1, 2, 3]
-    assert {"rollout/success", "rollout/success/near", "update/kl", "update/clipped"} <= updates[0].keys()
+    assert {"rollout/success", "rollout/success/near", "update/kl", "update/clip_fraction"} <= updates[0].keys()
     assert [line["step"] for line in lines if "validation/success" in line] == [0, 2, 3]
 
 
@@ -71,6 +71,14 @@ class Stopping(JsonlTracker):
         super().log(metrics, step)
         if step == self._at:
             raise KeyboardInterrupt
+
+
+def stopping(job: Job, *, at: int) -> Job:
+    return replace(job, tracker=Stopping(job.state / "stopped.jsonl", at))
+
+
+def on_machine(job: Job, **machine: Any) -> Job:
+    return replace(job, machine=job.machine.model_copy(update=machine))
 
 
 def weights_of(job: Job, params: config.Params, **sampling: Any) -> dict[str, torch.Tensor]:
@@ -90,14 +98,46 @@ def weights_of(job: Job, params: config.Params, **sampling: Any) -> dict[str, to
 def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(
     job: Callable[[str], Job], params: config.Params, staleness: int, ranks: int
 ) -> None:
-    params = params.model_copy(update={"rloo": params.rloo.model_copy(update={"ranks": ranks})})
-    sampling = {"staleness": staleness, "skip_solved": 2, "curriculum_floor": 0.3, "waves": 2, "keep_from": 0.1}
-    expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params, **sampling)
-    stopped = replace(job("rloo"), tracker=Stopping(job("rloo").state / "stopped.jsonl", at=3))
+    sampling = {"staleness": staleness, "skip_solved": 2, "curriculum_floor": 0.3, "waves": 2, "min_success_rate": 0.1}
+    interrupted = on_machine(job("rloo"), ranks=ranks)
+    expected = weights_of(replace(interrupted, state=interrupted.state / "whole"), params, **sampling)
     with pytest.raises(KeyboardInterrupt):
-        weights_of(stopped, params, **sampling)
-    resumed = weights_of(job("rloo"), params, **sampling)
+        weights_of(stopping(interrupted, at=3), params, **sampling)
+    resumed = weights_of(interrupted, params, **sampling)
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+
+
+@pytest.mark.usefixtures("policy")
+@pytest.mark.parametrize(
+    "change", [{"microbatch_size": 3}, pytest.param({"ranks": 2}, marks=pytest.mark.slow, id="on two ranks")]
+)
+def test_a_run_resumes_from_its_checkpoint_after_machine_was_changed(
+    job: Callable[[str], Job], params: config.Params, change: dict[str, int]
+) -> None:
+    expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params)
+    every = config.CheckpointEvery(sft_steps=1, rloo_iterations=2)
+    with pytest.raises(KeyboardInterrupt):
+        weights_of(stopping(on_machine(job("rloo"), checkpoint_every=every), at=4), params)
+    assert checkpoints(job("rloo")) == ["step-00000002"]
+    tracker = JsonlTracker(job("rloo").state / "resumed.jsonl")
+    resumed = weights_of(on_machine(replace(job("rloo"), tracker=tracker), **change), params)
+    lines = (job("rloo").state / "resumed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3, 4]
+    for name, value in expected.items():
+        torch.testing.assert_close(resumed[name], value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("policy")
+def test_a_checkpoint_is_made_every_period_and_after_the_last_iteration(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    every = config.CheckpointEvery(sft_steps=1, rloo_iterations=3)
+    weights_of(on_machine(job("rloo"), checkpoint_every=every), params)
+    assert checkpoints(job("rloo")) == ["step-00000003", "step-00000004"]
+
+
+def checkpoints(job: Job) -> list[str]:
+    return sorted(path.name for path in job.state.glob("step-*"))
 
 
 @pytest.mark.usefixtures("policy")

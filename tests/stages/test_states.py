@@ -54,7 +54,8 @@ from pathlib import Path
 from nightshift import config
 from nightshift.pipeline.job import Job
 from nightshift.stages import states
-job = Job(stage="states", fingerprint="", state=Path(".state/states/test"), tracker=None, pool=None, commit="")
+state = Path(".state/states/test")
+job = Job(stage="states", fingerprint="", state=state, tracker=None, pool=None, machine=None, commit="")
 env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon=80)
 states.run(job, seed=0, env=env, states=config.States(per_task=4, validation_share=0.25))
 assert not {"mujoco", "robosuite", "libero", "torch"} & set(sys.modules), "heavy"

@@ -1,8 +1,9 @@
-"""The seam between a learner and the other ranks that train with it, and sums over all of them."""
+"""Sums over the ranks of a data-parallel learner, and what is computed from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 
 class Collective(Protocol):
-    """Every rank makes the same calls in the same order, also one that has nothing to add."""
+    """Every rank makes the same calls in the same order, also a rank that has nothing to add."""
 
     @property
     def rank(self) -> int: ...
@@ -23,8 +24,8 @@ class Collective(Protocol):
         ...
 
 
-class Alone:
-    """One process: there is nobody to add up with."""
+class SingleRank:
+    """The collective of a learner in one process: every sum is already complete."""
 
     rank = 0
     size = 1
@@ -33,14 +34,15 @@ class Alone:
         """Nothing to add."""
 
 
-class Moments(NamedTuple):
-    number: float
+@dataclass(frozen=True)
+class Moments:
+    count: float
     mean: Tensor  # […]
     variance: Tensor  # […] with n in the denominator
 
 
-def moments(collective: Collective, values: Tensor) -> Moments:
-    """Of [N, …] values over all N of all ranks, in double precision."""
+def global_moments(collective: Collective, values: Tensor) -> Moments:
+    """Moments of [N, …] values over the N of all ranks, in double precision."""
     values = values.double()
     sums = torch.cat([values.new_tensor([len(values)]), values.sum(0).flatten(), values.square().sum(0).flatten()])
     collective.sum([sums])
@@ -49,21 +51,21 @@ def moments(collective: Collective, values: Tensor) -> Moments:
     return Moments(count, mean, (square - mean.square()).clamp(min=0))
 
 
-class Share(NamedTuple):
-    """Which of the samples of all ranks, counted rank by rank, are ours."""
+class RankSlice(NamedTuple):
+    """This rank's samples [start, end) of the `total` of all ranks, numbered rank by rank."""
 
     start: int
     end: int
     total: int
 
-    def of(self, order: Tensor) -> Tensor:
-        """Our part of some global numbers, as local ones."""
-        return order[(order >= self.start) & (order < self.end)] - self.start
+    def local(self, indices: Tensor) -> Tensor:
+        """Those of some global indices that are this rank's, as local indices."""
+        return indices[(indices >= self.start) & (indices < self.end)] - self.start
 
 
-def share(collective: Collective, count: int) -> Share:
+def rank_slice(collective: Collective, count: int) -> RankSlice:
     counts = torch.zeros(collective.size, dtype=torch.int64)
     counts[collective.rank] = count
     collective.sum([counts])
     ends = counts.cumsum(0).tolist()
-    return Share(ends[collective.rank] - count, ends[collective.rank], ends[-1])
+    return RankSlice(ends[collective.rank] - count, ends[collective.rank], ends[-1])

@@ -1,4 +1,4 @@
-"""Which credit every decision of an iteration gets: one name in params.yaml, one estimator."""
+"""From the episodes of an iteration to a batch with advantages, by the estimator that params.yaml names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from nightshift.algorithms import advantages
-from nightshift.algorithms.batch import Batch, collate
-from nightshift.algorithms.collective import Collective, moments
-from nightshift.algorithms.critics import Critic, foreseen
+from nightshift.algorithms.batch import DecisionBatch, collate
+from nightshift.algorithms.collective import Collective, global_moments
+from nightshift.algorithms.critic import ValueNetwork, with_gae
 from nightshift.policies.base import Policy
 from nightshift.types import Trajectory
 
@@ -24,31 +24,31 @@ Groups = Sequence[Sequence[Trajectory]]
 _WITHIN_GROUPS = {"rloo": advantages.leave_one_out, "grpo": advantages.group_relative}
 
 
-def credited(
-    groups: Groups, policy: Policy, critic: Critic | None, settings: config.Rloo, collective: Collective
-) -> Batch:
-    """Every decision with its advantage. Groups that cannot teach, since all of one fared alike, are left out."""
-    if settings.advantage in _WITHIN_GROUPS:
+def estimate_advantages(
+    groups: Groups, policy: Policy, critic: ValueNetwork | None, settings: config.Rloo, collective: Collective
+) -> DecisionBatch:
+    """Every decision with its advantage. Estimators within groups leave out uniform groups: their advantage is 0."""
+    if settings.advantage_estimator in _WITHIN_GROUPS:
         groups = [group for group in groups if len({episode.success for episode in group}) > 1]
     episodes = [episode for group in groups for episode in group]
     batch = collate(policy, episodes)
-    if critic is not None:
-        critic.centre_on(moments(collective, batch.features))
-        batch = foreseen(
-            critic, policy, batch, episodes, discount=settings.critic.discount, decay=settings.critic.decay
-        )
-        everyone = moments(collective, batch.advantages)
-        return batch.with_advantages(advantages.normalised(batch.advantages, everyone), returns=batch.returns)
-    return batch.with_advantages(_of_outcomes(groups, batch, settings.advantage, collective))
+    if critic is None:
+        return batch.with_advantages(_of_outcomes(groups, batch, settings.advantage_estimator, collective))
+    critic.normalise_by(global_moments(collective, batch.features))
+    gamma, gae_lambda = settings.critic.gamma, settings.critic.gae_lambda
+    batch = with_gae(batch, episodes, critic, policy, gamma=gamma, gae_lambda=gae_lambda)
+    normalised = advantages.normalise(batch.advantages, global_moments(collective, batch.advantages))
+    return batch.with_advantages(normalised, returns=batch.returns)
 
 
-def _of_outcomes(groups: Groups, batch: Batch, estimator: str, collective: Collective) -> Tensor:
-    """Advantages [N] that every decision of an episode shares."""
+def _of_outcomes(groups: Groups, batch: DecisionBatch, estimator: str, collective: Collective) -> Tensor:
+    """Advantages [N] from the outcome of each episode; all decisions of an episode share one."""
     returns = torch.tensor([[float(episode.success) for episode in group] for group in groups])
     if estimator in _WITHIN_GROUPS:
         of_episodes = _WITHIN_GROUPS[estimator](returns) if len(returns) else returns
         return of_episodes.flatten()[batch.episode]
     if estimator == "rloo_batch":
-        return advantages.leave_one_out_of_all(returns.flatten(), moments(collective, returns.flatten()))[batch.episode]
+        moments = global_moments(collective, returns.flatten())
+        return advantages.leave_one_out_of_batch(returns.flatten(), moments)[batch.episode]
     of_steps = returns.flatten()[batch.episode]
-    return advantages.whitened(of_steps, moments(collective, of_steps))
+    return advantages.whiten(of_steps, global_moments(collective, of_steps))

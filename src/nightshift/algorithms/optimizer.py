@@ -1,20 +1,22 @@
-"""One gradient at a time: AdamW with warm-up and decay, bounded gradients, and no step on numbers that are none."""
+"""AdamW with a learning-rate schedule and gradient clipping, which skips gradients that are not finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 if TYPE_CHECKING:
     from nightshift import config
 
 
-class Descent:
-    """Steps the parameters by the gradients they hold."""
+class ClippedAdamW:
+    """Call `begin_update` once per iteration, then `step` after every backward pass."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], settings: config.Optimizer) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
@@ -23,29 +25,37 @@ class Descent:
         )
         self._settings = settings
         self.steps = 0
+        """Steps taken; the position of the schedule, which a checkpoint must hold."""
         self.skipped = 0
+        """Gradients that were not finite. They do not advance the schedule."""
+        self.begin_update(progress=0.0)
 
-    def step(self, progress: float) -> float:
-        """The norm of the gradient before it was bounded. If it is not finite the step is skipped and counted."""
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_norm))
-        self.steps += 1
-        if not math.isfinite(norm):
-            self.skipped += 1
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._settings.learning_rate * self._factor(progress)
+    def begin_update(self, progress: float) -> None:
+        """`progress` is the share of all iterations that is done; the cosine schedule is constant within one."""
+        factor = partial(lr_factor, progress=progress, settings=self._settings)
+        self._scheduler = LambdaLR(self.optimizer, factor, last_epoch=self.steps - 1)
+
+    def step(self) -> float:
+        """The norm of the gradient before clipping."""
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
+        if math.isfinite(norm):
             self.optimizer.step()
+            self._scheduler.step()
+            self.steps += 1
+        else:
+            self.skipped += 1
         self.optimizer.zero_grad()
         return norm
 
     def gradients(self) -> list[Tensor]:
-        """Of every parameter; zeros where nothing has flowed yet."""
+        """The gradient of every parameter; zeros for one that has none."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
-    def _factor(self, progress: float) -> float:
-        """Up from 1 / warmup to 1, step by step; then constant, or down a half cosine as training comes to its end."""
-        warm = min(self.steps / self._settings.warmup, 1.0) if self._settings.warmup else 1.0
-        return warm if self._settings.decay == "constant" else warm * 0.5 * (1 + math.cos(math.pi * progress))
+
+def lr_factor(step: int, progress: float, settings: config.Optimizer) -> float:
+    """Linear warm-up from 1 / warmup_steps to 1 over steps, times 1 or a half cosine over `progress`."""
+    warmup = min((step + 1) / settings.warmup_steps, 1.0) if settings.warmup_steps else 1.0
+    return warmup if settings.schedule == "constant" else warmup * 0.5 * (1 + math.cos(math.pi * progress))

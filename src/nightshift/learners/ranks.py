@@ -1,15 +1,15 @@
-"""The processes that share an update: one, in this process, or several on Ray that add up their gradients.
+"""Data-parallel learners: one in this process, or several ranks on Ray that sum their gradients.
 
     stage (driver)                        ranks (Ray actors, one learner each)
     ──────────────                        ────────────────────────────────────
-    update(parts) ── part r to rank r ──▶ credit, minibatches; every gradient is summed over all ranks (gloo or nccl)
+    update(parts) ── part r to rank r ──▶ advantages, minibatches; gradients are summed over all ranks (gloo or nccl)
       │◀─ metrics of rank 0 ─────────────┘ all ranks hold the same weights before and after
-      │─ how far are you? ──────────────▶ _Rank.progress(), on a thread beside update's
-      │◀─ a count that moves ────────────┘
-      └─ a rank that died or hangs: all are started again from where they were, and the update is made again
+      │─ progress? ─────────────────────▶ _Rank.progress(), on a thread beside update's
+      │◀─ a count that rises ────────────┘
+      └─ a rank died or hangs: all are restarted from the state before the update, and the update is repeated
 
-A rank waits for the others at every sum, also when it has nothing to add: one that hangs brings all to a standstill.
-The driver waits for all while any moves.
+A rank blocks at every sum until all ranks have reached it, so one rank that hangs stalls all of them. The driver waits
+as long as any rank makes progress.
 """
 
 from __future__ import annotations
@@ -41,54 +41,61 @@ from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 
 _log = logging.getLogger(__name__)
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 _WAIT_SECONDS = 0.5
-_NEVER = timedelta(days=7)
-"""A rank may wait for others as long as these move; whether they do is for the driver to see."""
+_COLLECTIVE_TIMEOUT = timedelta(days=7)
+"""Long on purpose: the driver detects a stall by the ranks' progress, not by the duration of one sum."""
 
-Demonstrated = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+DemoArrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 """Features [N, D], actions [N, C, A] and mask [N, C] of the demos."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """What every rank begins with."""
+class LearnerSpec:
+    """What every rank is built from."""
 
     policy: PolicySnapshot
     settings: config.Rloo
     seed: int
-    demos: Demonstrated | None
+    demos: DemoArrays | None
+    microbatch_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
-    """All that a learner knows: what a checkpoint holds."""
+class LearnerState:
+    """What a checkpoint holds of a learner."""
 
     tensors: Mapping[str, NDArray[Any]]
-    state: Mapping[str, float]
+    """Weights, optimizer moments and the random generator."""
+    counters: Mapping[str, float]
+    """`OnPolicyLearner.state`."""
 
 
 class Learners(Protocol):
-    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]: ...
+    """One learner, or several ranks that behave as one."""
+
+    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
+        """One update from one part of the groups per rank; the metrics."""
+        ...
 
     def policy(self) -> PolicySnapshot: ...
 
-    def learned(self) -> Learned: ...
+    def state(self) -> LearnerState: ...
 
-    def restore(self, learned: Learned) -> None: ...
+    def restore(self, state: LearnerState) -> None: ...
 
     def close(self) -> None: ...
 
 
-def open_learners(start: Start) -> Learners:
-    return Single(start) if start.settings.ranks == 1 else RayLearners(start)
+def open_learners(spec: LearnerSpec, ranks: int) -> Learners:
+    return LocalLearner(spec) if ranks == 1 else RayLearners(spec, ranks)
 
 
-class Single:
+class LocalLearner:
     """One learner in this process."""
 
-    def __init__(self, start: Start) -> None:
-        self._rank = _Rank(start)
+    def __init__(self, spec: LearnerSpec) -> None:
+        self._rank = _Rank(spec)
 
     def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
         return self._rank.update(parts[0], progress)
@@ -96,116 +103,120 @@ class Single:
     def policy(self) -> PolicySnapshot:
         return self._rank.policy()
 
-    def learned(self) -> Learned:
-        return self._rank.learned()
+    def state(self) -> LearnerState:
+        return self._rank.state()
 
-    def restore(self, learned: Learned) -> None:
-        self._rank.restore(learned)
+    def restore(self, state: LearnerState) -> None:
+        self._rank.restore(state)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""
 
 
 class RayLearners:
-    """Several learners on Ray; rank r learns from part r of what was played."""
+    """Several ranks on Ray; rank r learns from part r of the groups."""
 
-    def __init__(self, start: Start, *, patience: float = PATIENCE_SECONDS) -> None:
-        start_ray(start.settings.ranks)
-        self._start = start
-        self._patience = patience
-        self._count = start.settings.ranks
+    def __init__(self, spec: LearnerSpec, ranks: int, *, stall_seconds: float = PATIENCE_SECONDS) -> None:
+        start_ray(ranks)
+        self._spec = spec
+        self._stall_seconds = stall_seconds
+        self._count = ranks
         self._ranks: list[Any] = []
-        self._policy, self._learned = start.policy, _Rank(start).learned()
+        self._policy, self._state = spec.policy, _Rank(spec).state()
 
     def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
         references = [ray.put(part) for part in parts]
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
-                return self._together(references, progress)
-            except (RayError, _Standstill) as error:
+                return self._update_all(references, progress)
+            except (RayError, _RanksStalled) as error:
                 cause = error.cause if isinstance(error, RayTaskError) else error
                 if isinstance(cause, NightshiftError):
                     raise cause from None
-                _log.warning("an update failed, its ranks are started again: %r", cause)
+                _log.warning("an update failed, its ranks are restarted: %r", cause)
                 failure = error
                 self.close()
-        raise RolloutError(f"an update failed {ATTEMPTS} times: {cause!r}", "run again: it resumes") from failure
+        raise RolloutError(f"an update failed {MAX_ATTEMPTS} times: {cause!r}", "run again: it resumes") from failure
 
     def policy(self) -> PolicySnapshot:
         return self._policy
 
-    def learned(self) -> Learned:
-        return self._learned
+    def state(self) -> LearnerState:
+        return self._state
 
-    def restore(self, learned: Learned) -> None:
+    def restore(self, state: LearnerState) -> None:
         self.close()
-        same = _Rank(self._start)
-        same.restore(learned)
-        self._policy, self._learned = same.policy(), learned
+        rank = _Rank(self._spec)
+        rank.restore(state)
+        self._policy, self._state = rank.policy(), state
 
     def close(self) -> None:
         for rank in self._ranks:
             ray.kill(rank)
         self._ranks = []
 
-    def _together(self, references: Sequence[Any], progress: float) -> dict[str, float]:
+    def _update_all(self, references: Sequence[Any], progress: float) -> dict[str, float]:
         if not self._ranks:
-            self._begin()
+            self._start_ranks()
         futures = [rank.update.remote(part, progress) for rank, part in zip(self._ranks, references, strict=True)]
-        metrics: dict[str, float] = self._answers(futures, self._patience)[0]
+        metrics: dict[str, float] = self._get(futures, self._stall_seconds)[0]
+        # The state comes back after every update, not only for a checkpoint: it is what a restart begins with.
         first = self._ranks[0]
-        self._policy, self._learned = self._answers([first.policy.remote(), first.learned.remote()], self._patience)
+        self._policy, self._state = self._get([first.policy.remote(), first.state.remote()], self._stall_seconds)
         return metrics
 
-    def _begin(self) -> None:
-        """Start every rank where the last update ended, and let them find each other."""
+    def _start_ranks(self) -> None:
+        """Start every rank with the state after the last update, and connect them."""
         actor = ray.remote(num_cpus=0, concurrency_groups={WATCH: 1})(_Rank)
-        start, learned = ray.put(self._start), ray.put(self._learned)
-        self._ranks = [actor.remote(start) for _ in range(self._count)]
-        patience = max(self._patience, PATIENCE_SECONDS)  # a process takes its time to start
-        (address,) = self._answers([self._ranks[0].address.remote()], patience)
+        spec, state = ray.put(self._spec), ray.put(self._state)
+        self._ranks = [actor.remote(spec) for _ in range(self._count)]
+        stall_seconds = max(self._stall_seconds, PATIENCE_SECONDS)  # a process needs time to start
+        (address,) = self._get([self._ranks[0].rendezvous_address.remote()], stall_seconds)
         driver = version_check.versions(None)
-        self._answers([rank.compare.remote(driver) for rank in self._ranks], patience)
-        self._answers([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], patience)
-        self._answers([rank.restore.remote(learned) for rank in self._ranks], patience)
+        self._get([rank.check_versions.remote(driver) for rank in self._ranks], stall_seconds)
+        self._get([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], stall_seconds)
+        self._get([rank.restore.remote(state) for rank in self._ranks], stall_seconds)
 
-    def _answers(self, futures: Sequence[Any], patience: float) -> list[Any]:
-        """Of all; but others are not waited for once one has failed or all stand still: they might wait for ever."""
+    def _get(self, futures: Sequence[Any], stall_seconds: float) -> list[Any]:
+        """The results of all; raises as soon as one fails or all stall, since the others would block for ever."""
         watches = [Watch(rank) for rank in self._ranks]
         waiting = list(futures)
         while waiting:
             done, waiting = ray.wait(waiting, timeout=_WAIT_SECONDS)
             ray.get(done)
-            if waiting and min(watch.still() for watch in watches) > patience:
-                raise _Standstill(f"no rank has moved for {patience:.0f} s")
-        answers: list[Any] = ray.get(list(futures))
-        return answers
+            if waiting and min(watch.still() for watch in watches) > stall_seconds:
+                raise _RanksStalled(f"no rank has made progress for {stall_seconds:.0f} s")
+        results: list[Any] = ray.get(list(futures))
+        return results
 
 
-class _Standstill(Exception):
-    """A rank hangs, and all others wait for it."""
+class _RanksStalled(Exception):
+    """A rank hangs, and all others block at the next sum."""
 
 
 class _Rank:
-    """A learner and its place among the others."""
+    """A learner and its connection to the other ranks."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, spec: LearnerSpec) -> None:
         torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
-        torch.manual_seed(start.seed)  # a critic begins at random
-        demos = None if start.demos is None else Demos(*map(torch.tensor, start.demos))
-        generator = torch.Generator().manual_seed(start.seed)
-        self._collective = _Torch()
+        torch.manual_seed(spec.seed)  # for the initial weights of a critic
+        self._collective = _ProcessGroup()
         self._learner = OnPolicyLearner(
-            restore(start.policy), start.settings, generator, demos=demos, collective=self._collective
+            restore(spec.policy),
+            spec.settings,
+            torch.Generator().manual_seed(spec.seed),
+            microbatch_size=spec.microbatch_size,
+            demos=None if spec.demos is None else Demos(*map(torch.tensor, spec.demos)),
+            collective=self._collective,
         )
 
-    def compare(self, driver: Mapping[str, str]) -> None:
+    def check_versions(self, driver: Mapping[str, str]) -> None:
         """Refuse to learn with other code than the driver's."""
         if refusal := version_check.refusal(driver, None):
             raise refusal
 
-    def address(self) -> str:
-        """Where the others find rank 0."""
+    def rendezvous_address(self) -> str:
+        """Where the other ranks connect to this one; asked of rank 0."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
@@ -213,7 +224,7 @@ class _Rank:
     def join(self, address: str, rank: int, size: int) -> None:
         on_gpu = next(self._learner.policy.parameters()).is_cuda
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=size, timeout=_NEVER
+            "nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=size, timeout=_COLLECTIVE_TIMEOUT
         )
         self._collective.rank, self._collective.size = rank, size
 
@@ -221,30 +232,30 @@ class _Rank:
         return self._learner.update(groups, progress)
 
     def progress(self) -> int:
-        """A number that moves with every piece of work and every sum, for another thread to ask during an update."""
-        return self._learner.pieces + self._collective.sums
+        """A count that rises with every microbatch and every sum, to be read on another thread during an update."""
+        return self._learner.microbatches + self._collective.sums
 
     def policy(self) -> PolicySnapshot:
         return snapshot(self._learner.policy, self._learner.version)
 
-    def learned(self) -> Learned:
+    def state(self) -> LearnerState:
         packed = checkpoint.pack(self._learner.trained, self._learner.generator)
         tensors = {name: tensor.detach().numpy().copy() for name, tensor in packed.items()}
-        return Learned(tensors=tensors, state=self._learner.state)
+        return LearnerState(tensors=tensors, counters=self._learner.state)
 
-    def restore(self, learned: Learned) -> None:
-        tensors = {name: torch.tensor(values) for name, values in learned.tensors.items()}
+    def restore(self, state: LearnerState) -> None:
+        tensors = {name: torch.tensor(values) for name, values in state.tensors.items()}
         checkpoint.unpack(tensors, self._learner.trained, self._learner.generator)
-        self._learner.restore(learned.state)
+        self._learner.restore(state.counters)
 
 
-class _Torch:
-    """Sums over torch's process group; alone until it has joined one."""
+class _ProcessGroup:
+    """Sums over torch's process group; a single rank until `_Rank.join`."""
 
     rank = 0
     size = 1
     sums = 0
-    """So far."""
+    """Sums so far."""
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         if self.size > 1:

@@ -23,5 +23,7 @@ class Job:
     tracker: Tracker
     pool: Callable[[config.Env], Pool]
     """Simulators for these tasks; shared by the stages of one process."""
+    machine: config.Machine
+    """How to run: ranks, microbatches, checkpoint periods."""
     commit: str
     """The code commit, for provenance; ends in "+" when the tree has uncommitted changes."""

@@ -176,7 +176,15 @@ def timings(root: Path) -> Mapping[str, float]:
 def _job(stage: str, mark: str, session: Session, tracker: Tracker) -> Job:
     state = session.root / paths.stage_state(stage, mark)
     state.mkdir(parents=True, exist_ok=True)
-    return Job(stage=stage, fingerprint=mark, state=state, tracker=tracker, pool=session.pool, commit=session.commit)
+    return Job(
+        stage=stage,
+        fingerprint=mark,
+        state=state,
+        tracker=tracker,
+        pool=session.pool,
+        machine=session.params.machine,
+        commit=session.commit,
+    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The seam every policy family sits behind."""
+"""The interface that every policy family implements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nightshift.types import Array, Observation
 class Policy(nn.Module, ABC):
     """A torch module that acts in chunks. B observations at a time, C actions per chunk, A dimensions, D features.
 
-    `temperature` widens or narrows what the policy draws from; 0 would be its mean action, which `act` gives.
+    `temperature` scales the standard deviation that `sample` draws with; `act` is the limit of 0, the greedy action.
     """
 
     @property
@@ -38,20 +38,20 @@ class Policy(nn.Module, ABC):
         """D."""
 
     @abstractmethod
-    def width_parameters(self) -> Sequence[nn.Parameter]:
-        """Those that decide how widely the policy draws, not what it holds best."""
+    def std_parameters(self) -> Sequence[nn.Parameter]:
+        """Those of the standard deviation of `sample`; `act` does not depend on them."""
 
     @abstractmethod
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
-        """Centre and scale what the policy sees by the dataset's statistics, by field: mean, std, min, max."""
+        """Normalise inputs and actions by the dataset's statistics, by field: mean, std, min, max."""
 
     @abstractmethod
     def features(self, observations: Observation) -> Tensor:
-        """The observations the policy looks at, as one tensor [B, D]."""
+        """The observations that are the policy's inputs, as one tensor [B, D]."""
 
     @abstractmethod
     def act(self, observations: Observation) -> Array:
-        """The actions the policy holds best, [B, C, A]."""
+        """The greedy actions [B, C, A]."""
 
     @abstractmethod
     def sample(self, observations: Observation, noise: Array, temperature: float) -> tuple[Array, Array]:
@@ -63,8 +63,11 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def entropy(self, features: Tensor, temperature: float) -> Tensor:
-        """Of what the policy draws from at `features` [B, D], dimension by dimension: [B, C, A]."""
+        """Of the action distribution at `features` [B, D], dimension by dimension: [B, C, A]."""
 
     @abstractmethod
-    def imitation_loss(self, features: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
-        """How far, on average over where `mask` [B, C] holds, the policy is from having chosen `actions` [B, C, A]."""
+    def bc_loss(self, features: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
+        """The behaviour-cloning loss of `actions` [B, C, A], a mean over the actions where `mask` [B, C] is true.
+
+        Masked actions may be NaN: they have no influence on the loss or its gradient.
+        """

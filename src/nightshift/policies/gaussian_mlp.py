@@ -1,7 +1,7 @@
-"""A small network on low-dimensional observations: a Gaussian around its mean actions, equally wide everywhere.
+"""A diagonal Gaussian policy: an MLP on low-dimensional observations for the mean, a std that ignores the state.
 
-Both sides are in units of the demos: a feature or an action of 1 is one standard deviation from what they show on
-average. So the same width explores as boldly in metres as in radians, and hardly at all where the demos hold still.
+Inputs and actions are normalised by the mean and std of the demos. So one temperature explores metres and radians
+alike, and hardly at all in dimensions that the demos do not move.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from nightshift.types import Array, Observation
 
 FAMILY = "gaussian_mlp"
 _CLIP = 5.0
-"""Standard deviations beyond which a feature is as good as infinitely far from the demos."""
-_LEAST_STD = 1e-2
-"""A feature that hardly varies in the demos is not blown up; an action that hardly does is still explored a little."""
+"""Normalised features are clipped to this many standard deviations."""
+_MIN_STD = 1e-2
+"""Lower bound of the demos' std: constant features are not amplified, constant actions are still explored a little."""
 
 
 class GaussianMlp(Policy):
@@ -32,7 +32,7 @@ class GaussianMlp(Policy):
     action_std: Tensor
 
     def __init__(self, *, inputs: Mapping[str, int], hidden: Sequence[int], chunk: int, action_dim: int) -> None:
-        """`inputs` maps the names of the observations it sees to their sizes."""
+        """`inputs` maps the names of observations to their sizes."""
         super().__init__()
         self.inputs = dict(inputs)
         self.hidden = list(hidden)
@@ -41,7 +41,7 @@ class GaussianMlp(Policy):
         sizes = [sum(self.inputs.values()), *self.hidden]
         layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.Tanh())]
         self.net = nn.Sequential(*layers, nn.Linear(sizes[-1], chunk * action_dim))
-        self.log_width = nn.Parameter(torch.zeros(action_dim))
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
         self.register_buffer("input_mean", torch.zeros(sizes[0]))
         self.register_buffer("input_std", torch.ones(sizes[0]))
         self.register_buffer("action_mean", torch.zeros(action_dim))
@@ -69,15 +69,15 @@ class GaussianMlp(Policy):
     def feature_size(self) -> int:
         return sum(self.inputs.values())
 
-    def width_parameters(self) -> Sequence[nn.Parameter]:
-        return [self.log_width]
+    def std_parameters(self) -> Sequence[nn.Parameter]:
+        return [self.log_std]
 
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         fields = [statistics[f"observations.{name}"] for name in self.inputs]
         self.input_mean.copy_(torch.cat([torch.tensor(field["mean"]) for field in fields]))
-        self.input_std.copy_(torch.cat([torch.tensor(field["std"]) for field in fields]).clamp(min=_LEAST_STD))
+        self.input_std.copy_(torch.cat([torch.tensor(field["std"]) for field in fields]).clamp(min=_MIN_STD))
         self.action_mean.copy_(torch.tensor(statistics["actions"]["mean"]))
-        self.action_std.copy_(torch.tensor(statistics["actions"]["std"]).clamp(min=_LEAST_STD))
+        self.action_std.copy_(torch.tensor(statistics["actions"]["std"]).clamp(min=_MIN_STD))
 
     def forward(self, features: Tensor) -> Tensor:
         """The mean actions [B, C, A]."""
@@ -96,22 +96,23 @@ class GaussianMlp(Policy):
     @torch.inference_mode()
     def sample(self, observations: Observation, noise: Array, temperature: float) -> tuple[Array, Array]:
         features = self.features(observations)
-        actions = self.forward(features) + self._width(temperature) * torch.from_numpy(noise)
+        actions = self.forward(features) + self._std(temperature) * torch.from_numpy(noise)
         return actions.numpy(), self.log_prob(features, actions, temperature).numpy()
 
     def log_prob(self, features: Tensor, actions: Tensor, temperature: float) -> Tensor:
-        width = self._width(temperature)
-        distance = (actions - self.forward(features)) / width
-        return -0.5 * distance.square() - width.log() - 0.5 * math.log(2 * math.pi)
+        std = self._std(temperature)
+        distance = (actions - self.forward(features)) / std
+        return -0.5 * distance.square() - std.log() - 0.5 * math.log(2 * math.pi)
 
     def entropy(self, features: Tensor, temperature: float) -> Tensor:
-        entropy = self._width(temperature).log() + 0.5 * math.log(2 * math.pi * math.e)
+        entropy = self._std(temperature).log() + 0.5 * math.log(2 * math.pi * math.e)
         return entropy.expand(len(features), self._chunk, self._action_dim)
 
-    def imitation_loss(self, features: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
-        distance = ((self.forward(features) - actions) / self.action_std).square().mean(-1)
-        return (distance * mask).sum() / mask.sum()
+    def bc_loss(self, features: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
+        targets = torch.where(mask[..., None], actions, 0)  # before the square: the gradient of a masked NaN is NaN
+        errors = ((self.forward(features) - targets) / self.action_std).square().mean(-1)
+        return torch.where(mask, errors, 0).sum() / mask.sum()
 
-    def _width(self, temperature: float) -> Tensor:
+    def _std(self, temperature: float) -> Tensor:
         """Standard deviation of each action dimension [A]."""
-        return temperature * self.log_width.exp() * self.action_std
+        return temperature * self.log_std.exp() * self.action_std

@@ -1,4 +1,4 @@
-"""A policy as it travels between processes: the JSON that builds it, and its weights."""
+"""Policies as they are sent between processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from nightshift.policies.base import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySnapshot:
-    """A policy as it travels: the JSON that builds it and its weights."""
+    """The JSON that builds a policy, and its weights."""
 
     spec: Mapping[str, Any]
     weights: Mapping[str, NDArray[np.float32]]
     version: int = 0
-    """Updates behind it."""
+    """Updates so far."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tells it from every other, so that who has it already need not build it again."""
+    """Unique per snapshot, so that a worker which holds this one already does not build it again."""
 
 
 def restore(snapshot: PolicySnapshot) -> Policy:

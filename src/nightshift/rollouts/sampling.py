@@ -159,7 +159,7 @@ class Round:
         return [self.accepted[start:end] for start, end in pairwise(bounds)]
 
     def _keeps(self, group: Group) -> bool:
-        return self._settings.keep_from <= success_rate(group) <= self._settings.keep_to
+        return self._settings.min_success_rate <= success_rate(group) <= self._settings.max_success_rate
 
 
 def success_rate(group: Group) -> float:

@@ -18,7 +18,7 @@ from nightshift.data import dataset_store
 from nightshift.envs.splits import split_training_states
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
-from nightshift.learners.ranks import Demonstrated, Learned, Learners, Start, open_learners
+from nightshift.learners.ranks import DemoArrays, Learners, LearnerSpec, LearnerState, open_learners
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
@@ -67,8 +67,15 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     splits = {task: split_training_states(task, states) for task in envs.tasks(env)}
     sampler = Sampler({task: split.train for task, split in splits.items()}, rloo, seed=seed)
     validator = Validator(pool, {task.name: split for task, split in splits.items()})
-    start = Start(policy=snapshot(cloned), settings=rloo, seed=seed, demos=_demos(cloned, rloo))
-    with contextlib.closing(open_learners(start)) as learners, Playing(pool, sampler, rloo) as playing:
+    spec = LearnerSpec(
+        policy=snapshot(cloned),
+        settings=rloo,
+        seed=seed,
+        demos=_demos(cloned, rloo),
+        microbatch_size=job.machine.microbatch_size,
+    )
+    ranks = job.machine.ranks
+    with contextlib.closing(open_learners(spec, ranks)) as learners, Playing(pool, sampler, rloo) as playing:
         training = _resume(job, learners, sampler, playing, rloo.iterations)
         done = len(training.history)
         with progress.bar("rloo", total=rloo.iterations, done=done) as advance:
@@ -80,17 +87,18 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
                 if iteration + 1 < rloo.iterations:
                     playing.ahead(learners.policy())
                 with watch.timing("time/update"):
-                    update = learners.update(_parts(found, rloo), iteration / rloo.iterations)
+                    update = learners.update(_parts(found, rloo, ranks), iteration / rloo.iterations)
                 metrics = {**_outcome(found), **_faults(found.played), **update}
                 training.history.append(metrics)
                 job.tracker.log({**metrics, **found.times, **watch.seconds, **gpu.sample()}, iteration + 1)
-                _save(job, learners, playing, training)
+                if _checkpoint_due(job, iteration + 1, rloo.iterations):
+                    _save(job, learners, playing, training)
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
         _validate(job, validator, learners.policy(), training)
     kept = select(training.validations, rloo.validation.level)
     with files.new_folder(paths.RLOO_POLICY) as folder:
         policies.save(restore(training.best) if kept.iteration else cloned, folder)
-        files.write_json(folder / paths.HISTORY, training.to_json(rloo.advantage, kept))
+        files.write_json(folder / paths.HISTORY, training.to_json(rloo.advantage_estimator, kept))
 
 
 def _validate(job: Job, validator: Validator, policy: PolicySnapshot, training: _Training) -> None:
@@ -102,25 +110,25 @@ def _validate(job: Job, validator: Validator, policy: PolicySnapshot, training: 
     job.tracker.log({"validation/success": found.success_rate}, found.iteration)
 
 
-def _demos(policy: Policy, rloo: config.Rloo) -> Demonstrated | None:
+def _demos(policy: Policy, rloo: config.Rloo) -> DemoArrays | None:
     """What to go on imitating, if anything."""
-    if not rloo.imitation:
+    if not rloo.bc_weight:
         return None
     steps = dataset_store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
     return policy.features(steps.observations).numpy(), steps.actions, steps.mask
 
 
-def _parts(found: Round, rloo: config.Rloo) -> list[list[Group]]:
+def _parts(found: Round, rloo: config.Rloo, ranks: int) -> list[list[Group]]:
     """What each rank learns from; nothing if too few groups were accepted and that ends the iteration."""
     if found.missing:
         _log.warning(
-            "%d of %d groups can be learned from: keep_from and keep_to, or the simulator, left out the others",
+            "%d of %d groups are accepted: min_success_rate, max_success_rate or the simulator left out the others",
             len(found.accepted),
             rloo.groups,
         )
         if rloo.sampling.when_short == "skip":
-            return [[] for _ in range(rloo.ranks)]
-    return found.by_rank(rloo.ranks)
+            return [[] for _ in range(ranks)]
+    return found.by_rank(ranks)
 
 
 def _outcome(found: Round) -> dict[str, float]:
@@ -158,14 +166,18 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
+def _checkpoint_due(job: Job, done: int, iterations: int) -> bool:
+    return done % job.machine.checkpoint_every.rloo_iterations == 0 or done == iterations
+
+
 def _save(job: Job, learners: Learners, playing: Playing, training: _Training) -> None:
-    learned = learners.learned()
+    learned = learners.state()
     ahead = playing.begun_with or learners.policy()
     arrays = {**learned.tensors, **_prefixed(_ACTING, ahead), **_prefixed(_BEST, training.best)}
     state = {
         "history": training.history,
         "validations": [validation.to_json() for validation in training.validations],
-        "learner": learned.state,
+        "learner": learned.counters,
         "sampler": playing.sampler_state,
         "acting": ahead.version,
         "best": training.best.version,
@@ -180,7 +192,7 @@ def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing, it
     if newest is None:
         return _Training(best=learners.policy())
     tensors = {name: tensor.numpy() for name, tensor in newest.tensors.items()}
-    learners.restore(Learned(tensors=tensors, state=newest.state["learner"]))
+    learners.restore(LearnerState(tensors=tensors, counters=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
     spec = learners.policy().spec
     if newest.step < iterations:

@@ -59,7 +59,7 @@ def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> 
 
 def _demos(policy: Policy, data: dataset_store.EpisodeDataset, part: dataset_store.DatasetSplit) -> Demos:
     steps = data.steps(part, list(policy.spec["inputs"]), policy.chunk)
-    return Demos.seen_by(policy, steps.observations, steps.actions, steps.mask)
+    return Demos.from_steps(policy, steps.observations, steps.actions, steps.mask)
 
 
 def _train(
@@ -74,11 +74,11 @@ def _train(
     with progress.bar("sft", total=sft.steps, done=start) as advance:
         for step in range(start, sft.steps):
             chosen = torch.randint(len(train), (sft.batch_size,), generator=generator)
-            loss = learner.update(train[chosen], step)
+            loss = learner.update(train[chosen])
             advance(f"loss {loss:.4f}")
-            if (step + 1) % sft.checkpoint_every == 0 or step + 1 == sft.steps:
+            if (step + 1) % job.machine.checkpoint_every.sft_steps == 0 or step + 1 == sft.steps:
                 with torch.no_grad():
-                    held_loss = learner.policy.imitation_loss(held.features, held.actions, held.mask).item()
+                    held_loss = learner.policy.bc_loss(held.features, held.actions, held.mask).item()
                 job.tracker.log({"sft/loss": loss, "sft/validation_loss": held_loss, **gpu.sample()}, step + 1)
                 tensors = checkpoint.pack(learner.trained, generator)
                 checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))
@@ -89,4 +89,5 @@ def _resume(job: Job, learner: SftLearner, generator: torch.Generator) -> int:
     if newest is None:
         return 0
     checkpoint.unpack(newest.tensors, learner.trained, generator)
+    learner.resume(newest.step)
     return newest.step

@@ -1,0 +1,104 @@
+"""Learning rates of both learners, and that a resumed schedule continues where it was."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from nightshift import config
+from nightshift.algorithms.optimizer import ClippedAdamW
+from nightshift.algorithms.sft import SftLearner
+from nightshift.learners import checkpoint
+from tests.algorithms.test_on_policy import demos, policy
+
+
+def settings(**changes: Any) -> config.Optimizer:
+    values = {"learning_rate": 2e-3, "weight_decay": 0.0, "warmup_steps": 4, "schedule": "constant"}
+    return config.Optimizer.model_validate({**values, "max_grad_norm": 1.0, **changes})
+
+
+def rates(optimizer: ClippedAdamW, parameter: torch.nn.Parameter, gradients: list[float]) -> list[float]:
+    """The learning rate at which each gradient was applied."""
+    seen: list[float] = []
+    for gradient in gradients:
+        parameter.grad = torch.full_like(parameter, gradient)
+        seen.append(optimizer.optimizer.param_groups[0]["lr"])
+        optimizer.step()
+    return seen
+
+
+def fresh(**changes: Any) -> tuple[ClippedAdamW, torch.nn.Parameter]:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    return ClippedAdamW([parameter], settings(**changes)), parameter
+
+
+def test_golden_rates_of_a_warm_up_over_two_iterations() -> None:
+    optimizer, parameter = fresh()
+    first = rates(optimizer, parameter, [1.0] * 3)
+    optimizer.begin_update(progress=0.5)
+    assert first + rates(optimizer, parameter, [1.0] * 3) == [0.0005, 0.001, 0.0015, 0.002, 0.002, 0.002]
+
+
+def test_golden_rates_of_a_cosine_are_constant_within_an_iteration() -> None:
+    optimizer, parameter = fresh(schedule="cosine", warmup_steps=2)
+    seen = []
+    for progress in (0.0, 0.25, 0.5, 0.75):
+        optimizer.begin_update(progress)
+        seen += rates(optimizer, parameter, [1.0] * 2)
+    cosine = [2e-3 * 0.5 * (1 + math.cos(math.pi * progress)) for progress in (0.25, 0.5, 0.75)]
+    assert seen == [0.001, 0.002, *(rate for rate in cosine for _ in range(2))]
+    assert cosine == pytest.approx([0.0017071067811865476, 0.001, 0.00029289321881345256], rel=1e-12)
+
+
+def test_a_gradient_that_is_not_finite_takes_no_step_of_the_warm_up() -> None:
+    optimizer, parameter = fresh()
+    assert rates(optimizer, parameter, [math.nan, 1.0, math.inf, 1.0]) == [0.0005, 0.0005, 0.001, 0.001]
+    assert (optimizer.steps, optimizer.skipped) == (2, 2)
+
+
+def test_a_restored_warm_up_continues_at_its_step() -> None:
+    optimizer, parameter = fresh()
+    rates(optimizer, parameter, [1.0] * 2)
+    other, other_parameter = fresh()
+    other.steps = optimizer.steps
+    for each in (optimizer, other):
+        each.begin_update(progress=0.5)
+    assert rates(other, other_parameter, [1.0] * 3) == rates(optimizer, parameter, [1.0] * 3) == [0.0015, 0.002, 0.002]
+
+
+SFT = config.Sft(steps=10, batch_size=4, learning_rate=1e-3)
+
+
+def sft_rate(learner: SftLearner) -> float:
+    rate: float = learner.optimizer.param_groups[0]["lr"]
+    return rate
+
+
+def test_the_rate_of_behaviour_cloning_falls_linearly_to_zero() -> None:
+    learner = SftLearner(policy(), SFT)
+    seen = []
+    for _ in range(SFT.steps):
+        seen.append(sft_rate(learner))
+        learner.update(demos())
+    assert seen == [1e-3 * (1 - step / 10) for step in range(10)]
+    assert sft_rate(learner) == 0
+
+
+def test_resumed_behaviour_cloning_ends_with_the_same_weights() -> None:
+    generator = torch.Generator()
+    whole = SftLearner(policy(), SFT)
+    for _ in range(4):
+        whole.update(demos())
+    packed = {name: tensor.clone() for name, tensor in checkpoint.pack(whole.trained, generator).items()}
+    resumed = SftLearner(policy(), SFT)
+    checkpoint.unpack(packed, resumed.trained, generator)
+    resumed.resume(4)
+    for learner in (whole, resumed):
+        for _ in range(6):
+            learner.update(demos())
+    after = checkpoint.pack(resumed.trained, generator)
+    for name, tensor in checkpoint.pack(whole.trained, generator).items():
+        assert torch.equal(after[name], tensor), name
