@@ -35,16 +35,29 @@ SMALL: dict[str, Any] = {
     "collect": {"demos_per_task": 4, "attempts": 3, "disturbance": 0.0},
     "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3},
     "policy": {"inputs": ["objects", "task"], "hidden": [16], "chunk": 1},
-    "rloo": {"iterations": 12, "groups": 4, "group_size": 4, "temperature": 0.4, "minibatch_size": 1024},
+    "rloo": {
+        "iterations": 12,
+        "groups": 4,
+        "group_size": 4,
+        "temperature": 0.4,
+        "temperature_end": 0.4,
+        "minibatch_size": 1024,
+        "sampling": {"curriculum_floor": 1.0},
+        "optimizer": {"learning_rate": 2.0e-3, "schedule": "constant"},
+        "target_kl": 0.06,
+    },
     "evaluate": {"init_states": 10, "film_frames": 0},
 }
 
 
 def small_params() -> dict[str, Any]:
-    params = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
-    for section, changes in SMALL.items():
-        params[section].update(changes)
-    return dict(params)
+    return merged(yaml.safe_load((REPOSITORY / "params.yaml").read_text()), SMALL)
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`values` with `changes`, section by section."""
+    inner = {key: merged(values[key], change) for key, change in changes.items() if isinstance(change, dict)}
+    return {**values, **changes, **inner}
 
 
 def make_project(root: Path) -> Path:

@@ -215,7 +215,10 @@ class Rloo(Section):
     sampling: Sampling
     validation: Validation
     temperature: Positive
-    """Standard deviation of exploration, in standard deviations of the demos' actions."""
+    """Standard deviation of exploration in the first iteration, in standard deviations of the demos' actions."""
+    temperature_end: Positive
+    """In the last iteration; linear in between. Wide noise finds what works, and hides where the mean action fails:
+    narrow noise at the end lets training see what the greedy policy does."""
     learn_std: Flag
     """Whether gradients change the standard deviation as well."""
     advantage_estimator: Literal["rloo", "rloo_batch", "grpo", "reinforce++", "gae"]

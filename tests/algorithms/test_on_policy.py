@@ -20,13 +20,15 @@ from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 
-REQUEST = RolloutRequest(task="near", split="train", init_state=0, controller="sample", seed=0, count=4)
+TEMPERATURE = 0.3
+REQUEST = RolloutRequest(
+    task="near", split="train", init_state=0, controller="sample", seed=0, count=4, temperature=TEMPERATURE
+)
 SMALL = {
     "group_size": 4,
     "epochs": 3,
     "minibatch_size": 16,
     "target_kl": 10.0,
-    "temperature": 0.3,
     "optimizer.learning_rate": 5e-4,
     "optimizer.warmup_steps": 0,
 }
@@ -56,7 +58,7 @@ def episode(actor: GaussianMlp, *, member: int, success: bool, seed: int) -> Tra
     length = 5 + member
     seen = random.standard_normal((length, 3)).astype(np.float32)
     noise = random.standard_normal((math.ceil(length / CHUNK), CHUNK, 7)).astype(np.float32)
-    actions, log_probs = actor.sample({"proprio": seen[::CHUNK]}, noise, settings().temperature)
+    actions, log_probs = actor.sample({"proprio": seen[::CHUNK]}, noise, TEMPERATURE)
     played = actions.reshape(-1, 7)[:length]
     return Trajectory(
         request=REQUEST,
@@ -146,14 +148,13 @@ KNOBS: list[tuple[str, Any, dict[str, Any]]] = [
     ("optimizer.learning_rate", 0.02, {}),
     ("optimizer.weight_decay", 0.1, {}),
     ("optimizer.warmup_steps", 4, {}),
-    ("optimizer.schedule", "cosine", {}),
+    ("optimizer.schedule", "constant", {}),
     ("optimizer.max_grad_norm", 1e-9, {}),
     ("target_kl", 1e-6, {}),
     ("target_kl", None, {"target_kl": 1e-6}),
-    ("temperature", 0.4, {}),
 ]
-NOT_THE_LEARNERS = {"iterations", "groups", "group_size"}
-"""How much is played; tests/rollouts/test_sampling.py covers the parameters of sampling."""
+NOT_THE_LEARNERS = {"iterations", "groups", "group_size", "temperature", "temperature_end"}
+"""How much is played, and how; tests/rollouts/test_sampling.py and tests/stages/test_rloo.py cover these."""
 
 
 @pytest.mark.parametrize(("knob", "value", "context"), KNOBS)
@@ -167,6 +168,7 @@ def test_no_knob_was_forgotten() -> None:
         inner = getattr(field.annotation, "model_fields", None)
         fields |= {f"{name}.{key}" for key in inner} if inner else {name}
     fields -= {f"sampling.{key}" for key in config.Sampling.model_fields}
+    fields -= {f"validation.{key}" for key in config.Validation.model_fields}
     assert {knob for knob, _, _ in KNOBS} | NOT_THE_LEARNERS == fields
 
 
@@ -193,7 +195,7 @@ def test_without_an_update_every_ratio_is_one(level: RatioLevel) -> None:
     actor = policy()
     batch = collate(actor, [e for group in groups(actor, *MIXED) for e in group])
     with torch.no_grad():
-        now = actor.log_prob(batch.features, batch.actions, settings().temperature)
+        now = actor.log_prob(batch.features, batch.actions, TEMPERATURE)
     new, old = (elements(log_probs, batch.mask, level)[0] for log_probs in (now, batch.log_probs))
     torch.testing.assert_close((new - old).exp(), torch.ones_like(new), atol=1e-5, rtol=0)
 
@@ -212,7 +214,7 @@ def change(actor: GaussianMlp, played: Groups, success: bool) -> float:
     chosen = [e for group in played for e in group if e.success is success]
     batch = collate(actor, chosen)
     with torch.no_grad():
-        now = actor.log_prob(batch.features, batch.actions, settings().temperature)
+        now = actor.log_prob(batch.features, batch.actions, TEMPERATURE)
     return float(((now - batch.log_probs) * batch.mask[..., None]).sum())
 
 
@@ -296,7 +298,7 @@ def test_ppo_kl_is_what_the_policy_moved_on_average_before_each_gradient() -> No
     assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(0, abs=1e-6)
     batch = collate(actor, [e for group in played for e in group])
     with torch.no_grad():
-        now = actor.log_prob(batch.features, batch.actions, settings().temperature)
+        now = actor.log_prob(batch.features, batch.actions, TEMPERATURE)
     moved = ((batch.log_probs - now) * batch.mask[..., None]).sum() / batch.mask.sum()
     assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(moved.item(), rel=1e-4)
 
@@ -363,3 +365,12 @@ def test_skipped_steps_of_the_critic_are_counted_and_kept() -> None:
     other.restore(learner.state)
     assert other.state == learner.state
     assert other.update([], 0.0)["update/critic_skipped_steps"] == 2
+
+
+def test_an_update_uses_the_temperature_that_its_episodes_were_sampled_at() -> None:
+    """Log-probs at any other temperature would give ratios other than 1 before the first gradient step."""
+    actor = policy()
+    learner = OnPolicyLearner(actor, settings(epochs=1, minibatch_size=1000), torch.Generator(), microbatch_size=1000)
+    metrics = learner.update(groups(actor, *MIXED), 0.0)
+    assert metrics["update/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["update/clip_fraction"] == 0

@@ -215,10 +215,18 @@ def test_every_knob_of_sampling_is_alive() -> None:
         "waves": 3,
         "oversample": 1.5,
         "skip_solved": 2,
-        "curriculum_floor": 0.3,
+        "curriculum_floor": 1.0,
     }
     assert [knob for knob, value in changes.items() if course(**{knob: value}) == course()] == []
     assert set(config.Sampling.model_fields) - set(changes) == {"staleness", "when_short"}  # tests/stages/test_rloo.py
+
+
+def test_exploration_narrows_linearly_from_the_first_iteration_to_the_last() -> None:
+    chosen = settings(groups=2).model_copy(update={"iterations": 5, "temperature": 0.5, "temperature_end": 0.1})
+    sampler = Sampler(TASKS, chosen, seed=0)
+    played = [{g[0].request.temperature for g in searched(sampler, 2).played} for _ in range(5)]
+    assert all(len(temperatures) == 1 for temperatures in played)
+    assert [temperature for (temperature,) in played] == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
 
 
 def test_a_restored_sampler_asks_for_the_same_groups() -> None:

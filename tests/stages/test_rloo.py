@@ -122,7 +122,7 @@ def test_a_run_resumes_from_its_checkpoint_after_machine_was_changed(
     tracker = JsonlTracker(job("rloo").state / "resumed.jsonl")
     resumed = weights_of(on_machine(replace(job("rloo"), tracker=tracker), **change), params)
     lines = (job("rloo").state / "resumed.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [3, 4]
+    assert [step["step"] for step in map(json.loads, lines) if "update/kl" in step] == [3, 4]
     for name, value in expected.items():
         torch.testing.assert_close(resumed[name], value, atol=1e-5, rtol=1e-4)
 

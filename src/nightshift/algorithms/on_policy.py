@@ -61,10 +61,14 @@ class OnPolicyLearner:
         self._microbatch_size = microbatch_size
         self._demos = demos
         self._settings = settings
+        self._temperature = settings.temperature
+        """That the episodes of the current update were sampled at."""
         self._collective = collective or SingleRank()
 
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
         """One iteration's update; `progress` is the share of all iterations that is done, for the schedule."""
+        if groups:
+            self._temperature = groups[0][0].request.temperature
         batch = estimate_advantages(groups, self.policy, self.critic, self._settings, self._collective)
         return self.update_on(batch, progress)
 
@@ -181,7 +185,7 @@ class OnPolicyLearner:
         log_probs, counted = self._elements(microbatch, self._new_log_probs(microbatch))
         old_log_probs, _ = self._elements(microbatch, microbatch.log_probs)
         surrogate = clipped_surrogate(log_probs, old_log_probs, microbatch.advantages[:, None], settings.clip)
-        entropy, _ = self._elements(microbatch, self.policy.entropy(microbatch.features, settings.temperature))
+        entropy, _ = self._elements(microbatch, self.policy.entropy(microbatch.features, self._temperature))
         kl = self._kl_to_reference(microbatch, log_probs)
         values = (surrogate.losses, surrogate.clipped, surrogate.ppo_kl, entropy, kl)
         weight = torch.where(counted, weights[:, None] / total, 0)
@@ -206,14 +210,14 @@ class OnPolicyLearner:
 
     def _new_log_probs(self, batch: DecisionBatch) -> Tensor:
         """Under the policy as it is now."""
-        return self.policy.log_prob(batch.features, batch.actions, self._settings.temperature)
+        return self.policy.log_prob(batch.features, batch.actions, self._temperature)
 
     def _kl_to_reference(self, batch: DecisionBatch, log_probs: Tensor) -> Tensor:
         """The KL penalty of every element; zeros without a reference policy."""
         if self._reference is None:
             return torch.zeros_like(log_probs)
         with torch.no_grad():
-            reference = self._reference.log_prob(batch.features, batch.actions, self._settings.temperature)
+            reference = self._reference.log_prob(batch.features, batch.actions, self._temperature)
         return kl_penalty(log_probs, self._elements(batch, reference)[0], self._settings.kl.form)
 
     def _elements(self, batch: DecisionBatch, log_probs: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ class Sampler:
         self._settings = settings.sampling
         self._group_size = settings.group_size
         self._groups = settings.groups
-        self._temperature = settings.temperature
+        self._temperatures = np.linspace(settings.temperature, settings.temperature_end, settings.iterations)
         self._seed = seed
         self._tasks = Ring([task.name for task in states])
         self._states = {task.name: Ring(_shuffled(task, chosen, seed)) for task, chosen in states.items()}
@@ -45,9 +45,11 @@ class Sampler:
         self._rates: dict[str, float] = {}
         self._requested: dict[str, float] = {task.name: 0.0 for task in states}
         self._tickets = 0
+        self._rounds = 0
 
     def begin(self) -> Round:
         """The next iteration, on its tasks."""
+        self._rounds += 1
         count = min(self._settings.tasks_at_once or len(self._tasks), len(self._tasks))
         return Round(self, self._tasks.take(count), self._groups, self._settings)
 
@@ -62,7 +64,7 @@ class Sampler:
             controller="sample",
             seed=int(np.random.SeedSequence([self._seed, ticket]).generate_state(1)[0]),
             count=self._group_size,
-            temperature=self._temperature,
+            temperature=float(self._temperatures[min(self._rounds, len(self._temperatures)) - 1]),
         )
 
     def observe(self, group: Group) -> None:
@@ -91,6 +93,7 @@ class Sampler:
         """Everything a resumed run needs to request the same groups, as JSON."""
         return {
             "tickets": self._tickets,
+            "rounds": self._rounds,
             "tasks": self._tasks.cursor,
             "states": {task: ring.cursor for task, ring in self._states.items()},
             "solved": {task: sorted(solved.items()) for task, solved in self._solved.items()},
@@ -100,6 +103,7 @@ class Sampler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._tickets = state["tickets"]
+        self._rounds = state["rounds"]
         self._tasks.cursor = state["tasks"]
         for task, cursor in state["states"].items():
             self._states[task].cursor = cursor
