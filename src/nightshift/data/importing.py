@@ -7,7 +7,6 @@ place under data/imports in one step.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from nightshift.data.formats import Entry
 from nightshift.data.shelf import SCHEMA, Shelf
 from nightshift.data.sources import DEMOS
 from nightshift.errors import DataError
-from nightshift.project import paths
+from nightshift.project import locks, paths
 
 UNSOLVED = "unsolved.jsonl"
 """Keys of the episodes that did not succeed, so that they are not decoded again."""
@@ -51,12 +50,26 @@ class Import:
             )
         if not self.path.exists():
             raise DataError(f"there is nothing at {self.path}")
-        if self.target.exists():
-            raise DataError(f"{self.target} is there already", "delete it, or choose another --name")
+        if self.target.exists() or self.pointer.exists():
+            raise DataError(
+                f"{self.target} is there already" if self.target.exists() else f"{self.pointer} is there already",
+                _join(self._completion(), f"remove it (rm -rf {self.target} {self.pointer})", "choose another --name"),
+            )
 
     @property
     def target(self) -> Path:
         return paths.IMPORTS / self.name
+
+    @property
+    def pointer(self) -> Path:
+        """DVC's file about the import, which git tracks."""
+        return paths.IMPORTS / f"{self.name}.dvc"
+
+    def _completion(self) -> str:
+        """What is missing of an import that is there in part."""
+        if not self.target.exists():
+            return f"get the data with `dvc pull {self.pointer}`"
+        return "" if self.pointer.exists() else f"track it with `dvc add {self.target}`"
 
     @cached_property
     def state(self) -> Path:
@@ -86,15 +99,14 @@ class Progress:
 def alone(job: Import) -> Iterator[None]:
     """One process at a time brings in a source: two would sweep away what the other is about to write."""
     job.state.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(job.state, os.O_RDONLY)
+    lock = locks.acquire(
+        job.state / locks.LOCK,
+        lambda holder: DataError(f"another import of {job.path} is under way (process {holder})", "wait for it"),
+    )
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"another import of {job.path} is under way", "wait for it") from None
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def begin(job: Import) -> Progress:
