@@ -46,6 +46,21 @@ def stage(name: Annotated[str, typer.Argument(help="a stage of dvc.yaml")]) -> N
     commands.stage(name)
 
 
+@app.command()
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="interrupted runs too: they will start over")] = False,
+) -> None:
+    """Remove checkpoints of params, code and inputs that are no longer current, and say how much space that freed."""
+    commands.collect_garbage(dry_run=dry_run, everything=everything)
+
+
+@app.command()
+def versions() -> None:
+    """Write the installed versions that results depend on to versions.yaml, as every run does; show them."""
+    commands.package_versions()
+
+
 @app.command("import")
 def import_(
     path: Annotated[Path, typer.Argument(help="a file or a folder")],
