@@ -20,7 +20,7 @@ from tasks.states import states
 
 @flow(name="pipeline", persist_result=False)
 def pipeline() -> list[StageResult]:
-    """Init states to a registered policy; what dvc.lock knows already is not done again."""
+    """From init states to a registered policy; stages that are fresh in dvc.lock are not run again."""
     environment.apply(Path.cwd())
     with Session(Path.cwd()) as session:
         starts = states(session)

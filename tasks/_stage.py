@@ -47,7 +47,7 @@ def ensure(stage: str, session: Session) -> Result:
     result = run.ensure(stage, session)
     create_markdown_artifact(_markdown(result, session), key=f"stage-{stage}", description=f"{stage}: {result.status}")
     if result.status != "ran":
-        message = f"{stage} is {result.status}: dvc.lock knows this result"
+        message = f"{stage} is {result.status}: its result is in dvc.lock or the run-cache"
         return Completed(name=result.status.capitalize(), message=message, data=result)
     create_link_artifact(session.tracking.page(stage), key=f"mlflow-{stage}", link_text=f"{stage} in MLflow")
     return result

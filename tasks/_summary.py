@@ -1,4 +1,4 @@
-"""The last thing a pipeline does: say what came out."""
+"""The summary at the end of a pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def summarise(session: Session, results: Sequence[Result]) -> list[StageResult]:
     """Show the summary on the flow's page and return what was done with each stage."""
     stages = [_stage_result(result) for result in results]
     text = summary.markdown(summary.gather(session.root, stages))
-    create_markdown_artifact(text, key="summary", description="what came out of the pipeline")
+    create_markdown_artifact(text, key="summary", description="results of the pipeline")
     return stages
 
 

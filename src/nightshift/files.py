@@ -41,7 +41,7 @@ def sha256_tree(path: Path) -> str:
 
 
 def identity(path: Path) -> str:
-    """A digest that tells a file or folder from any other, with as little reading as possible.
+    """A digest that identifies the content of a file or folder, with as little reading as possible.
 
     A folder with a manifest is identified by the manifest alone: it holds the sha256 of every file and is written last.
     So 100 GB of episodes cost the reading of one small file. `verify_folder` checks the files themselves.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nightshift import files
 from nightshift.errors import CacheError, ProjectError
@@ -148,6 +149,11 @@ def test_dvc_repro_typed_first_in_a_clone_agrees_with_a_run(tmp_path: Path, monk
     dvc(root, "repro", "dataset")
     with Session(root) as session:
         assert {run.ensure(stage, session).status for stage in STAGES[:3]} == {"cached"}
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([install(tmp_path, numpy="9.9.9"), *sys.path]))
+    edit(root, "dataset", validation_share=0.3)
+    dvc(root, "repro", "dataset")
+    lock = yaml.safe_load((root / paths.DVC_LOCK).read_text())["stages"]
+    assert lock["dataset"]["params"]["versions.yaml"] == {"numpy": "9.9.9"}, "the versions that it ran with"
 
 
 def test_setting_up_writes_the_versions_that_dvc_repro_needs() -> None:

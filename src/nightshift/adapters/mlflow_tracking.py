@@ -39,7 +39,7 @@ PARENT = "mlflow.parentRunId"
 
 
 class DvcSource(DatasetSource):  # type: ignore[misc]
-    """A folder as DVC knows it."""
+    """A folder that DVC versions."""
 
     def __init__(self, path: str, digest: str, revision: str) -> None:
         self._fields = {"path": path, "digest": digest, "revision": revision}
@@ -159,7 +159,7 @@ class Tracking:
         return self.client.get_run(found.info.run_id)
 
     def _close_stale(self, stage: str, keep: str) -> None:
-        """Runs of this stage and folder that a kill left RUNNING; the run lock says that nobody works on them."""
+        """End the runs of this stage and folder that a kill left RUNNING; the run lock excludes that one is alive."""
         mine = f"tags.`{FOLDER}` = '{self._folder}' and tags.`{STAGE}` = '{stage}' and attributes.status = 'RUNNING'"
         for run in self.client.search_runs([self.experiment_id], mine):
             if run.info.run_id != keep:

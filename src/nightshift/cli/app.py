@@ -30,7 +30,7 @@ Suite = Annotated[str, typer.Option(help="one suite; all of them if not given")]
 
 @app.command()
 def run() -> None:
-    """Run every stage that is stale, and say what came out."""
+    """Run every stage that is stale, and show the results."""
     commands.run()
 
 

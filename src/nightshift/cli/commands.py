@@ -71,7 +71,7 @@ def package_versions() -> None:
 
 
 def collect_garbage(*, dry_run: bool, everything: bool) -> None:
-    """Checkpoints of old fingerprints, a line each."""
+    """Remove checkpoints of old fingerprints, and print a line for each."""
     from nightshift.pipeline import gc
 
     freed = 0

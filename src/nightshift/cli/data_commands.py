@@ -1,4 +1,4 @@
-"""What the commands on episodes do: bring them in from other formats, hand them out, and tell what a set is like."""
+"""The commands on episodes: import from other formats, export, statistics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bring episodes of another format onto a shelf of this project; after a kill, go on where it ended.
+"""Import episodes of another format as data/imports/NAME; an interrupted import resumes.
 
-Episodes gather on a shelf among the project's state, each written whole. When all are through, the import takes its
-place under data/imports in one step.
+Episodes are first collected in a shelf under .state, each written whole. When all are there, the folder appears under
+data/imports in one step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Import:
 
     @cached_property
     def state(self) -> Path:
-        """Where the import gathers: another place for another source, or for one that has changed."""
+        """Where episodes are collected: a folder of its own for each source, and for a source that has changed."""
         found = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found if file.is_file()]
         content = json.dumps([str(self.path.resolve()), self.format, self.task, stamps])
@@ -97,7 +97,7 @@ class Progress:
 
 @contextlib.contextmanager
 def alone(job: Import) -> Iterator[None]:
-    """One process at a time brings in a source: two would sweep away what the other is about to write."""
+    """One process at a time imports a source: each would remove the other's temporary files."""
     job.state.mkdir(parents=True, exist_ok=True)
     lock = locks.acquire(
         job.state / locks.LOCK,
@@ -110,7 +110,7 @@ def alone(job: Import) -> Iterator[None]:
 
 
 def begin(job: Import) -> Progress:
-    """List the source, and see what an earlier attempt has already brought in."""
+    """List the source, and find what an earlier attempt has already imported."""
     entries = formats.reader(job.format).entries(job.path, job.task)
     listed = {entry.key for entry in entries}
     kept = listed & set(Shelf(job.state).keys())
@@ -118,7 +118,7 @@ def begin(job: Import) -> Progress:
 
 
 def gather(job: Import, progress: Progress, *, skip_broken: bool, watch: Callable[[str], None]) -> None:
-    """Bring in every episode that is not there yet; one that is broken ends it, or is left out if so wished."""
+    """Import every episode that is not there yet; a broken one raises, or with `skip_broken` is left out."""
     shelf = Shelf(job.state)
     for entry in progress.entries:
         if entry.key in progress.kept or entry.key in progress.unsolved:
@@ -133,7 +133,7 @@ def gather(job: Import, progress: Progress, *, skip_broken: bool, watch: Callabl
 
 
 def finish(job: Import, progress: Progress) -> Mapping[str, int]:
-    """Put the import in its place, and count what its episodes' metadata admit."""
+    """Move the import to data/imports, and count the reservations in its episodes' metadata."""
     if not progress.kept:
         reasons = f"{len(progress.unsolved)} did not succeed, {len(progress.broken)} are broken"
         first = next(iter(progress.broken.values()), "")
