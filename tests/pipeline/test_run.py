@@ -18,7 +18,7 @@ from nightshift import files
 from nightshift.errors import CacheError, ProjectError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
-from nightshift.project import environment, paths
+from nightshift.project import environment, graph, packages, paths
 from tests.conftest import REPOSITORY, edit, git, install, make_project, nightshift
 
 STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]
@@ -132,6 +132,7 @@ def test_a_checkpoint_made_with_another_torch_is_not_resumed(project: Path, tmp_
             theirs = run.fingerprint("sft", session)
     assert theirs != ours
     assert steps_recorded(project, "sft", theirs) == [20], "a resumed run has no step left to record"
+    shutil.rmtree(project / paths.stage_state("sft", theirs))
 
 
 def test_packages_installed_during_a_run_stop_the_next_stage(project: Path, tmp_path: Path) -> None:
@@ -142,18 +143,20 @@ def test_packages_installed_during_a_run_stop_the_next_stage(project: Path, tmp_
             run.ensure("sft", session)
 
 
-def test_dvc_repro_typed_first_in_a_clone_agrees_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_repro_typed_first_in_a_clone_records_the_versions_it_ran_with_and_a_run_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = make_project(tmp_path / "project")
     enter(root, monkeypatch)
-    assert nightshift(root, "versions").returncode == 0
-    dvc(root, "repro", "dataset")
-    with Session(root) as session:
-        assert {run.ensure(stage, session).status for stage in STAGES[:3]} == {"cached"}
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([install(tmp_path, numpy="9.9.9"), *sys.path]))
-    edit(root, "dataset", validation_share=0.3)
-    dvc(root, "repro", "dataset")
+    packages.record(root, graph.load(root))  # as `make setup` does
+    other = install(tmp_path, numpy="9.9.9")  # installed since
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([other, *sys.path]))
+    dvc(root, "repro", "states")
     lock = yaml.safe_load((root / paths.DVC_LOCK).read_text())["stages"]
-    assert lock["dataset"]["params"]["versions.yaml"] == {"numpy": "9.9.9"}, "the versions that it ran with"
+    assert lock["states"]["params"]["versions.yaml"]["numpy"] == "9.9.9"
+    monkeypatch.syspath_prepend(other)
+    with Session(root) as session:
+        assert run.ensure("states", session).status == "cached"
 
 
 def test_setting_up_writes_the_versions_that_dvc_repro_needs() -> None:
