@@ -31,8 +31,13 @@ bench: setup
 	for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
 
 # Prefect makes its home folder one level deep only, and it lies in .state.
-setup: $(STAMP)
+setup: $(STAMP) versions.yaml
 	@mkdir -p .state
+
+# Part of DVC's cache key; nightshift keeps it up to date, but a `dvc repro` by hand may come first.
+versions.yaml: $(STAMP)
+	$(BIN)/nightshift versions
+	touch versions.yaml
 
 # hf-libero and robosuite declare far more than their simulation uses, so they are installed without it.
 $(STAMP): pyproject.toml constraints.txt requirements-simulator.txt

@@ -22,12 +22,12 @@ from flows.nightly import CRON, nightly
 from flows.pipeline import pipeline
 from flows.server import PATIENCE_SECONDS, answers
 from nightshift.errors import ProjectError
-from nightshift.pipeline.run import Outcome
+from nightshift.pipeline.run import StageResult
 
 _DRAIN_SECONDS = 5
 
 
-def run_once() -> list[Outcome]:
+def run_once() -> list[StageResult]:
     """The pipeline in this process."""
     try:
         return pipeline()

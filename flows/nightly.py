@@ -5,12 +5,12 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.pipeline import pipeline
-from nightshift.pipeline.run import Outcome
+from nightshift.pipeline.run import StageResult
 
 CRON = "0 2 * * *"
 
 
 @flow(name="nightly", persist_result=False)
-def nightly() -> list[Outcome]:
+def nightly() -> list[StageResult]:
     """The pipeline, by the clock."""
     return pipeline()

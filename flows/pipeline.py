@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from nightshift.pipeline.run import Outcome, Session
+from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import environment
 from tasks._summary import summarise
 from tasks.collect import collect
@@ -19,8 +19,8 @@ from tasks.states import states
 
 
 @flow(name="pipeline", persist_result=False)
-def pipeline() -> list[Outcome]:
-    """Init states to a registered policy; what dvc.lock knows already is not done again."""
+def pipeline() -> list[StageResult]:
+    """From init states to a registered policy; stages that are fresh in dvc.lock are not run again."""
     environment.apply(Path.cwd())
     with Session(Path.cwd()) as session:
         starts = states(session)

@@ -13,10 +13,10 @@ from prefect.states import Completed
 
 from nightshift.errors import RolloutError
 from nightshift.pipeline import run
-from nightshift.pipeline.run import Outcome, Session
+from nightshift.pipeline.run import Session, StageResult
 
-Result = Outcome | State[Outcome]
-"""A stage that ran gives its outcome; any other a state that Prefect shows as Cached or Restored."""
+Result = StageResult | State[StageResult]
+"""A stage that ran gives its result; any other a state that Prefect shows as Cached or Restored."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,17 +44,17 @@ def worth_another_try(_: Any, __: Any, state: State[Any]) -> bool:
 
 def ensure(stage: str, session: Session) -> Result:
     """Have the stage done and show how it went."""
-    outcome = run.ensure(stage, session)
-    create_markdown_artifact(_markdown(outcome, session), key=f"stage-{stage}", description=f"{stage}: {outcome.how}")
-    if outcome.how != "ran":
-        message = f"{stage} is {outcome.how}: dvc.lock knows this result"
-        return Completed(name=outcome.how.capitalize(), message=message, data=outcome)
+    result = run.ensure(stage, session)
+    create_markdown_artifact(_markdown(result, session), key=f"stage-{stage}", description=f"{stage}: {result.status}")
+    if result.status != "ran":
+        message = f"{stage} is {result.status}: its result is in dvc.lock or the run-cache"
+        return Completed(name=result.status.capitalize(), message=message, data=result)
     create_link_artifact(session.tracking.page(stage), key=f"mlflow-{stage}", link_text=f"{stage} in MLflow")
-    return outcome
+    return result
 
 
-def _markdown(outcome: Outcome, session: Session) -> str:
-    outputs = [f"| `{path}` | `{md5}` |" for path, md5 in session.store.digests(outcome.stage).items()]
-    reasons = [f"- {reason}" for reason in outcome.reasons] or ["- nothing changed"]
-    heading = f"**{outcome.how}** in {outcome.seconds:.1f} s, code `{session.commit}`"
+def _markdown(result: StageResult, session: Session) -> str:
+    outputs = [f"| `{path}` | `{md5}` |" for path, md5 in session.store.digests(result.stage).items()]
+    reasons = [f"- {reason}" for reason in result.reasons] or ["- nothing changed"]
+    heading = f"**{result.status}** in {result.seconds:.1f} s, code `{session.commit}`"
     return "\n".join([heading, "", *reasons, "", "| output | md5 |", "|---|---|", *outputs])

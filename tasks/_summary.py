@@ -1,4 +1,4 @@
-"""The last thing a pipeline does: say what came out."""
+"""The summary at the end of a pipeline."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 
 from nightshift.pipeline import summary
-from nightshift.pipeline.run import Outcome, Session
+from nightshift.pipeline.run import Session, StageResult
 from tasks._stage import Result
 
 
-def summarise(session: Session, results: Sequence[Result]) -> list[Outcome]:
-    """Show the summary on the flow's page and hand back what became of each stage."""
-    outcomes = [_outcome(result) for result in results]
-    text = summary.markdown(summary.gather(session.root, outcomes))
-    create_markdown_artifact(text, key="summary", description="what came out of the pipeline")
-    return outcomes
+def summarise(session: Session, results: Sequence[Result]) -> list[StageResult]:
+    """Show the summary on the flow's page and return what was done with each stage."""
+    stages = [_stage_result(result) for result in results]
+    text = summary.markdown(summary.gather(session.root, stages))
+    create_markdown_artifact(text, key="summary", description="results of the pipeline")
+    return stages
 
 
-def _outcome(result: Result) -> Outcome:
+def _stage_result(result: Result) -> StageResult:
     if isinstance(result, State):
-        outcome: Outcome = result.result()
-        return outcome
+        stage: StageResult = result.result()
+        return stage
     return result

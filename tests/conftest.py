@@ -82,6 +82,15 @@ def git(root: Path, *arguments: str) -> str:
     return subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
+def install(folder: Path, **versions: str) -> str:
+    """A folder that, first on the path, makes other versions of packages look installed; their code is the same."""
+    for package, version in versions.items():
+        metadata = folder / f"{package}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    return str(folder)
+
+
 def edit(root: Path, section: str, **changes: Any) -> None:
     """Change numbers in the project's params.yaml."""
     params = yaml.safe_load((root / "params.yaml").read_text())

@@ -76,6 +76,39 @@ def test_the_digest_of_a_tree_ignores_interpreter_caches(tmp_path: Path) -> None
     assert files.sha256_tree(tmp_path) != before
 
 
+def bytes_read() -> int:
+    """By this process so far, from files of any kind."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_folder_with_a_manifest_is_identified_without_reading_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "imports" / "kitchen"
+    folder.mkdir(parents=True)
+    (folder / "big").touch()
+    os.truncate(folder / "big", 2**28)
+    files.write_json(folder / files.MANIFEST, {"sha256": {"big": "the first"}})
+    before = bytes_read()
+    first, alone = files.identity(tmp_path), files.identity(folder)
+    assert bytes_read() - before < 2**20
+    files.write_json(folder / files.MANIFEST, {"sha256": {"big": "the second"}})
+    assert files.identity(tmp_path) != first
+    assert files.identity(folder) != alone
+    (folder / files.MANIFEST).unlink()
+    before = bytes_read()
+    files.identity(tmp_path)
+    assert bytes_read() - before >= 2**28, "without a manifest there is no other way, and the counter counts"
+
+
+def test_the_identity_of_source_code_is_its_names_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "a.py").write_text("1")
+    (tmp_path / "gone" / "__pycache__").mkdir(parents=True)
+    assert files.identity(tmp_path) == files.sha256_tree(tmp_path)
+    before = files.identity(tmp_path)
+    (tmp_path / "package" / "a.py").write_text("2")
+    assert files.identity(tmp_path) != before
+
+
 KILLED_BETWEEN_TWO_NAMES = """
 import os, signal, sys
 from pathlib import Path

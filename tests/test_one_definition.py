@@ -32,6 +32,13 @@ OUTPUTS = {
 }
 
 
+PACKAGES = {name: name for name in ("mujoco", "numba", "numpy", "robosuite", "torch")} | {"libero": "hf-libero"}
+"""Packages whose version can change a result, by the name of their module."""
+
+LOADS_ONLY = {"states": {"torch"}, "collect": {"torch"}}
+"""Stages that read LIBERO's init states with torch and compute nothing with it."""
+
+
 def modules_in(folder: str, prefix: str = "") -> set[str]:
     names = {path.stem for path in (REPOSITORY / folder).glob(f"{prefix}*.py")}
     return {name.removeprefix(prefix) for name in names if not name.startswith("_")}
@@ -49,6 +56,16 @@ def test_a_stage_takes_exactly_the_sections_dvc_watches_for_it(stage: str) -> No
     signature = inspect.signature(importlib.import_module(f"nightshift.stages.{stage}").run)
     keyword_only = [p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     assert sorted(keyword_only) == sorted(GRAPH[stage].params)
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_a_stage_names_the_versions_of_the_packages_that_its_code_computes_with(
+    stage: str, imports: grimp.ImportGraph
+) -> None:
+    modules = _used(f"nightshift.stages.{stage}", imports)
+    packages = {name for module in modules for name in imports.find_modules_directly_imported_by(module)}
+    computing = {PACKAGES[name] for name in packages & set(PACKAGES)} - LOADS_ONLY.get(stage, set())
+    assert set(GRAPH[stage].versions) == computing
 
 
 def test_how_to_run_is_never_part_of_a_cache_key() -> None:
@@ -73,7 +90,7 @@ def test_every_policy_that_is_evaluated_can_be_registered() -> None:
 
 @pytest.fixture(scope="module")
 def imports() -> grimp.ImportGraph:
-    return grimp.build_graph("nightshift", cache_dir=None)
+    return grimp.build_graph("nightshift", cache_dir=None, include_external_packages=True)
 
 
 @pytest.mark.parametrize("stage", GRAPH)
@@ -92,7 +109,7 @@ def _used(stage: str, imports: grimp.ImportGraph) -> set[str]:
     waiting = [stage]
     while waiting:
         module = waiting.pop()
-        if module in used or _ignored(module):
+        if module in used or _ignored(module) or not module.startswith("nightshift"):
             continue
         used.add(module)
         waiting += [*imports.find_modules_directly_imported_by(module), module.rpartition(".")[0]]

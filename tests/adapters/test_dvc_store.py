@@ -47,9 +47,9 @@ def work(store: DvcStore) -> dict[str, str]:
         elif store.restore(name):
             done[name] = "restored"
         else:
-            begun = store.begin(name)
-            subprocess.run(str(begun.stage.cmd), shell=True, check=True)
-            store.commit(begun)
+            transaction = store.begin(name)
+            subprocess.run(str(transaction.stage.cmd), shell=True, check=True)
+            store.commit(transaction)
             done[name] = "ran"
     return done
 
@@ -85,6 +85,32 @@ def test_a_changed_number_is_named_and_stales_only_its_stage_and_those_below(toy
     assert stale(store) == {"train": ("params.yaml: rloo.rate 1.0 → 3.0",), "act": ("train",)}
 
 
+def test_a_changed_version_is_named_and_stales_only_the_stages_that_name_the_package(toy: Path) -> None:
+    stages = DVC_YAML.replace("params: [rloo]", "params: [rloo, {versions.yaml: [torch]}]")
+    (toy / "dvc.yaml").write_text(stages.replace("params: [seed]", "params: [seed, {versions.yaml: [numpy]}]"))
+    (toy / "versions.yaml").write_text("numpy: 2.1.0\ntorch: 2.13.0\n")
+    store = DvcStore(toy)
+    work(store)
+    (toy / "versions.yaml").write_text("numpy: 2.1.0\ntorch: 2.14.0\n")
+    assert stale(store) == {"train": ("versions.yaml: torch 2.13.0 → 2.14.0",), "act": ("train",)}
+    assert work(store) == {"make": "cached", "train": "ran", "act": "cached"}, "the model is the same"
+    (toy / "versions.yaml").write_text("numpy: 2.1.0\ntorch: 2.13.0\n")
+    assert work(store)["train"] == "restored"
+
+
+def test_tracked_data_is_an_input_and_no_stage(toy: Path) -> None:
+    (toy / "dvc.yaml").write_text(DVC_YAML.replace("deps: [src/code.py]", "deps: [src/code.py, data/imports]"))
+    (toy / "data/imports/kitchen").mkdir(parents=True)
+    (toy / "data/imports/kitchen/episode").write_text("one")
+    store = DvcStore(toy)
+    assert store.track(Path("data/imports/kitchen")) == Path("data/imports/kitchen.dvc")
+    assert [status.name for status in store.status()] == ["make", "train", "act"]
+    work(store)
+    assert "up to date" in dvc("repro")
+    (toy / "data/imports/kitchen/episode").write_text("two")
+    assert stale(store)["make"] == ("input data/imports changed",)
+
+
 def test_changed_code_input_and_missing_output_are_told_apart(toy: Path) -> None:
     store = DvcStore(toy)
     work(store)
@@ -118,11 +144,11 @@ def test_a_deleted_output_comes_back_from_the_cache(toy: Path) -> None:
 
 def test_an_edit_made_while_a_stage_runs_leaves_it_stale(toy: Path) -> None:
     store = DvcStore(toy)
-    begun = store.begin("make")
+    transaction = store.begin("make")
     (toy / "out").mkdir()
     (toy / "out/x").write_text("one")
     (toy / "src/code.py").write_text("edited meanwhile")
-    store.commit(begun)
+    store.commit(transaction)
     assert stale(store)["make"] == ("code src/code.py changed",)
 
 

@@ -17,15 +17,17 @@ from PIL import Image
 
 from nightshift import config, files
 from nightshift.cli import data_commands, dataset_view
-from nightshift.data import dataset_store, importing
+from nightshift.data import dataset_store, importing, sources
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.formats import hdf5, lerobot
 from nightshift.data.statistics import Histogram
 from nightshift.errors import DataError
+from nightshift.pipeline import run
 from nightshift.pipeline.job import Job
+from nightshift.pipeline.run import Session
 from nightshift.project import paths
 from nightshift.stages import dataset, sft
-from tests.conftest import edit, nightshift
+from tests.conftest import edit, git, nightshift
 from tests.data import examples
 from tests.data.formats.hdf5_files import libero_demo, write_libero
 
@@ -58,7 +60,8 @@ def test_an_import_is_an_episode_store_with_sums_and_says_how_to_use_it(
     assert "data/imports/goal: 5 episodes" in printed
     assert "left out: 1 episode that did not succeed" in printed
     assert "5 episodes: the source has no observation after the last action" in printed
-    assert printed.endswith("to train on it, write in params.yaml under dataset:\n  sources: [goal]\n")
+    assert "to train on it, write in params.yaml under dataset:\n  sources: [goal]\n" in printed
+    assert printed.endswith("  git add data/imports/goal.dvc\n")
     files.verify_folder(paths.IMPORTS / "goal", "")
     kept = [entry for entry in hdf5.list_episodes(path, "") if "demo_2" not in entry.key]
     store = EpisodeStore(paths.IMPORTS / "goal")
@@ -92,6 +95,56 @@ def test_an_import_without_success_is_refused(project: Path, tmp_path: Path) -> 
     path = demo_file(tmp_path / "goal.hdf5", count=1, demo_0={"rewards": np.zeros(5, np.uint8)})
     with pytest.raises(DataError, match="no successful episodes: 1 did not succeed, 0 are broken"):
         take(path)
+
+
+def dvc(root: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *arguments, "-q"], cwd=root, check=True, capture_output=True)
+
+
+def test_an_import_reaches_a_clone_through_git_and_dvc_and_its_dataset_is_fresh_there(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    take(demo_file(tmp_path / "goal.hdf5", count=10))
+    edit(project, "dataset", sources=["goal"])
+    assert made_by_stages(project) == {"states": "ran", "collect": "ran", "dataset": "ran"}
+    (tmp_path / "remote").mkdir()
+    dvc(project, "remote", "add", "-d", "local", str(tmp_path / "remote"))
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "an import and its dataset")
+    assert "data/imports/goal.dvc" in git(project, "ls-files")
+    assert ".safetensors" not in git(project, "ls-files")
+    dvc(project, "push")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(project), str(clone))
+    monkeypatch.chdir(clone)
+    with pytest.raises(DataError, match="there is no source 'goal'") as refusal:
+        sources.open_store("goal")
+    assert "dvc pull --force data/imports/goal.dvc" in refusal.value.next_step
+    dvc(clone, "pull", "--allow-missing")  # the stages below dataset never ran
+    files.verify_folder(clone / paths.IMPORTS / "goal", "")
+    assert made_by_stages(clone) == dict.fromkeys(("states", "collect", "dataset"), "cached")
+    edit(clone, "dataset", validation_share=0.3)
+    assert made_by_stages(clone) == {"states": "cached", "collect": "cached", "dataset": "ran"}
+
+
+def made_by_stages(root: Path) -> dict[str, str]:
+    with Session(root) as session:
+        return {stage: run.ensure(stage, session).status for stage in ("states", "collect", "dataset")}
+
+
+def test_an_import_that_is_there_in_part_says_how_to_complete_it(project: Path, tmp_path: Path) -> None:
+    path = demo_file(tmp_path / "goal.hdf5", count=1)
+    take(path)
+    (paths.IMPORTS / "goal.dvc").rename("aside")
+    with pytest.raises(DataError, match="data/imports/goal already exists") as refusal:
+        take(path)
+    assert "dvc add data/imports/goal" in refusal.value.next_step
+    Path("aside").rename(paths.IMPORTS / "goal.dvc")
+    shutil.rmtree(paths.IMPORTS / "goal")
+    with pytest.raises(DataError, match=r"data/imports/goal\.dvc already exists") as refusal:
+        take(path)
+    assert "dvc pull data/imports/goal.dvc" in refusal.value.next_step
 
 
 @pytest.mark.parametrize("name", ["", "demos", "../escape", "a/b", ".hidden", "-dash", "a b", "ü"])
@@ -187,6 +240,7 @@ def test_import_after_sigkills_gives_the_same_bytes(project: Path, tmp_path: Pat
     assert {name: after[name] for name in before} == before, "an episode that was there has been written again"
     interrupted = files.sha256_tree(project / paths.IMPORTS / "goal")
     shutil.rmtree(project / paths.IMPORTS / "goal")
+    (project / paths.IMPORTS / "goal.dvc").unlink()
     take(path)
     assert files.sha256_tree(paths.IMPORTS / "goal") == interrupted
 

@@ -72,7 +72,7 @@ def interrupt(root: Path, *arguments: str, number: signal.Signals) -> list[str]:
 
 def steps_trained(root: Path) -> list[int]:
     """The iterations of all runs so far, as they were logged."""
-    (metrics,) = root.glob(".state/rloo/*/metrics.jsonl")
+    (metrics,) = root.glob(".state/metrics/rloo-*.jsonl")
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
 
 

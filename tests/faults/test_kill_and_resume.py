@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.pipeline.run import METRICS
 from nightshift.project import paths
 from tests.conftest import edit, make_project, nightshift
 
@@ -71,7 +70,7 @@ def test_a_killed_stage_resumes_its_checkpoint_after_machine_was_changed(prepare
     assert kill_after_new_checkpoint(prepared, "sft", 0.0)
     (unfinished,) = set((prepared / ".state").glob("sft/*")) - before
     resumed_at = max(int(path.name.removeprefix("step-")) for path in unfinished.glob("step-*"))
-    logged = unfinished / METRICS
+    logged = prepared / paths.stage_metrics("sft", unfinished.name)
     count = len(logged.read_text().splitlines())
     changed = {"microbatch_size": 8, "checkpoint_every": {"sft_steps": 70, "rloo_iterations": 3}}
     edit(prepared, "machine", **changed)

@@ -16,7 +16,7 @@ from flows.nightly import CRON, nightly
 from flows.pipeline import pipeline
 from nightshift.errors import ProjectError, RolloutError
 from nightshift.pipeline import run
-from nightshift.pipeline.run import Outcome, Session
+from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph
 from tests.conftest import REPOSITORY, make_project
 
@@ -38,9 +38,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(root)
     done: list[str] = []
 
-    def ensure(stage: str, session: Session) -> Outcome:
+    def ensure(stage: str, session: Session) -> StageResult:
         done.append(stage)
-        return Outcome(stage=stage, how="restored" if stage == "sft" else "cached", seconds=0.1)
+        return StageResult(stage=stage, status="restored" if stage == "sft" else "cached", seconds=0.1)
 
     monkeypatch.setattr(run, "ensure", ensure)
     return done
@@ -54,9 +54,9 @@ def runs_of(name: str) -> dict[str, Any]:
 
 
 def test_the_flow_runs_every_stage_of_dvc_yaml_once_and_in_order(calls: list[str]) -> None:
-    outcomes = pipeline.with_options(flow_run_name="in-order")()
+    results = pipeline.with_options(flow_run_name="in-order")()
     assert calls == STAGES == list(graph.load(REPOSITORY))
-    assert [outcome.stage for outcome in outcomes] == STAGES
+    assert [result.stage for result in results] == STAGES
 
 
 def test_prefect_shows_cached_and_restored_stages_as_such_with_their_artifacts(calls: list[str]) -> None:
@@ -76,7 +76,7 @@ def test_a_fault_of_a_simulator_is_tried_again_and_any_other_error_is_not(
 ) -> None:
     faults: list[Exception] = [RolloutError("a worker died"), ProjectError("the disk is full", "free some space")]
 
-    def ensure(stage: str, session: Session) -> Outcome:
+    def ensure(stage: str, session: Session) -> StageResult:
         calls.append(stage)
         raise faults.pop(0)
 
@@ -88,7 +88,7 @@ def test_a_fault_of_a_simulator_is_tried_again_and_any_other_error_is_not(
 
 
 def test_nightly_is_the_pipeline_by_the_clock(calls: list[str]) -> None:
-    assert [outcome.stage for outcome in nightly()] == STAGES
+    assert [result.stage for result in nightly()] == STAGES
 
 
 def test_deployments_name_flows_that_exist() -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from nightshift import config
+from nightshift import config, files
 from nightshift.errors import CacheError, ProjectError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
-from nightshift.project import environment, paths
-from tests.conftest import edit, git, make_project, nightshift
+from nightshift.project import environment, graph, packages, paths
+from tests.conftest import REPOSITORY, edit, git, install, make_project, nightshift
 
 STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]
 
@@ -52,7 +55,7 @@ def project(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def ensure_all(root: Path) -> dict[str, str]:
     with Session(root) as session:
-        return {stage: run.ensure(stage, session).how for stage in STAGES}
+        return {stage: run.ensure(stage, session).status for stage in STAGES}
 
 
 def dvc(root: Path, *arguments: str) -> str:
@@ -102,6 +105,111 @@ def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(proje
     assert fingerprints(project) == before
     assert "Data and pipelines are up to date" in dvc(project, "status")
     assert ensure_all(project) == dict.fromkeys(STAGES, "cached")
+
+
+def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restores(
+    project: Path, tmp_path: Path
+) -> None:
+    other = install(tmp_path, torch="9.9.9")
+    plan = nightshift(project, "plan", PYTHONPATH=os.pathsep.join([other, os.environ.get("PYTHONPATH", "")]))
+    rows = {line.split()[0]: line for line in plan.stdout.splitlines() if line.strip()}
+    assert "fresh" in rows["dataset"]
+    assert re.search(r"stale +versions\.yaml: torch \S+ → 9\.9\.9", rows["sft"])
+    assert "follows sft, rloo" in plan.stdout
+    upstream = {"states": "cached", "collect": "cached", "dataset": "cached"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(other)
+        result = ensure_all(project)
+        assert result == upstream | {"sft": "ran", "rloo": "ran", "evaluate": "ran", "register": result["register"]}
+        assert "Data and pipelines are up to date" in dvc(project, "repro")
+    assert ensure_all(project) | {"register": ""} == upstream | {
+        "sft": "restored",
+        "rloo": "restored",
+        "evaluate": "restored",
+        "register": "",
+    }
+
+
+def test_a_checkpoint_made_with_another_torch_is_not_resumed(project: Path, tmp_path: Path) -> None:
+    with Session(project) as session:
+        run.run_stage("sft", session)
+        ours = run.fingerprint("sft", session)
+    assert list((project / paths.stage_state("sft", ours)).glob("step-*"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(install(tmp_path, torch="8.8.8"))
+        with Session(project) as session:
+            run.run_stage("sft", session)
+            theirs = run.fingerprint("sft", session)
+    assert theirs != ours
+    assert steps_recorded(project, "sft", theirs) == [20], "a resumed run has no step left to record"
+    shutil.rmtree(project / paths.stage_state("sft", theirs))
+
+
+def test_packages_installed_during_a_run_stop_the_next_stage(project: Path, tmp_path: Path) -> None:
+    edit(project, "sft", learning_rate=3.0e-3)
+    with Session(project) as session, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(install(tmp_path, torch="7.7.7"))
+        with pytest.raises(ProjectError, match="packages were installed while the pipeline ran"):
+            run.ensure("sft", session)
+
+
+def test_dvc_repro_typed_first_in_a_clone_records_the_versions_it_ran_with_and_a_run_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_project(tmp_path / "project")
+    enter(root, monkeypatch)
+    packages.record(root, graph.load(root))  # as `make setup` does
+    other = install(tmp_path, numpy="9.9.9")  # installed since
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([other, *sys.path]))
+    dvc(root, "repro", "states")
+    lock = yaml.safe_load((root / paths.DVC_LOCK).read_text())["stages"]
+    assert lock["states"]["params"]["versions.yaml"]["numpy"] == "9.9.9"
+    monkeypatch.syspath_prepend(other)
+    with Session(root) as session:
+        assert run.ensure("states", session).status == "cached"
+
+
+def test_setting_up_writes_the_versions_that_dvc_repro_needs() -> None:
+    everything = ["make", "--dry-run", "--always-make", "setup"]
+    done = subprocess.run(everything, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert ".venv/bin/nightshift versions\n" in done.stdout
+
+
+def steps_recorded(root: Path, stage: str, fingerprint: str) -> list[int]:
+    path = root / paths.stage_metrics(stage, fingerprint)
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_metrics_outlive_their_stage_and_hold_every_policy_of_an_evaluation(project: Path) -> None:
+    with Session(project) as session:
+        path = project / paths.stage_metrics("evaluate", run.fingerprint("evaluate", session))
+    assert not list((project / ".state/evaluate").iterdir())
+    logged = {name for line in path.read_text().splitlines() for name in json.loads(line)}
+    policies = json.loads((project / paths.EVALUATION_REPORT).read_text())["policies"]
+    assert len(policies) > 1
+    assert {f"success/{policy}" for policy in policies} <= logged
+
+
+def test_data_is_not_read_to_start_a_run_and_to_find_its_checkpoints(project: Path) -> None:
+    folder = project / paths.IMPORTS / "huge"
+    with files.new_folder(folder) as new:
+        (new / "episodes").touch()
+    os.truncate(folder / "episodes", 2**28)
+    try:
+        before = bytes_read()
+        with Session(project) as session:
+            with_import = run.fingerprint("dataset", session)
+            session.check_unchanged()
+        assert bytes_read() - before < 2**26
+    finally:
+        shutil.rmtree(folder)
+    with Session(project) as session:
+        assert run.fingerprint("dataset", session) != with_import
+
+
+def bytes_read() -> int:
+    """By this process so far, from files of any kind."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_a_finished_stage_leaves_no_checkpoint_and_another_numbers_work_is_kept(project: Path) -> None:

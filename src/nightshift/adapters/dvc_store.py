@@ -1,4 +1,7 @@
-"""DVC as the one cache: what is fresh, why something is stale, what was made. The only file that imports dvc."""
+"""DVC as the one cache of results: which are fresh, why one is stale, and recording new ones.
+
+The only file that imports dvc.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from nightshift.errors import CacheError
 from nightshift.project import paths
 
 if TYPE_CHECKING:
+    from dvc.dependency.param import ParamsDependency
     from dvc.repo import Repo
     from dvc.stage import Stage
 
@@ -25,7 +29,7 @@ class StageStatus:
 
     name: str
     reasons: tuple[str, ...]
-    """Why its recorded result no longer stands, in people's words."""
+    """Why its recorded result no longer stands, in words."""
     follows: tuple[str, ...]
     """Stale stages that it gets its inputs from."""
 
@@ -35,8 +39,8 @@ class StageStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun:
-    """A stage whose inputs were recorded before its work began: an edit made meanwhile is not part of the result."""
+class StageTransaction:
+    """A stage between `begin` and `commit`. Its inputs were recorded before it ran, so later edits are not."""
 
     stage: Stage
 
@@ -48,7 +52,7 @@ class DvcStore:
         from dvc.repo import Repo
 
         logging.getLogger("dvc").setLevel(logging.ERROR)
-        with _sentences():
+        with _translate_errors():
             self._repo: Repo = Repo(str(root))
         self._root = root.resolve()
 
@@ -61,7 +65,7 @@ class DvcStore:
             statuses: dict[str, StageStatus] = {}
             for stage in _in_order(repo):
                 above = [s.addressing for s in repo.index.graph.successors(stage)]
-                follows = tuple(name for name in above if not statuses[name].fresh)
+                follows = tuple(name for name in above if name in statuses and not statuses[name].fresh)
                 statuses[stage.addressing] = StageStatus(
                     name=stage.addressing, reasons=tuple(self._reasons(stage)), follows=follows
                 )
@@ -72,21 +76,21 @@ class DvcStore:
         with self._locked():
             return tuple(self._reasons(self._stage(name)))
 
-    def begin(self, name: str) -> Begun:
-        """Record the stage's inputs as they are now and clear its outputs, as `dvc repro` does."""
+    def begin(self, name: str) -> StageTransaction:
+        """Record the stage's inputs as they are now and remove its outputs, as `dvc repro` does."""
         with self._locked():
             stage = self._stage(name)
             stage.save_deps()
             stage.remove_outs(ignore_remove=False, force=False)
-            return Begun(stage=stage)
+            return StageTransaction(stage=stage)
 
-    def commit(self, begun: Begun) -> None:
+    def commit(self, transaction: StageTransaction) -> None:
         """Record the stage's outputs as made from the inputs it began with, in dvc.lock and in the run-cache."""
         with self._locked():
-            stage = begun.stage
+            stage = transaction.stage
             stage.save_outs()
             stage.md5 = stage.compute_md5()
-            self._keep(stage)
+            self._record(stage)
 
     def restore(self, name: str) -> bool:
         """Bring back the outputs if this stage ran before with the same inputs; False if it never did."""
@@ -102,8 +106,14 @@ class DvcStore:
             except RunCacheNotFoundError:
                 return False
             stage.save()
-            self._keep(stage)
+            self._record(stage)
             return True
+
+    def track(self, path: Path) -> Path:
+        """Put data that no stage makes into the cache, as `dvc add` does; returns the .dvc file for git."""
+        with _translate_errors():
+            (stage,) = self._repo.add(str(self._root / path))
+            return Path(stage.path).relative_to(self._root)
 
     def digests(self, name: str) -> dict[str, str]:
         """The md5 that dvc.lock records for each output of a stage."""
@@ -115,11 +125,11 @@ class DvcStore:
         from dvc.api import DVCFileSystem
 
         rev = None if revision == "workspace" else revision
-        with _sentences(), contextlib.closing(self._repo):
+        with _translate_errors(), contextlib.closing(self._repo):
             content: bytes = DVCFileSystem(str(self._root), rev=rev).read_bytes(path.as_posix())
             return content
 
-    def _keep(self, stage: Stage) -> None:
+    def _record(self, stage: Stage) -> None:
         if _restorable(stage):
             self._repo.stage_cache.save(stage)
         stage.commit()
@@ -133,7 +143,7 @@ class DvcStore:
     def _locked(self) -> Iterator[Repo]:
         from dvc.repo import lock_repo
 
-        with _sentences(), lock_repo(self._repo):
+        with _translate_errors(), lock_repo(self._repo):
             yield self._repo
 
     def _reasons(self, stage: Stage) -> Iterator[str]:
@@ -144,32 +154,40 @@ class DvcStore:
             if not isinstance(entry, dict):
                 yield f"{paths.DVC_YAML}: its command changed"
                 continue
-            made = {str(out) for other in self._repo.index.stages for out in other.outs}
             for path, change in entry.get("changed deps", {}).items():
-                yield from _dependency_reasons(stage, path, change, made=path in made)
+                if isinstance(change, dict):
+                    yield from (
+                        f"{path}: {words}" for section in change for words in _changed_keys(stage, path, section)
+                    )
+                else:
+                    yield f"{self._kind(stage, path)}{path} {_INPUT_WORDS.get(change, change)}"
             for path, change in entry.get("changed outs", {}).items():
                 yield f"output {path} {_OUTPUT_WORDS.get(change, change)}"
+
+    def _kind(self, stage: Stage, path: str) -> str:
+        """What to call a dependency: an output or an import is an input, the rest is code."""
+        if path in _params_files(stage):
+            return ""
+        data = {str(paths.IMPORTS), *(str(out) for other in self._repo.index.stages for out in other.outs)}
+        return "input " if path in data else "code "
 
 
 _OUTPUT_WORDS = {"deleted": "is missing", "modified": "was changed by hand", "not in cache": "is not in the cache"}
 _INPUT_WORDS = {"deleted": "is missing", "modified": "changed", "new": "is new"}
 
 
-def _dependency_reasons(stage: Stage, path: str, change: Any, *, made: bool) -> Iterator[str]:
-    if isinstance(change, dict):
-        yield from (f"{path}: {words}" for section in change for words in _changed_keys(stage, section))
-        return
-    kind = "input" if made else "code"
-    yield f"{kind} {path} {_INPUT_WORDS.get(change, change)}"
-
-
-def _changed_keys(stage: Stage, section: str) -> Iterator[str]:
-    """Which keys of a section differ from dvc.lock, and how."""
+def _params_files(stage: Stage) -> dict[str, ParamsDependency]:
+    """params.yaml, versions.yaml: the files of which a stage depends on some keys."""
     from dvc.dependency.param import ParamsDependency
 
-    (dep,) = [d for d in stage.deps if isinstance(d, ParamsDependency)]
-    recorded = _flat(section, dict(dep.hash_info.value or {}).get(section))
-    actual = _flat(section, dep.read_params().get(section))
+    return {str(dep): dep for dep in stage.deps if isinstance(dep, ParamsDependency)}
+
+
+def _changed_keys(stage: Stage, path: str, section: str) -> Iterator[str]:
+    """Which keys of a section of a params file differ from dvc.lock, and how."""
+    dep = _params_files(stage)[path]
+    recorded = _flatten(section, dict(dep.hash_info.value or {}).get(section))
+    actual = _flatten(section, dep.read_params().get(section))
     for key in sorted(recorded.keys() | actual.keys()):
         if key not in recorded:
             yield f"{key} is new"
@@ -179,26 +197,29 @@ def _changed_keys(stage: Stage, section: str) -> Iterator[str]:
             yield f"{key} {recorded[key]} → {actual[key]}"
 
 
-def _flat(prefix: str, value: Any) -> dict[str, Any]:
+def _flatten(prefix: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return {} if value is None else {prefix: value}
-    return {key: leaf for name, part in value.items() for key, leaf in _flat(f"{prefix}.{name}", part).items()}
+    return {key: leaf for name, part in value.items() for key, leaf in _flatten(f"{prefix}.{name}", part).items()}
 
 
 def _restorable(stage: Stage) -> bool:
-    """A stage with an output outside the cache acts on the world (`register`): DVC never restores it either."""
+    """False for a stage with an output outside the cache: it has side effects (`register`), so it must run."""
     return all(out.use_cache for out in stage.outs)
 
 
 def _in_order(repo: Repo) -> list[Stage]:
+    """The stages of dvc.yaml, each after those it depends on; tracked data (.dvc files) is left out."""
+    from dvc.stage import PipelineStage
     from networkx import lexicographical_topological_sort
 
     position = {stage: index for index, stage in enumerate(repo.index.stages)}
-    return list(lexicographical_topological_sort(repo.index.graph.reverse(), key=position.__getitem__))
+    ordered = lexicographical_topological_sort(repo.index.graph.reverse(), key=position.__getitem__)
+    return [stage for stage in ordered if isinstance(stage, PipelineStage)]
 
 
 @contextlib.contextmanager
-def _sentences() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Turn DVC's errors into ours."""
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.lock import LockError

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from typing import Any
 from mlflow.data.dataset_source import DatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
+from mlflow.entities.model_registry import RegisteredModel
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
 
@@ -37,7 +39,7 @@ PARENT = "mlflow.parentRunId"
 
 
 class DvcSource(DatasetSource):  # type: ignore[misc]
-    """A folder as DVC knows it."""
+    """A folder that DVC versions."""
 
     def __init__(self, path: str, digest: str, revision: str) -> None:
         self._fields = {"path": path, "digest": digest, "revision": revision}
@@ -157,7 +159,7 @@ class Tracking:
         return self.client.get_run(found.info.run_id)
 
     def _close_stale(self, stage: str, keep: str) -> None:
-        """Runs of this stage and folder that a kill left RUNNING; the run lock says that nobody works on them."""
+        """End the runs of this stage and folder that a kill left RUNNING; the run lock excludes that one is alive."""
         mine = f"tags.`{FOLDER}` = '{self._folder}' and tags.`{STAGE}` = '{stage}' and attributes.status = 'RUNNING'"
         for run in self.client.search_runs([self.experiment_id], mine):
             if run.info.run_id != keep:
@@ -181,6 +183,42 @@ def connect(root: Path) -> MlflowClient:
     except (MlflowException, OSError) as error:
         raise RegistryError(f"MLflow's store {uri} does not answer: {error}", "check MLFLOW_TRACKING_URI") from error
     return client
+
+
+def unfinished_fingerprints(client: MlflowClient) -> set[str]:
+    """Of stages whose run was interrupted or failed and never finished since: they may be resumed."""
+    runs = _runs(client, "attributes.status != 'FINISHED'")
+    return {run.data.tags[FINGERPRINT] for run in runs if FINGERPRINT in run.data.tags}
+
+
+def aliased_fingerprints(client: MlflowClient) -> set[str]:
+    """Of the registered versions that an alias (champion, challenger) names."""
+    named = {(model.name, version) for model in _models(client) for version in model.aliases.values()}
+    versions = [client.get_model_version(name, version) for name, version in named]
+    return {version.tags[FINGERPRINT] for version in versions if FINGERPRINT in version.tags}
+
+
+def _runs(client: MlflowClient, condition: str) -> Iterator[Run]:
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment:
+        yield from _every_page(
+            lambda token: client.search_runs([experiment.experiment_id], condition, page_token=token)
+        )
+
+
+def _models(client: MlflowClient) -> Iterator[RegisteredModel]:
+    return _every_page(lambda token: client.search_registered_models(page_token=token))
+
+
+def _every_page(search: Callable[[str | None], PagedList]) -> Iterator[Any]:
+    """MLflow answers searches in pages."""
+    token = None
+    while True:
+        page = search(token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 def pipeline_digest(params: config.Params) -> str:

@@ -1,8 +1,8 @@
-"""Where a stage's numbers go. A stage sees `Tracker` only; what stands behind it is composed outside."""
+"""Where a stage's metrics go. A stage knows `Tracker` only; pipeline/run.py composes the implementations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from nightshift import files
 
 class Tracker(Protocol):
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record metrics at a step. A step that was recorded before (a resumed run) is not recorded twice."""
+        """Record metrics at a step. A metric that has this step already (a resumed run) is not recorded again."""
         ...
 
     def artifact(self, path: Path) -> None:
@@ -24,19 +24,23 @@ class Tracker(Protocol):
 
 
 class JsonlTracker:
-    """One JSON line per step: the plain record that needs no server."""
+    """One JSON line per call of `log`: the plain record that needs no server."""
 
     def __init__(self, path: Path) -> None:
+        """Lines are appended to what an interrupted run left at `path`."""
         self._path = path
         self._last: dict[str, int] = {}
         for line in files.read_journal(path):
-            self._last |= dict.fromkeys(line, line["step"])
+            self._note(line, line["step"])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        new = {key: value for key, value in metrics.items() if step > self._last.get(key, -1)}
+        new = {name: value for name, value in metrics.items() if step > self._last.get(name, -1)}
         if new:
-            self._last |= dict.fromkeys(new, step)
+            self._note(new, step)
             files.append_json(self._path, {"step": step, **new})
+
+    def _note(self, metrics: Iterable[str], step: int) -> None:
+        self._last.update({name: max(step, self._last.get(name, -1)) for name in metrics})
 
     def artifact(self, path: Path) -> None:
         """Files stay where they are."""
@@ -46,7 +50,7 @@ class JsonlTracker:
 
 
 class Tee:
-    """Tells every tracker the same."""
+    """Passes everything on to several trackers."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers

@@ -30,7 +30,7 @@ Suite = Annotated[str, typer.Option(help="one suite; all of them if not given")]
 
 @app.command()
 def run() -> None:
-    """Run every stage that is stale, and say what came out."""
+    """Run every stage that is stale, and show the results."""
     commands.run()
 
 
@@ -44,6 +44,21 @@ def plan() -> None:
 def stage(name: Annotated[str, typer.Argument(help="a stage of dvc.yaml")]) -> None:
     """Run one stage whether it is stale or not; `dvc repro` calls this."""
     commands.stage(name)
+
+
+@app.command()
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="interrupted runs too: they will start over")] = False,
+) -> None:
+    """Remove checkpoints of params, code and inputs that are no longer current, and say how much space that freed."""
+    commands.collect_garbage(dry_run=dry_run, everything=everything)
+
+
+@app.command()
+def versions() -> None:
+    """Write the installed versions that results depend on to versions.yaml, as every run does; show them."""
+    commands.package_versions()
 
 
 @app.command("import")

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from rich import box
+from rich import box, filesize
 from rich.table import Table
 from rich.text import Text
 
@@ -16,8 +16,8 @@ from nightshift import config
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
-from nightshift.pipeline.run import Outcome, Session, run_stage
-from nightshift.project import environment, graph, paths, repository, versions
+from nightshift.pipeline.run import Session, StageResult, run_stage
+from nightshift.project import environment, graph, packages, paths, repository, versions
 from nightshift.telemetry.console import console
 
 
@@ -35,12 +35,12 @@ def run() -> None:
     root = enter(own_prefect=True)
     statuses = _statuses(root)
     if all(status.fresh for status in statuses):
-        outcomes = [Outcome(stage=status.name, how="cached", seconds=0.0) for status in statuses]
+        results = [StageResult(stage=status.name, status="cached", seconds=0.0) for status in statuses]
     else:
         stale = [status.name for status in statuses if not status.fresh]
         console.print(f"[bold]nightshift[/]  to do: {', '.join(stale)}   [dim](nightshift plan says why)[/]")
-        outcomes = _run_flow()
-    console.print(summary.render(summary.gather(root, outcomes, time.monotonic() - started)))
+        results = _run_flow()
+    console.print(summary.render(summary.gather(root, results, time.monotonic() - started)))
 
 
 def stage(name: str) -> None:
@@ -61,6 +61,30 @@ def plan() -> None:
         mark = Text("○ fresh", style="green") if status.fresh else Text("● stale", style="yellow")
         table.add_row(status.name, mark, Text("\n".join(why), style="dim"))
     console.print(table)
+
+
+def package_versions() -> None:
+    """Write and show the installed versions that results depend on; `dvc repro` needs the file."""
+    root = enter()
+    for package, version in packages.record(root, graph.load(root)).items():
+        console.print(f"{package:<12} {version}", highlight=False)
+
+
+def collect_garbage(*, dry_run: bool, everything: bool) -> None:
+    """Remove checkpoints of old fingerprints, and print a line for each."""
+    from nightshift.pipeline import gc
+
+    freed = 0
+    for found in gc.collect(enter(), dry_run=dry_run, everything=everything):
+        if found.kept_for:
+            console.print(
+                f"[dim]kept {found.path}  {filesize.decimal(found.size)}  {found.kept_for}[/]", soft_wrap=True
+            )
+            continue
+        freed += found.size
+        done = "would remove" if dry_run else "removed"
+        console.print(f"{done} {found.path}  {filesize.decimal(found.size)}", soft_wrap=True)
+    console.print(f"[bold]{filesize.decimal(freed)}[/] {'would be freed' if dry_run else 'freed'}")
 
 
 def dataset_ls() -> None:
@@ -135,7 +159,7 @@ def serve(port: int) -> None:
     serve_forever(port)
 
 
-def _run_flow() -> list[Outcome]:
+def _run_flow() -> list[StageResult]:
     """The flow in this process, on the server that PREFECT_API_URL names or else on a temporary one."""
     from flows.server import temporary_server
 
@@ -154,7 +178,7 @@ def _run_flow() -> list[Outcome]:
 def _statuses(root: Path) -> list[StageStatus]:
     repository.check(root)
     config.load(root / paths.PARAMS)
-    graph.load(root)
+    packages.record(root, graph.load(root))
     return DvcStore(root).status()
 
 

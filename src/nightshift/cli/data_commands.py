@@ -1,4 +1,4 @@
-"""What the commands on episodes do: bring them in from other formats, hand them out, and tell what a set is like."""
+"""The commands on episodes: import from other formats, export, statistics."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _ADMITTED = {
 
 
 def import_episodes(path: Path, format: str, name: str, task: str, *, skip_broken: bool) -> None:
-    """A source in another format as data/imports/NAME."""
+    """A source in another format as data/imports/NAME, tracked by DVC."""
+    from nightshift.adapters.dvc_store import DvcStore
     from nightshift.data import importing
 
     path = Path(os.path.abspath(path))
-    enter()
+    root = enter()
     job = importing.Import(path=path, format=format, name=name, task=task)
     with importing.alone(job):
         state = importing.begin(job)
@@ -43,6 +44,7 @@ def import_episodes(path: Path, format: str, name: str, task: str, *, skip_broke
             importing.gather(job, state, skip_broken=skip_broken, watch=advance)
         admitted = importing.finish(job, state)
     console.print(f"[bold]{job.target}[/]: {_episodes(len(state.kept))}")
+    pointer = DvcStore(root).track(job.target)
     if state.unsolved:
         console.print(f"left out: {_episodes(len(state.unsolved))} that did not succeed")
     if state.broken:
@@ -54,6 +56,8 @@ def import_episodes(path: Path, format: str, name: str, task: str, *, skip_broke
             console.print(f"[dim]{_episodes(admitted[mark])}: {words}[/]", soft_wrap=True)
     console.print("to train on it, write in params.yaml under dataset:")
     console.print(Text(f"  sources: [{name}]", style="cyan"))
+    console.print("to share it with every clone (dvc push, dvc pull):")
+    console.print(Text(f"  git add {pointer}", style="cyan"))
 
 
 def export(path: Path, format: str, split: str, *, video: bool) -> None:

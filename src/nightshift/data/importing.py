@@ -7,7 +7,6 @@ data/imports atomically.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from nightshift.data.episode_store import SCHEMA, EpisodeStore
 from nightshift.data.formats import EpisodeRef
 from nightshift.data.sources import DEMOS
 from nightshift.errors import DataError
-from nightshift.project import paths
+from nightshift.project import locks, paths
 
 UNSOLVED = "unsolved.jsonl"
 """Keys of the unsuccessful episodes, so that a resumed import does not decode them again."""
@@ -51,12 +50,26 @@ class Import:
             )
         if not self.path.exists():
             raise DataError(f"{self.path} does not exist")
-        if self.target.exists():
-            raise DataError(f"{self.target} already exists", "delete it, or choose another --name")
+        if self.target.exists() or self.pointer.exists():
+            raise DataError(
+                f"{self.target if self.target.exists() else self.pointer} already exists",
+                _join(self._completion(), f"remove it (rm -rf {self.target} {self.pointer})", "choose another --name"),
+            )
 
     @property
     def target(self) -> Path:
         return paths.IMPORTS / self.name
+
+    @property
+    def pointer(self) -> Path:
+        """DVC's file about the import, which git tracks."""
+        return paths.IMPORTS / f"{self.name}.dvc"
+
+    def _completion(self) -> str:
+        """What is missing of an import that is there in part."""
+        if not self.target.exists():
+            return f"get the data with `dvc pull {self.pointer}`"
+        return "" if self.pointer.exists() else f"track it with `dvc add {self.target}`"
 
     @cached_property
     def state(self) -> Path:
@@ -84,17 +97,16 @@ class Progress:
 
 @contextlib.contextmanager
 def alone(job: Import) -> Iterator[None]:
-    """One process at a time brings in a source: two would sweep away what the other is about to write."""
+    """One process at a time imports a source: each would remove the other's temporary files."""
     job.state.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(job.state, os.O_RDONLY)
+    lock = locks.acquire(
+        job.state / locks.LOCK,
+        lambda holder: DataError(f"another import of {job.path} is under way (process {holder})", "wait for it"),
+    )
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"another import of {job.path} is under way", "wait for it") from None
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def begin(job: Import) -> Progress:

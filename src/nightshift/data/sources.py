@@ -29,5 +29,9 @@ def remedy(source: str) -> str:
     if source == DEMOS:
         return "run `nightshift run`: the collect stage makes the demos again"
     folder = paths.IMPORTS / source
+    if (pointer := paths.IMPORTS / f"{source}.dvc").exists():
+        return (
+            f"restore it with `dvc pull --force {pointer}`, or `dvc checkout --force {pointer}` where it was imported"
+        )
     again = f"delete {folder}, then " if folder.is_dir() else ""
     return f"{again}import it with `nightshift import PATH --format FORMAT --name {source}`, or name another source"

@@ -1,4 +1,4 @@
-"""What a stage is given besides its params: where to keep state, whom to tell, who simulates."""
+"""What a stage is given besides its params: a folder for checkpoints, a tracker, simulators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Job:
 
     stage: str
     fingerprint: str
-    """Of the stage's params, inputs and code: work in progress under another fingerprint is not ours."""
+    """Of the stage's params, versions, inputs and code; checkpoints of another fingerprint are not resumed."""
     state: Path
     """`.state/<stage>/<fingerprint>`: checkpoints in progress."""
     tracker: Tracker

@@ -8,12 +8,10 @@ dvc repro ──► nightshift stage X ──► run_stage (DVC itself decides, 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib
 import inspect
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -26,10 +24,12 @@ from nightshift import config, files
 from nightshift.adapters.tracking import JsonlTracker, Tee, Tracker
 from nightshift.errors import CacheError, ProjectError
 from nightshift.pipeline.job import Job
-from nightshift.project import graph, paths, repository
+from nightshift.project import graph, locks, packages, paths, repository
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
+    from filelock import FileLock
+
     from nightshift.adapters.dvc_store import DvcStore
     from nightshift.adapters.mlflow_tracking import Tracking
     from nightshift.rollouts.base import Pool
@@ -39,30 +39,34 @@ STAGES = "nightshift.stages"
 
 TIMINGS = paths.STATE / "timings.json"
 LOCK = paths.STATE / "run.lock"
-METRICS = "metrics.jsonl"
 
-How = Literal["ran", "cached", "restored"]
+Status = Literal["ran", "cached", "restored"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of a stage. Example: Outcome(stage="sft", how="ran", seconds=41.2, reasons=("never run",))"""
+class StageResult:
+    """What a run did with a stage.
+
+    Example: StageResult(stage="sft", status="ran", seconds=41.2, reasons=("never run",))
+    """
 
     stage: str
-    how: How
+    status: Status
     seconds: float
     """How long this run spent on it."""
     reasons: tuple[str, ...] = ()
+    """Why the result in dvc.lock did not stand."""
 
 
 class Session:
-    """What the stages of one process share: params, simulators, trackers. Close it and all of them end."""
+    """What the stages of one process share: params, versions, simulators, trackers. Its exit closes all of them."""
 
     def __init__(self, root: Path) -> None:
         repository.check(root)
         self.root = root.resolve()
         self.params = config.load(self.root / paths.PARAMS)
         self.graph = graph.load(self.root)
+        self.versions = packages.record(self.root, self.graph)
         self.commit = repository.commit(self.root)
         self._code = self._code_now()
         self._pools: dict[config.Env, Pool] = {}
@@ -71,7 +75,7 @@ class Session:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.enter_context(_only_run(self.root))
+        self._open.callback(_lock(self.root).release)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -106,27 +110,30 @@ class Session:
         return self._pools[env]
 
     def check_unchanged(self) -> None:
-        """A run is of one set of params and one code: edits made meanwhile wait for the next run."""
+        """All stages of a run have the same params, code and versions: an edit made meanwhile ends the run."""
         if config.load(self.root / paths.PARAMS) != self.params:
             raise ProjectError("params.yaml was edited while the pipeline ran", "run again: what is done is cached")
         for path, digest in self._code_now().items():
             if digest != self._code[path]:
                 raise ProjectError(f"{path} was edited while the pipeline ran", "run again: what is done is cached")
+        if packages.installed(self.graph) != self.versions:
+            raise ProjectError("packages were installed while the pipeline ran", "run again: what is done is cached")
 
     def _code_now(self) -> dict[Path, str]:
         return {path: _digest(self.root / path) for path in sorted(graph.code(self.graph))}
 
 
 def fingerprint(stage: str, session: Session) -> str:
-    """sha256 over the stage's params and the content of its inputs and code: whose work in progress this is."""
+    """sha256 over all that decides a stage's result: params, versions, code and inputs. Names its checkpoints."""
     definition = session.graph[stage]
     sections = {name: _plain(session.params.section(name)) for name in definition.params}
+    versions = {name: session.versions[name] for name in definition.versions}
     inputs = {path.as_posix(): _digest(session.root / path) for path in definition.deps}
-    return hashlib.sha256(json.dumps([stage, sections, inputs], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([stage, sections, versions, inputs], sort_keys=True).encode()).hexdigest()
 
 
 def run_stage(stage: str, session: Session) -> float:
-    """Run nightshift.stages.<stage> with the sections it names; returns the seconds it took. Knows nothing of DVC."""
+    """Run nightshift.stages.<stage> with the sections it names, without DVC; returns the seconds it took."""
     if stage not in session.graph:
         raise ProjectError(f"there is no stage {stage!r}", f"choose one of {', '.join(session.graph)}")
     run = importlib.import_module(f"{STAGES}.{stage}").run
@@ -135,33 +142,33 @@ def run_stage(stage: str, session: Session) -> float:
         for name, parameter in inspect.signature(run).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    mark = fingerprint(stage, session)
+    current = fingerprint(stage, session)
     started = time.monotonic()
-    with _tracker(stage, mark, session) as tracker:
-        run(_job(stage, mark, session, tracker), **sections)
+    with _tracker(stage, current, session) as tracker:
+        run(_job(stage, current, session, tracker), **sections)
     seconds = time.monotonic() - started
     _record_time(session.root, stage, seconds)
     return seconds
 
 
-def ensure(stage: str, session: Session) -> Outcome:
-    """Make the stage's outputs be there and fresh, at the least cost; the stages above it must have had their turn."""
+def ensure(stage: str, session: Session) -> StageResult:
+    """Bring the stage's outputs up to date at the least cost. Call it for the stages above it first."""
     started = time.monotonic()
     reasons = session.store.reasons(stage)
     if not reasons:
-        outcome = Outcome(stage=stage, how="cached", seconds=time.monotonic() - started)
+        result = StageResult(stage=stage, status="cached", seconds=time.monotonic() - started)
     elif session.store.restore(stage):
-        outcome = Outcome(stage=stage, how="restored", seconds=time.monotonic() - started, reasons=reasons)
+        result = StageResult(stage=stage, status="restored", seconds=time.monotonic() - started, reasons=reasons)
     else:
         session.check_unchanged()
         console.print(f"[bold cyan]▶ {stage}[/]  [dim]{'; '.join(reasons)}[/]")
-        begun = session.store.begin(stage)
+        transaction = session.store.begin(stage)
         run_stage(stage, session)
-        session.store.commit(begun)
-        outcome = Outcome(stage=stage, how="ran", seconds=time.monotonic() - started, reasons=reasons)
-    _forget_work(stage, session)
-    console.print(f"[green]✔ {stage}[/]  {outcome.how}, {outcome.seconds:.1f} s")
-    return outcome
+        session.store.commit(transaction)
+        result = StageResult(stage=stage, status="ran", seconds=time.monotonic() - started, reasons=reasons)
+    _remove_checkpoints(stage, session)
+    console.print(f"[green]✔ {stage}[/]  {result.status}, {result.seconds:.1f} s")
+    return result
 
 
 def timings(root: Path) -> Mapping[str, float]:
@@ -173,12 +180,12 @@ def timings(root: Path) -> Mapping[str, float]:
     return recorded
 
 
-def _job(stage: str, mark: str, session: Session, tracker: Tracker) -> Job:
-    state = session.root / paths.stage_state(stage, mark)
+def _job(stage: str, current: str, session: Session, tracker: Tracker) -> Job:
+    state = session.root / paths.stage_state(stage, current)
     state.mkdir(parents=True, exist_ok=True)
     return Job(
         stage=stage,
-        fingerprint=mark,
+        fingerprint=current,
         state=state,
         tracker=tracker,
         pool=session.pool,
@@ -188,15 +195,15 @@ def _job(stage: str, mark: str, session: Session, tracker: Tracker) -> Job:
 
 
 @contextmanager
-def _tracker(stage: str, mark: str, session: Session) -> Iterator[Tracker]:
+def _tracker(stage: str, current: str, session: Session) -> Iterator[Tracker]:
     sections = {name: _plain(session.params.section(name)) for name in session.graph[stage].params}
-    lines = JsonlTracker(session.root / paths.stage_state(stage, mark) / METRICS)
-    with session.tracking.stage(stage, mark, sections) as tracker:
+    lines = JsonlTracker(session.root / paths.stage_metrics(stage, current))
+    with session.tracking.stage(stage, current, sections) as tracker:
         yield Tee([lines, tracker])
 
 
-def _forget_work(stage: str, session: Session) -> None:
-    """A finished stage's checkpoints have done their duty; another fingerprint's are not ours to remove."""
+def _remove_checkpoints(stage: str, session: Session) -> None:
+    """Of this fingerprint, which is done. Those of other fingerprints may be resumed; `nightshift gc` removes them."""
     if (session.root / paths.STATE / stage).is_dir():
         shutil.rmtree(session.root / paths.stage_state(stage, fingerprint(stage, session)), ignore_errors=True)
 
@@ -206,28 +213,20 @@ def _record_time(root: Path, stage: str, seconds: float) -> None:
 
 
 def _digest(path: Path) -> str:
-    return files.sha256_tree(path) if path.exists() else "missing"
+    return files.identity(path) if path.exists() else "missing"
 
 
 def _plain(section: Any) -> Any:
     return section.model_dump(mode="json") if isinstance(section, config.Section) else section
 
 
-@contextmanager
-def _only_run(root: Path) -> Iterator[None]:
+def _lock(root: Path) -> FileLock:
     """One run at a time in a folder: two would write the same outputs."""
     path = root / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stream.seek(0)
-            owner = stream.read().strip() or "unknown"
-            raise CacheError(
-                f"another run (process {owner}) is working in {root}", f"wait for it, or kill {owner}"
-            ) from None
-        stream.truncate(0)
-        stream.write(str(os.getpid()))
-        stream.flush()
-        yield
+    return locks.acquire(
+        path,
+        lambda holder: CacheError(
+            f"another run (process {holder}) is working in {root}", f"wait for it, or kill {holder}"
+        ),
+    )

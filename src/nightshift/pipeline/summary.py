@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from nightshift.pipeline.run import Outcome, timings
+from nightshift.pipeline.run import StageResult, timings
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
 
@@ -29,7 +29,7 @@ _WIDTH = 96
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    outcomes: Sequence[Outcome]
+    results: Sequence[StageResult]
     took: Mapping[str, float]
     """Seconds of each stage when it last really ran."""
     evaluation: Mapping[str, Any]
@@ -37,13 +37,13 @@ class Summary:
     seconds: float
 
 
-def gather(root: Path, outcomes: Sequence[Outcome], seconds: float | None = None) -> Summary:
+def gather(root: Path, results: Sequence[StageResult], seconds: float | None = None) -> Summary:
     return Summary(
-        outcomes=outcomes,
+        results=results,
         took=timings(root),
         evaluation=_read(root / paths.EVALUATION_REPORT),
         receipt=_read(root / paths.RECEIPT),
-        seconds=sum(outcome.seconds for outcome in outcomes) if seconds is None else seconds,
+        seconds=sum(result.seconds for result in results) if seconds is None else seconds,
     )
 
 
@@ -64,7 +64,7 @@ def render(summary: Summary) -> RenderableType:
 
 def markdown(summary: Summary) -> str:
     lines = ["| stage | | seconds |", "|---|---|---|"]
-    lines += [f"| {o.stage} | {o.how} | {o.seconds:.1f} |" for o in summary.outcomes]
+    lines += [f"| {r.stage} | {r.status} | {r.seconds:.1f} |" for r in summary.results]
     lines += ["", "| policy | task | success | 95 % interval | episodes |", "|---|---|---|---|---|"]
     lines += [
         f"| {row['policy']} | {row['task']} | {row['success']} | {row['interval']} | {row['episodes']} |"
@@ -111,12 +111,12 @@ def _stages(summary: Summary) -> Table:
     table.add_column("", width=11)
     table.add_column("time", justify="right", width=13)
     table.add_column("why", style="dim", ratio=1, overflow="ellipsis", no_wrap=True)
-    for outcome in summary.outcomes:
-        label, style = MARKS[outcome.how]
-        why = "; ".join(outcome.reasons)
-        if outcome.how != "ran" and outcome.stage in summary.took:
-            why = f"took {clock(summary.took[outcome.stage])} when it ran"
-        table.add_row(outcome.stage, Text(label, style=style), clock(outcome.seconds), why)
+    for result in summary.results:
+        label, style = MARKS[result.status]
+        why = "; ".join(result.reasons)
+        if result.status != "ran" and result.stage in summary.took:
+            why = f"took {clock(summary.took[result.stage])} when it ran"
+        table.add_row(result.stage, Text(label, style=style), clock(result.seconds), why)
     return table
 
 

@@ -1,4 +1,4 @@
-"""dvc.yaml as plain data: which sections, inputs and outputs each stage names. Reading it needs no DVC."""
+"""dvc.yaml as plain data: which params, versions, inputs and outputs each stage names. Reading it needs no DVC."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from nightshift.project import paths
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """Example: Definition(name="sft", params=("sft",), deps=(Path("data/dataset"),), outs=(Path("models/sft"),))"""
+    """One stage of dvc.yaml.
+
+    Example: Definition(name="sft", params=("seed", "sft"), versions=("torch",), deps=(Path("data/dataset"),), outs=…)
+    """
 
     name: str
     params: tuple[str, ...]
+    """Sections of params.yaml."""
+    versions: tuple[str, ...]
+    """Packages whose installed versions are part of its cache key (versions.yaml)."""
     deps: tuple[Path, ...]
     outs: tuple[Path, ...]
 
@@ -36,15 +42,24 @@ def load(root: Path) -> dict[str, Definition]:
 
 
 def code(definitions: dict[str, Definition]) -> set[Path]:
-    """The inputs that no stage makes: source files and folders."""
+    """The inputs that are source code: not made by a stage, and not imported data."""
     made = {out for definition in definitions.values() for out in definition.outs}
-    return {dep for definition in definitions.values() for dep in definition.deps} - made
+    inputs = {dep for definition in definitions.values() for dep in definition.deps} - made
+    return {dep for dep in inputs if not dep.is_relative_to(paths.IMPORTS)}
+
+
+def packages(definitions: dict[str, Definition]) -> set[str]:
+    """Every package whose version is part of a cache key."""
+    return {package for definition in definitions.values() for package in definition.versions}
 
 
 def _definition(name: str, stage: dict[str, Any]) -> Definition:
+    params = stage.get("params", [])
+    other_files = [entry for entry in params if isinstance(entry, dict)]
     return Definition(
         name=name,
-        params=tuple(stage.get("params", [])),
+        params=tuple(entry for entry in params if isinstance(entry, str)),
+        versions=tuple(key for entry in other_files for key in entry.get(str(paths.VERSIONS), ())),
         deps=tuple(Path(dep) for dep in stage.get("deps", [])),
         outs=tuple(Path(next(iter(out)) if isinstance(out, dict) else out) for out in stage.get("outs", [])),
     )

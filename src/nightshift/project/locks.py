@@ -1,11 +1,12 @@
-"""A folder that one process works in at a time."""
+"""Locks between processes: at most one works in a folder at a time."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import weakref
+from collections.abc import Callable
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from nightshift import files
 from nightshift.errors import NightshiftError
@@ -13,29 +14,36 @@ from nightshift.errors import NightshiftError
 LOCK = "lock"
 
 
+def acquire(path: Path, refusal: Callable[[str], NightshiftError]) -> FileLock:
+    """Lock `path`, or raise `refusal(holder)` with the process id of the holder, which may be this process.
+
+    The lock lasts until it is released or collected as garbage; the kernel releases it when the process dies.
+    """
+    lock = FileLock(path, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = path.read_text(errors="replace").strip()
+        raise refusal(holder or "unknown") from None
+    path.write_text(f"{os.getpid()}\n")  # filelock itself does not record the holder
+    return lock
+
+
 class Claim:
-    """Held from construction to `release`, or until nobody has it any more, or to the end of the process."""
+    """Exclusive use of a folder from construction to `release`, or until the claim is collected as garbage."""
 
     def __init__(self, folder: Path, error: type[NightshiftError]) -> None:
-        """`error` is raised where another has it, be it in this process."""
+        """`error` is raised if the folder is in use, by another process or by this one."""
         _make(folder)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        self.release = weakref.finalize(self, os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            self.release()
-            raise error(
-                f"{folder} is in use by process {holder or 'unknown'}",
-                "stop it or close what holds it, or use another folder",
-            ) from None
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        next_step = "stop it or close what holds it, or use another folder"
+        self._lock = acquire(folder / LOCK, lambda holder: error(f"{folder} is in use by process {holder}", next_step))
+
+    def release(self) -> None:
+        self._lock.release()
 
 
 def _make(folder: Path) -> None:
-    """Make the folder so that a power cut does not unmake it."""
+    """Create the folder so that it survives a power cut."""
     if not folder.exists():
         _make(folder.parent)
         folder.mkdir(exist_ok=True)

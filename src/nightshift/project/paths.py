@@ -7,6 +7,8 @@ from pathlib import Path
 PARAMS = Path("params.yaml")
 DVC_YAML = Path("dvc.yaml")
 DVC_LOCK = Path("dvc.lock")
+VERSIONS = Path("versions.yaml")
+"""Installed versions of the packages that compute results; generated, and part of DVC's cache key."""
 
 STATE = Path(".state")
 """Checkpoints in progress, local stores of Prefect, MLflow and Ray: everything git ignores."""
@@ -32,8 +34,19 @@ MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"
 PREFECT_HOME = STATE / "prefect"
 LIBERO_CONFIG = STATE / "libero"
 PICTURES = STATE / "pictures"
+METRICS = STATE / "metrics"
 
 
 def stage_state(stage: str, fingerprint: str) -> Path:
     """Where a stage keeps its checkpoints until it is done."""
-    return STATE / stage / fingerprint[:16]
+    return STATE / stage / short(fingerprint)
+
+
+def stage_metrics(stage: str, fingerprint: str) -> Path:
+    """The metrics of a stage, one JSON line per step; they stay when the stage is done."""
+    return METRICS / f"{stage}-{short(fingerprint)}.jsonl"
+
+
+def short(fingerprint: str) -> str:
+    """As much of a fingerprint as names a folder."""
+    return fingerprint[:16]

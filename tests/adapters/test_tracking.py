@@ -1,0 +1,39 @@
+"""Metrics in a plain file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nightshift.adapters.tracking import JsonlTracker
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_two_policies_logged_at_one_step_are_both_recorded(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    tracker.log({"success/sft": 0.5}, 0)
+    tracker.log({"success/rloo": 0.9}, 0)
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 0, "success/sft": 0.5}, {"step": 0, "success/rloo": 0.9}]
+
+
+def test_a_resumed_run_appends_and_records_no_step_of_a_metric_twice(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = JsonlTracker(path)
+    first.log({"loss": 1.0, "rate": 0.1}, 1)
+    first.log({"loss": 0.5}, 2)
+    with path.open("a") as stream:
+        stream.write('{"step": 3, "lo')  # killed while it wrote
+    resumed = JsonlTracker(path)
+    resumed.log({"loss": 1.0, "rate": 0.1}, 1)
+    resumed.log({"loss": 0.5, "rate": 0.2}, 2)
+    resumed.log({"loss": 0.2}, 3)
+    assert lines(path) == [
+        {"step": 1, "loss": 1.0, "rate": 0.1},
+        {"step": 2, "loss": 0.5},
+        {"step": 2, "rate": 0.2},
+        {"step": 3, "loss": 0.2},
+    ]

@@ -1,0 +1,101 @@
+"""`nightshift gc` on a real MLflow store: what may be resumed or is registered stays, the rest goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nightshift.adapters.mlflow_tracking import FINGERPRINT
+from nightshift.errors import CacheError
+from nightshift.pipeline import gc, run
+from nightshift.pipeline.run import Session
+from nightshift.project import paths
+from tests.conftest import make_project, nightshift
+
+BYTES = 1000
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One project for the module: making and migrating a store takes seconds."""
+    return make_project(tmp_path_factory.mktemp("gc") / "project")
+
+
+@pytest.fixture
+def folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Checkpoints of sft, by what has become of them."""
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    with Session(root) as session:
+        for fingerprint in ("killed", "failed", "finished"):
+            leave_run(session, fingerprint * 4)
+        register(session, "champion" * 4)
+        current = run.fingerprint("sft", session)
+    fingerprints = {name: name * 4 for name in ("killed", "failed", "finished", "champion", "unknown")} | {
+        "current": current
+    }
+    made = {name: root / paths.stage_state("sft", fingerprint) for name, fingerprint in fingerprints.items()}
+    for folder in made.values():
+        (folder / "step-1").mkdir(parents=True, exist_ok=True)
+        (folder / "step-1" / "tensors").write_bytes(b"x" * BYTES)
+    return made
+
+
+def leave_run(session: Session, fingerprint: str) -> None:
+    """A run of sft that ended as its fingerprint says."""
+    error = {"killed": KeyboardInterrupt, "failed": ValueError}.get(fingerprint[:6])
+    try:
+        with session.tracking.stage("sft", fingerprint, {}):
+            if error:
+                raise error
+    except (KeyboardInterrupt, ValueError):
+        pass
+
+
+def register(session: Session, fingerprint: str) -> None:
+    client = session.tracking.client
+    if not client.search_registered_models():
+        client.create_registered_model("policy")
+        client.create_model_version("policy", session.root.as_uri(), tags={FINGERPRINT: fingerprint})
+        client.set_registered_model_alias("policy", "champion", "1")
+
+
+def there(folders: dict[str, Path]) -> set[str]:
+    return {name for name, folder in folders.items() if folder.exists()}
+
+
+def test_what_may_be_resumed_or_is_registered_stays_and_the_rest_goes(root: Path, folders: dict[str, Path]) -> None:
+    metrics = root / paths.stage_metrics("sft", "finished" * 4)
+    metrics.parent.mkdir(exist_ok=True)
+    metrics.touch()
+    found = gc.collect(root, dry_run=False, everything=False)
+    assert there(folders) == {"current", "champion", "killed", "failed"}
+    assert {root / each.path: each.size for each in found if not each.kept_for} == {
+        folders["finished"]: BYTES,
+        folders["unknown"]: BYTES,
+    }
+    assert metrics.exists(), "metrics are the record of what was trained"
+
+
+def test_interrupted_runs_go_too_when_asked_for(root: Path, folders: dict[str, Path]) -> None:
+    gc.collect(root, dry_run=False, everything=True)
+    assert there(folders) == {"current", "champion"}
+
+
+def test_it_waits_for_no_run_and_touches_nothing_while_there_is_one(root: Path, folders: dict[str, Path]) -> None:
+    with Session(root), pytest.raises(CacheError, match="another run"):
+        gc.collect(root, dry_run=False, everything=True)
+    assert there(folders) == set(folders)
+
+
+def test_the_command_says_what_it_removes_and_a_dry_run_removes_nothing(root: Path, folders: dict[str, Path]) -> None:
+    done = nightshift(root, "gc", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"would remove {folders['finished'].relative_to(root)}  1.0 kB" in done.stdout
+    assert f"kept {folders['killed'].relative_to(root)}" in done.stdout
+    assert "2.0 kB would be freed" in done.stdout
+    assert there(folders) == set(folders)
+    done = nightshift(root, "gc", "--all")
+    assert "4.0 kB freed" in done.stdout
+    assert there(folders) == {"current", "champion"}

@@ -1,0 +1,66 @@
+"""Locks between real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift.errors import DataError
+from nightshift.project import locks
+from nightshift.project.locks import Claim
+
+HOLD = """
+import sys
+from pathlib import Path
+from nightshift.errors import DataError
+from nightshift.project.locks import Claim
+claim = Claim(Path(sys.argv[1]), DataError)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def refusal(holder: str) -> DataError:
+    return DataError(f"held by {holder}")
+
+
+def test_a_claim_is_held_from_construction_to_release(tmp_path: Path) -> None:
+    claim = Claim(tmp_path / "new" / "folder", DataError)
+    for _ in range(2):
+        with pytest.raises(DataError, match=f"folder is in use by process {os.getpid()}\n"):
+            Claim(tmp_path / "new" / "folder", DataError)
+    claim.release()
+    claim.release()
+    Claim(tmp_path / "new" / "folder", DataError).release()
+
+
+def test_a_claim_that_is_garbage_is_released(tmp_path: Path) -> None:
+    claim = Claim(tmp_path, DataError)
+    del claim
+    Claim(tmp_path, DataError).release()
+
+
+def test_the_holder_is_named_and_its_lock_ends_with_sigkill(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout and holder.stdout.readline() == b"held\n"
+        for _ in range(2):  # the first attempt must not erase the holder's name
+            with pytest.raises(DataError, match=f"held by {holder.pid}$"):
+                locks.acquire(tmp_path / locks.LOCK, refusal)
+        holder.kill()
+        holder.wait()
+    locks.acquire(tmp_path / locks.LOCK, refusal).release()
+    assert (tmp_path / locks.LOCK).read_text() == f"{os.getpid()}\n"
+
+
+def test_a_lock_can_be_released_by_another_thread(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    lock = locks.acquire(tmp_path / locks.LOCK, refusal)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lock.release).result()
+    locks.acquire(tmp_path / locks.LOCK, refusal).release()

@@ -1,0 +1,41 @@
+"""The installed versions in DVC's cache key. Other versions are metadata in a folder that comes first on the path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nightshift.project import graph, packages, paths
+from tests.conftest import REPOSITORY, install
+
+GRAPH = graph.load(REPOSITORY)
+
+
+def test_the_file_holds_the_release_of_every_package_that_a_stage_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(install(tmp_path / "other", torch="9.8.7+cu130", numba="1.10"))
+    found = packages.record(tmp_path, GRAPH)
+    assert found["torch"] == "9.8.7", "a build for a GPU computes the same release"
+    assert set(found) == {"hf-libero", "mujoco", "numba", "numpy", "robosuite", "torch"}
+    assert yaml.safe_load((tmp_path / paths.VERSIONS).read_text()) == found
+    assert found["numba"] == "1.10", "a version is no number"
+
+
+def test_the_file_is_rewritten_only_when_a_version_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inode() -> int:
+        return (tmp_path / paths.VERSIONS).stat().st_ino
+
+    packages.record(tmp_path, GRAPH)
+    before = inode()
+    packages.record(tmp_path, GRAPH)
+    assert inode() == before
+    monkeypatch.syspath_prepend(install(tmp_path / "other", mujoco="9.9.9"))
+    packages.record(tmp_path, GRAPH)
+    assert inode() != before
+
+
+def test_a_package_that_is_missing_has_a_version_too() -> None:
+    assert packages.release("no-such-package") == "none"
