@@ -18,7 +18,7 @@ from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
 from nightshift.pipeline.run import Outcome, Session, run_stage
 from nightshift.project import environment, graph, paths, repository, versions
-from nightshift.telemetry.console import console
+from nightshift.telemetry.console import console, show_warnings
 
 
 def enter(*, own_prefect: bool = False) -> Path:
@@ -26,6 +26,7 @@ def enter(*, own_prefect: bool = False) -> Path:
     root = repository.find(Path.cwd())
     os.chdir(root)
     environment.apply(root, own_prefect=own_prefect)
+    show_warnings()
     return root
 
 
