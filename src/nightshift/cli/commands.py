@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
@@ -40,7 +43,8 @@ def run() -> None:
     else:
         stale = [status.name for status in statuses if not status.fresh]
         console.print(f"[bold]nightshift[/]  to do: {', '.join(stale)}   [dim](nightshift plan says why)[/]")
-        outcomes = _run_flow()
+        with _compiling(root):
+            outcomes = _run_flow()
     console.print(summary.render(summary.gather(root, outcomes, time.monotonic() - started)))
 
 
@@ -134,6 +138,23 @@ def serve(port: int) -> None:
 
     console.print(f"Prefect: [cyan]http://127.0.0.1:{port}[/]   [dim]prefect deployment run pipeline/pipeline[/]")
     serve_forever(port)
+
+
+@contextlib.contextmanager
+def _compiling(root: Path) -> Iterator[None]:
+    """Compile the simulator in a process of its own while Prefect's server starts: simulator processes wait for it, and
+    then only load."""
+    command = envs.compile_command(config.load(root / paths.PARAMS).env.suite)
+    if command is None:
+        yield
+        return
+    # An error there is not lost: the first simulator meets it again.
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _run_flow() -> list[Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -124,6 +125,11 @@ def conditions(env: config.Env, cameras: Sequence[Camera]) -> dict[str, Any]:
         "pictures": _pictures(protocol, cameras),
         "versions": versions(env.suite),
     }
+
+
+def compile_command(suite: str) -> list[str] | None:
+    """The command that compiles what this suite's simulators need, ahead of them; None if that is nothing."""
+    return None if suite == FAKE else [sys.executable, "-m", "nightshift.envs.compiling"]
 
 
 def versions(suite: str) -> dict[str, str]:

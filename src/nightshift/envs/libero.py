@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import Camera, Step
+from nightshift.envs.compiling import compile_control_step
 from nightshift.envs.goal import Goal
 from nightshift.envs.libero_setup import NO_GL, give_back_memory, prepare, quiet
 from nightshift.envs.placement import Placement
@@ -70,6 +71,7 @@ class LiberoEnv:
         """
         self._task = task
         prepare()
+        compile_control_step()
         self._protocol = protocol
         self._settling = [np.array(protocol.settle_action)] * settle_steps(task.suite, protocol)
         self._domain = control_env(task, protocol.seed).env
