@@ -20,6 +20,7 @@ from nightshift.project import paths
 from nightshift.reports import figures
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate
+from tests.rollouts.faulty import AT_STEP, Unstable
 from tests.stages.test_collect import FailingPool
 
 
@@ -81,6 +82,19 @@ def test_an_episode_that_the_simulator_spoilt_is_left_out_counted_and_played_aga
     assert [request.init_state for request in mended.played] == [7] * 4
     assert [policy["overall"]["episodes"] for policy in report["policies"].values()] == [20, 20]
     assert "simulator failed" not in printed()
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_an_episode_that_the_policy_drove_into_unstable_physics_counts_as_a_failure(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = LocalPool(params.env, make_fleet=Unstable(frozenset({7})))
+    report: Any = run(replace(job("evaluate"), pool=lambda env: pool), params)
+    outcomes = json.loads((paths.EVALUATION / evaluate.OUTCOMES).read_text())
+    for name, policy in report["policies"].items():
+        assert (policy["invalid"], policy["overall"]["episodes"]) == (0, 20)
+        unstable = [o for o in outcomes[name] if o["init_state"] == 7]
+        assert [(o["success"], o["valid"], o["length"]) for o in unstable] == [(False, True, AT_STEP)] * 2
 
 
 @pytest.mark.usefixtures("two_policies")

@@ -53,15 +53,16 @@ def foreseen(
 ) -> Batch:
     """The batch with GAE's advantages, and the returns that the critic is to foresee.
 
-    Success ends an episode for good; one that ran out of time is worth what the critic sees in its final observation.
+    Success and unstable physics are terminal; at the horizon the critic's value of the final observation counts.
     """
     if not episodes:
         return batch
     lengths = torch.bincount(batch.episode, minlength=len(episodes))
     solved = torch.tensor([episode.success for episode in episodes])
+    unstable = torch.tensor([episode.unstable for episode in episodes])
     finals = {name: np.stack([episode.final[name] for episode in episodes]) for name in episodes[0].final}
     values = critic(batch.features).split(lengths.tolist())
-    ahead = torch.where(solved, 0, critic(policy.features(finals)))
+    ahead = torch.where(solved | unstable, 0, critic(policy.features(finals)))
     padded = pad_sequence([torch.cat([v, a[None]]) for v, a in zip(values, ahead, strict=True)], batch_first=True)
     rewards = torch.zeros_like(padded[:, 1:])
     rewards[torch.arange(len(episodes)), lengths - 1] = solved.float()

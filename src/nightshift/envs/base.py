@@ -53,7 +53,7 @@ class Steps(NamedTuple):
 
     observation: Observation  # each [N, D]; overwritten by the next step
     success: NDArray[np.bool_]  # [N]
-    broken: NDArray[np.bool_]  # [N] the physics became unstable: the episode says nothing
+    unstable: NDArray[np.bool_]  # [N] the actions drove the physics unstable; the observation means nothing then
 
 
 class Fleet(Protocol):

@@ -23,7 +23,7 @@ class LiberoFleet:
     Example:
         fleet = LiberoFleet(task)
         observation = fleet.reset("train", [0, 1, 2, 3])
-        observation, success, broken = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
+        observation, success, unstable = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LiberoFleet:
         self._sights = self._rows
         self._observation: dict[str, Array] = {}
         self._success = np.zeros(0, np.bool_)
-        self._broken = np.zeros(0, np.bool_)
+        self._unstable = np.zeros(0, np.bool_)
         self._steps = 0
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads) if threads > 1 else None
@@ -56,7 +56,7 @@ class LiberoFleet:
         used = self._lanes[: len(init_states)]
         self._rows = np.stack([lane.address for lane in used])
         self._sights = np.stack([lane.sight_row for lane in used])
-        self._success, self._broken = np.zeros((2, len(init_states)), np.bool_)
+        self._success, self._unstable = np.zeros((2, len(init_states)), np.bool_)
         self._steps = 0
         return self._observation
 
@@ -64,12 +64,12 @@ class LiberoFleet:
         self._steps += 1
         lanes = np.flatnonzero(active)
         self._advance(lanes, usable_actions(self.task, self._steps, actions[lanes]))
-        self._success[:], self._broken[:] = False, False
+        self._success[:], self._unstable[:] = False, False
         self._lanes[0].sight.write(self._sights[lanes], lanes, self._observation)
         for lane in lanes.tolist():
-            self._broken[lane] = self._lanes[lane].is_broken()
-            self._success[lane] = not self._broken[lane] and self._lanes[lane].is_solved()
-        return Steps(self._observation, self._success, self._broken)
+            self._unstable[lane] = self._lanes[lane].is_unstable()
+            self._success[lane] = not self._unstable[lane] and self._lanes[lane].is_solved()
+        return Steps(self._observation, self._success, self._unstable)
 
     def scene(self, lane: int) -> Scene:
         return self._lanes[lane].scene()

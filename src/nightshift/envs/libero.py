@@ -129,7 +129,7 @@ class LiberoEnv:
     def step(self, action: Array) -> Step:
         self._steps += 1
         success = self._advance(usable_actions(self._task, self._steps, np.asarray(action)[None])[0])
-        if self.is_broken():
+        if self.is_unstable():
             what = f"{self._task.name}, step {self._steps}: the physics became unstable and MuJoCo gave up"
             raise UnstablePhysics(what, "reset the environment and go on with another episode")
         return Step(self.observe(), success)
@@ -145,7 +145,7 @@ class LiberoEnv:
         assert self._lane is not None, "this is the reference, which is not compiled"
         return self._lane.row
 
-    def is_broken(self) -> bool:
+    def is_unstable(self) -> bool:
         """Whether the physics became unstable since the last reset; MuJoCo starts over by itself then."""
         return bool(self._warnings[BROKEN_PHYSICS].any())
 

@@ -4,8 +4,8 @@
     ──────────────                        ────────────────────────────────────
     update(parts) ── part r to rank r ──▶ credit, minibatches; every gradient is summed over all ranks (gloo or nccl)
       │◀─ metrics of rank 0 ─────────────┘ all ranks hold the same weights before and after
-      │─ how far are you? ──────────────▶ _Rank.progress(), on a thread beside update's
-      │◀─ a count that moves ────────────┘
+      │─ heartbeat counter? ────────────▶ _Rank.heartbeats(), on a thread beside update's
+      │◀─ a count that grows ────────────┘
       └─ a rank that died or hangs: all are started again from where they were, and the update is made again
 
 A rank waits for the others at every sum, also when it has nothing to add: one that hangs brings all to a standstill.
@@ -34,7 +34,7 @@ from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.cluster import version_check
 from nightshift.cluster.connection import start_ray
-from nightshift.cluster.heartbeat import PATIENCE_SECONDS, WATCH, Watch
+from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS, Heartbeat
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.learners import checkpoint
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
@@ -109,10 +109,10 @@ class Single:
 class RayLearners:
     """Several learners on Ray; rank r learns from part r of what was played."""
 
-    def __init__(self, start: Start, *, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, start: Start, *, timeout: float = TIMEOUT_SECONDS) -> None:
         start_ray(start.settings.ranks)
         self._start = start
-        self._patience = patience
+        self._timeout = timeout
         self._count = start.settings.ranks
         self._ranks: list[Any] = []
         self._policy, self._learned = start.policy, _Rank(start).learned()
@@ -152,32 +152,32 @@ class RayLearners:
         if not self._ranks:
             self._begin()
         futures = [rank.update.remote(part, progress) for rank, part in zip(self._ranks, references, strict=True)]
-        metrics: dict[str, float] = self._answers(futures, self._patience)[0]
+        metrics: dict[str, float] = self._answers(futures, self._timeout)[0]
         first = self._ranks[0]
-        self._policy, self._learned = self._answers([first.policy.remote(), first.learned.remote()], self._patience)
+        self._policy, self._learned = self._answers([first.policy.remote(), first.learned.remote()], self._timeout)
         return metrics
 
     def _begin(self) -> None:
         """Start every rank where the last update ended, and let them find each other."""
-        actor = ray.remote(num_cpus=0, concurrency_groups={WATCH: 1})(_Rank)
+        actor = ray.remote(num_cpus=0, concurrency_groups={HEARTBEAT_GROUP: 1})(_Rank)
         start, learned = ray.put(self._start), ray.put(self._learned)
         self._ranks = [actor.remote(start) for _ in range(self._count)]
-        patience = max(self._patience, PATIENCE_SECONDS)  # a process takes its time to start
-        (address,) = self._answers([self._ranks[0].address.remote()], patience)
+        timeout = max(self._timeout, TIMEOUT_SECONDS)  # a process takes its time to start
+        (address,) = self._answers([self._ranks[0].address.remote()], timeout)
         driver = version_check.versions(None)
-        self._answers([rank.compare.remote(driver) for rank in self._ranks], patience)
-        self._answers([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], patience)
-        self._answers([rank.restore.remote(learned) for rank in self._ranks], patience)
+        self._answers([rank.compare.remote(driver) for rank in self._ranks], timeout)
+        self._answers([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], timeout)
+        self._answers([rank.restore.remote(learned) for rank in self._ranks], timeout)
 
-    def _answers(self, futures: Sequence[Any], patience: float) -> list[Any]:
+    def _answers(self, futures: Sequence[Any], timeout: float) -> list[Any]:
         """Of all; but others are not waited for once one has failed or all stand still: they might wait for ever."""
-        watches = [Watch(rank) for rank in self._ranks]
+        heartbeats = [Heartbeat(rank) for rank in self._ranks]
         waiting = list(futures)
         while waiting:
             done, waiting = ray.wait(waiting, timeout=_WAIT_SECONDS)
             ray.get(done)
-            if waiting and min(watch.still() for watch in watches) > patience:
-                raise _Standstill(f"no rank has moved for {patience:.0f} s")
+            if waiting and min(heartbeat.seconds_since_progress() for heartbeat in heartbeats) > timeout:
+                raise _Standstill(f"no rank has moved for {timeout:.0f} s")
         answers: list[Any] = ray.get(list(futures))
         return answers
 
@@ -201,8 +201,8 @@ class _Rank:
 
     def compare(self, driver: Mapping[str, str]) -> None:
         """Refuse to learn with other code than the driver's."""
-        if refusal := version_check.refusal(driver, None):
-            raise refusal
+        if mismatch := version_check.mismatch_error(driver, None):
+            raise mismatch
 
     def address(self) -> str:
         """Where the others find rank 0."""
@@ -220,8 +220,8 @@ class _Rank:
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
         return self._learner.update(groups, progress)
 
-    def progress(self) -> int:
-        """A number that moves with every piece of work and every sum, for another thread to ask during an update."""
+    def heartbeats(self) -> int:
+        """A counter that grows with every micro-batch and every sum; another thread may ask for it during an update."""
         return self._learner.pieces + self._collective.sums
 
     def policy(self) -> PolicySnapshot:
