@@ -126,7 +126,7 @@ def scaling(policy: PolicySnapshot) -> None:
     for _ in range(ROUNDS):
         requests = sampler.begin().wave()[:GROUPS]
         for workers, rate in rates.items():
-            pool.room.wanted = workers
+            pool.capacity.wanted = workers
             seconds, played = timed(partial(_all, pool, requests, policy))
             rate.append(sum(len(group) for _, group in played) / seconds)
     pool.close()

@@ -7,7 +7,6 @@ NightshiftError
 │   ├── StatesNotDrawn     the stage `states` has not run for these tasks
 │   └── UnstablePhysics    the actions of one episode drove the simulation out of bounds
 ├── DataError              an episode or dataset file is damaged or breaks its schema
-├── CheckpointError        a checkpoint is damaged
 ├── CacheError             DVC refuses (locked, damaged cache)
 ├── RegistryError          MLflow has no such model, version or alias
 ├── StreamError            episodes or weights cannot travel between actor and learner
@@ -52,10 +51,6 @@ class UnstablePhysics(SimulatorError):
 
 class DataError(NightshiftError):
     """An episode or dataset file is damaged or breaks its schema."""
-
-
-class CheckpointError(NightshiftError):
-    """A checkpoint is damaged."""
 
 
 class CacheError(NightshiftError):

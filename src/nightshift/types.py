@@ -1,4 +1,4 @@
-"""What crosses process borders: frozen dataclasses of plain values and numpy arrays.
+"""What processes exchange: frozen dataclasses of plain values and numpy arrays.
 
 Shapes stand in comments: T steps of an episode, A action dimensions, D features.
 """
@@ -21,7 +21,7 @@ Split = Literal["train", "validation", "eval"]
 that are set aside, with the same numbering; evaluation alone plays "eval"."""
 
 Controller = Literal["expert", "greedy", "sample"]
-"""Who acts: the scripted expert, the policy's mean action, or a draw from the policy."""
+"""What acts: the scripted expert, the policy's mean action, or a sample from the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Provenance:
 class RolloutRequest:
     """One group: `count` episodes of one task from one init state. The unit of work of a pool.
 
-    The result depends on this request and the policy's weights alone, never on which worker ran it or when.
+    The result depends on this request and the policy's weights alone, not on the worker or the time.
     """
 
     task: str
@@ -68,7 +68,7 @@ class RolloutRequest:
     controller: Controller
     seed: int
     count: int = 1
-    temperature: float = 1.0  # of what "sample" draws from
+    temperature: float = 1.0  # of the distribution that "sample" draws from
     disturbance: float = 0.0  # standard deviation of noise added to actions on their way to the simulator
     frames_every: int = 0  # keep a rendered frame every so many steps; 0 keeps none
 
@@ -80,19 +80,20 @@ class Trajectory:
     request: RolloutRequest
     member: int  # position in the group
     observations: Mapping[str, Array]  # each [T, D]
-    final: Observation  # each [D]: what the last action led to
+    final: Observation  # each [D]: what the last action led to; if unstable, the observation before it, so finite
     actions: Array  # [T, A] as the policy chose them, before the simulator clips
-    executed: Array  # [T, A] as the simulator played them: disturbed and clipped
+    executed: Array  # [T, A] as the simulator executed them: disturbed and clipped
     log_probs: Array  # [T, A] of `actions` under the acting policy; zeros for the expert
-    chunk: int  # actions per decision: the policy looked at steps 0, chunk, 2 chunk, ...
+    chunk: int  # actions per decision: the policy observed steps 0, chunk, 2 chunk, ...
     success: bool
-    version: int = 0  # of the policy that acted: updates behind it
-    valid: bool = True  # False: the simulator failed, so the episode tells nothing about whoever acted
+    unstable: bool = False  # the actions drove the physics unstable: a failure, and terminal
+    version: int = 0  # of the policy that acted: its number of updates
+    valid: bool = True  # False: the simulator itself failed, so the episode says nothing about the controller
     frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
 
     @classmethod
     def lost(cls, request: RolloutRequest, member: int) -> Trajectory:
-        """The episode of a simulator that failed before it could tell anything."""
+        """The episode of a simulator that failed: no steps, and invalid."""
         return cls(
             request=request,
             member=member,
@@ -112,7 +113,7 @@ class Trajectory:
 
     @property
     def clipped_steps(self) -> int:
-        """Steps whose action lies beyond [-1, 1], so that the simulator played another one than was chosen."""
+        """Steps whose action lies beyond [-1, 1], so that the simulator executed another one than was chosen."""
         return int((np.abs(self.actions) > 1).any(axis=1).sum())
 
 
@@ -137,7 +138,7 @@ class Body:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """Privileged state: what the scripted expert may look at and a policy may not."""
+    """Privileged state, for the scripted expert and not for a policy."""
 
     gripper_position: NDArray[np.float64]  # [3] between the finger tips
     gripper_rotation: NDArray[np.float64]  # [3, 3]
@@ -145,4 +146,4 @@ class Scene:
     bodies: Mapping[str, Body]  # objects, fixtures and target sites by their BDDL name
     joints: Mapping[str, float]  # positions of drawer and knob joints by their BDDL name
     goal: tuple[tuple[str, ...], ...]  # BDDL predicates, e.g. (("on", "cube_1", "plate_1"),)
-    robot_position: NDArray[np.float64] | None = None  # [3] of the arm's foot; None: it reaches everywhere
+    robot_position: NDArray[np.float64] | None = None  # [3] of the arm's base; None: it reaches everywhere

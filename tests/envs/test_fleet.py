@@ -87,11 +87,11 @@ def test_one_that_rests_stays_as_it_is_and_the_others_do_not_notice(fleet: Liber
         np.testing.assert_array_equal(rested[name][:, 1], np.broadcast_to(rested[name][0, 1], rested[name][:, 1].shape))
 
 
-def test_one_whose_physics_breaks_is_told_apart_from_those_that_go_on(fleet: LiberoFleet) -> None:
+def test_one_whose_physics_is_unstable_is_told_apart_from_those_that_go_on(fleet: LiberoFleet) -> None:
     fleet.reset("train", [0, 1, 2])
     fleet._lanes[1]._data.qvel[:] = 1e12
-    _, success, broken = fleet.step(np.zeros((3, ACTION_DIM), np.float32), EVERY)
-    assert broken.tolist() == [False, True, False]
+    _, success, unstable = fleet.step(np.zeros((3, ACTION_DIM), np.float32), EVERY)
+    assert unstable.tolist() == [False, True, False]
     assert not success.any()
 
 

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
 from ray.cluster_utils import Cluster
+
+
+def requested_cpus(gcs_address: str) -> int:
+    """CPUs that Ray holds as requested from an autoscaler."""
+    client = GcsClient(address=gcs_address)
+    request = client.internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL, namespace=None)
+    return sum(bundle["CPU"] for bundle in json.loads(request or "[]"))
+
 
 AddNode = Callable[..., Any]
 _SMALL = {"object_store_memory": 80 * 2**20}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A head without room for workers."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_SMALL})
+@contextlib.contextmanager
+def head_without_cpus(**settings: Any) -> Iterator[Cluster]:
+    """A cluster of a head only. Ray leaves a signal handler behind, which other tests must not see."""
+    handler = signal.getsignal(signal.SIGTERM)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_SMALL, **settings})
     yield cluster
     cluster.shutdown()
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with head_without_cpus() as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -15,15 +15,14 @@ import ray
 from ray.cluster_utils import Cluster
 
 from nightshift import config, envs
-from nightshift.cluster import connection as clusters
-from nightshift.cluster import version_check
+from nightshift.cluster import capacity, version_check
 from nightshift.errors import RolloutError
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
-from tests.faults.conftest import AddNode
+from tests.faults.conftest import AddNode, requested_cpus
 from tests.rollouts.test_pool import ENV, POLICY, actions, requests, same
 
 MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=4)
@@ -144,11 +143,11 @@ def test_a_node_with_other_code_is_refused_by_name(add_node: AddNode, tmp_path: 
 
 def test_a_node_is_refused_for_every_version_that_differs_and_for_no_other() -> None:
     versions = version_check.versions("libero_mini")
-    assert version_check.refusal(versions, "libero_mini") is None
-    refusal = version_check.refusal({**versions, "mujoco": "3.2.0", "torch": "2.0.0"}, "libero_mini")
-    assert refusal is not None
+    assert version_check.mismatch_error(versions, "libero_mini") is None
+    mismatch = version_check.mismatch_error({**versions, "mujoco": "3.2.0", "torch": "2.0.0"}, "libero_mini")
+    assert mismatch is not None
     has = f"mujoco {versions['mujoco']}, the driver 3.2.0; torch {versions['torch']}, the driver 2.0.0"
-    assert refusal.what.endswith(f"it has {has}")
+    assert mismatch.what.endswith(f"it has {has}")
 
 
 def test_fewer_cpus_than_workers_play_all_and_a_new_node_is_taken_up(
@@ -167,6 +166,17 @@ def test_fewer_cpus_than_workers_play_all_and_a_new_node_is_taken_up(
     assert pool.workers == 3
 
 
+def test_missing_cpus_are_requested_from_an_autoscaler_until_the_pool_closes(
+    cluster: Cluster, add_node: AddNode
+) -> None:
+    add_node(1)
+    pool = RayPool(4, ENV)
+    dict(pool.run(requests(1), POLICY))
+    assert requested_cpus(cluster.address) == 4
+    pool.close()
+    assert requested_cpus(cluster.address) == 0
+
+
 def test_a_cluster_without_any_cpu_is_waited_for_and_said_so(
     cluster: Cluster, add_node: AddNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,12 +191,12 @@ def test_a_cluster_without_any_cpu_is_waited_for_and_said_so(
                 add_node(1)
 
     handler = AddsNodeWhenTold()
-    monkeypatch.setattr(clusters, "REMIND_SECONDS", 0.5)
-    clusters._log.addHandler(handler)
+    monkeypatch.setattr(capacity, "REMIND_SECONDS", 0.5)
+    capacity._log.addHandler(handler)
     try:
         assert len(dict(RayPool(1, ENV).run(requests(1), POLICY))) == 2
     finally:
-        clusters._log.removeHandler(handler)
+        capacity._log.removeHandler(handler)
     assert "machine.workers is 1, one CPU each, and the cluster has none: waiting for the first" in said[0]
 
 

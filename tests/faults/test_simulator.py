@@ -22,7 +22,7 @@ from tests.rollouts.faulty import Faulty
 
 ENV = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=12)
 POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7))
-PATIENCE = 3.0
+TIMEOUT = 3.0
 REQUESTS = [
     RolloutRequest(task="near", split="train", init_state=state, controller="sample", seed=state, count=2)
     for state in range(6)
@@ -39,7 +39,7 @@ def cluster() -> Iterator[None]:
 
 
 def ray_pool(make_fleet: MakeFleet) -> RayPool:
-    return RayPool(2, ENV, make_fleet=make_fleet, patience=PATIENCE)
+    return RayPool(2, ENV, make_fleet=make_fleet, timeout=TIMEOUT)
 
 
 def local_pool(make_fleet: MakeFleet) -> LocalPool:

@@ -114,7 +114,7 @@ def struck_update(learners: RayLearners, progress: float, number: int, blow: sig
     rank = learners._ranks[number]
 
     def finished() -> int:
-        count: int = ray.get(rank.progress.options(concurrency_group="watch").remote())
+        count: int = ray.get(rank.heartbeats.options(concurrency_group="heartbeat").remote())
         return count
 
     before = finished()
@@ -133,7 +133,7 @@ def struck_update(learners: RayLearners, progress: float, number: int, blow: sig
 def test_a_rank_that_hangs_or_dies_in_the_middle_of_an_update_changes_nothing(
     undisturbed: LearnerState, hangs: int, dies: int
 ) -> None:
-    learners = RayLearners(spec(**LONG), 2, stall_seconds=3.0)
+    learners = RayLearners(spec(**LONG), 2, timeout=3.0)
     learners.update(parts(2), 0.0)
     struck_update(learners, 1 / 3, hangs, signal.SIGSTOP)
     struck_update(learners, 2 / 3, dies, signal.SIGKILL)

@@ -12,7 +12,7 @@ from nightshift.envs.base import ActionSpace
 from nightshift.envs.fake import TASKS, FakeEnv
 from nightshift.envs.sequential_fleet import SequentialFleet
 from nightshift.policies.gaussian_mlp import GaussianMlp
-from nightshift.rollouts.rollout import Game, play
+from nightshift.rollouts.rollout import EpisodeRunner
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import Controller, RolloutRequest, Trajectory
 
@@ -35,7 +35,7 @@ def episodes(policy: GaussianMlp, controller: Controller) -> list[Trajectory]:
         task="near", split="train", init_state=0, controller=controller, seed=0, count=3, disturbance=0.1
     )
     fleet = SequentialFleet(lambda: SmallEnv(TASKS[0]))
-    return play(Game(fleet, 5, lambda: None, Stopwatch()), request, policy)
+    return EpisodeRunner(fleet, 5, lambda: None, Stopwatch()).play(request, policy)
 
 
 @pytest.mark.parametrize("controller", ["greedy", "sample"])

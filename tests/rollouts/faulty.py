@@ -1,4 +1,4 @@
-"""Simulators that fail: what LIBERO's native code may do to a worker, on the fake suite."""
+"""Simulators that fail or become unstable, as LIBERO's native code may, on the fake suite."""
 
 from __future__ import annotations
 
@@ -111,3 +111,37 @@ class SlowFleet(SequentialFleet):
         if after.success.any():
             self._done.touch()
         return after
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """Makes fleets whose first simulator becomes unstable on some init states, after AT_STEP steps."""
+
+    states: frozenset[int]
+
+    def __call__(self, task: Task, protocol: str) -> UnstableFleet:
+        return UnstableFleet(lambda: envs.make(task, protocol), self.states)
+
+
+class UnstableFleet(SequentialFleet):
+    """Shows numbers that are not finite once the physics is unstable."""
+
+    def __init__(self, make: Callable[[], Env], states: frozenset[int]) -> None:
+        super().__init__(make)
+        self._states = states
+        self._state = -1
+        self._steps = 0
+
+    def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
+        self._state, self._steps = init_states[0], 0
+        return super().reset(split, init_states)
+
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        self._steps += 1
+        after = super().step(actions, active)
+        if self._state not in self._states or self._steps < AT_STEP or not active[0]:
+            return after
+        for values in after.observation.values():
+            values[0] = np.nan
+        first = np.arange(len(active)) == 0
+        return Steps(after.observation, after.success, first)

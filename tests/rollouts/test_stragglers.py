@@ -1,4 +1,4 @@
-"""A worker that crawls: what it plays is played a second time, and whoever is first counts."""
+"""A slow worker: what it plays is played a second time, and the first answer counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ray
 
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
-from nightshift.rollouts.stragglers import Pace
+from nightshift.rollouts.stragglers import StragglerDetector
 from nightshift.types import Trajectory
 from tests.rollouts import faulty
 from tests.rollouts.faulty import Faulty, Slow
@@ -51,7 +51,7 @@ def slow(cluster: None, tmp_path: Path) -> Path:
     return path
 
 
-def test_what_a_crawling_worker_plays_is_played_by_another_too_and_nothing_changes(
+def test_what_a_slow_worker_plays_is_played_by_another_too_and_nothing_changes(
     slow: Path, undisturbed: dict[int, list[Trajectory]]
 ) -> None:
     """The slow one alone would need minutes for its first request."""
@@ -62,7 +62,7 @@ def test_what_a_crawling_worker_plays_is_played_by_another_too_and_nothing_chang
     assert same(actions(played(pool)), actions(undisturbed)), "and the pool goes on working"
 
 
-def test_where_the_second_player_dies_the_first_goes_on_and_a_third_may_be_faster(
+def test_where_the_second_worker_dies_the_first_goes_on_and_a_third_may_be_faster(
     tmp_path: Path, slow: Path, undisturbed: dict[int, list[Trajectory]]
 ) -> None:
     """The slow worker gets the first request or the second: each is spoilt for the first of the others."""
@@ -72,32 +72,32 @@ def test_where_the_second_player_dies_the_first_goes_on_and_a_third_may_be_faste
         (strikes / str(state)).touch()
     results = played(RayPool(2, ENV, make_fleet=Slow(slow, Faulty(FIRST_TWO, once=strikes)), grace=GRACE))
     assert not slow.exists(), "no worker was slow"
-    assert not list(strikes.iterdir()), "a second player did not die"
+    assert not list(strikes.iterdir()), "a second worker did not die"
     assert same(actions(results), actions(undisturbed))
 
 
-def test_nothing_is_late_before_anything_was_answered() -> None:
-    assert Pace(grace=1).late([(0, 1e6)]) is None
+def test_nothing_is_a_straggler_before_any_request_finished() -> None:
+    assert StragglerDetector(grace=1).slowest([(0, 1e6)]) is None
 
 
-def test_late_is_what_takes_three_times_as_long_as_others_took() -> None:
-    pace = Pace(grace=5)
+def test_a_straggler_takes_three_times_as_long_as_the_median() -> None:
+    detector = StragglerDetector(grace=5)
     for seconds in (9, 10, 500):
-        pace.took(seconds)
-    assert pace.late([(0, 29.0), (1, 1.0)]) is None
-    assert pace.late([(0, 31.0), (1, 1.0)]) == 0
-    assert pace.late([(0, 31.0), (1, 32.0)]) == 1
+        detector.record(seconds)
+    assert detector.slowest([(0, 29.0), (1, 1.0)]) is None
+    assert detector.slowest([(0, 31.0), (1, 1.0)]) == 0
+    assert detector.slowest([(0, 31.0), (1, 32.0)]) == 1
 
 
-def test_what_is_short_is_not_late_before_the_grace_is_over() -> None:
-    pace = Pace(grace=5)
-    pace.took(0.1)
-    assert pace.late([(0, 4.0)]) is None
-    assert pace.late([(0, 6.0)]) == 0
+def test_a_short_request_is_no_straggler_within_the_grace_time() -> None:
+    detector = StragglerDetector(grace=5)
+    detector.record(0.1)
+    assert detector.slowest([(0, 4.0)]) is None
+    assert detector.slowest([(0, 6.0)]) == 0
 
 
-def test_nothing_is_played_by_three() -> None:
-    pace = Pace(grace=1)
-    pace.took(1)
-    assert pace.late([(0, 90.0), (0, 30.0)]) is None
-    assert pace.late([(0, 90.0), (0, 30.0), (1, 10.0)]) == 1
+def test_no_request_is_played_by_three_workers() -> None:
+    detector = StragglerDetector(grace=1)
+    detector.record(1)
+    assert detector.slowest([(0, 90.0), (0, 30.0)]) is None
+    assert detector.slowest([(0, 90.0), (0, 30.0), (1, 10.0)]) == 1

@@ -17,6 +17,7 @@ from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import collect
 from nightshift.types import RolloutRequest, Trajectory
+from tests.rollouts.faulty import Unstable
 
 
 class FailingPool:
@@ -103,6 +104,22 @@ def test_an_episode_that_the_simulator_spoilt_is_no_failure_of_the_expert_and_no
     assert len(demos) == 2 * params.collect.demos_per_task
     assert any(request.init_state % 5 == 0 for request in pool.played)
     assert all((demo.provenance.init_state or 0) % 5 for demo in demos)
+
+
+def test_an_expert_that_drives_the_physics_unstable_has_failed(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    every_fifth = LocalPool(params.env, make_fleet=Unstable(frozenset(range(0, 200, 5))))
+    demos = [episode.load(path) for path in run(with_pool(job("collect"), every_fifth), params)]
+    assert len(demos) == 2 * params.collect.demos_per_task
+    assert all((demo.provenance.init_state or 0) % 5 for demo in demos)
+    always = LocalPool(params.env, make_fleet=Unstable(frozenset(range(200))))
+    fresh = replace(job("collect"), state=job("collect").state / "always")
+    with pytest.raises(SimulatorError, match="the expert failed too often on near") as caught:
+        collect.run(
+            with_pool(fresh, always), seed=params.seed, env=params.env, states=params.states, collect=params.collect
+        )
+    assert "lost to the simulator" not in caught.value.what
 
 
 def test_attempts_that_the_simulator_cost_are_told_apart(job: Callable[[str], Job], params: config.Params) -> None:

@@ -23,6 +23,7 @@ from nightshift.reports import figures
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
 from nightshift.types import RolloutRequest, Trajectory
+from tests.rollouts.faulty import AT_STEP, Unstable
 from tests.stages.test_collect import FailingPool
 
 HISTORY = {
@@ -96,6 +97,19 @@ def test_an_invalid_episode_is_left_out_counted_and_played_again_when_resumed(
     assert [request.init_state for request in mended.played] == [7] * 4
     assert [result["overall"]["episodes"] for result in report["candidates"]] == [20, 20]
     assert "simulator failed" not in printed()
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_an_episode_that_the_policy_drove_into_unstable_physics_counts_as_a_failure(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = LocalPool(params.env, make_fleet=Unstable(frozenset({7})))
+    report: Any = run(replace(job("evaluate"), pool=lambda env: pool), params)
+    outcomes = json.loads(paths.EVALUATION_OUTCOMES.read_text())
+    for candidate in report["candidates"]:
+        assert (candidate["invalid"], candidate["overall"]["episodes"]) == (0, 20)
+        unstable = [o for o in outcomes[candidate["name"]] if o["init_state"] == 7]
+        assert [(o["success"], o["valid"], o["length"]) for o in unstable] == [(False, True, AT_STEP)] * 2
 
 
 @pytest.mark.usefixtures("two_policies")

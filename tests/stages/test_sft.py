@@ -7,7 +7,7 @@ import torch
 
 from nightshift import config, policies
 from nightshift.data import dataset_store
-from nightshift.errors import CheckpointError, DataError
+from nightshift.errors import DataError
 from nightshift.learners import checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
@@ -42,12 +42,21 @@ def test_an_observation_that_is_not_there_is_named(job: Callable[[str], Job], pa
 
 
 @pytest.mark.usefixtures("data")
-def test_a_damaged_checkpoint_is_refused_by_name(job: Callable[[str], Job], params: config.Params) -> None:
-    run(job, params)
-    newest = sorted(job("sft").state.glob("step-*"))[-1]
-    (newest / checkpoint.TENSORS).write_bytes(b"rubbish")
-    with pytest.raises(CheckpointError, match=newest.name):
-        run(job, params)
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_damaged_checkpoints_cost_steps_and_change_no_weight(
+    job: Callable[[str], Job], params: config.Params, damaged: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one the training goes on from the checkpoint before it, with both from the beginning."""
+    undisturbed = run(job, params)
+    for path in sorted(job("sft").state.glob("step-*"))[-damaged:]:
+        (path / checkpoint.TENSORS).write_bytes(b"rubbish")
+    resumed = run(job, params)
+    goes_on = {
+        1: f"goes on from step {params.sft.steps - params.machine.checkpoint_every.sft_steps}",
+        2: "starts from the beginning",
+    }
+    assert goes_on[damaged] in caplog.text
+    assert all(torch.equal(undisturbed[name], value) for name, value in resumed.items())
 
 
 @pytest.mark.usefixtures("data")

@@ -59,15 +59,17 @@ def with_gae(
 ) -> DecisionBatch:
     """The batch with GAE advantages, and with the critic's targets as returns.
 
-    Success terminates an episode; one that was truncated bootstraps from the value of its final observation.
+    Success and unstable physics terminate an episode; at the horizon it bootstraps from the value of its final
+    observation.
     """
     if not episodes:
         return batch
     lengths = torch.bincount(batch.episode, minlength=len(episodes))
     solved = torch.tensor([episode.success for episode in episodes])
+    unstable = torch.tensor([episode.unstable for episode in episodes])
     finals = {name: np.stack([episode.final[name] for episode in episodes]) for name in episodes[0].final}
     values = critic(batch.features).split(lengths.tolist())
-    bootstrap = torch.where(solved, 0, critic(policy.features(finals)))
+    bootstrap = torch.where(solved | unstable, 0, critic(policy.features(finals)))
     padded = pad_sequence([torch.cat([v, b[None]]) for v, b in zip(values, bootstrap, strict=True)], batch_first=True)
     rewards = torch.zeros_like(padded[:, 1:])
     rewards[torch.arange(len(episodes)), lengths - 1] = solved.float()

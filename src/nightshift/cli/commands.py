@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich import box, filesize
 from rich.table import Table
 from rich.text import Text
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
 from nightshift.pipeline.run import Session, StageResult, run_stage
 from nightshift.project import environment, graph, packages, paths, repository, versions
-from nightshift.telemetry.console import console
+from nightshift.telemetry.console import console, show_warnings
 
 
 def enter(*, own_prefect: bool = False) -> Path:
@@ -26,6 +29,7 @@ def enter(*, own_prefect: bool = False) -> Path:
     root = repository.find(Path.cwd())
     os.chdir(root)
     environment.apply(root, own_prefect=own_prefect)
+    show_warnings()
     return root
 
 
@@ -39,7 +43,8 @@ def run() -> None:
     else:
         stale = [status.name for status in statuses if not status.fresh]
         console.print(f"[bold]nightshift[/]  to do: {', '.join(stale)}   [dim](nightshift plan says why)[/]")
-        results = _run_flow()
+        with _compiling(root):
+            results = _run_flow()
     console.print(summary.render(summary.gather(root, results, time.monotonic() - started)))
 
 
@@ -157,6 +162,23 @@ def serve(port: int) -> None:
 
     console.print(f"Prefect: [cyan]http://127.0.0.1:{port}[/]   [dim]prefect deployment run pipeline/pipeline[/]")
     serve_forever(port)
+
+
+@contextlib.contextmanager
+def _compiling(root: Path) -> Iterator[None]:
+    """Compile the simulator in a process of its own while Prefect's server starts: simulator processes wait for it, and
+    then only load."""
+    command = envs.suite(config.load(root / paths.PARAMS).env.suite).compile_command()
+    if command is None:
+        yield
+        return
+    # An error there is not lost: the first simulator meets it again.
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _run_flow() -> list[StageResult]:

@@ -1,4 +1,4 @@
-"""Whether an actor on Ray still moves: it counts what it does, and is asked for the count while it works."""
+"""Whether a Ray actor makes progress: it counts what it does, and is asked for the count while it works."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-PATIENCE_SECONDS = 300.0
-"""Who does nothing countable for this long hangs. Building and compiling a simulator takes a tenth of it."""
-WATCH = "watch"
-"""The thread of an actor that answers while another works: the name of a concurrency group of one."""
-_ASK_SECONDS = 0.25
+TIMEOUT_SECONDS = 300.0
+"""An actor without progress for this long hangs. Building and compiling a simulator takes a tenth of it."""
+HEARTBEAT_GROUP = "heartbeat"
+"""The concurrency group, of one thread, that answers while another thread of the actor works."""
+_POLL_SECONDS = 0.25
 
 
-class Watch:
-    """Asks an actor again and again for its `progress`. One that does not answer has not moved."""
+class Heartbeat:
+    """Polls an actor's `heartbeats()`. An actor that does not answer makes no progress."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._count: int | None = None
-        self._moved = time.monotonic()
+        self._progressed = time.monotonic()
         self._ask()
 
     @property
-    def was_heard(self) -> bool:
-        """Whether it ever answered: one that did not may still be starting, or be dead."""
+    def has_answered(self) -> bool:
+        """Whether it ever answered: an actor that did not may still be starting, or be dead."""
         return self._count is not None
 
-    def still(self) -> float:
-        """Seconds since it was last seen to move."""
-        if time.monotonic() - self._asked > _ASK_SECONDS and ray.wait([self._question], timeout=0)[0]:
-            self._listen()
+    def seconds_since_progress(self) -> float:
+        """Since the count last changed, or since this was created."""
+        if time.monotonic() - self._asked > _POLL_SECONDS and ray.wait([self._answer], timeout=0)[0]:
+            self._read()
             self._ask()
-        return time.monotonic() - self._moved
+        return time.monotonic() - self._progressed
 
     def _ask(self) -> None:
         self._asked = time.monotonic()
-        self._question = self._actor.progress.options(concurrency_group=WATCH).remote()
+        self._answer = self._actor.heartbeats.options(concurrency_group=HEARTBEAT_GROUP).remote()
 
-    def _listen(self) -> None:
-        with contextlib.suppress(RayError):  # that it died is for its work to tell
-            count = ray.get(self._question)
+    def _read(self) -> None:
+        with contextlib.suppress(RayError):  # the actor's own task reports that it died
+            count = ray.get(self._answer)
             if count != self._count:
-                self._count, self._moved = count, time.monotonic()
+                self._count, self._progressed = count, time.monotonic()

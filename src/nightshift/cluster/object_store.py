@@ -1,4 +1,4 @@
-"""Weights in Ray's object store: put there once, and read by those who need them."""
+"""Weights in Ray's object store: written once, and read once by every node that needs them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import ray
 from numpy.typing import NDArray
 
 
-class Stored(Mapping[str, NDArray[np.float32]]):
-    """Travels as a reference and is fetched at first sight: a worker that has these weights already never looks."""
+class ObjectStoreWeights(Mapping[str, NDArray[np.float32]]):
+    """Is sent as a reference and fetched at first use: a worker that has these weights already fetches nothing."""
 
     def __init__(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
         self._reference = ray.put(dict(weights))

@@ -1,4 +1,4 @@
-"""Whether another machine is set up to play the same episode: the versions of the packages that decide it."""
+"""Whether another machine would play the same episodes: it needs the same versions of the packages that decide them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SHOWN = 12
 
 
 def versions(suite: str | None) -> dict[str, str]:
-    """Of what is installed here to simulate `suite` and to learn, or to learn alone.
+    """Of the packages installed here for simulating `suite` and learning, or with None for learning alone.
 
-    The version of a package in development says little, so our code has a digest too.
+    A package in development keeps its version, so nightshift's own code is compared by digest.
     """
     computing = {package: _release(package) for package in ("numba", "numpy", "torch")}
     return {**(envs.versions(suite) if suite else {}), **computing, CODE: _code()[:_SHOWN]}
 
 
-def refusal(driver: Mapping[str, str], suite: str | None) -> RolloutError | None:
-    """The error to end a run with if this machine is not like the driver's; results of the two must not mix."""
+def mismatch_error(driver: Mapping[str, str], suite: str | None) -> RolloutError | None:
+    """The error that ends the run if versions here differ from the driver's: results of the two must not mix."""
     here = versions(suite)
     different = [
         f"{name} {here.get(name, 'none')}, the driver {driver.get(name, 'none')}"
@@ -42,7 +42,7 @@ def refusal(driver: Mapping[str, str], suite: str | None) -> RolloutError | None
 
 
 def _release(package: str) -> str:
-    """Without the build: a worker computes on its CPU, whether or not its torch could do otherwise."""
+    """Without the build tag (+cpu, +cu126): a worker computes on its CPU with any build of torch."""
     return envs.installed(package).split("+")[0]
 
 

@@ -75,7 +75,8 @@ class Episode:
 
 
 def from_trajectory(trajectory: Trajectory, provenance: Provenance, policy_version: int = NO_POLICY) -> Episode:
-    """The episode of a simulator rollout: success terminates it with reward 1; otherwise it is truncated."""
+    """The episode of a simulator: success and unstable physics are terminal, and only success is rewarded."""
+    terminated = trajectory.success or trajectory.unstable
     steps = trajectory.length + 1
     rewards = np.zeros(steps, np.float32)
     rewards[steps - 2] = trajectory.success
@@ -87,8 +88,8 @@ def from_trajectory(trajectory: Trajectory, provenance: Provenance, policy_versi
         interventions=np.zeros(steps, np.bool_),
         policy_actions=with_last(trajectory.actions),
         policy_versions=np.full(steps, policy_version, np.int64),
-        terminated=trajectory.success,
-        truncated=not trajectory.success,
+        terminated=terminated,
+        truncated=not terminated,
         success=trajectory.success,
         provenance=provenance,
     )

@@ -84,7 +84,7 @@ class Steps(NamedTuple):
 
     observation: Observation  # each [N, D]; overwritten by the next step
     success: NDArray[np.bool_]  # [N]
-    broken: NDArray[np.bool_]  # [N] the physics became unstable: the episode says nothing
+    unstable: NDArray[np.bool_]  # [N] the actions drove the physics unstable; the observation means nothing then
 
 
 class Fleet(Protocol):
@@ -200,6 +200,10 @@ class Suite(ABC):
     def versions(self) -> dict[str, str]:
         """Of everything that a result depends on."""
         return {name: installed(package) for name, package in {**self.packages, "nightshift": "nightshift"}.items()}
+
+    def compile_command(self) -> list[str] | None:
+        """The command that compiles, ahead of the simulators, what they would compile; None if that is nothing."""
+        return None
 
     def assets(self) -> Path | None:
         """Where the downloaded assets lie; None if the suite needs none; SimulatorError if they are missing."""

@@ -34,16 +34,16 @@ class SequentialFleet:
         return self._observation
 
     def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
-        success, broken = np.zeros((2, len(active)), np.bool_)
+        success, unstable = np.zeros((2, len(active)), np.bool_)
         for lane in np.flatnonzero(active).tolist():
             try:
                 observation, success[lane] = self._envs[lane].step(actions[lane])
             except UnstablePhysics:
-                broken[lane] = True
+                unstable[lane] = True
                 continue
             for name, values in observation.items():
                 self._observation[name][lane] = values
-        return Steps(self._observation, success, broken)
+        return Steps(self._observation, success, unstable)
 
     def scene(self, lane: int) -> Scene:
         return self._envs[lane].scene()

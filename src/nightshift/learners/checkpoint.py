@@ -1,13 +1,15 @@
-"""Checkpoints of a training stage: atomic to write, newest complete one wins, damaged ones are named.
+"""Checkpoints of a training stage: written atomically, and the newest whole one is resumed from.
 
-<state>/step-00000012/   tensors.safetensors   weights, optimizer moments, RNG states
-                         state.json            step, cursors, history: everything that is not a tensor
-                         manifest.json         sha256 of both, written last
+<state>/step-00000012/           tensors.safetensors   weights, optimizer moments, RNG states
+                                 state.json            step, cursors, history: everything that is not a tensor
+                                 manifest.json         sha256 of both, written last
+<state>/damaged-step-00000013/   a checkpoint that was damaged after it was written, kept for inspection
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +22,14 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from nightshift import files
-from nightshift.errors import CheckpointError, DataError
+from nightshift.errors import DataError
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 KEPT = 2
+_DAMAGED = "damaged-"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint, then let go of all but the newest few."""
+    """Write the checkpoint, then remove all but the newest few."""
     with files.new_folder(folder / f"step-{checkpoint.step:08d}") as new:
         tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
         (new / TENSORS).write_bytes(to_bytes(tensors))
@@ -45,17 +50,39 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest complete checkpoint, or None. Writing is atomic, so one that is there and broken was damaged later."""
+    """The newest whole checkpoint, or None to start from the beginning.
+
+    Writing is atomic, so a checkpoint that is not whole was damaged later. It is set aside with a warning: training is
+    deterministic, so resuming from the one before it ends with the same weights.
+    """
     files.sweep_temporaries(folder)
+    damaged: list[tuple[Path, str]] = []
+    found = None
     for path in _steps(folder):
-        remedy = f"rm -r {path} and run again: training goes on from the checkpoint before it"
         try:
-            files.verify_folder(path, remedy)
+            found = _load(path)
+            break
         except DataError as error:
-            raise CheckpointError(error.what, error.next_step) from None
-        content = json.loads((path / STATE).read_text())
-        return Checkpoint(step=content["step"], tensors=load_file(path / TENSORS), state=content["state"])
-    return None
+            damaged.append((path, error.what))
+    for path, what in reversed(damaged):
+        goes_on = "training starts from the beginning" if found is None else f"training goes on from step {found.step}"
+        _log.warning("%s; %s, and the checkpoint is kept as %s", what, goes_on, _set_aside(path).name)
+    return found
+
+
+def _load(path: Path) -> Checkpoint:
+    files.verify_folder(path, f"rm -r {path} and run again", only=(TENSORS, STATE))
+    content = json.loads((path / STATE).read_text())
+    return Checkpoint(step=content["step"], tensors=load_file(path / TENSORS), state=content["state"])
+
+
+def _set_aside(path: Path) -> Path:
+    """Take a damaged checkpoint out of the way; only the last one set aside is kept."""
+    for old in path.parent.glob(f"{_DAMAGED}*"):
+        shutil.rmtree(old)
+    aside = path.rename(path.with_name(f"{_DAMAGED}{path.name}"))
+    files.sync(path.parent)
+    return aside
 
 
 Trained = Mapping[str, tuple[torch.nn.Module, torch.optim.Optimizer]]
@@ -73,7 +100,7 @@ def pack(trained: Trained, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def unpack(tensors: Mapping[str, Tensor], trained: Trained, generator: torch.Generator) -> None:
-    """Put back what `pack` took; learning rates and the like come from params.yaml, not from the checkpoint."""
+    """Restore what `pack` returned; hyperparameters come from params.yaml, not from the checkpoint."""
     generator.set_state(tensors["generator"])
     for name, (module, optimizer) in trained.items():
         module.load_state_dict(_under(tensors, f"{name}.weights."))

@@ -4,7 +4,7 @@
     ──────────────                        ────────────────────────────────────
     update(parts) ── part r to rank r ──▶ advantages, minibatches; gradients are summed over all ranks (gloo or nccl)
       │◀─ metrics of rank 0 ─────────────┘ all ranks hold the same weights before and after
-      │─ progress? ─────────────────────▶ _Rank.progress(), on a thread beside update's
+      │─ heartbeats? ───────────────────▶ _Rank.heartbeats(), on a thread beside update's
       │◀─ a count that rises ────────────┘
       └─ a rank died or hangs: all are restarted from the state before the update, and the update is repeated
 
@@ -34,7 +34,7 @@ from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.cluster import version_check
 from nightshift.cluster.connection import start_ray
-from nightshift.cluster.heartbeat import PATIENCE_SECONDS, WATCH, Watch
+from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS, Heartbeat
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.learners import checkpoint
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
@@ -116,10 +116,10 @@ class LocalLearner:
 class RayLearners:
     """Several ranks on Ray; rank r learns from part r of the groups."""
 
-    def __init__(self, spec: LearnerSpec, ranks: int, *, stall_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, spec: LearnerSpec, ranks: int, *, timeout: float = TIMEOUT_SECONDS) -> None:
         start_ray(ranks)
         self._spec = spec
-        self._stall_seconds = stall_seconds
+        self._timeout = timeout
         self._count = ranks
         self._ranks: list[Any] = []
         self._policy, self._state = spec.policy, _Rank(spec).state()
@@ -159,33 +159,33 @@ class RayLearners:
         if not self._ranks:
             self._start_ranks()
         futures = [rank.update.remote(part, progress) for rank, part in zip(self._ranks, references, strict=True)]
-        metrics: dict[str, float] = self._get(futures, self._stall_seconds)[0]
+        metrics: dict[str, float] = self._get(futures, self._timeout)[0]
         # The state comes back after every update, not only for a checkpoint: it is what a restart begins with.
         first = self._ranks[0]
-        self._policy, self._state = self._get([first.policy.remote(), first.state.remote()], self._stall_seconds)
+        self._policy, self._state = self._get([first.policy.remote(), first.state.remote()], self._timeout)
         return metrics
 
     def _start_ranks(self) -> None:
         """Start every rank with the state after the last update, and connect them."""
-        actor = ray.remote(num_cpus=0, concurrency_groups={WATCH: 1})(_Rank)
+        actor = ray.remote(num_cpus=0, concurrency_groups={HEARTBEAT_GROUP: 1})(_Rank)
         spec, state = ray.put(self._spec), ray.put(self._state)
         self._ranks = [actor.remote(spec) for _ in range(self._count)]
-        stall_seconds = max(self._stall_seconds, PATIENCE_SECONDS)  # a process needs time to start
-        (address,) = self._get([self._ranks[0].rendezvous_address.remote()], stall_seconds)
+        timeout = max(self._timeout, TIMEOUT_SECONDS)  # a process needs time to start
+        (address,) = self._get([self._ranks[0].rendezvous_address.remote()], timeout)
         driver = version_check.versions(None)
-        self._get([rank.check_versions.remote(driver) for rank in self._ranks], stall_seconds)
-        self._get([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], stall_seconds)
-        self._get([rank.restore.remote(state) for rank in self._ranks], stall_seconds)
+        self._get([rank.check_versions.remote(driver) for rank in self._ranks], timeout)
+        self._get([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], timeout)
+        self._get([rank.restore.remote(state) for rank in self._ranks], timeout)
 
-    def _get(self, futures: Sequence[Any], stall_seconds: float) -> list[Any]:
+    def _get(self, futures: Sequence[Any], timeout: float) -> list[Any]:
         """The results of all; raises as soon as one fails or all stall, since the others would block for ever."""
-        watches = [Watch(rank) for rank in self._ranks]
+        heartbeats = [Heartbeat(rank) for rank in self._ranks]
         waiting = list(futures)
         while waiting:
             done, waiting = ray.wait(waiting, timeout=_WAIT_SECONDS)
             ray.get(done)
-            if waiting and min(watch.still() for watch in watches) > stall_seconds:
-                raise _RanksStalled(f"no rank has made progress for {stall_seconds:.0f} s")
+            if waiting and min(heartbeat.seconds_since_progress() for heartbeat in heartbeats) > timeout:
+                raise _RanksStalled(f"no rank has made progress for {timeout:.0f} s")
         results: list[Any] = ray.get(list(futures))
         return results
 
@@ -212,8 +212,8 @@ class _Rank:
 
     def check_versions(self, driver: Mapping[str, str]) -> None:
         """Refuse to learn with other code than the driver's."""
-        if refusal := version_check.refusal(driver, None):
-            raise refusal
+        if mismatch := version_check.mismatch_error(driver, None):
+            raise mismatch
 
     def rendezvous_address(self) -> str:
         """Where the other ranks connect to this one; asked of rank 0."""
@@ -231,7 +231,7 @@ class _Rank:
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
         return self._learner.update(groups, progress)
 
-    def progress(self) -> int:
+    def heartbeats(self) -> int:
         """A count that rises with every microbatch and every sum, to be read on another thread during an update."""
         return self._learner.microbatches + self._collective.sums
 

@@ -1,4 +1,4 @@
-"""The seam between a stage and the processes that simulate for it."""
+"""The interface between a stage and the processes that simulate for it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Pool(Protocol):
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Play every request; yields (position in `requests`, its episodes) as they come in, in any order.
+        """Play every request; yields (position in `requests`, its episodes) as they finish, in any order.
 
-        A simulator that hangs, crawls, dies or raises costs nothing but time: its request is played again. If that
-        never works its episodes are invalid, and only when too many are is it an error.
+        A request whose simulator hangs, dies or raises is played again. If it fails again its episodes are invalid;
+        too many invalid requests are an error.
         """
         ...
 
     def spent(self) -> Mapping[str, float]:
-        """Seconds of all workers together that went into what was answered so far: "busy", and of these in "simulation"
-        and "inference". And besides in "transfer": workers taking over policies, and this process putting policies into
-        the object store and reading episodes from it. The latter count once, though several workers may wait for it;
-        what comes from another machine while this process waits anyway is not seen.
+        """Seconds spent so far on answered requests, summed over workers: "busy", and of these "simulation" and
+        "inference". "transfer" is apart from these: workers loading policies, and this process writing policies to the
+        object store and reading episodes from it, counted once although several workers may wait for it. Copies between
+        machines that overlap with this process's waiting are not counted.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Rollouts in this process, behind the same interface as the Ray pool. A simulator that segfaults takes it along."""
+"""Rollouts in this process, behind the interface of the Ray pool. A simulator that segfaults ends this process too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nightshift import config, envs
 from nightshift.errors import NightshiftError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet
-from nightshift.rollouts.retries import Setbacks
+from nightshift.rollouts.retries import Retries
 from nightshift.rollouts.worker import Worker
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
@@ -23,20 +23,20 @@ class LocalPool:
         self._env = env
         self._make_fleet = make_fleet
         self._worker = Worker(env, make_fleet)
-        self._watch = Stopwatch()
+        self._stopwatch = Stopwatch()
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        setbacks = Setbacks(requests)
+        retries = Retries(requests)
         for index in range(len(requests)):
             trajectories = None
             while trajectories is None:
-                trajectories = self._attempt(index, requests[index], policy, setbacks)
+                trajectories = self._attempt(index, requests[index], policy, retries)
             yield index, trajectories
 
     def spent(self) -> Mapping[str, float]:
-        return dict(self._watch.seconds)
+        return dict(self._stopwatch.seconds)
 
     @property
     def workers(self) -> int:
@@ -46,17 +46,17 @@ class LocalPool:
         self._worker.close()
 
     def _attempt(
-        self, index: int, request: RolloutRequest, policy: PolicySnapshot | None, setbacks: Setbacks
+        self, index: int, request: RolloutRequest, policy: PolicySnapshot | None, retries: Retries
     ) -> list[Trajectory] | None:
         try:
             trajectories, spent = self._worker.run(request, policy)
         except NightshiftError:
             raise
-        except Exception as error:  # noqa: BLE001 - simulators raise whatever they like
+        except Exception as error:  # noqa: BLE001 - simulators raise anything
             _log.warning("the simulator failed on %s, state %s", request.task, request.init_state, exc_info=True)
             with contextlib.suppress(Exception):
                 self._worker.close()
             self._worker = Worker(self._env, self._make_fleet)
-            return setbacks.record(index, repr(error))
-        self._watch.add(spent)
+            return retries.record(index, repr(error))
+        self._stopwatch.add(spent)
         return trajectories

@@ -1,38 +1,44 @@
-"""What becomes of a request whose simulator fails: played again, then given up, and not too often."""
+"""Requests whose simulator fails: played again a few times, then answered with invalid episodes."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 from nightshift.errors import RolloutError
-from nightshift.rollouts.rollout import ATTEMPTS
 from nightshift.types import RolloutRequest, Trajectory
 
-LOST_AT_MOST = 2
-LOST_SHARE = 0.1
-"""More lost requests than both allow are no bad luck: the machine or the simulator is broken."""
+MAX_ATTEMPTS = 3
+MAX_INVALID = 2
+MAX_INVALID_SHARE = 0.1
+"""More invalid requests than both allow mean that the machine or the simulator is broken: the stage ends."""
 
 
-class Setbacks:
-    """The failures of one call of a pool's `run`."""
+class Retries:
+    """The failures of one call of a pool's `run`.
+
+    A request is deterministic, so one that raises the same error twice, or hangs twice, is not played again. A process
+    may also die because of its machine: deaths, and different errors, allow MAX_ATTEMPTS in all.
+    """
 
     def __init__(self, requests: Sequence[RolloutRequest]) -> None:
         self._requests = requests
-        self._failures: Counter[int] = Counter()
-        self._lost = 0
+        self._errors: defaultdict[int, list[str]] = defaultdict(list)
+        self._invalid = 0
 
-    def record(self, index: int, cause: str) -> list[Trajectory] | None:
-        """The invalid episodes to answer the request with, or None while it deserves another attempt."""
-        self._failures[index] += 1
-        if self._failures[index] < ATTEMPTS:
+    def record(self, index: int, error: str, *, process_died: bool = False) -> list[Trajectory] | None:
+        """A failure of a request: its invalid episodes if it is given up, None if it is to be played again."""
+        errors = self._errors[index]
+        is_repeated = error in errors and not process_died
+        errors.append(error)
+        if not is_repeated and len(errors) < MAX_ATTEMPTS:
             return None
+        self._invalid += 1
         request = self._requests[index]
-        self._lost += 1
-        if self._lost > max(LOST_AT_MOST, LOST_SHARE * len(self._requests)):
+        if self._invalid > max(MAX_INVALID, MAX_INVALID_SHARE * len(self._requests)):
             raise RolloutError(
-                f"the simulator failed on {self._lost} of {len(self._requests)} init states, {ATTEMPTS} times each; "
-                f"the last was {request.task}, state {request.init_state}: {cause}",
+                f"the simulator failed on {self._invalid} of {len(self._requests)} init states, more than once each; "
+                f"the last was {request.task}, state {request.init_state}: {error}",
                 "set machine.workers to 0 in params.yaml to see its output",
             )
         return [Trajectory.lost(request, member) for member in range(request.count)]

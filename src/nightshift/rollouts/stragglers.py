@@ -1,4 +1,4 @@
-"""Who plays what, and for how long: a worker may stand still, or move on so slowly that another is done first."""
+"""Requests in flight: which worker plays each, and which take so long that another worker should play them too."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import Counter, deque
 from collections.abc import Collection
 from typing import Any
 
-from nightshift.cluster.heartbeat import PATIENCE_SECONDS, Watch
+from nightshift.cluster.heartbeat import TIMEOUT_SECONDS, Heartbeat
 
 GRACE_SECONDS = 30.0
-"""No request is late before: starting a worker, which a second attempt may need, takes about as long."""
-_LATE_FACTOR = 3
-"""A request is late when it takes this many times what the others took."""
+"""No request is a straggler before: starting a worker, which a second attempt may need, takes about as long."""
+_STRAGGLER_FACTOR = 3
+"""A straggler takes this many times the median of the last requests."""
 _REMEMBERED = 64
 
 
@@ -24,43 +24,44 @@ class Attempt:
         self.index = index
         self.actor = actor
         self._was_idle = was_idle
-        self._began = time.monotonic()
-        self._watch = Watch(actor)
+        self._started = time.monotonic()
+        self._heartbeat = Heartbeat(actor)
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
-        return time.monotonic() - self._began
+        """Since it started."""
+        return time.monotonic() - self._started
 
     @property
-    def may_have_come_too_late(self) -> bool:
-        """Whether the worker, if it is dead, may have died before it got the request, which then is not to blame."""
-        return self._was_idle and not self._watch.was_heard
+    def may_have_been_dead(self) -> bool:
+        """Whether the worker, if it is dead, may have died before it got the request."""
+        return self._was_idle and not self._heartbeat.has_answered
 
-    def is_stuck(self, patience: float) -> bool:
-        """Whether the worker stood still for too long. One that has yet to start has as long as any pool allows."""
-        still = self._watch.still()
-        return still > (patience if self._watch.was_heard else max(patience, PATIENCE_SECONDS))
+    def is_stuck(self, timeout: float) -> bool:
+        """Whether the worker made no progress for too long. One that is still starting gets the default at least."""
+        seconds = self._heartbeat.seconds_since_progress()
+        return seconds > (timeout if self._heartbeat.has_answered else max(timeout, TIMEOUT_SECONDS))
 
 
-class Pace:
-    """How long the last requests took, and so which is late.
+class StragglerDetector:
+    """Compares the requests in flight with how long the last ones took.
 
-    Example: after took(9), took(10), took(50) a request that has been played for 31 seconds is late.
+    Example: after record(9), record(10), record(50) a request that has been in flight for 31 seconds is a straggler.
     """
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._durations: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def took(self, seconds: float) -> None:
-        self._seconds.append(seconds)
+    def record(self, seconds: float) -> None:
+        """How long a finished request took."""
+        self._durations.append(seconds)
 
-    def late(self, playing: Collection[tuple[int, float]]) -> int | None:
-        """Of requests and the seconds each has been played for, the latest that nobody plays a second time yet."""
-        if not self._seconds:
+    def slowest(self, in_flight: Collection[tuple[int, float]]) -> int | None:
+        """Of requests and their seconds in flight, the slowest straggler that only one worker plays."""
+        if not self._durations:
             return None
-        due = max(self._grace, _LATE_FACTOR * statistics.median(self._seconds))
-        players = Counter(index for index, _ in playing)
-        late = [(seconds, index) for index, seconds in playing if seconds > due and players[index] == 1]
-        return max(late)[1] if late else None
+        limit = max(self._grace, _STRAGGLER_FACTOR * statistics.median(self._durations))
+        workers = Counter(index for index, _ in in_flight)
+        stragglers = [(seconds, index) for index, seconds in in_flight if seconds > limit and workers[index] == 1]
+        return max(stragglers)[1] if stragglers else None

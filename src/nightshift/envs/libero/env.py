@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import ActionSpace, States, Step, stored_split
+from nightshift.envs.libero.compiling import compile_control_step
 from nightshift.envs.libero.goal import Goal
 from nightshift.envs.libero.placement import Placement
 from nightshift.envs.libero.setup import NO_GL, prepare, quiet, trim_memory
@@ -70,6 +71,7 @@ class LiberoEnv:
         self._suite = suite
         self._task = task
         prepare()
+        compile_control_step()
         self._protocol = protocol
         self._settling = [np.array(protocol.settle_action)] * suite.settle_steps(protocol)
         self._domain = control_env(suite.problem(task), protocol.seed).env
@@ -132,7 +134,7 @@ class LiberoEnv:
     def step(self, action: Array) -> Step:
         self._steps += 1
         success = self._advance(usable_actions(self._task, self._steps, np.asarray(action)[None])[0])
-        if self.is_broken():
+        if self.is_unstable():
             what = f"{self._task.name}, step {self._steps}: the physics became unstable and MuJoCo gave up"
             raise UnstablePhysics(what, "reset the environment and go on with another episode")
         return Step(self.observe(), success)
@@ -148,7 +150,7 @@ class LiberoEnv:
         assert self._lane is not None, "the reference has no compiled step"
         return self._lane.addresses
 
-    def is_broken(self) -> bool:
+    def is_unstable(self) -> bool:
         """Whether the physics became unstable since the last reset; MuJoCo starts over by itself then."""
         return bool(self._warnings[BROKEN_PHYSICS].any())
 

@@ -24,7 +24,7 @@ class LiberoFleet:
     Example:
         fleet = LIBERO_MINI.make_fleet(task)
         observation = fleet.reset("train", [0, 1, 2, 3])
-        observation, success, broken = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
+        observation, success, unstable = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LiberoFleet:
         self._observation_addresses = self._step_addresses
         self._observation: dict[str, Array] = {}
         self._success = np.zeros(0, np.bool_)
-        self._broken = np.zeros(0, np.bool_)
+        self._unstable = np.zeros(0, np.bool_)
         self._steps = 0
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads) if threads > 1 else None
@@ -62,7 +62,7 @@ class LiberoFleet:
         used = self._lanes[: len(init_states)]
         self._step_addresses = np.stack([lane.step_addresses for lane in used])
         self._observation_addresses = np.stack([lane.observation_addresses for lane in used])
-        self._success, self._broken = np.zeros((2, len(init_states)), np.bool_)
+        self._success, self._unstable = np.zeros((2, len(init_states)), np.bool_)
         self._steps = 0
         return self._observation
 
@@ -70,12 +70,12 @@ class LiberoFleet:
         self._steps += 1
         lanes = np.flatnonzero(active)
         self._advance(lanes, usable_actions(self.task, self._steps, actions[lanes]))
-        self._success[:], self._broken[:] = False, False
+        self._success[:], self._unstable[:] = False, False
         self._lanes[0].observer.write(self._observation_addresses[lanes], lanes, self._observation)
         for lane in lanes.tolist():
-            self._broken[lane] = self._lanes[lane].is_broken()
-            self._success[lane] = not self._broken[lane] and self._lanes[lane].is_solved()
-        return Steps(self._observation, self._success, self._broken)
+            self._unstable[lane] = self._lanes[lane].is_unstable()
+            self._success[lane] = not self._unstable[lane] and self._lanes[lane].is_solved()
+        return Steps(self._observation, self._success, self._unstable)
 
     def scene(self, lane: int) -> Scene:
         return self._lanes[lane].scene()

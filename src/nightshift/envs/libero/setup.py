@@ -40,7 +40,7 @@ def prepare() -> None:
     folder = config_folder()
     _write_config(folder / "config.yaml", package_folder("libero") / "libero")
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(folder / "numba"))
+    use_project_caches()
     os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
     os.environ.setdefault("MUJOCO_GL", gl_backend())
     _preload_robosuite_macros(package_folder("robosuite"))
@@ -49,6 +49,11 @@ def prepare() -> None:
             import libero.libero.envs  # noqa: F401 - importable only after the lines above
     except ImportError as error:
         raise SimulatorError(f"the simulator cannot be imported: {error}", "pip install -e .") from error
+
+
+def use_project_caches() -> None:
+    """Call it before numba is imported."""
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(config_folder() / "numba"))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,6 +101,9 @@ class LiberoSuite(Suite):
         if task.name not in known:
             raise SimulatorError(f"suite {self.name} has no task {task.name!r}", f"choose one of: {', '.join(known)}")
         return self._problem(task.name)
+
+    def compile_command(self) -> list[str]:
+        return [sys.executable, "-m", "nightshift.envs.libero.compiling"]
 
     def goal(self, task: Task) -> tuple[Predicate, ...]:
         prepare()

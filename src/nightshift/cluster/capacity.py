@@ -1,0 +1,71 @@
+"""How many workers the Ray cluster has CPUs for, and asking its autoscaler for more."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import ray
+from ray.autoscaler.sdk import request_resources
+
+REMIND_SECONDS = 60.0
+_POLL_SECONDS = 1.0
+_FEWER = (
+    "machine.workers is %d, one CPU each, and the cluster has %d of them: the run goes on with these and takes up more "
+    "as they come (ray status shows the nodes)"
+)
+_NONE = (
+    "machine.workers is %d, one CPU each, and the cluster has none: waiting for the first (ray status shows the nodes)"
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Capacity:
+    """Workers that the cluster has CPUs for. It may have fewer CPUs than wanted, grow and shrink.
+
+    No more workers than that are given requests: a request to a worker without a CPU would wait for one.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.workers = wanted
+        """Available when last looked at."""
+        self._reminded = -REMIND_SECONDS
+        self._has_requested = False
+
+    def available_workers(self) -> int:
+        """At least one: without any CPU this waits, and logs that it does."""
+        while not (available := min(self.wanted, _cpus())):
+            self.workers = 0
+            self._request_more()
+            self._remind()
+            time.sleep(_POLL_SECONDS)
+        if available not in (self.workers, self.wanted):
+            _log.warning(_FEWER, self.wanted, available)
+        self.workers = available
+        if available < self.wanted:
+            self._request_more()
+        return available
+
+    def release(self) -> None:
+        """Withdraw the request, so that the autoscaler may remove idle nodes."""
+        if self._has_requested:
+            request_resources(num_cpus=0)
+            self._has_requested = False
+
+    def _request_more(self) -> None:
+        """Ask an autoscaler for a cluster of `wanted` CPUs. The request stands until `release`, also while nodes come
+        and go; a cluster without an autoscaler ignores it."""
+        if not self._has_requested:
+            request_resources(num_cpus=self.wanted)
+            self._has_requested = True
+
+    def _remind(self) -> None:
+        if time.monotonic() - self._reminded > REMIND_SECONDS:
+            self._reminded = time.monotonic()
+            _log.warning(_NONE, self.wanted)
+
+
+def _cpus() -> int:
+    return int(ray.cluster_resources().get("CPU", 0))

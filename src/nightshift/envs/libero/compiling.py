@@ -1,0 +1,43 @@
+"""Compiles the control step (osc.py) and the observations once per machine.
+
+    process A   lock ── compile (half a minute) ── write numba's cache ── unlock
+    process B     └──────────────── wait ───────────────────────────────── load (a second)
+
+`python -m nightshift.envs.libero.compiling` does it without building a simulation: `nightshift run` starts that beside
+Prefect's server, so that simulator processes only load.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock
+
+from nightshift.envs.libero.setup import use_project_caches
+
+LOCK = "compile.lock"
+
+
+@cache
+def compile_control_step() -> None:
+    """Compile or load the functions for the types that simulations pass, one process at a time."""
+    use_project_caches()
+    from numba import float32, float64, int32, int64
+
+    from nightshift.envs.libero.observations import _write
+    from nightshift.envs.libero.osc import advance
+
+    vector, matrix = float64[::1], float64[:, ::1]
+    indices, joints, rows, shown = int64[::1], int32[::1], int64[:, ::1], float32[:, ::1]
+    limits = (matrix, indices, matrix, matrix, vector, float64)
+    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK):
+        advance.compile((rows, matrix, int64, indices, vector, joints, joints, indices, *limits))
+        _write.compile((rows, indices, indices, indices, rows, int64, shown, shown, shown, shown))
+
+
+if __name__ == "__main__":
+    compile_control_step()

@@ -1,0 +1,52 @@
+"""The control step is compiled by one process of a machine; the others load what it wrote."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nightshift import envs
+from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.mini.suite import LIBERO_MINI
+
+_COMPILE = """
+from nightshift.envs.libero.compiling import compile_control_step
+compile_control_step()
+from nightshift.envs.libero.observations import _write
+from nightshift.envs.libero.osc import advance
+print(*(sum(counts.values()) for f in (advance, _write) for counts in (f.stats.cache_hits, f.stats.cache_misses)))
+"""
+COMPILED, LOADED = "0 1 0 1\n", "1 0 1 0\n"
+"""Hits and misses of numba's cache, of both functions."""
+
+
+def start(cache: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    return subprocess.Popen([sys.executable, "-c", _COMPILE], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_start_at_once_exactly_one_compiles(tmp_path: Path) -> None:
+    both = [start(tmp_path / "cache") for _ in range(2)]
+    assert sorted(process.communicate()[0] for process in both) == [COMPILED, LOADED]
+
+
+def test_what_is_compiled_ahead_is_what_simulations_call() -> None:
+    """Other types would be compiled again, by every process for itself."""
+    fleet = LiberoFleet(LIBERO_MINI, LIBERO_MINI.tasks()[0])
+    fleet.reset("train", [0, 1])
+    fleet.step(np.zeros((2, LIBERO_MINI.action_space.size), np.float32), np.array([True, False]))
+    from nightshift.envs.libero.observations import _write
+    from nightshift.envs.libero.osc import advance
+
+    assert (len(advance.signatures), len(_write.signatures)) == (1, 1)
+
+
+def test_nothing_is_compiled_ahead_for_the_fake_suite() -> None:
+    assert envs.suite("fake").compile_command() is None
+    assert LIBERO_MINI.compile_command() == [sys.executable, "-m", "nightshift.envs.libero.compiling"]

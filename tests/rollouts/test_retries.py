@@ -1,0 +1,62 @@
+"""How often a request is played whose simulator fails, and when failures end the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from nightshift.errors import RolloutError
+from nightshift.rollouts.retries import Retries
+from nightshift.types import Controller, RolloutRequest
+
+
+def requests(count: int, controller: Controller = "sample") -> list[RolloutRequest]:
+    return [
+        RolloutRequest(task="near", split="train", init_state=state, controller=controller, seed=0, count=2)
+        for state in range(count)
+    ]
+
+
+@pytest.mark.parametrize("controller", ["greedy", "expert", "sample"])
+def test_the_same_error_twice_is_not_tried_a_third_time(controller: Controller) -> None:
+    retries = Retries(requests(4, controller))
+    assert retries.record(1, "MemoryError()") is None
+    invalid = retries.record(1, "MemoryError()")
+    assert invalid is not None
+    assert [(episode.request.init_state, episode.member, episode.valid) for episode in invalid] == [
+        (1, 0, False),
+        (1, 1, False),
+    ]
+
+
+def test_different_errors_are_tried_three_times() -> None:
+    retries = Retries(requests(4))
+    assert retries.record(0, "ValueError()") is None
+    assert retries.record(0, "no step for 300 s") is None
+    assert retries.record(0, "MemoryError()") is not None
+
+
+def test_a_process_that_dies_is_tried_three_times_since_its_machine_may_be_the_cause() -> None:
+    retries = Retries(requests(4))
+    assert retries.record(0, "its process died", process_died=True) is None
+    assert retries.record(0, "its process died", process_died=True) is None
+    assert retries.record(0, "its process died", process_died=True) is not None
+
+
+def test_failures_of_other_requests_do_not_count() -> None:
+    retries = Retries(requests(4))
+    assert retries.record(0, "MemoryError()") is None
+    assert retries.record(1, "MemoryError()") is None
+
+
+def given_up(retries: Retries, index: int) -> None:
+    retries.record(index, "MemoryError()")
+    assert retries.record(index, "MemoryError()") is not None
+
+
+@pytest.mark.parametrize(("count", "allowed"), [(6, 2), (50, 5)])
+def test_more_than_two_and_more_than_a_tenth_of_the_requests_end_the_run(count: int, allowed: int) -> None:
+    retries = Retries(requests(count))
+    for index in range(allowed):
+        given_up(retries, index)
+    with pytest.raises(RolloutError, match=rf"failed on {allowed + 1} of {count} init states.*state {allowed}: Mem"):
+        given_up(retries, allowed)
