@@ -73,7 +73,7 @@ def test_a_node_that_is_lost_costs_no_episode_and_changes_none(cluster: Cluster,
     assert pool.spent()["busy"] > 0
 
 
-def test_a_node_that_is_lost_while_nobody_plays_costs_no_episode_either(cluster: Cluster, add_node: AddNode) -> None:
+def test_a_node_that_is_lost_while_workers_idle_costs_no_episode_either(cluster: Cluster, add_node: AddNode) -> None:
     """Its four workers are dead when they are asked again; a request that meets three of them is not to blame."""
     lost, _ = add_node(4), add_node(1)
     pool = RayPool(5, ENV)
@@ -183,7 +183,7 @@ def test_a_cluster_without_any_cpu_is_waited_for_and_said_so(
     said: list[str] = []
 
     class AddsNodeWhenTold(logging.Handler):
-        """Stands in for whoever reads the warning, or the autoscaler that sees the demand."""
+        """Stands in for a person who reads the warning, or for an autoscaler."""
 
         def emit(self, record: logging.LogRecord) -> None:
             said.append(record.getMessage())
@@ -200,7 +200,7 @@ def test_a_cluster_without_any_cpu_is_waited_for_and_said_so(
     assert "machine.workers is 1, one CPU each, and the cluster has none: waiting for the first" in said[0]
 
 
-def test_an_address_where_nobody_listens_is_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_nothing_listens_is_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -90,6 +90,17 @@ def test_an_init_state_that_always_fails_is_invalid_and_the_rest_is_played(
     assert all(same(one, other) for one, other in zip(results, [undisturbed[0], *undisturbed[2:]], strict=True))
 
 
+def test_a_simulator_that_raises_the_same_error_twice_is_not_played_a_third_time() -> None:
+    failures = []
+
+    def fail() -> None:
+        failures.append(1)
+        faulty.raise_something()
+
+    assert not any(episode.valid for episode in played(local_pool(Faulty({1: fail})))[1])
+    assert len(failures) == 2
+
+
 @pytest.mark.parametrize("pool", [pytest.param(ray_pool, marks=pytest.mark.slow), local_pool])
 def test_a_simulator_that_fails_everywhere_ends_the_run_with_one_sentence(pool: Callable[[Faulty], Pool]) -> None:
     with pytest.raises(RolloutError, match=r"failed on 3 of 6 init states.*near, state \d: MemoryError") as caught:
