@@ -35,7 +35,7 @@ from nightshift.envs.splits import split_training_states
 from nightshift.learners.ranks import LearnerSpec, LocalLearner
 from nightshift.policies.gaussian_mlp import FAMILY
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
-from nightshift.rollouts.playing import Playing
+from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.pool import RayPool
 from nightshift.rollouts.sampling import Sampler
 from nightshift.types import RolloutRequest
@@ -96,10 +96,10 @@ def iteration(policy: PolicySnapshot) -> None:
     spec = LearnerSpec(policy=policy, settings=settings, seed=0, demos=None, microbatch_size=microbatch_size)
     learner = LocalLearner(spec)
     rounds = []
-    with Playing(pool, Sampler(STATES, settings, seed=0), settings) as playing:
-        playing.found(policy)  # compiles
+    with IterationPlayer(pool, Sampler(STATES, settings, seed=0), settings) as player:
+        player.play(policy)  # compiles
         for _ in range(ROUNDS):
-            whole, (found, update) = timed(lambda: _iterate(playing, learner))
+            whole, (found, update) = timed(lambda: _iterate(player, learner))
             rounds.append({**found.times, "update": update, "whole": whole})
     pool.close()
     lost = [1 - (r["time/play"] * (1 - r["time/share_idle"]) + r["update"]) / r["whole"] for r in rounds]
@@ -111,8 +111,8 @@ def iteration(policy: PolicySnapshot) -> None:
     report("iteration", lost, [GOAL] * ROUNDS, **shares, update=update, seconds=round(rounds[-1]["whole"], 2))
 
 
-def _iterate(playing: Playing, learner: LocalLearner) -> tuple[Any, float]:
-    found = playing.found(learner.policy())
+def _iterate(player: IterationPlayer, learner: LocalLearner) -> tuple[Any, float]:
+    found = player.play(learner.policy())
     half_solved = [[replace(episode, success=episode.member % 2 == 0) for episode in group] for group in found.accepted]
     update, _ = timed(lambda: learner.update([half_solved], 0.0))
     return found, update

@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+import torch
 
+from nightshift import config
+from nightshift.envs import fake
 from nightshift.learners.ranks import LearnerSpec, LearnerState, LocalLearner, RayLearners, open_learners
-from nightshift.policies.snapshot import snapshot
+from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.policies.snapshot import PolicySnapshot, snapshot
+from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.playing import IterationPlayer
+from nightshift.rollouts.sampling import Sampler
+from nightshift.types import RolloutRequest, Trajectory
 from tests.algorithms.test_on_policy import MIXED, demos, groups, policy, settings
 
 
@@ -77,6 +87,41 @@ def test_two_ranks_make_the_updates_of_one(undisturbed: LearnerState) -> None:
 def test_three_ranks_make_the_updates_of_one_and_clone_in_microbatches() -> None:
     changes: dict[str, Any] = {"advantage_estimator": "gae", "bc_weight": 5.0}
     assert_close(trained(3, microbatch_size=3, **changes), trained(1, microbatch_size=1000, **changes))
+
+
+class MixedOutcomes(LocalPool):
+    """Plays for real, and calls a third of the episodes of every group solved."""
+
+    def run(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        for index, group in super().run(requests, policy):
+            yield index, [replace(one, success=(one.member + requests[index].init_state) % 3 == 0) for one in group]
+
+
+def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState]:
+    """Three iterations from the sampler to the update."""
+    torch.manual_seed(0)
+    chosen = settings(groups=7, **{"sampling.curriculum_floor": 0.3, "sampling.skip_solved": 1})
+    actor = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7)
+    start = LearnerSpec(policy=snapshot(actor), settings=chosen, seed=0, demos=None, microbatch_size=64)
+    sampler = Sampler({task: range(50) for task in fake.TASKS}, chosen, seed=0)
+    pool = MixedOutcomes(config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6))
+    requests: list[RolloutRequest] = []
+    with closing(open_learners(start, ranks)) as learners, IterationPlayer(pool, sampler, chosen) as player:
+        for iteration in range(3):
+            played = player.play(learners.policy())
+            requests += [group[0].request for group in played.played]
+            learners.update(played.by_rank(ranks), iteration / 3)
+        return requests, learners.state()
+
+
+def test_the_same_requests_are_played_and_the_same_update_is_made_whatever_the_number_of_ranks() -> None:
+    requests, alone = trained_with_sampler(1)
+    same, together = trained_with_sampler(2)
+    assert same == requests
+    assert len(requests) == 3 * 7
+    assert_close(together, alone)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Playing an iteration's episodes: after the update before it, or (staleness 1) while that update runs.
+"""Plays an iteration's episodes: after the update before it, or (staleness 1) while that update runs.
 
 staleness 0   play 0 ─ update 0 ─ play 1 ─ update 1 ─ play 2 ─ update 2
 staleness 1   play 0 ─┬ update 0 ─┬ update 1 ─┬ update 2
@@ -20,7 +20,7 @@ from nightshift.rollouts.sampling import Group, Round, Sampler
 from nightshift.rollouts.worker import BUSY, TRANSFER
 
 
-class Playing:
+class IterationPlayer:
     def __init__(self, pool: Pool, sampler: Sampler, settings: config.Rloo) -> None:
         self._pool = pool
         self._sampler = sampler
@@ -29,35 +29,35 @@ class Playing:
         self._stopped = False
         self._future: Future[Round] | None = None
         self._before: dict[str, Any] | None = None
-        self.begun_with: PolicySnapshot | None = None
-        """Who plays the iteration that was begun ahead; None if none was."""
+        self.prefetched_with: PolicySnapshot | None = None
+        """The policy of the iteration that was started ahead; None if none was."""
 
-    def __enter__(self) -> Playing:
+    def __enter__(self) -> IterationPlayer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nobody playing; what was begun and not asked for is given up, group by group."""
+        """Stop the iteration that was started ahead, if there is one, after its current group."""
         self._stopped = True
         self._executor.shutdown()
 
     @property
     def sampler_state(self) -> dict[str, Any]:
-        """Where the sampler was before the iteration that is to be played next."""
+        """The sampler's state before the next iteration to be played."""
         return self._before or self._sampler.state
 
-    def ahead(self, policy: PolicySnapshot) -> None:
-        """Begin the next iteration, if it may overlap with what comes now."""
+    def prefetch(self, policy: PolicySnapshot) -> None:
+        """Start the next iteration in the background, if `staleness` lets it overlap the update."""
         if self._overlaps:
-            self._before, self.begun_with = self._sampler.state, policy
+            self._before, self.prefetched_with = self._sampler.state, policy
             self._future = self._executor.submit(self._play, policy)
 
-    def found(self, policy: PolicySnapshot) -> Round:
-        """The iteration that was begun ahead, or a new one played by `policy`."""
-        future, self._future, self._before, self.begun_with = self._future, None, None, None
+    def play(self, policy: PolicySnapshot) -> Round:
+        """The iteration that was started ahead, or a new one played by `policy`."""
+        future, self._future, self._before, self.prefetched_with = self._future, None, None, None
         return self._play(policy) if future is None else future.result()
 
     def _play(self, policy: PolicySnapshot) -> Round:
-        """Wave after wave until there is enough to learn from. Groups are taken in the order they were asked for."""
+        """Play waves until enough groups are accepted. Groups are taken in the order of their requests."""
         started, before = time.perf_counter(), self._pool.spent()
         found = self._sampler.begin()
         while requests := found.wave():
@@ -72,7 +72,7 @@ class Playing:
 
 
 def shares(before: Mapping[str, float], after: Mapping[str, float], workers: int, seconds: float) -> dict[str, float]:
-    """What part of the workers' time playing went where; what is left of a busy worker's time is keeping the record."""
+    """Shares of the workers' time by activity; the rest of a busy worker's time is recording."""
     names = (BUSY, SIMULATION, INFERENCE, TRANSFER)
     spent = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / (workers * seconds) for name in names}
     return {

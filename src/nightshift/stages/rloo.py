@@ -23,7 +23,7 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
-from nightshift.rollouts.playing import Playing
+from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Group, Round, Sampler, success_rate
 from nightshift.rollouts.validation import Validator
 from nightshift.telemetry import gpu, progress
@@ -75,24 +75,24 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
         microbatch_size=job.machine.microbatch_size,
     )
     ranks = job.machine.ranks
-    with contextlib.closing(open_learners(spec, ranks)) as learners, Playing(pool, sampler, rloo) as playing:
-        training = _resume(job, learners, sampler, playing, rloo.iterations)
+    with contextlib.closing(open_learners(spec, ranks)) as learners, IterationPlayer(pool, sampler, rloo) as player:
+        training = _resume(job, learners, sampler, player, rloo.iterations)
         done = len(training.history)
         with progress.bar("rloo", total=rloo.iterations, done=done) as advance:
             for iteration in range(done, rloo.iterations):
                 watch = Stopwatch()
-                found = playing.found(learners.policy())
+                found = player.play(learners.policy())
                 if iteration % rloo.validation.every == 0:
                     _validate(job, validator, learners.policy(), training)
                 if iteration + 1 < rloo.iterations:
-                    playing.ahead(learners.policy())
+                    player.prefetch(learners.policy())
                 with watch.timing("time/update"):
                     update = learners.update(_parts(found, rloo, ranks), iteration / rloo.iterations)
                 metrics = {**_outcome(found), **_faults(found.played), **update}
                 training.history.append(metrics)
                 job.tracker.log({**metrics, **found.times, **watch.seconds, **gpu.sample()}, iteration + 1)
                 if _checkpoint_due(job, iteration + 1, rloo.iterations):
-                    _save(job, learners, playing, training)
+                    _save(job, learners, player, training)
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
         _validate(job, validator, learners.policy(), training)
     kept = select(training.validations, rloo.validation.level)
@@ -170,15 +170,15 @@ def _checkpoint_due(job: Job, done: int, iterations: int) -> bool:
     return done % job.machine.checkpoint_every.rloo_iterations == 0 or done == iterations
 
 
-def _save(job: Job, learners: Learners, playing: Playing, training: _Training) -> None:
+def _save(job: Job, learners: Learners, player: IterationPlayer, training: _Training) -> None:
     learned = learners.state()
-    ahead = playing.begun_with or learners.policy()
+    ahead = player.prefetched_with or learners.policy()
     arrays = {**learned.tensors, **_prefixed(_ACTING, ahead), **_prefixed(_BEST, training.best)}
     state = {
         "history": training.history,
         "validations": [validation.to_json() for validation in training.validations],
         "learner": learned.counters,
-        "sampler": playing.sampler_state,
+        "sampler": player.sampler_state,
         "acting": ahead.version,
         "best": training.best.version,
     }
@@ -186,7 +186,7 @@ def _save(job: Job, learners: Learners, playing: Playing, training: _Training) -
     checkpoint.save(job.state, Checkpoint(step=len(training.history), tensors=tensors, state=state))
 
 
-def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing, iterations: int) -> _Training:
+def _resume(job: Job, learners: Learners, sampler: Sampler, player: IterationPlayer, iterations: int) -> _Training:
     """Restore the newest complete checkpoint; without one, training begins."""
     newest = checkpoint.newest(job.state)
     if newest is None:
@@ -196,7 +196,7 @@ def _resume(job: Job, learners: Learners, sampler: Sampler, playing: Playing, it
     sampler.restore(newest.state["sampler"])
     spec = learners.policy().spec
     if newest.step < iterations:
-        playing.ahead(_from_prefixed(_ACTING, tensors, spec, newest.state["acting"]))
+        player.prefetch(_from_prefixed(_ACTING, tensors, spec, newest.state["acting"]))
     return _Training(
         best=_from_prefixed(_BEST, tensors, spec, newest.state["best"]),
         history=list(newest.state["history"]),
