@@ -10,6 +10,7 @@ import grimp
 import pytest
 import yaml
 
+from nightshift.envs import registry
 from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY
 
@@ -113,6 +114,8 @@ def _used(stage: str, imports: grimp.ImportGraph) -> set[str]:
             continue
         used.add(module)
         waiting += [*imports.find_modules_directly_imported_by(module), module.rpartition(".")[0]]
+        if module == registry.__name__:  # it imports suites by name
+            waiting += [entry.partition(":")[0] for entry in registry.BUILT_IN.values()]
     return used
 
 
