@@ -55,5 +55,11 @@ def over_runs(scores: Sequence[float]) -> tuple[float, float]:
     """
     if len(scores) == 1:
         return 0.0, 1.0
-    reach = float(student.ppf((1 + CONFIDENCE) / 2, len(scores) - 1)) * stdev(scores) / math.sqrt(len(scores))
-    return max(0.0, mean(scores) - reach), min(1.0, mean(scores) + reach)
+    low, high = of_mean(scores)
+    return max(0.0, low), min(1.0, high)
+
+
+def of_mean(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean of two or more independent values, by Student's t."""
+    reach = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values) - reach, mean(values) + reach
