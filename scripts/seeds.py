@@ -38,17 +38,19 @@ def run(folder: Path, seed: int) -> None:
 
 def row(seed: int, first: dict[str, Any], last: dict[str, Any], kept: int | str) -> str:
     gain = last["gain"]
-    numbers = f"{gain['won']}, {gain['lost']} | {100 * gain['gain']:+.1f} ({100 * gain['low']:+.1f} – {100 * gain['high']:+.1f})"
-    return f"| {seed} | {_rate(first['overall'])} | {_rate(last['overall'])} | {numbers} | {kept} |\n"
+    before, after = _rate(first["overall"]), _rate(last["overall"])
+    points = _points(gain["gain"], gain["low"], gain["high"])
+    return f"| {seed} | {before} | {after} | {gain['won']}, {gain['lost']} | {points} | {kept} |\n"
 
 
 def summary(gains: Sequence[float]) -> str:
     if len(gains) == 1:
         return ""
-    low, high = of_mean(gains)
-    return (
-        f"\nMean gain over {len(gains)} seeds: {100 * mean(gains):+.1f} points ({100 * low:+.1f} – {100 * high:+.1f})\n"
-    )
+    return f"\nMean gain over {len(gains)} seeds, in points: {_points(mean(gains), *of_mean(gains))}\n"
+
+
+def _points(gain: float, low: float, high: float) -> str:
+    return f"{100 * gain:+.1f} ({100 * low:+.1f} – {100 * high:+.1f})"
 
 
 def _rate(overall: dict[str, Any]) -> str:

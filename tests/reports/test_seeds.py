@@ -35,4 +35,4 @@ def test_every_finished_seed_is_a_row_and_the_mean_gain_has_an_interval_over_see
     ).stdout.splitlines()
     assert told[2].startswith("| 3 | 50.0 % (43.1 – 56.9) | 70.0 % (63.3 – 75.9) | 40, 0 | +20.0 (")
     assert told[3].endswith("| 8 |")
-    assert told[-1] == "Mean gain over 2 seeds: +15.0 points (-48.5 – +78.5)"
+    assert told[-1] == "Mean gain over 2 seeds, in points: +15.0 (-48.5 – +78.5)"
