@@ -29,7 +29,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
-        raise ValueError("names one thing twice")
+        raise ValueError("contains a name twice")
     return names
 
 
@@ -60,7 +60,7 @@ class CheckpointEvery(Section):
 
 
 class Machine(Section):
-    """How to run: nothing in here changes a result, so nothing in here is part of a cache key."""
+    """How to run. Results depend on it by rounding at most (ranks, microbatch_size), so it is in no cache key."""
 
     workers: Natural
     """Simulator processes; 0 runs them in this process."""
@@ -209,7 +209,7 @@ class Validation(Section):
 class Rloo(Section):
     iterations: Count
     groups: Count
-    """Init states per iteration that are learned from, no more and no fewer, taken in turn from every task."""
+    """Init states per iteration that are learned from, taken in turn from every task."""
     group_size: Annotated[int, Field(ge=2, strict=True)]
     """Episodes per init state; a leave-one-out baseline needs at least two."""
     sampling: Sampling

@@ -30,16 +30,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def sha256_tree(path: Path) -> str:
-    """Digest of a file, or of a folder's file names and contents; what tools and editors leave does not count."""
-    if not path.is_dir():
-        return sha256(path)
-    digest = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file() and not _is_litter(p.relative_to(path))):
-        digest.update(f"{file.relative_to(path)} {sha256(file)}\n".encode())
-    return digest.hexdigest()
-
-
 def identity(path: Path) -> str:
     """A digest that identifies the content of a file or folder, with as little reading as possible.
 

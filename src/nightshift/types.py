@@ -113,8 +113,8 @@ class Trajectory:
 
     @property
     def clipped_steps(self) -> int:
-        """Steps whose action lies beyond [-1, 1], so that the simulator executed another one than was chosen."""
-        return int((np.abs(self.actions) > 1).any(axis=1).sum())
+        """Steps in which the simulator executed another action than was chosen: it clips to its action space."""
+        return int((self.actions != self.executed).any(axis=1).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

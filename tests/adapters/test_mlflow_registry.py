@@ -96,7 +96,7 @@ def test_the_champion_moves_only_to_a_version_that_the_paired_test_calls_better(
     )
     elsewhere = register(root, model, "four", "s" * 10, grid="another")
     assert (elsewhere.champion, elsewhere.p_value) == ("3", None)
-    assert "cannot be told, since version 3 was not evaluated on this grid" in elsewhere.reason
+    assert "but version 3 was not evaluated on this grid" in elsewhere.reason
 
 
 def test_188_of_200_does_not_replace_187_of_190(root: Path, model: str) -> None:
@@ -172,7 +172,8 @@ def test_the_same_weights_are_found_and_not_registered_again(root: Path, model: 
     again = register(root, model, "two", "sssff", policy="clone", candidate="sft")
     assert (again.version, again.champion) == (clone.version, "1")
     assert again.reason == (
-        "version 1 (sft) stays champion: the best candidate of this evaluation has the same weights"
+        "version 1 (sft) stays champion: the best candidate of this evaluation, which solved 3 of 5 states, "
+        "has the same weights"
     )
     assert tags_of(root, again)[mlflow_registry.REASON] == clone.reason, "the registry says how it became champion"
 

@@ -156,14 +156,14 @@ def test_names_that_are_no_names_are_refused(tmp_path: Path, name: str) -> None:
 def test_what_is_there_is_never_overwritten(project: Path, tmp_path: Path) -> None:
     path = demo_file(tmp_path / "goal.hdf5", count=1)
     take(path)
-    before = files.sha256_tree(paths.IMPORTS)
+    before = files.identity(paths.IMPORTS)
     with pytest.raises(DataError, match="data/imports/goal already exists"):
         take(path)
     with pytest.raises(DataError, match="does not exist"):
         take(tmp_path / "nothing.hdf5", "other")
     with pytest.raises(DataError, match="the format 'zip' is not supported"):
         data_commands.import_episodes(path, "zip", "other", "", skip_broken=False)
-    assert files.sha256_tree(paths.IMPORTS) == before
+    assert files.identity(paths.IMPORTS) == before
 
 
 def test_an_import_that_stopped_goes_on_without_decoding_again(
@@ -238,11 +238,11 @@ def test_import_after_sigkills_gives_the_same_bytes(project: Path, tmp_path: Pat
     after = {file.name: file.stat().st_ino for file in (project / paths.IMPORTS / "goal").glob("*.safetensors")}
     assert len(after) == 80
     assert {name: after[name] for name in before} == before, "an episode that was there has been written again"
-    interrupted = files.sha256_tree(project / paths.IMPORTS / "goal")
+    interrupted = files.identity(project / paths.IMPORTS / "goal")
     shutil.rmtree(project / paths.IMPORTS / "goal")
     (project / paths.IMPORTS / "goal.dvc").unlink()
     take(path)
-    assert files.sha256_tree(paths.IMPORTS / "goal") == interrupted
+    assert files.identity(paths.IMPORTS / "goal") == interrupted
 
 
 def test_an_import_becomes_a_dataset_and_a_policy(
@@ -292,7 +292,7 @@ def test_the_dataset_goes_out_as_lerobot_and_comes_back_the_same(
 def test_an_export_never_replaces_what_is_there(made: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("mine")
-    with pytest.raises(DataError, match="precious is there already"):
+    with pytest.raises(DataError, match="precious already exists"):
         data_commands.export(tmp_path / "precious", "lerobot", "all", video=False)
     with pytest.raises(DataError, match="there is no split 'test'"):
         data_commands.export(tmp_path / "out", "lerobot", "test", video=False)

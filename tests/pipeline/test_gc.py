@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.adapters.mlflow_tracking import FINGERPRINT
 from nightshift.errors import CacheError
 from nightshift.pipeline import gc, run
 from nightshift.pipeline.run import Session
@@ -30,11 +29,8 @@ def folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     with Session(root) as session:
         for fingerprint in ("killed", "failed", "finished"):
             leave_run(session, fingerprint * 4)
-        register(session, "champion" * 4)
         current = run.fingerprint("sft", session)
-    fingerprints = {name: name * 4 for name in ("killed", "failed", "finished", "champion", "unknown")} | {
-        "current": current
-    }
+    fingerprints = {name: name * 4 for name in ("killed", "failed", "finished", "unknown")} | {"current": current}
     made = {name: root / paths.stage_state("sft", fingerprint) for name, fingerprint in fingerprints.items()}
     for folder in made.values():
         (folder / "step-1").mkdir(parents=True, exist_ok=True)
@@ -53,14 +49,6 @@ def leave_run(session: Session, fingerprint: str) -> None:
         pass
 
 
-def register(session: Session, fingerprint: str) -> None:
-    client = session.tracking.client
-    if not client.search_registered_models():
-        client.create_registered_model("policy")
-        client.create_model_version("policy", session.root.as_uri(), tags={FINGERPRINT: fingerprint})
-        client.set_registered_model_alias("policy", "champion", "1")
-
-
 def there(folders: dict[str, Path]) -> set[str]:
     return {name for name, folder in folders.items() if folder.exists()}
 
@@ -70,7 +58,7 @@ def test_what_may_be_resumed_or_is_registered_stays_and_the_rest_goes(root: Path
     metrics.parent.mkdir(exist_ok=True)
     metrics.touch()
     found = gc.collect(root, dry_run=False, everything=False)
-    assert there(folders) == {"current", "champion", "killed", "failed"}
+    assert there(folders) == {"current", "killed", "failed"}
     assert {root / each.path: each.size for each in found if not each.kept_for} == {
         folders["finished"]: BYTES,
         folders["unknown"]: BYTES,
@@ -80,7 +68,7 @@ def test_what_may_be_resumed_or_is_registered_stays_and_the_rest_goes(root: Path
 
 def test_interrupted_runs_go_too_when_asked_for(root: Path, folders: dict[str, Path]) -> None:
     gc.collect(root, dry_run=False, everything=True)
-    assert there(folders) == {"current", "champion"}
+    assert there(folders) == {"current"}
 
 
 def test_it_waits_for_no_run_and_touches_nothing_while_there_is_one(root: Path, folders: dict[str, Path]) -> None:
@@ -98,4 +86,4 @@ def test_the_command_says_what_it_removes_and_a_dry_run_removes_nothing(root: Pa
     assert there(folders) == set(folders)
     done = nightshift(root, "gc", "--all")
     assert "4.0 kB freed" in done.stdout
-    assert there(folders) == {"current", "champion"}
+    assert there(folders) == {"current"}

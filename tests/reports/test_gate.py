@@ -85,9 +85,9 @@ def test_of_two_versions_at_most_one_is_promoted_over_the_other(won: int, lost: 
 
 
 def test_another_grid_cannot_be_told_and_no_champion_is_a_reason() -> None:
-    elsewhere = gate.other_grid("version 2 (sft)", "version 1")
+    elsewhere = gate.other_grid("version 2 (sft)", "version 1", Rate(150, 190))
     assert (elsewhere.promote, elsewhere.p_value) == (False, None)
-    assert "cannot be told, since version 1 was not evaluated on this grid" in elsewhere.reason
+    assert "solved 150 of 190 states, but version 1 was not evaluated on this grid" in elsewhere.reason
     alone = gate.no_champion("version 1 (sft)", Rate(150, 190))
     assert alone.promote
     assert alone.reason == "version 1 (sft) becomes champion: there was none, and it solved 150 of 190 states"

@@ -35,11 +35,14 @@ def test_different_errors_are_tried_three_times() -> None:
     assert retries.record(0, "MemoryError()") is not None
 
 
-def test_a_process_that_dies_is_tried_three_times_since_its_machine_may_be_the_cause() -> None:
-    retries = Retries(requests(4))
-    assert retries.record(0, "its process died", process_died=True) is None
-    assert retries.record(0, "its process died", process_died=True) is None
-    assert retries.record(0, "its process died", process_died=True) is not None
+@pytest.mark.parametrize(("controller", "attempts"), [("sample", 3), ("greedy", 2), ("expert", 2)])
+def test_a_process_that_dies_is_tried_again_since_its_machine_may_be_the_cause(
+    controller: Controller, attempts: int
+) -> None:
+    retries = Retries(requests(4, controller))
+    answers = [retries.record(0, "its process died", process_died=True) for _ in range(attempts)]
+    assert answers[:-1] == [None] * (attempts - 1)
+    assert answers[-1] is not None
 
 
 def test_failures_of_other_requests_do_not_count() -> None:

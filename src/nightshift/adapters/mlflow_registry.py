@@ -194,7 +194,8 @@ def _add_evaluation(client: MlflowClient, version: ModelVersion, proposal: Propo
     """Keep the outcomes of a version that was found and has not been evaluated on this grid before."""
     if _outcomes(client, version, proposal.grid) is None:
         _store_outcomes(client, version.tags[RUN], proposal)
-        _set_tags(client, version, _evaluation_tags(proposal))
+        figures = {key: value for key, value in proposal.tags.items() if key.startswith("evaluation.")}
+        _set_tags(client, version, figures | _evaluation_tags(proposal))
 
 
 def _evaluation_tags(proposal: Proposal) -> dict[str, str]:
@@ -306,7 +307,7 @@ def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> 
     """A registration that is repeated reports the decision it made; the reason in the registry stays as it is."""
     repeated = version.tags[tracking.FINGERPRINT] == proposal.fingerprint
     if not repeated or REASON not in version.tags:  # no reason: somebody set the alias by hand
-        return gate.same_weights(title)
+        return gate.same_weights(title, proposal.rate)
     p_value = version.tags[P_VALUE]
     return Decision(
         promote=False, reason=version.tags[REASON], p_value=None if p_value == NOT_TESTED else float(p_value)
@@ -317,5 +318,5 @@ def _compare(client: MlflowClient, title: str, champion: ModelVersion, proposal:
     theirs = _outcomes(client, champion, proposal.grid)
     name = f"version {champion.version}"
     if theirs is None:
-        return gate.other_grid(title, name)
+        return gate.other_grid(title, name, proposal.rate)
     return gate.compare(title, name, Paired.between(solved(proposal.outcomes), solved(theirs)), proposal.level)

@@ -18,7 +18,6 @@ from typing import Any
 from mlflow.data.dataset_source import DatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
-from mlflow.entities.model_registry import RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
@@ -186,16 +185,9 @@ def connect(root: Path) -> MlflowClient:
 
 
 def unfinished_fingerprints(client: MlflowClient) -> set[str]:
-    """Of stages whose run was interrupted or failed and never finished since: they may be resumed."""
+    """Of stages whose run did not finish: they may be resumed."""
     runs = _runs(client, "attributes.status != 'FINISHED'")
     return {run.data.tags[FINGERPRINT] for run in runs if FINGERPRINT in run.data.tags}
-
-
-def aliased_fingerprints(client: MlflowClient) -> set[str]:
-    """Of the registered versions that an alias (champion, challenger) names."""
-    named = {(model.name, version) for model in _models(client) for version in model.aliases.values()}
-    versions = [client.get_model_version(name, version) for name, version in named]
-    return {version.tags[FINGERPRINT] for version in versions if FINGERPRINT in version.tags}
 
 
 def _runs(client: MlflowClient, condition: str) -> Iterator[Run]:
@@ -204,10 +196,6 @@ def _runs(client: MlflowClient, condition: str) -> Iterator[Run]:
         yield from _every_page(
             lambda token: client.search_runs([experiment.experiment_id], condition, page_token=token)
         )
-
-
-def _models(client: MlflowClient) -> Iterator[RegisteredModel]:
-    return _every_page(lambda token: client.search_registered_models(page_token=token))
 
 
 def _every_page(search: Callable[[str | None], PagedList]) -> Iterator[Any]:

@@ -42,9 +42,10 @@ class Validation:
 
 
 def best_trained(validations: Sequence[Validation]) -> Validation | None:
-    """The highest success rate after the first validation, which is of the policy that training started from. Of equals
-    the latest: it has learned from more episodes."""
-    return max(validations[1:], key=lambda v: (v.success_rate, v.iteration), default=None)
+    """The one that solves most states after the first validation, which is of the policy that training started from. Of
+    equals the latest: it has learned from more episodes."""
+    common = set.intersection(*(set(v.outcomes) for v in validations))
+    return max(validations[1:], key=lambda v: (sum(v.outcomes[cell] for cell in common), v.iteration), default=None)
 
 
 def select(validations: Sequence[Validation], level: float) -> Validation:

@@ -39,7 +39,7 @@ def import_episodes(path: Path, format: str, name: str, task: str, *, skip_broke
     with importing.alone(job):
         state = importing.begin(job)
         if state.done:
-            console.print(f"resuming: {state.done} of {len(state.entries)} episodes are through")
+            console.print(f"resuming: {state.done} of {len(state.entries)} episodes are already imported")
         with progress.bar("import", len(state.entries), state.done) as advance:
             importing.gather(job, state, skip_broken=skip_broken, watch=advance)
         admitted = importing.finish(job, state)
@@ -69,7 +69,7 @@ def export(path: Path, format: str, split: str, *, video: bool) -> None:
     if video and format != "lerobot":
         raise DataError(f"{format} has no films", "leave out --video")
     if path.exists():
-        raise DataError(f"{path} is there already", "name a new folder")
+        raise DataError(f"{path} already exists", "name a new folder")
     writer = formats.writer(format)
     episodes = list(_dataset(split))
     with progress.bar("export", len(episodes)) as advance:

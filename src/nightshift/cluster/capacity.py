@@ -49,10 +49,9 @@ class Capacity:
         return available
 
     def release(self) -> None:
-        """Withdraw the request, so that the autoscaler may remove idle nodes."""
-        if self._has_requested:
-            request_resources(num_cpus=0)
-            self._has_requested = False
+        """Withdraw the request, so that the autoscaler may remove idle nodes; also one that a killed run left."""
+        request_resources(num_cpus=0)
+        self._has_requested = False
 
     def _request_more(self) -> None:
         """Ask an autoscaler for a cluster of `wanted` CPUs. The request stands until `release`, also while nodes come

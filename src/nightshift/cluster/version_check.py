@@ -10,6 +10,7 @@ from pathlib import Path
 import nightshift
 from nightshift import envs, files
 from nightshift.errors import RolloutError
+from nightshift.project import packages
 
 CODE = "nightshift's code"
 _SHOWN = 12
@@ -20,7 +21,7 @@ def versions(suite: str | None) -> dict[str, str]:
 
     A package in development keeps its version, so nightshift's own code is compared by digest.
     """
-    computing = {package: _release(package) for package in ("numba", "numpy", "torch")}
+    computing = {package: packages.release(package) for package in ("numba", "numpy", "torch")}
     return {**(envs.versions(suite) if suite else {}), **computing, CODE: _code()[:_SHOWN]}
 
 
@@ -41,11 +42,6 @@ def mismatch_error(driver: Mapping[str, str], suite: str | None) -> RolloutError
     )
 
 
-def _release(package: str) -> str:
-    """Without the build tag (+cpu, +cu126): a worker computes on its CPU with any build of torch."""
-    return envs.installed(package).split("+")[0]
-
-
 @cache
 def _code() -> str:
-    return files.sha256_tree(Path(nightshift.__file__).parent)
+    return files.identity(Path(nightshift.__file__).parent)

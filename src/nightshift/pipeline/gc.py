@@ -10,7 +10,6 @@ from nightshift.pipeline.run import Session, fingerprint
 from nightshift.project import paths
 
 CURRENT = "current"
-ALIASED = "a registered version with an alias comes from it"
 INTERRUPTED = "its run can be resumed with its params put back"
 
 
@@ -27,12 +26,13 @@ class Checkpoints:
 
 
 def collect(root: Path, *, dry_run: bool, everything: bool) -> list[Checkpoints]:
-    """Remove each stage's checkpoints but those of its current fingerprint, of aliased versions and of runs to resume.
+    """Remove each stage's checkpoints but those of its current fingerprint and of runs to resume.
 
-    `everything` includes runs to resume. Metrics stay: they are small, and the record of what was trained.
+    `everything` includes runs to resume. Registered versions need no checkpoints: their weights are in MLflow's store.
+    Metrics stay: they are small, and the record of what was trained.
     """
     with Session(root) as session:
-        folders = [path for stage in session.graph for path in sorted((session.root / paths.STATE / stage).glob("*"))]
+        folders = [path for stage in session.graph for path in sorted((session.root / paths.STATE / stage).glob("*/"))]
         reasons = _reasons_to_keep(session, everything=everything) if folders else {}
         found = [
             Checkpoints(
@@ -54,7 +54,6 @@ def _reasons_to_keep(session: Session, *, everything: bool) -> dict[str, str]:
     interrupted = set() if everything else mlflow_tracking.unfinished_fingerprints(client)
     fingerprints = {
         **dict.fromkeys(interrupted, INTERRUPTED),
-        **dict.fromkeys(mlflow_tracking.aliased_fingerprints(client), ALIASED),
         **{fingerprint(stage, session): CURRENT for stage in session.graph},
     }
     return {paths.short(full): reason for full, reason in fingerprints.items()}

@@ -42,15 +42,18 @@ def no_champion(version: str, rate: Rate) -> Decision:
     return Decision(promote=True, reason=reason, p_value=None)
 
 
-def same_weights(version: str) -> Decision:
-    reason = f"{version} stays champion: the best candidate of this evaluation has the same weights"
+def same_weights(version: str, rate: Rate) -> Decision:
+    reason = (
+        f"{version} stays champion: the best candidate of this evaluation, which solved {rate.successes} of "
+        f"{rate.episodes} states, has the same weights"
+    )
     return Decision(promote=False, reason=reason, p_value=None)
 
 
-def other_grid(version: str, champion: str) -> Decision:
+def other_grid(version: str, champion: str, rate: Rate) -> Decision:
     reason = (
-        f"{version} stays challenger: whether it is better than {champion} cannot be told, "
-        f"since {champion} was not evaluated on this grid of init states"
+        f"{version} stays challenger: it solved {rate.successes} of {rate.episodes} states, but {champion} was not "
+        "evaluated on this grid of init states, so it cannot be told whether it is better"
     )
     return Decision(promote=False, reason=reason, p_value=None)
 

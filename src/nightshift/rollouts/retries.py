@@ -18,7 +18,8 @@ class Retries:
     """The failures of one call of a pool's `run`.
 
     A request is deterministic, so one that raises the same error twice, or hangs twice, is not played again. A process
-    may also die because of its machine: deaths, and different errors, allow MAX_ATTEMPTS in all.
+    may also die because of its machine, so a group of sampled episodes is played again after two deaths; a greedy or
+    expert episode, which is one of many alike, is not. Different errors allow MAX_ATTEMPTS in all.
     """
 
     def __init__(self, requests: Sequence[RolloutRequest]) -> None:
@@ -29,7 +30,8 @@ class Retries:
     def record(self, index: int, error: str, *, process_died: bool = False) -> list[Trajectory] | None:
         """A failure of a request: its invalid episodes if it is given up, None if it is to be played again."""
         errors = self._errors[index]
-        is_repeated = error in errors and not process_died
+        may_be_chance = process_died and self._requests[index].controller == "sample"
+        is_repeated = error in errors and not may_be_chance
         errors.append(error)
         if not is_repeated and len(errors) < MAX_ATTEMPTS:
             return None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from nightshift.algorithms.selection import Outcomes
 from nightshift.envs.splits import TrainingStates
+from nightshift.errors import RolloutError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import Pool
 from nightshift.types import RolloutRequest
@@ -24,4 +25,7 @@ class Validator:
     def play(self, policy: PolicySnapshot) -> Outcomes:
         """One episode from every validation state; those that the simulator failed in are left out."""
         played = [episode for _, (episode,) in self._pool.run(self._requests, policy)]
-        return {(one.request.task, one.request.init_state): one.success for one in played if one.valid}
+        outcomes = {(one.request.task, one.request.init_state): one.success for one in played if one.valid}
+        if not outcomes:
+            raise RolloutError("the simulator failed in every validation episode", "run again: it resumes")
+        return outcomes

@@ -1,4 +1,4 @@
-"""Collect demos: the scripted expert plays, its successes are kept, each with where it came from."""
+"""Collect demos: the scripted expert plays, and its successes are kept with their provenance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from nightshift import config, envs, files
 from nightshift.data import episode
-from nightshift.data.episode_store import EpisodeStore
+from nightshift.data.episode_store import SCHEMA, EpisodeStore
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.pipeline.job import Job
@@ -23,8 +23,6 @@ from nightshift.types import Provenance, RolloutRequest, Task, Trajectory
 Result = Literal["solved", "failed", "invalid"]
 """Invalid: the simulator failed, not the expert. The attempt is spent all the same, and another state is tried."""
 
-RANGES = {"actions": (-1.0, 1.0)}
-
 
 def run(job: Job, *, seed: int, env: config.Env, states: config.States, collect: config.Collect) -> None:
     tasks = {task.name: task for task in envs.tasks(env)}
@@ -33,17 +31,20 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, collect:
     candidates = {name: _candidates(task, available[name], seed, collect) for name, task in tasks.items()}
     missing = dict.fromkeys(tasks, collect.demos_per_task)
     invalid: Counter[str] = Counter()
-    drafts = EpisodeStore(job.state / "episodes", ranges=RANGES)
+    kept: list[str] = []
+    space = envs.suite(env.suite).action_space
+    drafts = EpisodeStore(job.state / "episodes", ranges={"actions": (space.low, space.high)})
     with progress.bar("collect", total=sum(missing.values())) as advance:
         while any(missing.values()):
             requests = _next_round(candidates, missing, invalid, seed, collect.disturbance)
             for request, result in _play(job, env, tasks, requests, drafts):
                 invalid[request.task] += result == "invalid"
                 if result == "solved":
+                    kept.append(_key(request))
                     missing[request.task] -= 1
                     advance(f"{request.task}{_spent(invalid.total())}")
     with files.new_folder(paths.DEMOS) as demos:
-        for path in sorted(drafts.folder.iterdir()):
+        for path in (drafts.folder / SCHEMA, *map(drafts.path, kept)):
             shutil.copy2(path, demos)
 
 
@@ -78,7 +79,7 @@ def _next_round(
             raise SimulatorError(
                 f"the expert failed too often on {task}: {count} demos are missing and all attempts are used"
                 f"{_spent(invalid[task])}",
-                "raise collect.attempts in params.yaml or take another task",
+                "raise collect.attempts in params.yaml, or states.per_task if every state was tried",
             )
         requests += [
             RolloutRequest(

@@ -16,6 +16,7 @@ from nightshift import config, envs, files, policies
 from nightshift.algorithms.selection import Validation, best_trained, select
 from nightshift.data import dataset_store
 from nightshift.envs.splits import split_training_states
+from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.learners.ranks import DemoArrays, Learners, LearnerSpec, LearnerState, open_learners
@@ -38,7 +39,7 @@ _BEST = "best."
 
 @dataclass
 class _Training:
-    """What a run has found out so far; part of every checkpoint."""
+    """State of a run besides the learner's; part of every checkpoint."""
 
     best: PolicySnapshot
     """Of the policies that were trained and validated; the one that training starts from until there is one."""
@@ -65,6 +66,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     cloned = policies.load(paths.SFT_POLICY)
     pool = job.pool(env)  # before the learners: it reserves CPUs on Ray
     splits = {task: split_training_states(task, states) for task in envs.tasks(env)}
+    _check_validation(sum(len(split.validation) for split in splits.values()), rloo.validation.level)
     sampler = Sampler({task: split.train for task, split in splits.items()}, rloo, seed=seed)
     validator = Validator(pool, {task.name: split for task, split in splits.items()})
     spec = LearnerSpec(
@@ -96,9 +98,19 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
         _validate(job, validator, learners.policy(), training)
     kept = select(training.validations, rloo.validation.level)
+    job.tracker.log({"validation/kept_iteration": float(kept.iteration)}, rloo.iterations)
     with files.new_folder(paths.RLOO_POLICY) as folder:
         policies.save(restore(training.best) if kept.iteration else cloned, folder)
         files.write_json(folder / paths.HISTORY, training.to_json(rloo.advantage_estimator, kept))
+
+
+def _check_validation(states: int, level: float) -> None:
+    """With few states even a policy that wins on all of them is not better at the level: training would be in vain."""
+    if 0.5**states > level:
+        raise ConfigError(
+            f"{states} validation states cannot show a gain at rloo.validation.level {level:g}",
+            "raise states.per_task, states.validation_share or rloo.validation.level in params.yaml",
+        )
 
 
 def _validate(job: Job, validator: Validator, policy: PolicySnapshot, training: _Training) -> None:
@@ -111,7 +123,7 @@ def _validate(job: Job, validator: Validator, policy: PolicySnapshot, training: 
 
 
 def _demos(policy: Policy, rloo: config.Rloo) -> DemoArrays | None:
-    """What to go on imitating, if anything."""
+    """The demos for the behaviour-cloning loss; None without one."""
     if not rloo.bc_weight:
         return None
     steps = dataset_store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)

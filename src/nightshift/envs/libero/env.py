@@ -128,6 +128,10 @@ class LiberoEnv:
         self._restore(states[init_state])
         for action in self._settling:
             self._advance(action)
+        if self.is_unstable():  # before the first action: not the policy's failure
+            raise RuntimeError(
+                f"{self._task.name}, {split} state {init_state}: the physics is unstable while it settles"
+            )
         self._steps = 0
         return self.observe()
 
