@@ -54,7 +54,7 @@ def test_an_episode_satisfies_the_schema_of_a_similar_one(one: Episode, other: E
         ({"terminated": False}, "the episode has no end"),
         ({"success": 1}, "success is 1, not true or false"),
         ({"provenance": odd(task=5)}, "provenance.task is 5, not text"),
-        ({"provenance": odd(split="test")}, "provenance.split is 'test', not train or eval"),
+        ({"provenance": odd(split="test")}, "provenance.split is 'test', not train, validation or eval"),
         ({"provenance": odd(seed="0")}, "provenance.seed is '0', not a whole number"),
         ({"provenance": odd(versions=None)}, "provenance.versions is None"),
         ({"provenance": odd(disturbance=math.nan)}, "provenance.disturbance is nan"),

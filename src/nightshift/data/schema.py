@@ -107,7 +107,8 @@ def _check_provenance(episode: Episode, where: str) -> None:
         if not isinstance(getattr(origin, name), str):
             raise _violation(episode, where, f"provenance.{name}", f"is {getattr(origin, name)!r}, not text")
     if origin.split not in get_args(Split):
-        raise _violation(episode, where, "provenance.split", f"is {origin.split!r}, not {' or '.join(get_args(Split))}")
+        *others, last = get_args(Split)
+        raise _violation(episode, where, "provenance.split", f"is {origin.split!r}, not {', '.join(others)} or {last}")
     for name in ("init_state", "seed"):
         if type(getattr(origin, name)) not in (int, type(None)):
             raise _violation(episode, where, f"provenance.{name}", f"is {getattr(origin, name)!r}, not a whole number")
