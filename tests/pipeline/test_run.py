@@ -185,9 +185,9 @@ def test_metrics_outlive_their_stage_and_hold_every_policy_of_an_evaluation(proj
         path = project / paths.stage_metrics("evaluate", run.fingerprint("evaluate", session))
     assert not list((project / ".state/evaluate").iterdir())
     logged = {name for line in path.read_text().splitlines() for name in json.loads(line)}
-    policies = json.loads((project / paths.EVALUATION_REPORT).read_text())["policies"]
-    assert len(policies) > 1
-    assert {f"success/{policy}" for policy in policies} <= logged
+    candidates = json.loads((project / paths.EVALUATION_REPORT).read_text())["candidates"]
+    assert len(candidates) > 1
+    assert {f"success/{candidate['name']}" for candidate in candidates} <= logged
 
 
 def test_data_is_not_read_to_start_a_run_and_to_find_its_checkpoints(project: Path) -> None:

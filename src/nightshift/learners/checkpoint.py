@@ -68,9 +68,7 @@ def newest(folder: Path) -> Checkpoint | None:
             damaged.append((path, f"{path} cannot be read: {error}"))
     for path, what in reversed(damaged):
         goes_on = "training starts from the beginning" if found is None else f"training goes on from step {found.step}"
-        _log.warning(
-            "%s; %s, and the newest damaged checkpoint is set aside as %s", what, goes_on, _set_aside(path).name
-        )
+        _log.warning("%s; %s, and the checkpoint is kept as %s", what, goes_on, _set_aside(path).name)
     return found
 
 
