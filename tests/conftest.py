@@ -32,6 +32,7 @@ os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
 SMALL: dict[str, Any] = {
     "machine": {"workers": 0, "checkpoint_every": {"sft_steps": 20, "rloo_iterations": 1}},
     "env": {"suite": "fake", "tasks": [], "protocol": "openvla-oft", "horizon": 12},
+    "states": {"validation_share": 0.2},
     "collect": {"demos_per_task": 4, "attempts": 3, "disturbance": 0.0},
     "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3},
     "policy": {"inputs": ["objects", "task"], "hidden": [16], "chunk": 1},
@@ -43,6 +44,7 @@ SMALL: dict[str, Any] = {
         "temperature_end": 0.4,
         "minibatch_size": 1024,
         "sampling": {"curriculum_floor": 1.0},
+        "validation": {"every": 2},
         "optimizer": {"learning_rate": 2.0e-3, "schedule": "constant"},
         "target_kl": 0.06,
     },
