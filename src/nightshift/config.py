@@ -62,13 +62,30 @@ class CheckpointEvery(Section):
 class Machine(Section):
     """How to run. Results depend on it by rounding at most (ranks, microbatch_size), so it is in no cache key."""
 
+    device: Literal["auto", "cpu", "cuda"]
+    """Where policies act and learn; auto is cuda where there is a GPU."""
     workers: Natural
     """Simulator processes; 0 runs them in this process."""
+    threads: Count
+    """Threads of each simulator process that step simulations."""
+    requests_at_once: Count
+    """Requests (groups of episodes) that one simulator process plays side by side. On a GPU they share a batch."""
     ranks: Count
     """Learner processes that share the update of reinforcement learning."""
     microbatch_size: Count
     """Decisions per backward pass: lower it when memory runs out. Gradients are accumulated over a minibatch."""
     checkpoint_every: CheckpointEvery
+
+
+class Cameras(Section):
+    """What is drawn for policies and recorded in demos."""
+
+    names: Names
+    """Cameras of the suite; empty draws nothing."""
+    size: CountOrAuto
+    """Pixels of an image, which is square; auto takes the protocol's."""
+    shadows: Flag
+    """Shadows and reflections, as LIBERO draws them; without them a GPU draws about ten times as fast."""
 
 
 class Env(Section):
@@ -79,6 +96,7 @@ class Env(Section):
     """Which published way of playing LIBERO; envs/protocols.py has the table."""
     horizon: CountOrAuto
     """Control steps until an episode counts as failed; auto takes the protocol's for the suite."""
+    cameras: Cameras
 
 
 class States(Section):
@@ -104,12 +122,65 @@ class Dataset(Section):
     """Share of the init states whose episodes are held back from behaviour cloning."""
 
 
-class Policy(Section):
-    inputs: Annotated[Names, Field(min_length=1)]
-    """Names of the observations the policy sees, in order."""
-    hidden: Annotated[tuple[Count, ...], Field(min_length=1)]
+Inputs = Annotated[Names, Field(min_length=1)]
+"""Names of the observations that a policy sees, in order."""
+Sizes = Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+class GaussianMlp(Section):
+    """An MLP on state vectors, with a Gaussian head."""
+
+    family: Literal["gaussian_mlp"]
+    inputs: Inputs
+    hidden: Sizes
     chunk: Count
     """Actions per decision: the policy looks, plays them all, and looks again."""
+
+
+class Augmentation(Section):
+    """Random changes of camera images in behaviour cloning, different for every image of every batch."""
+
+    crop: Natural
+    """An image is shifted by at most this many pixels in each direction; 0 = not at all."""
+    jitter: NonNegative
+    """Brightness, contrast and saturation are scaled by factors between 1 - jitter and 1 + jitter."""
+
+
+class Cnn(Section):
+    """A small convolutional network per camera, with a Gaussian head."""
+
+    family: Literal["cnn"]
+    inputs: Inputs
+    channels: Sizes
+    """Of the convolutions, each of which halves the image."""
+    hidden: Sizes
+    """Widths of the layers after the cameras' features, the state vectors and the instruction are joined."""
+    max_words: Count
+    """The longest instruction."""
+    chunk: Count
+    augmentation: Augmentation
+
+
+class Vla(Section):
+    """A transformer over patches of every camera, words of the instruction, state vectors and action queries."""
+
+    family: Literal["vla"]
+    inputs: Inputs
+    patch_size: Count
+    """Pixels of a square patch; it must divide the size of the images."""
+    width: Count
+    depth: Count
+    heads: Count
+    """Of attention; they must divide the width."""
+    max_words: Count
+    """The longest instruction."""
+    chunk: Count
+    head: Literal["gaussian", "bins"]
+    """The distribution of an action's dimension: a Gaussian, or 256 bins between the demos' minimum and maximum."""
+    augmentation: Augmentation
+
+
+Policy = Annotated[GaussianMlp | Cnn | Vla, Field(discriminator="family")]
 
 
 class Sft(Section):

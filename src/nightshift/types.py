@@ -1,20 +1,24 @@
 """What processes exchange: frozen dataclasses of plain values and numpy arrays.
 
-Shapes stand in comments: T steps of an episode, A action dimensions, D features.
+Shapes stand in comments: T steps of an episode, K decisions, A action dimensions, D features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-Observation = Mapping[str, Array]
-"""One observation, each array [D] by its name in the suite's observation space."""
+Observation = Mapping[str, NDArray[Any]]
+"""Arrays by their name in the suite's observation space: state vectors float32 [D], camera images uint8 [H, W, 3], and
+texts, str []. Several observations side by side have an axis more, in front."""
+
+INSTRUCTION = "instruction"
+"""The name of the observation that is the task's instruction, a text."""
 
 Split = Literal["train", "validation", "eval"]
 """Which frozen init states. Demos and RL groups start from "train" states only. "validation" states are training states
@@ -79,12 +83,12 @@ class Trajectory:
 
     request: RolloutRequest
     member: int  # position in the group
-    observations: Mapping[str, Array]  # each [T, D]
-    final: Observation  # each [D]: what the last action led to; if unstable, the observation before it, so finite
+    observations: Observation  # each [K, …]: what was seen at each of the K decisions, before steps 0, chunk, 2 chunk, …
+    final: Observation  # what the last action led to; if unstable, the observation before it, so finite
     actions: Array  # [T, A] as the policy chose them, before the simulator clips
     executed: Array  # [T, A] as the simulator executed them: disturbed and clipped
     log_probs: Array  # [T, A] of `actions` under the acting policy; zeros for the expert
-    chunk: int  # actions per decision: the policy observed steps 0, chunk, 2 chunk, ...
+    chunk: int  # actions per decision
     success: bool
     unstable: bool = False  # the actions drove the physics unstable: a failure, and terminal
     version: int = 0  # of the policy that acted: its number of updates

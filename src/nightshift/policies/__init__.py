@@ -1,36 +1,45 @@
-"""Policies on disk and in memory. A new family is one new module and one line in `FAMILIES`."""
+"""Policies on disk and in memory. A new family is one new module, its section in config, and one line in `FAMILIES`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
+from nightshift.errors import DataError
 from nightshift.policies import gaussian_mlp
-from nightshift.policies.base import Policy
+from nightshift.policies.base import Policy, Shapes
 
-FAMILIES: Mapping[str, Callable[..., Policy]] = {gaussian_mlp.FAMILY: gaussian_mlp.GaussianMlp}
+if TYPE_CHECKING:
+    from nightshift import config
+
+FAMILIES: Mapping[str, type[Policy]] = {gaussian_mlp.FAMILY: gaussian_mlp.GaussianMlp}
 
 WEIGHTS = "policy.safetensors"
 SPEC = "policy.json"
 
 
+def fresh(settings: config.Policy, shapes: Shapes, action_dim: int) -> Policy:
+    """An untrained policy of the family that params.yaml names, for observations of these shapes."""
+    return FAMILIES[settings.family].from_config(settings, shapes, action_dim)
+
+
 def build(spec: Mapping[str, Any]) -> Policy:
-    """A fresh policy of the family and sizes that `spec` names."""
+    """An untrained policy of the family and sizes that `spec` names."""
     arguments = dict(spec)
     family = arguments.pop("family")
     if family not in FAMILIES:
-        raise ValueError(f"unknown policy family {family!r}; there are {', '.join(FAMILIES)}")
+        raise DataError(f"unknown policy family {family!r}; there are {', '.join(FAMILIES)}")
     return FAMILIES[family](**arguments)
 
 
 def save(policy: Policy, folder: Path) -> None:
     """Write the policy's two files into a folder that is being written."""
-    weights = {name: tensor.detach().contiguous() for name, tensor in policy.state_dict().items()}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
     (folder / WEIGHTS).write_bytes(to_bytes(weights))
     (folder / SPEC).write_text(json.dumps(policy.spec, indent=2) + "\n")
 

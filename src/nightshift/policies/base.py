@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from nightshift.types import Array, Observation
 
+Inputs = Mapping[str, Tensor]
+"""A policy's own tensors by name, each [B, …], in the smallest dtype that holds them: images stay uint8."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of observations by name, e.g. {"state": (8,), "agentview": (128, 128, 3), "instruction": ()}."""
+
 
 class Policy(nn.Module, ABC):
-    """A torch module that acts in chunks. B observations at a time, C actions per chunk, A dimensions, D features.
+    """A torch module that acts in chunks. B observations at a time, C actions per chunk, A dimensions.
 
-    `temperature` scales the standard deviation that `sample` draws with; `act` is the limit of 0, the greedy action.
+    `inputs` makes tensors on the CPU; every other method takes them on the policy's own device. `temperature` scales
+    the spread that `sample` draws with; `greedy` is the limit of 0.
     """
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, settings: Any, shapes: Shapes, action_dim: int) -> Self:
+        """A fresh policy by its family's section of params.yaml; `shapes` has every observation it can read."""
 
     @property
     @abstractmethod
     def spec(self) -> Mapping[str, Any]:
         """JSON from which `policies.build` makes the same architecture again."""
+
+    @property
+    @abstractmethod
+    def observations(self) -> Sequence[str]:
+        """The names of the observations that `inputs` reads."""
 
     @property
     @abstractmethod
@@ -34,40 +53,68 @@ class Policy(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def feature_size(self) -> int:
-        """D."""
+    def critic_size(self) -> int:
+        """F, the number of features that a critic sees."""
 
     @abstractmethod
     def std_parameters(self) -> Sequence[nn.Parameter]:
-        """Those of the standard deviation of `sample`; `act` does not depend on them."""
+        """Those of the spread of `sample`; `greedy` does not depend on them."""
 
     @abstractmethod
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Normalise inputs and actions by the dataset's statistics, by field: mean, std, min, max."""
 
     @abstractmethod
-    def features(self, observations: Observation) -> Tensor:
-        """The observations that are the policy's inputs, as one tensor [B, D]."""
+    def inputs(self, observations: Observation) -> dict[str, Tensor]:
+        """Observations [B, …] as this policy's own tensors."""
 
     @abstractmethod
-    def act(self, observations: Observation) -> Array:
-        """The greedy actions [B, C, A]."""
+    def greedy(self, inputs: Inputs) -> Tensor:
+        """The most likely actions [B, C, A]."""
 
     @abstractmethod
-    def sample(self, observations: Observation, noise: Array, temperature: float) -> tuple[Array, Array]:
-        """A draw driven by standard normal `noise` [B, C, A]: actions [B, C, A] and their log-probs [B, C, A]."""
+    def sample(
+        self, inputs: Inputs, generators: Sequence[np.random.Generator], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Sampled actions and their log-probs, both [B, C, A]. Row i draws from generator i alone, so that a sample
+        does not depend on the rows beside it."""
 
     @abstractmethod
-    def log_prob(self, features: Tensor, actions: Tensor, temperature: float) -> Tensor:
-        """Log-density of `actions` [B, C, A] at `features` [B, D], dimension by dimension: [B, C, A]."""
+    def evaluate_actions(self, inputs: Inputs, actions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-density of `actions` and entropy of their distribution, dimension by dimension: both [B, C, A]."""
 
     @abstractmethod
-    def entropy(self, features: Tensor, temperature: float) -> Tensor:
-        """Of the action distribution at `features` [B, D], dimension by dimension: [B, C, A]."""
-
-    @abstractmethod
-    def bc_loss(self, features: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
+    def bc_loss(self, inputs: Inputs, actions: Tensor, mask: Tensor) -> Tensor:
         """The behaviour-cloning loss of `actions` [B, C, A], a mean over the actions where `mask` [B, C] is true.
 
         Masked actions may be NaN: they have no influence on the loss or its gradient.
         """
+
+    @abstractmethod
+    def critic_features(self, inputs: Inputs) -> Tensor:
+        """What a critic sees of the observations: [B, F], without a gradient."""
+
+    def augment(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
+        """Inputs as cloning sees them, changed at random where that does not change the right action.
+
+        `generator` is on the CPU, so that a checkpoint holds it and a run repeats on any device.
+        """
+        return inputs
+
+    def log_prob(self, inputs: Inputs, actions: Tensor, temperature: float) -> Tensor:
+        """Log-density of `actions` [B, C, A], dimension by dimension: [B, C, A]."""
+        return self.evaluate_actions(inputs, actions, temperature)[0]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def act(self, observations: Observation) -> Array:
+        """The greedy actions [B, C, A] for observations as a simulator or a robot gives them."""
+        with torch.inference_mode():
+            actions: Array = self.greedy(to_device(self.inputs(observations), self.device)).float().cpu().numpy()
+        return actions
+
+
+def to_device(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
