@@ -187,7 +187,9 @@ class Sft(Section):
     steps: Count
     batch_size: Count
     learning_rate: Positive
-    """At the first step; it falls linearly to zero."""
+    """After the warm-up; it falls linearly to zero."""
+    warmup_steps: Natural
+    """Steps in which the learning rate rises linearly from zero; a transformer needs some."""
 
 
 class Clip(Section):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nightshift.policies.base import Policy
+from nightshift.policies.base import Inputs, Policy
 from nightshift.types import Trajectory
 
 
@@ -16,25 +17,32 @@ from nightshift.types import Trajectory
 class DecisionBatch:
     """N decisions of all episodes end to end; a decision is a chunk of C actions with A dimensions."""
 
-    features: Tensor  # [N, D]
+    inputs: Inputs  # each [N, …] what the policy saw
     actions: Tensor  # [N, C, A]
     mask: Tensor  # [N, C] true for actions that were executed: up to the one that ended the episode
     log_probs: Tensor  # [N, C, A] under the policy that acted
     episode: Tensor  # [N] index of the episode each decision belongs to
     advantages: Tensor  # [N]
     returns: Tensor  # [N] the critic's targets
+    critic_features: Tensor  # [N, F] what the critic sees; [N, 0] without one
 
     def __getitem__(self, index: Tensor) -> DecisionBatch:
-        return DecisionBatch(*(getattr(self, field.name)[index] for field in fields(self)))
+        return self._map(lambda tensor: tensor[index])
 
     def __len__(self) -> int:
-        return len(self.features)
+        return len(self.actions)
+
+    def to(self, device: torch.device) -> DecisionBatch:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def with_log_probs(self, log_probs: Tensor) -> DecisionBatch:
         return replace(self, log_probs=log_probs)
 
     def with_advantages(self, advantages: Tensor, returns: Tensor | None = None) -> DecisionBatch:
         return replace(self, advantages=advantages, returns=advantages if returns is None else returns)
+
+    def with_critic_features(self, critic_features: Tensor) -> DecisionBatch:
+        return replace(self, critic_features=critic_features)
 
     def with_zero_padding(self) -> DecisionBatch:
         """The batch with zeros wherever the mask is false.
@@ -44,30 +52,36 @@ class DecisionBatch:
         action, decision = self.mask[..., None], self.mask.any(dim=1)
         return replace(
             self,
-            features=torch.where(decision[:, None], self.features, 0),
+            inputs={name: _select(decision, tensor) for name, tensor in self.inputs.items()},
             actions=torch.where(action, self.actions, 0),
             log_probs=torch.where(action, self.log_probs, 0),
             advantages=torch.where(decision, self.advantages, 0),
             returns=torch.where(decision, self.returns, 0),
+            critic_features=_select(decision, self.critic_features),
         )
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> DecisionBatch:
+        tensors = {field.name: change(getattr(self, field.name)) for field in fields(self) if field.name != "inputs"}
+        return DecisionBatch(inputs={name: change(tensor) for name, tensor in self.inputs.items()}, **tensors)
 
 
 def collate(policy: Policy, episodes: Sequence[Trajectory]) -> DecisionBatch:
     """Every decision of `episodes`, with advantages and returns of zero."""
     if not episodes:
         return _empty(policy)
-    chunks = [_chunked(policy, episode) for episode in episodes]
-    features, actions, mask, log_probs = (torch.cat(column) for column in zip(*chunks, strict=True))
-    decisions = torch.tensor([len(chunk[0]) for chunk in chunks])
-    zeros = torch.zeros(len(features))
+    chunks = [_chunked(episode) for episode in episodes]
+    actions, mask, log_probs = (torch.cat(column) for column in zip(*chunks, strict=True))
+    seen = {name: np.concatenate([episode.observations[name] for episode in episodes]) for name in policy.observations}
+    zeros = torch.zeros(len(actions))
     return DecisionBatch(
-        features=features,
+        inputs=policy.inputs(seen),
         actions=actions,
         mask=mask,
         log_probs=log_probs,
-        episode=torch.arange(len(episodes)).repeat_interleave(decisions),
+        episode=torch.arange(len(episodes)).repeat_interleave(torch.tensor([len(chunk[0]) for chunk in chunks])),
         advantages=zeros,
         returns=zeros,
+        critic_features=torch.zeros(len(actions), 0),
     )
 
 
@@ -75,17 +89,28 @@ def _empty(policy: Policy) -> DecisionBatch:
     """The batch of a rank without episodes, which still takes part in every collective sum."""
     actions = torch.zeros(0, policy.chunk, policy.action_dim)
     zeros = torch.zeros(0)
-    mask, episode = torch.zeros(0, policy.chunk, dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
-    return DecisionBatch(torch.zeros(0, policy.feature_size), actions, mask, actions, episode, zeros, zeros)
+    return DecisionBatch(
+        inputs={},
+        actions=actions,
+        mask=torch.zeros(0, policy.chunk, dtype=torch.bool),
+        log_probs=actions,
+        episode=torch.zeros(0, dtype=torch.int64),
+        advantages=zeros,
+        returns=zeros,
+        critic_features=torch.zeros(0, policy.critic_size),
+    )
 
 
-def _chunked(policy: Policy, episode: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Features, actions, mask and log-probs of one episode by decision; the last chunk is padded."""
+def _select(decision: Tensor, values: Tensor) -> Tensor:
+    """`values` [N, …], with zeros where `decision` [N] is false."""
+    return values if decision.all() else torch.where(decision.reshape(-1, *[1] * (values.dim() - 1)), values, 0)
+
+
+def _chunked(episode: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
+    """Actions, mask and log-probs of one episode by decision; the last chunk is padded."""
     missing = -episode.length % episode.chunk
-    observed = {name: values[:: episode.chunk] for name, values in episode.observations.items()}
     executed = torch.ones(episode.length, dtype=torch.bool)
     return (
-        policy.features(observed),
         _fold(torch.tensor(episode.actions), missing, episode.chunk),
         _fold(executed, missing, episode.chunk),
         _fold(torch.tensor(episode.log_probs), missing, episode.chunk),

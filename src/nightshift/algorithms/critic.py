@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -13,14 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 from nightshift.algorithms.advantages import gae
 from nightshift.algorithms.batch import DecisionBatch
 from nightshift.algorithms.collective import Moments
-from nightshift.policies.base import Policy
 from nightshift.types import Trajectory
 
 _MIN_STD = 1e-2
 
 
 class ValueNetwork(nn.Module):
-    """The value of a policy's features: [N, D] to [N]."""
+    """The value of what a policy offers to its critic: [N, F] to [N]."""
 
     mean: Tensor
     std: Tensor
@@ -51,13 +49,15 @@ class ValueNetwork(nn.Module):
 def with_gae(
     batch: DecisionBatch,
     episodes: Sequence[Trajectory],
+    finals: Tensor,
     critic: ValueNetwork,
-    policy: Policy,
     *,
     gamma: float,
     gae_lambda: float,
 ) -> DecisionBatch:
     """The batch with GAE advantages, and with the critic's targets as returns.
+
+    `finals` [episodes, F] is what the critic sees of the final observations.
 
     Success and unstable physics terminate an episode; at the horizon it bootstraps from the value of its final
     observation.
@@ -67,9 +67,8 @@ def with_gae(
     lengths = torch.bincount(batch.episode, minlength=len(episodes))
     solved = torch.tensor([episode.success for episode in episodes])
     unstable = torch.tensor([episode.unstable for episode in episodes])
-    finals = {name: np.stack([episode.final[name] for episode in episodes]) for name in episodes[0].final}
-    values = critic(batch.features).split(lengths.tolist())
-    bootstrap = torch.where(solved | unstable, 0, critic(policy.features(finals)))
+    values = critic(batch.critic_features).split(lengths.tolist())
+    bootstrap = torch.where(solved | unstable, 0, critic(finals))
     padded = pad_sequence([torch.cat([v, b[None]]) for v, b in zip(values, bootstrap, strict=True)], batch_first=True)
     rewards = torch.zeros_like(padded[:, 1:])
     rewards[torch.arange(len(episodes)), lengths - 1] = solved.float()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from nightshift.algorithms import advantages
 from nightshift.algorithms.batch import DecisionBatch, collate
 from nightshift.algorithms.collective import Collective, global_moments
 from nightshift.algorithms.critic import ValueNetwork, with_gae
-from nightshift.policies.base import Policy
+from nightshift.policies.base import Inputs, Policy
 from nightshift.types import Trajectory
 
 if TYPE_CHECKING:
@@ -24,8 +25,17 @@ Groups = Sequence[Sequence[Trajectory]]
 _WITHIN_GROUPS = {"rloo": advantages.leave_one_out, "grpo": advantages.group_relative}
 
 
+CriticFeatures = Callable[[Inputs, int], Tensor]
+"""What the critic sees [N, F] of N inputs."""
+
+
 def estimate_advantages(
-    groups: Groups, policy: Policy, critic: ValueNetwork | None, settings: config.Rloo, collective: Collective
+    groups: Groups,
+    policy: Policy,
+    critic: ValueNetwork | None,
+    features: CriticFeatures,
+    settings: config.Rloo,
+    collective: Collective,
 ) -> DecisionBatch:
     """Every decision with its advantage. Estimators within groups leave out uniform groups: their advantage is 0."""
     if settings.advantage_estimator in _WITHIN_GROUPS:
@@ -34,11 +44,19 @@ def estimate_advantages(
     batch = collate(policy, episodes)
     if critic is None:
         return batch.with_advantages(_of_outcomes(groups, batch, settings.advantage_estimator, collective))
-    critic.normalise_by(global_moments(collective, batch.features))
+    batch = batch.with_critic_features(features(batch.inputs, len(batch)))
+    critic.normalise_by(global_moments(collective, batch.critic_features))
+    finals = features(_final_inputs(policy, episodes), len(episodes))
     gamma, gae_lambda = settings.critic.gamma, settings.critic.gae_lambda
-    batch = with_gae(batch, episodes, critic, policy, gamma=gamma, gae_lambda=gae_lambda)
+    batch = with_gae(batch, episodes, finals, critic, gamma=gamma, gae_lambda=gae_lambda)
     normalised = advantages.normalise(batch.advantages, global_moments(collective, batch.advantages))
     return batch.with_advantages(normalised, returns=batch.returns)
+
+
+def _final_inputs(policy: Policy, episodes: Sequence[Trajectory]) -> Inputs:
+    if not episodes:
+        return {}
+    return policy.inputs({name: np.stack([episode.final[name] for episode in episodes]) for name in policy.observations})
 
 
 def _of_outcomes(groups: Groups, batch: DecisionBatch, estimator: str, collective: Collective) -> Tensor:

@@ -20,7 +20,7 @@ from nightshift.algorithms.estimators import Groups, estimate_advantages
 from nightshift.algorithms.objectives import AdaptiveKlCoef, approx_kl, clipped_surrogate, elements, kl_penalty
 from nightshift.algorithms.optimizer import ClippedAdamW
 from nightshift.algorithms.sft import Demos
-from nightshift.policies.base import Policy
+from nightshift.policies.base import Inputs, Policy, to_device
 
 if TYPE_CHECKING:
     from nightshift import config
@@ -49,7 +49,7 @@ class OnPolicyLearner:
         self.policy_optimizer = ClippedAdamW(policy.parameters(), settings.optimizer)
         self.critic: ValueNetwork | None = None
         if settings.advantage_estimator == "gae":
-            self.critic = ValueNetwork(policy.feature_size, settings.critic.hidden)
+            self.critic = ValueNetwork(policy.critic_size, settings.critic.hidden)
             of_critic = settings.optimizer.model_copy(update={"learning_rate": settings.critic.learning_rate})
             self.critic_optimizer = ClippedAdamW(self.critic.parameters(), of_critic)
         self.kl_coef = AdaptiveKlCoef(settings.kl.coef, target=settings.kl.target, horizon=settings.kl.horizon)
@@ -69,7 +69,9 @@ class OnPolicyLearner:
         """One iteration's update; `progress` is the share of all iterations that is done, for the schedule."""
         if groups:
             self._temperature = groups[0][0].request.temperature
-        batch = estimate_advantages(groups, self.policy, self.critic, self._settings, self._collective)
+        batch = estimate_advantages(
+            groups, self.policy, self.critic, self._critic_features, self._settings, self._collective
+        )
         return self.update_on(batch, progress)
 
     def update_on(self, batch: DecisionBatch, progress: float) -> dict[str, float]:
@@ -77,7 +79,8 @@ class OnPolicyLearner:
         batch = batch.with_zero_padding()
         local = rank_slice(self._collective, len(batch))
         start = self._log_probs(batch)
-        if self._settings.old_log_probs == "recomputed":
+        if self._settings.old_log_probs == "recomputed" or self.policy.device.type != "cpu":
+            # On a GPU the rollouts' batches have other shapes, and so other rounding, than these.
             batch = batch.with_log_probs(start)
         history, kl = self._optimize_policy(batch, start, local, progress)
         self._optimize_critic(batch, local, progress)
@@ -163,7 +166,7 @@ class OnPolicyLearner:
         self._collective.sum([total])
         sums = torch.zeros(len(_TERMS))
         for index in self._microbatches(len(minibatch)):
-            sums += self._accumulate_gradient(minibatch[index], weights[index], total)
+            sums += self._accumulate_gradient(minibatch[index], weights[index] / total).cpu()
         self._accumulate_bc_gradient()
         self._collective.sum([sums, *self.policy_optimizer.gradients()])
         norm = self.policy_optimizer.step()
@@ -174,21 +177,23 @@ class OnPolicyLearner:
         total = torch.tensor(float(len(minibatch)))
         self._collective.sum([total])
         for index in self._microbatches(len(minibatch)):
-            loss = (critic(minibatch.features[index]) - minibatch.returns[index]).square().sum() / total
+            loss = (critic(minibatch.critic_features[index]) - minibatch.returns[index]).square().sum() / total
             loss.backward()
         self._collective.sum(self.critic_optimizer.gradients())
         self.critic_optimizer.step()
 
-    def _accumulate_gradient(self, microbatch: DecisionBatch, weights: Tensor, total: Tensor) -> Tensor:
+    def _accumulate_gradient(self, microbatch: DecisionBatch, weights: Tensor) -> Tensor:
         """Add one microbatch's gradient of the policy loss; its part of each term's mean."""
         settings = self._settings
-        log_probs, counted = self._elements(microbatch, self._new_log_probs(microbatch))
+        microbatch, weights = microbatch.to(self.policy.device), weights.to(self.policy.device)
+        new, entropies = self.policy.evaluate_actions(microbatch.inputs, microbatch.actions, self._temperature)
+        log_probs, counted = self._elements(microbatch, new)
         old_log_probs, _ = self._elements(microbatch, microbatch.log_probs)
         surrogate = clipped_surrogate(log_probs, old_log_probs, microbatch.advantages[:, None], settings.clip)
-        entropy, _ = self._elements(microbatch, self.policy.entropy(microbatch.features, self._temperature))
+        entropy, _ = self._elements(microbatch, entropies)
         kl = self._kl_to_reference(microbatch, log_probs)
         values = (surrogate.losses, surrogate.clipped, surrogate.ppo_kl, entropy, kl)
-        weight = torch.where(counted, weights[:, None] / total, 0)
+        weight = torch.where(counted, weights[:, None], 0)
         terms = [(weight * torch.where(counted, value, 0)).sum() for value in values]
         loss, _, _, mean_entropy, mean_kl = terms
         objective = loss - settings.entropy_coef * mean_entropy + self.kl_coef.value * mean_kl
@@ -203,21 +208,17 @@ class OnPolicyLearner:
         total = self._demos.mask[chosen].sum()
         local = torch.tensor_split(chosen, self._collective.size)[self._collective.rank]
         for index in self._microbatches(len(local)):
-            demos = self._demos[local[index]]
-            loss = self.policy.bc_loss(demos.features, demos.actions, demos.mask)
+            demos = self._demos[local[index]].to(self.policy.device)
+            loss = self.policy.bc_loss(demos.inputs, demos.actions, demos.mask)
             weighted = loss * self._settings.bc_weight * (demos.mask.sum() / total)
             weighted.backward()  # type: ignore[no-untyped-call]
-
-    def _new_log_probs(self, batch: DecisionBatch) -> Tensor:
-        """Under the policy as it is now."""
-        return self.policy.log_prob(batch.features, batch.actions, self._temperature)
 
     def _kl_to_reference(self, batch: DecisionBatch, log_probs: Tensor) -> Tensor:
         """The KL penalty of every element; zeros without a reference policy."""
         if self._reference is None:
             return torch.zeros_like(log_probs)
         with torch.no_grad():
-            reference = self._reference.log_prob(batch.features, batch.actions, self._temperature)
+            reference = self._reference.log_prob(batch.inputs, batch.actions, self._temperature)
         return kl_penalty(log_probs, self._elements(batch, reference)[0], self._settings.kl.form)
 
     def _elements(self, batch: DecisionBatch, log_probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,9 +226,20 @@ class OnPolicyLearner:
 
     @torch.no_grad()
     def _log_probs(self, batch: DecisionBatch) -> Tensor:
-        """`_new_log_probs` of a whole batch, microbatch by microbatch, without gradients."""
-        parts = (self._new_log_probs(batch[index]) for index in self._microbatches(len(batch)))
+        """Of a whole batch under the policy as it is now."""
+        parts = []
+        for index in self._microbatches(len(batch)):
+            part = batch[index].to(self.policy.device)
+            parts.append(self.policy.log_prob(part.inputs, part.actions, self._temperature).cpu())
         return torch.cat([batch.log_probs[:0], *parts])
+
+    @torch.no_grad()
+    def _critic_features(self, inputs: Inputs, count: int) -> Tensor:
+        parts = []
+        for index in self._microbatches(count):
+            part = to_device({name: tensor[index] for name, tensor in inputs.items()}, self.policy.device)
+            parts.append(self.policy.critic_features(part).float().cpu())
+        return torch.cat([torch.zeros(0, self.policy.critic_size), *parts])
 
     def _microbatches(self, count: int) -> Iterator[Tensor]:
         """The indices of `count` samples in parts that fit into memory."""

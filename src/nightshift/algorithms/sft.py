@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,38 +12,51 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from nightshift.policies.base import Policy
+from nightshift.policies.base import Inputs, Policy, to_device
 from nightshift.types import Array, Observation
 
 if TYPE_CHECKING:
     from nightshift import config
 
+Observe = Callable[[NDArray[np.int64]], Observation]
+"""The observations of some steps of the demos, by their numbers."""
+
 
 @dataclass(frozen=True)
+class DemoBatch:
+    """B steps of demos."""
+
+    inputs: Inputs  # each [B, …]
+    actions: Tensor  # [B, C, A] the chunk that follows each step
+    mask: Tensor  # [B, C] true for actions of the chunk before the episode's end: its first one at least
+
+    def to(self, device: torch.device) -> DemoBatch:
+        return DemoBatch(to_device(self.inputs, device), self.actions.to(device), self.mask.to(device))
+
+
 class Demos:
-    """N steps of demos."""
+    """All steps of demos. Observations are read when they are drawn: images of all steps may not fit into memory."""
 
-    features: Tensor  # [N, D]
-    actions: Tensor  # [N, C, A] the chunk that follows each step
-    mask: Tensor  # [N, C] true for actions of the chunk before the episode's end: its first one at least
+    def __init__(self, policy: Policy, observe: Observe, actions: Array, mask: NDArray[np.bool_]) -> None:
+        self._policy = policy
+        self._observe = observe
+        self._actions = torch.tensor(actions)
+        self.mask = torch.tensor(mask)
 
-    @classmethod
-    def from_steps(cls, policy: Policy, observations: Observation, actions: Array, mask: NDArray[np.bool_]) -> Demos:
-        return cls(policy.features(observations), torch.tensor(actions), torch.tensor(mask))
-
-    def __getitem__(self, index: Tensor) -> Demos:
-        return Demos(self.features[index], self.actions[index], self.mask[index])
+    def __getitem__(self, index: Tensor) -> DemoBatch:
+        return DemoBatch(self._policy.inputs(self._observe(index.numpy())), self._actions[index], self.mask[index])
 
     def __len__(self) -> int:
-        return len(self.features)
+        return len(self._actions)
 
 
 class SftLearner:
-    def __init__(self, policy: Policy, settings: config.Sft) -> None:
+    def __init__(self, policy: Policy, settings: config.Sft, *, microbatch_size: int) -> None:
         self.policy = policy
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)
-        self._steps = settings.steps
-        self._scheduler = self._linear_decay(0)
+        self._settings = settings
+        self._microbatch_size = microbatch_size
+        self._scheduler = self._schedule(0)
 
     @property
     def trained(self) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
@@ -51,17 +65,37 @@ class SftLearner:
 
     def resume(self, step: int) -> None:
         """Continue the schedule after `step` updates."""
-        self._scheduler = self._linear_decay(step)
+        self._scheduler = self._schedule(step)
 
-    def update(self, demos: Demos) -> float:
-        """One gradient step on a batch; its loss."""
-        loss = self.policy.bc_loss(demos.features, demos.actions, demos.mask)
+    def update(self, demos: Demos, index: Tensor, generator: torch.Generator) -> Tensor:
+        """One gradient step on the steps `index` of the demos; its loss. `generator` draws the augmentation."""
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = torch.zeros((), device=self.policy.device)
+        for batch, share in self._microbatches(demos, index):
+            inputs = self.policy.augment(batch.inputs, generator)
+            part = self.policy.bc_loss(inputs, batch.actions, batch.mask) * share
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
         self.optimizer.step()
         self._scheduler.step()
-        return loss.item()
+        return loss
 
-    def _linear_decay(self, step: int) -> LambdaLR:
-        """The learning rate falls linearly to zero over all steps."""
-        return LambdaLR(self.optimizer, lambda done: 1 - done / self._steps, last_epoch=step - 1)
+    @torch.no_grad()
+    def loss(self, demos: Demos) -> float:
+        """Over all steps of `demos`, without augmentation."""
+        parts = self._microbatches(demos, torch.arange(len(demos)))
+        return float(sum(self.policy.bc_loss(b.inputs, b.actions, b.mask) * share for b, share in parts))
+
+    def _microbatches(self, demos: Demos, index: Tensor) -> Iterator[tuple[DemoBatch, float]]:
+        """Parts that fit into memory, on the policy's device, each with its share of the actions."""
+        total = demos.mask[index].sum().item()
+        for part in torch.split(index, self._microbatch_size):
+            batch = demos[part]
+            yield batch.to(self.policy.device), batch.mask.sum().item() / total
+
+    def _schedule(self, step: int) -> LambdaLR:
+        """The learning rate rises linearly during the warm-up, and falls linearly to zero over all steps."""
+        warmup, steps = self._settings.warmup_steps, self._settings.steps
+        return LambdaLR(
+            self.optimizer, lambda done: min((done + 1) / (warmup + 1), 1.0) * (1 - done / steps), last_epoch=step - 1
+        )

@@ -24,10 +24,10 @@ from nightshift.data import episode as episodes
 from nightshift.data import tensors
 from nightshift.data.episode import OBSERVATIONS, Episode
 from nightshift.data.episode_store import SCHEMA
-from nightshift.data.schema import Schema
+from nightshift.data.schema import FieldSpec, Schema
 from nightshift.data.tensors import SUFFIX, Column
 from nightshift.errors import DataError
-from nightshift.types import Array
+from nightshift.types import INSTRUCTION, Array
 
 INDEX = "index.json"
 STATISTICS = "statistics.json"
@@ -37,13 +37,21 @@ DatasetSplit = Literal["train", "validation"]
 SPLITS: tuple[DatasetSplit, DatasetSplit] = ("train", "validation")
 
 
+Rows = tuple[Column, NDArray[np.int64]]
+"""A column, and the row of it that belongs to each of N steps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CloningSteps:
     """The N steps of a split that have an action, concatenated over episodes, for behaviour cloning."""
 
-    observations: Mapping[str, Array]  # each [N, D]
+    observations: Mapping[str, Rows]
     actions: Array  # [N, C, A] the action chunk that begins at the step
     mask: NDArray[np.bool_]  # [N, C] False where the chunk goes beyond the end of the episode
+
+    def observe(self, index: NDArray[np.int64]) -> dict[str, Column]:
+        """The observations of some steps, read from the dataset's files now; vectors are float32."""
+        return {name: _policy_dtype(column[rows[index]]) for name, (column, rows) in self.observations.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +68,30 @@ class EpisodeDataset:
     def observations(self) -> list[str]:
         return [name.removeprefix(OBSERVATIONS) for name in self.schema.fields if name.startswith(OBSERVATIONS)]
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of everything that a policy can have as an input: vectors, images and the instruction."""
+        images = [name for name in self.observations if self._field(name).dtype == "uint8"]
+        stored = {name: self._field(name).shape for name in (*_state_observations(self.schema), *images)}
+        return {**stored, INSTRUCTION: ()}
+
     def steps(self, split: DatasetSplit, names: Sequence[str], chunk: int = 1) -> CloningSteps:
         """Training data for a policy with the observations `names` as inputs and chunks of `chunk` actions."""
-        lengths = [entry["length"] for entry in self._index[split]]
-        columns = _cloning_targets(self._columns[split], lengths, names)
-        actions = columns.pop("actions")
+        lengths = np.array([entry["length"] for entry in self._index[split]])
         indices, mask = _chunk_indices(lengths, chunk)
         return CloningSteps(
-            observations={k.removeprefix(OBSERVATIONS): v for k, v in columns.items()},
-            actions=actions[indices],
+            observations={name: self._rows(split, name, lengths) for name in names},
+            actions=_target_actions(self._columns[split])[_has_action(lengths)][indices],
             mask=mask,
         )
+
+    def _rows(self, split: DatasetSplit, name: str, lengths: NDArray[np.int64]) -> Rows:
+        if name == INSTRUCTION:
+            instructions = np.array([entry["provenance"]["language"] for entry in self._index[split]])
+            return instructions, np.repeat(np.arange(len(lengths)), lengths - 1)
+        return self._columns[split][f"{OBSERVATIONS}{name}"], np.flatnonzero(_has_action(lengths))
+
+    def _field(self, name: str) -> FieldSpec:
+        return self.schema.fields[f"{OBSERVATIONS}{name}"]
 
     def episodes(self, split: DatasetSplit) -> Iterator[Episode]:
         """The episodes of a split, as they were written."""
@@ -84,14 +105,15 @@ class EpisodeDataset:
 def write(path: Path, splits: Mapping[DatasetSplit, Sequence[Episode]], schema: Schema) -> None:
     """Write the dataset; the caller has checked every episode against `schema`."""
     columns = {split: _concatenate(splits[split], schema) for split in SPLITS}
-    lengths = [episode.length for episode in splits["train"]]
+    has_action = _has_action(np.array([episode.length for episode in splits["train"]]))
     with files.new_folder(path) as new:
         for split in SPLITS:
             tensors.write(new / f"{split}{SUFFIX}", columns[split], "")
         files.write_json(new / SCHEMA, schema.to_json())
-        files.write_json(
-            new / STATISTICS, _statistics(_cloning_targets(columns["train"], lengths, _state_observations(schema)))
-        )
+        names = [f"{OBSERVATIONS}{name}" for name in _state_observations(schema)]
+        known = {name: columns["train"][name].astype(np.float32) for name in names}
+        known["actions"] = _target_actions(columns["train"])
+        files.write_json(new / STATISTICS, _statistics({name: c[has_action] for name, c in known.items()}))
         files.write_json(new / INDEX, {"episodes": [_entry(e, split) for split in SPLITS for e in splits[split]]})
 
 
@@ -141,24 +163,27 @@ def _state_observations(schema: Schema) -> list[str]:
     return [name for name, field in named.items() if len(field.shape) == 1 and field.dtype.startswith("float")]
 
 
-def _cloning_targets(columns: Mapping[str, Column], lengths: Sequence[int], names: Sequence[str]) -> dict[str, Array]:
-    """Observations and target actions, without the last step of each episode, which has no action.
-
-    The target is the chosen action (`policy_actions`), not the disturbed one that was executed; during interventions it
-    is the executed action, which is the person's.
-    """
-    has_action = np.ones(sum(lengths), np.bool_)
+def _has_action(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of all steps have an action: not the last of an episode."""
+    has_action = np.ones(lengths.sum(), np.bool_)
     has_action[np.cumsum(lengths) - 1] = False
-    targets = np.where(columns["interventions"][:, None], columns["actions"], columns["policy_actions"])
-    observations = {f"{OBSERVATIONS}{name}": columns[f"{OBSERVATIONS}{name}"][has_action] for name in names}
-    return {
-        name: column.astype(np.float32) for name, column in {**observations, "actions": targets[has_action]}.items()
-    }
+    return has_action
 
 
-def _chunk_indices(lengths: Sequence[int], chunk: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _target_actions(columns: Mapping[str, Column]) -> Array:
+    """The chosen action (`policy_actions`), not the disturbed one that was executed; during interventions the executed
+    action, which is the person's."""
+    chosen = np.where(columns["interventions"][:, None], columns["actions"], columns["policy_actions"])
+    return chosen.astype(np.float32)
+
+
+def _policy_dtype(values: Column) -> Column:
+    return values.astype(np.float32) if values.dtype.kind == "f" else values
+
+
+def _chunk_indices(lengths: NDArray[np.int64], chunk: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The step numbers [N, C] of the chunk that begins at each step, and which of them are in the same episode."""
-    counts = np.array(lengths) - 1
+    counts = lengths - 1
     ends = np.repeat(np.cumsum(counts), counts)[:, None]
     indices = np.arange(counts.sum())[:, None] + np.arange(chunk)
     return np.minimum(indices, ends - 1), indices < ends

@@ -42,7 +42,7 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint, then remove all but the newest few."""
     with files.new_folder(folder / f"step-{checkpoint.step:08d}") as new:
-        tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         (new / TENSORS).write_bytes(to_bytes(tensors))
         files.write_json(new / STATE, {"step": checkpoint.step, "state": checkpoint.state})
     for old in _steps(folder)[KEPT:]:

@@ -24,7 +24,6 @@ from typing import Any, Protocol
 import ray
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
@@ -35,8 +34,10 @@ from nightshift.algorithms.sft import Demos
 from nightshift.cluster import version_check
 from nightshift.cluster.connection import start_ray
 from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS, Heartbeat
+from nightshift.data.dataset_store import CloningSteps
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.learners import checkpoint
+from nightshift.policies.device import out_of_memory_advice
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 
 _log = logging.getLogger(__name__)
@@ -46,10 +47,6 @@ _WAIT_SECONDS = 0.5
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 """Long on purpose: the driver detects a stall by the ranks' progress, not by the duration of one sum."""
 
-DemoArrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-"""Features [N, D], actions [N, C, A] and mask [N, C] of the demos."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LearnerSpec:
     """What every rank is built from."""
@@ -57,15 +54,17 @@ class LearnerSpec:
     policy: PolicySnapshot
     settings: config.Rloo
     seed: int
-    demos: DemoArrays | None
+    demos: CloningSteps | None
+    """For the behaviour-cloning loss."""
     microbatch_size: int
+    device: torch.device
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerState:
     """What a checkpoint holds of a learner."""
 
-    tensors: Mapping[str, NDArray[Any]]
+    tensors: Mapping[str, Tensor]
     """Weights, optimizer moments and the random generator."""
     counters: Mapping[str, float]
     """`OnPolicyLearner.state`."""
@@ -201,12 +200,14 @@ class _Rank:
         torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
         torch.manual_seed(spec.seed)  # for the initial weights of a critic
         self._collective = _ProcessGroup()
+        policy = restore(spec.policy, spec.device)
+        demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
         self._learner = OnPolicyLearner(
-            restore(spec.policy),
+            policy,
             spec.settings,
             torch.Generator().manual_seed(spec.seed),
             microbatch_size=spec.microbatch_size,
-            demos=None if spec.demos is None else Demos(*map(torch.tensor, spec.demos)),
+            demos=demos,
             collective=self._collective,
         )
 
@@ -222,14 +223,16 @@ class _Rank:
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def join(self, address: str, rank: int, size: int) -> None:
-        on_gpu = next(self._learner.policy.parameters()).is_cuda
+        on_gpu = self._learner.policy.device.type == "cuda"
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # counts are summed on the CPU, gradients where they are
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=size, timeout=_COLLECTIVE_TIMEOUT
+            backend, init_method=address, rank=rank, world_size=size, timeout=_COLLECTIVE_TIMEOUT
         )
         self._collective.rank, self._collective.size = rank, size
 
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
-        return self._learner.update(groups, progress)
+        with out_of_memory_advice("machine.microbatch_size"):
+            return self._learner.update(groups, progress)
 
     def heartbeats(self) -> int:
         """A count that rises with every microbatch and every sum, to be read on another thread during an update."""
@@ -240,12 +243,11 @@ class _Rank:
 
     def state(self) -> LearnerState:
         packed = checkpoint.pack(self._learner.trained, self._learner.generator)
-        tensors = {name: tensor.detach().numpy().copy() for name, tensor in packed.items()}
+        tensors = {name: tensor.detach().clone().cpu() for name, tensor in packed.items()}
         return LearnerState(tensors=tensors, counters=self._learner.state)
 
     def restore(self, state: LearnerState) -> None:
-        tensors = {name: torch.tensor(values) for name, values in state.tensors.items()}
-        checkpoint.unpack(tensors, self._learner.trained, self._learner.generator)
+        checkpoint.unpack(state.tensors, self._learner.trained, self._learner.generator)
         self._learner.restore(state.counters)
 
 

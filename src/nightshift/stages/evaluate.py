@@ -81,7 +81,7 @@ def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 
 
 def _cameras(suite: str, loaded: Collection[Policy]) -> list[str]:
     """The suite's cameras that are an input of any of the policies."""
-    return [camera for camera in envs.suite(suite).cameras if any(camera in policy.spec["inputs"] for policy in loaded)]
+    return [camera for camera in envs.suite(suite).cameras if any(camera in policy.observations for policy in loaded)]
 
 
 def _outcomes(

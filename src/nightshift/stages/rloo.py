@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nightshift import config, envs, files, policies
 from nightshift.algorithms.selection import Validation, best_trained, select
 from nightshift.data import dataset_store
+from nightshift.data.dataset_store import CloningSteps
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
-from nightshift.learners.ranks import DemoArrays, Learners, LearnerSpec, LearnerState, open_learners
+from nightshift.learners.ranks import Learners, LearnerSpec, LearnerState, open_learners
 from nightshift.pipeline.job import Job
+from nightshift.policies import device
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
@@ -75,6 +78,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
         seed=seed,
         demos=_demos(cloned, rloo),
         microbatch_size=job.machine.microbatch_size,
+        device=device.resolve(job.machine.device),
     )
     ranks = job.machine.ranks
     with contextlib.closing(open_learners(spec, ranks)) as learners, IterationPlayer(pool, sampler, rloo) as player:
@@ -100,7 +104,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     kept = select(training.validations, rloo.validation.level)
     job.tracker.log({"validation/kept_iteration": float(kept.iteration)}, rloo.iterations)
     with files.new_folder(paths.RLOO_POLICY) as folder:
-        policies.save(restore(training.best) if kept.iteration else cloned, folder)
+        policies.save(restore(training.best, spec.device) if kept.iteration else cloned, folder)
         files.write_json(folder / paths.HISTORY, training.to_json(rloo.advantage_estimator, kept))
 
 
@@ -122,12 +126,11 @@ def _validate(job: Job, validator: Validator, policy: PolicySnapshot, training: 
     job.tracker.log({"validation/success": found.success_rate}, found.iteration)
 
 
-def _demos(policy: Policy, rloo: config.Rloo) -> DemoArrays | None:
+def _demos(policy: Policy, rloo: config.Rloo) -> CloningSteps | None:
     """The demos for the behaviour-cloning loss; None without one."""
     if not rloo.bc_weight:
         return None
-    steps = dataset_store.read(paths.DATASET).steps("train", list(policy.spec["inputs"]), policy.chunk)
-    return policy.features(steps.observations).numpy(), steps.actions, steps.mask
+    return dataset_store.read(paths.DATASET).steps("train", policy.observations, policy.chunk)
 
 
 def _parts(found: Round, rloo: config.Rloo, ranks: int) -> list[list[Group]]:
@@ -185,7 +188,7 @@ def _checkpoint_due(job: Job, done: int, iterations: int) -> bool:
 def _save(job: Job, learners: Learners, player: IterationPlayer, training: _Training) -> None:
     learned = learners.state()
     ahead = player.prefetched_with or learners.policy()
-    arrays = {**learned.tensors, **_prefixed(_ACTING, ahead), **_prefixed(_BEST, training.best)}
+    tensors = {**learned.tensors, **_prefixed(_ACTING, ahead), **_prefixed(_BEST, training.best)}
     state = {
         "history": training.history,
         "validations": [validation.to_json() for validation in training.validations],
@@ -194,7 +197,6 @@ def _save(job: Job, learners: Learners, player: IterationPlayer, training: _Trai
         "acting": ahead.version,
         "best": training.best.version,
     }
-    tensors = {name: torch.tensor(values) for name, values in arrays.items()}
     checkpoint.save(job.state, Checkpoint(step=len(training.history), tensors=tensors, state=state))
 
 
@@ -203,7 +205,7 @@ def _resume(job: Job, learners: Learners, sampler: Sampler, player: IterationPla
     newest = checkpoint.newest(job.state)
     if newest is None:
         return _Training(best=learners.policy())
-    tensors = {name: tensor.numpy() for name, tensor in newest.tensors.items()}
+    tensors = newest.tensors
     learners.restore(LearnerState(tensors=tensors, counters=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
     spec = learners.policy().spec
@@ -216,10 +218,10 @@ def _resume(job: Job, learners: Learners, sampler: Sampler, player: IterationPla
     )
 
 
-def _prefixed(prefix: str, policy: PolicySnapshot) -> dict[str, Any]:
-    return {f"{prefix}{name}": values for name, values in policy.weights.items()}
+def _prefixed(prefix: str, policy: PolicySnapshot) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in policy.tensors().items()}
 
 
-def _from_prefixed(prefix: str, tensors: Mapping[str, Any], spec: Mapping[str, Any], version: int) -> PolicySnapshot:
-    weights = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
-    return PolicySnapshot(spec=spec, weights=weights, version=version)
+def _from_prefixed(prefix: str, tensors: Mapping[str, Tensor], spec: Mapping[str, Any], version: int) -> PolicySnapshot:
+    weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return PolicySnapshot.of(spec, weights, version)

@@ -10,56 +10,50 @@ import torch
 from nightshift import config, files, policies
 from nightshift.algorithms.sft import Demos, SftLearner
 from nightshift.data import dataset_store
-from nightshift.data.episode import OBSERVATIONS
 from nightshift.errors import DataError
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.pipeline.job import Job
-from nightshift.policies import gaussian_mlp
+from nightshift.policies import device
 from nightshift.policies.base import Policy
 from nightshift.project import graph, paths
 from nightshift.telemetry import gpu, progress
+
+_SHOW_EVERY = 20
+"""Steps between two losses on the progress bar: reading one waits for the GPU."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     data = dataset_store.read(paths.DATASET)
-    learner = SftLearner(_fresh_policy(policy, data), sft)
+    fresh = _fresh_policy(policy, data).to(device.resolve(job.machine.device))
+    learner = SftLearner(fresh, sft, microbatch_size=job.machine.microbatch_size)
     generator = torch.Generator().manual_seed(seed)
     job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
     parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}
-    _train(job, learner, parts, generator, sft)
+    with device.out_of_memory_advice("machine.microbatch_size or sft.batch_size"):
+        _train(job, learner, parts, generator, sft)
     with files.new_folder(paths.SFT_POLICY) as folder:
         policies.save(learner.policy, folder)
 
 
 def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> Policy:
-    usable = [name for name in data.observations if f"{OBSERVATIONS}{name}" in data.statistics]
-    unknown = [name for name in policy.inputs if name not in usable]
+    shapes = data.shapes()
+    unknown = [name for name in policy.inputs if name not in shapes]
     if unknown:
         raise DataError(
-            f"the dataset has no observation {', '.join(unknown)} that this policy can read; "
-            f"it has {', '.join(usable)}",
-            "edit policy.inputs in params.yaml",
+            f"the dataset has no observation {', '.join(unknown)} that this policy can read; it has {', '.join(shapes)}",
+            "edit policy.inputs in params.yaml, or env.cameras.names if it is a camera",
         )
-    inputs = {name: data.schema.fields[f"{OBSERVATIONS}{name}"].shape[0] for name in policy.inputs}
-    fresh = policies.build(
-        {
-            "family": gaussian_mlp.FAMILY,
-            "inputs": inputs,
-            "hidden": policy.hidden,
-            "chunk": policy.chunk,
-            "action_dim": data.schema.fields["actions"].shape[0],
-        }
-    )
+    fresh = policies.fresh(policy, shapes, action_dim=data.schema.fields["actions"].shape[0])
     fresh.normalise_by(data.statistics)
     return fresh
 
 
 def _demos(policy: Policy, data: dataset_store.EpisodeDataset, part: dataset_store.DatasetSplit) -> Demos:
-    steps = data.steps(part, list(policy.spec["inputs"]), policy.chunk)
-    return Demos.from_steps(policy, steps.observations, steps.actions, steps.mask)
+    steps = data.steps(part, policy.observations, policy.chunk)
+    return Demos(policy, steps.observe, steps.actions, steps.mask)
 
 
 def _train(
@@ -71,15 +65,17 @@ def _train(
 ) -> None:
     train, held = parts["train"], parts["validation"]
     start = _resume(job, learner, generator)
+    shown = ""
     with progress.bar("sft", total=sft.steps, done=start) as advance:
         for step in range(start, sft.steps):
             chosen = torch.randint(len(train), (sft.batch_size,), generator=generator)
-            loss = learner.update(train[chosen])
-            advance(f"loss {loss:.4f}")
+            loss = learner.update(train, chosen, generator)
+            if step % _SHOW_EVERY == 0:
+                shown = f"loss {loss.item():.4f}"
+            advance(shown)
             if (step + 1) % job.machine.checkpoint_every.sft_steps == 0 or step + 1 == sft.steps:
-                with torch.no_grad():
-                    held_loss = learner.policy.bc_loss(held.features, held.actions, held.mask).item()
-                job.tracker.log({"sft/loss": loss, "sft/validation_loss": held_loss, **gpu.sample()}, step + 1)
+                metrics = {"sft/loss": loss.item(), "sft/validation_loss": learner.loss(held)}
+                job.tracker.log({**metrics, **gpu.sample()}, step + 1)
                 tensors = checkpoint.pack(learner.trained, generator)
                 checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))
 
