@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nightshift.algorithms.batch import DecisionBatch, collate
 from nightshift.algorithms.objectives import RatioLevel, elements
-from nightshift.algorithms.sft import Demos
 from nightshift.learners import checkpoint
 from tests.algorithms import test_on_policy as on_policy
 
@@ -34,7 +33,8 @@ def padded_batch(padding: float) -> DecisionBatch:
     return replace(
         batch,
         mask=mask,
-        features=torch.where(decision[:, None], batch.features, padding),
+        inputs={name: torch.where(decision[:, None], seen, padding) for name, seen in batch.inputs.items()},
+        critic_features=torch.where(decision[:, None], batch.inputs["state"], padding),
         actions=torch.where(action, batch.actions, padding),
         log_probs=torch.where(action, batch.log_probs, padding),
         advantages=torch.where(decision, batch.advantages, padding),
@@ -100,8 +100,8 @@ def test_elements_and_their_gradients_do_not_see_masked_log_probs(
 def test_the_bc_loss_and_its_gradient_do_not_see_actions_after_the_end(padding: float) -> None:
     def gradients(filler: float) -> list[Tensor]:
         actor, demos = on_policy.policy(), on_policy.demos()
-        demos = Demos(demos.features, torch.where(demos.mask[..., None], demos.actions, filler), demos.mask)
-        loss = actor.bc_loss(demos.features, demos.actions, demos.mask)
+        batch = demos[torch.arange(len(demos))]
+        loss = actor.bc_loss(batch.inputs, torch.where(batch.mask[..., None], batch.actions, filler), batch.mask)
         return [loss, *torch.autograd.grad(loss, list(actor.net.parameters()))]
 
     for ours, expected in zip(gradients(padding), gradients(0.0), strict=True):

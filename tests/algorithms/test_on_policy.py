@@ -16,6 +16,8 @@ from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.objectives import RatioLevel, elements
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
+from nightshift.data.dataset_store import CloningSteps
+from nightshift.policies.base import Inputs
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
@@ -56,9 +58,11 @@ def episode(actor: GaussianMlp, *, member: int, success: bool, seed: int) -> Tra
     """As a policy that acts in chunks would have played it; the last chunk may be cut short."""
     random = np.random.default_rng([seed, member])
     length = 5 + member
-    seen = random.standard_normal((length, 3)).astype(np.float32)
-    noise = random.standard_normal((math.ceil(length / CHUNK), CHUNK, 7)).astype(np.float32)
-    actions, log_probs = actor.sample({"proprio": seen[::CHUNK]}, noise, TEMPERATURE)
+    decisions = math.ceil(length / CHUNK)
+    seen = random.standard_normal((decisions, 3)).astype(np.float32)
+    with torch.no_grad():
+        sampled = actor.sample(actor.inputs({"proprio": seen}), [random] * decisions, TEMPERATURE)
+    actions, log_probs = (tensor.numpy() for tensor in sampled)
     played = actions.reshape(-1, 7)[:length]
     return Trajectory(
         request=REQUEST,
@@ -82,11 +86,16 @@ def groups(actor: GaussianMlp, *outcomes: list[bool]) -> Groups:
 
 def demos() -> Demos:
     """A few; of some chunks only the first action is still in the episode."""
+    steps = demo_steps()
+    return Demos(policy(), steps.observe, steps.actions, steps.mask)
+
+
+def demo_steps() -> CloningSteps:
     generator = torch.Generator().manual_seed(5)
-    return Demos(
-        torch.randn(9, 3, generator=generator),
-        torch.randn(9, CHUNK, 7, generator=generator),
-        torch.tensor([[True, number % 3 > 0] for number in range(9)]),
+    return CloningSteps(
+        observations={"proprio": (torch.randn(9, 3, generator=generator).numpy(), np.arange(9))},
+        actions=torch.randn(9, CHUNK, 7, generator=generator).numpy(),
+        mask=np.array([[True, number % 3 > 0] for number in range(9)]),
     )
 
 
@@ -195,7 +204,7 @@ def test_without_an_update_every_ratio_is_one(level: RatioLevel) -> None:
     actor = policy()
     batch = collate(actor, [e for group in groups(actor, *MIXED) for e in group])
     with torch.no_grad():
-        now = actor.log_prob(batch.features, batch.actions, TEMPERATURE)
+        now = actor.log_prob(batch.inputs, batch.actions, TEMPERATURE)
     new, old = (elements(log_probs, batch.mask, level)[0] for log_probs in (now, batch.log_probs))
     torch.testing.assert_close((new - old).exp(), torch.ones_like(new), atol=1e-5, rtol=0)
 
@@ -214,7 +223,7 @@ def change(actor: GaussianMlp, played: Groups, success: bool) -> float:
     chosen = [e for group in played for e in group if e.success is success]
     batch = collate(actor, chosen)
     with torch.no_grad():
-        now = actor.log_prob(batch.features, batch.actions, TEMPERATURE)
+        now = actor.log_prob(batch.inputs, batch.actions, TEMPERATURE)
     return float(((now - batch.log_probs) * batch.mask[..., None]).sum())
 
 
@@ -255,8 +264,9 @@ def test_the_count_of_microbatches_rises_with_every_one_of_them() -> None:
     chosen = settings(minibatch_size=8, epochs=3, advantage_estimator="gae", bc_weight=0.5, target_kl=None)
     learner = make_learner(actor, chosen, microbatch_size=1, demos=demos())
     gradients = learner.update(played, 0.0)["update/gradients"]
-    passes = 1 + chosen.epochs + 1 + chosen.epochs  # before, the policy's, after, the critic's
-    assert learner.microbatches == passes * decisions + gradients * chosen.minibatch_size
+    passes = 1 + 1 + chosen.epochs + 1 + chosen.epochs  # the critic's inputs, before, the policy's, after, the critic's
+    finals = len(played) * 4
+    assert learner.microbatches == passes * decisions + finals + gradients * chosen.minibatch_size
 
 
 class Counting(GaussianMlp):
@@ -264,9 +274,11 @@ class Counting(GaussianMlp):
 
     scored = 0
 
-    def log_prob(self, features: torch.Tensor, actions: torch.Tensor, temperature: float) -> torch.Tensor:
-        self.scored += len(features)
-        return super().log_prob(features, actions, temperature)
+    def evaluate_actions(
+        self, inputs: Inputs, actions: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.scored += len(actions)
+        return super().evaluate_actions(inputs, actions, temperature)
 
 
 @pytest.mark.parametrize("old", ["rollout", "recomputed"])
@@ -298,7 +310,7 @@ def test_ppo_kl_is_what_the_policy_moved_on_average_before_each_gradient() -> No
     assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(0, abs=1e-6)
     batch = collate(actor, [e for group in played for e in group])
     with torch.no_grad():
-        now = actor.log_prob(batch.features, batch.actions, TEMPERATURE)
+        now = actor.log_prob(batch.inputs, batch.actions, TEMPERATURE)
     moved = ((batch.log_probs - now) * batch.mask[..., None]).sum() / batch.mask.sum()
     assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(moved.item(), rel=1e-4)
 

@@ -69,7 +69,8 @@ def test_a_restored_warm_up_continues_at_its_step() -> None:
     assert rates(other, other_parameter, [1.0] * 3) == rates(optimizer, parameter, [1.0] * 3) == [0.0015, 0.002, 0.002]
 
 
-SFT = config.Sft(steps=10, batch_size=4, learning_rate=1e-3)
+SFT = config.Sft(steps=10, batch_size=4, learning_rate=1e-3, warmup_steps=0)
+EVERY_STEP = torch.arange(9)
 
 
 def sft_rate(learner: SftLearner) -> float:
@@ -78,27 +79,49 @@ def sft_rate(learner: SftLearner) -> float:
 
 
 def test_the_rate_of_behaviour_cloning_falls_linearly_to_zero() -> None:
-    learner = SftLearner(policy(), SFT)
+    learner = SftLearner(policy(), SFT, microbatch_size=16)
     seen = []
     for _ in range(SFT.steps):
         seen.append(sft_rate(learner))
-        learner.update(demos())
+        learner.update(demos(), EVERY_STEP, torch.Generator())
     assert seen == [1e-3 * (1 - step / 10) for step in range(10)]
     assert sft_rate(learner) == 0
 
 
 def test_resumed_behaviour_cloning_ends_with_the_same_weights() -> None:
     generator = torch.Generator()
-    whole = SftLearner(policy(), SFT)
+    whole = SftLearner(policy(), SFT, microbatch_size=16)
     for _ in range(4):
-        whole.update(demos())
+        whole.update(demos(), EVERY_STEP, generator)
     packed = {name: tensor.clone() for name, tensor in checkpoint.pack(whole.trained, generator).items()}
-    resumed = SftLearner(policy(), SFT)
+    resumed = SftLearner(policy(), SFT, microbatch_size=16)
     checkpoint.unpack(packed, resumed.trained, generator)
     resumed.resume(4)
     for learner in (whole, resumed):
         for _ in range(6):
-            learner.update(demos())
+            learner.update(demos(), EVERY_STEP, generator)
     after = checkpoint.pack(resumed.trained, generator)
     for name, tensor in checkpoint.pack(whole.trained, generator).items():
         assert torch.equal(after[name], tensor), name
+
+
+def test_behaviour_cloning_warms_up_linearly() -> None:
+    learner = SftLearner(policy(), SFT.model_copy(update={"warmup_steps": 3}), microbatch_size=16)
+    seen = []
+    for _ in range(5):
+        seen.append(sft_rate(learner))
+        learner.update(demos(), EVERY_STEP, torch.Generator())
+    assert seen == pytest.approx([1e-3 * min((n + 1) / 4, 1) * (1 - n / 10) for n in range(5)])
+
+
+def test_cloning_does_not_depend_on_the_microbatch_size() -> None:
+    def learned(size: int) -> dict[str, torch.Tensor]:
+        learner = SftLearner(policy(), SFT, microbatch_size=size)
+        for _ in range(3):
+            learner.update(demos(), EVERY_STEP, torch.Generator())
+        return learner.policy.state_dict()
+
+    whole = learned(9)
+    for size in (1, 2, 4):
+        for name, value in learned(size).items():
+            torch.testing.assert_close(value, whole[name], atol=1e-6, rtol=1e-4)

@@ -26,7 +26,9 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Sampler
 from nightshift.types import RolloutRequest, Trajectory
-from tests.algorithms.test_on_policy import MIXED, demos, groups, policy, settings
+from tests.algorithms.test_on_policy import MIXED, demo_steps, groups, policy, settings
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,10 +38,13 @@ def cluster() -> Iterator[None]:
 
 
 def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec:
-    shown = demos()
-    arrays = shown.features.numpy(), shown.actions.numpy(), shown.mask.numpy()
     return LearnerSpec(
-        policy=snapshot(policy()), settings=settings(**changes), seed=0, demos=arrays, microbatch_size=microbatch_size
+        policy=snapshot(policy()),
+        settings=settings(**changes),
+        seed=0,
+        demos=demo_steps(),
+        microbatch_size=microbatch_size,
+        device=CPU,
     )
 
 
@@ -104,7 +109,7 @@ def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState
     torch.manual_seed(0)
     chosen = settings(groups=7, **{"sampling.curriculum_floor": 0.3, "sampling.skip_solved": 1})
     actor = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7)
-    start = LearnerSpec(policy=snapshot(actor), settings=chosen, seed=0, demos=None, microbatch_size=64)
+    start = LearnerSpec(policy=snapshot(actor), settings=chosen, seed=0, demos=None, microbatch_size=64, device=CPU)
     sampler = Sampler({task: range(50) for task in fake.TASKS}, chosen, seed=0)
     pool = MixedOutcomes(config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6))
     requests: list[RolloutRequest] = []

@@ -56,7 +56,9 @@ def estimate_advantages(
 def _final_inputs(policy: Policy, episodes: Sequence[Trajectory]) -> Inputs:
     if not episodes:
         return {}
-    return policy.inputs({name: np.stack([episode.final[name] for episode in episodes]) for name in policy.observations})
+    return policy.inputs(
+        {name: np.stack([episode.final[name] for episode in episodes]) for name in policy.observations}
+    )
 
 
 def _of_outcomes(groups: Groups, batch: DecisionBatch, estimator: str, collective: Collective) -> Tensor:

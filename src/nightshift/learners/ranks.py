@@ -47,6 +47,7 @@ _WAIT_SECONDS = 0.5
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 """Long on purpose: the driver detects a stall by the ranks' progress, not by the duration of one sum."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class LearnerSpec:
     """What every rank is built from."""
@@ -225,9 +226,7 @@ class _Rank:
     def join(self, address: str, rank: int, size: int) -> None:
         on_gpu = self._learner.policy.device.type == "cuda"
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # counts are summed on the CPU, gradients where they are
-        dist.init_process_group(
-            backend, init_method=address, rank=rank, world_size=size, timeout=_COLLECTIVE_TIMEOUT
-        )
+        dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=_COLLECTIVE_TIMEOUT)
         self._collective.rank, self._collective.size = rank, size
 
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
