@@ -1,7 +1,12 @@
-"""Runs the pipeline of params.yaml for several seeds, each in a clone of its own, and prints the result of every one.
+"""Runs the pipeline for several seeds, each in a copy of the project, and prints the result of every one.
 
-A seed whose run has finished is not run again, so an interrupted call can be repeated.
-Example: scripts/seeds.py .state/seeds 0 1 2 3 4 5 6 7 8 9
+A recipe is a file with the numbers that differ from params.yaml. With --node the stages run by themselves, without
+Prefect, DVC and MLflow, as on a compute node (docs/compute_node.md). A seed whose evaluation has finished is not run
+again, and an interrupted stage resumes, so an interrupted call can be repeated.
+
+Examples:
+    scripts/seeds.py .state/seeds 0 1 2 3 4 5 6 7 8 9
+    scripts/seeds.py .state/pixels 0 1 2 --recipe recipes/mini_pixels.yaml --node --jobs 3
 """
 
 from __future__ import annotations
@@ -9,31 +14,64 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from nightshift.project import paths
+import yaml
+
+from nightshift.project import graph, paths
 from nightshift.reports import history
 from nightshift.statistics.intervals import of_mean
 
 PROJECT = Path(__file__).parents[1]
 HEADER = "| seed | after SFT | after RL | won, lost | gain | iteration kept |\n|---|---|---|---|---|---|\n"
+COPIED = (paths.PARAMS, paths.DVC_YAML, Path("src"), Path("flows"), Path("tasks"), Path("pyproject.toml"))
+"""What the stages need of the project, where they run without git."""
 
 
-def run(folder: Path, seed: int) -> None:
-    """The pipeline in a clone, with this checkout's environment."""
+def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> None:
+    """The pipeline in a copy of the project, with this checkout's environment."""
     if not folder.exists():
-        subprocess.run(["git", "clone", "-q", PROJECT, folder], check=True)
-        (folder / ".venv").symlink_to(PROJECT / ".venv")
+        (_copy if node else _clone)(folder)
     params = folder / paths.PARAMS
-    params.write_text(re.sub(r"(?m)^seed: \d+", f"seed: {seed}", params.read_text()))
-    environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{folder}"}
-    subprocess.run([folder / ".venv/bin/nightshift", "run"], cwd=folder, env=environment, check=True)
+    content = merged(yaml.safe_load((PROJECT / paths.PARAMS).read_text()), {**recipe, "seed": seed})
+    params.write_text(yaml.safe_dump(content, sort_keys=False))
+    environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{folder}:{os.environ.get('PYTHONPATH', '')}"}
+    if not node:
+        subprocess.run([folder / ".venv/bin/nightshift", "run"], cwd=folder, env=environment, check=True)
+        return
+    with (folder / "log").open("a") as log:
+        for stage in [name for name in graph.load(folder) if name != "register"]:
+            command = [sys.executable, "-m", "nightshift", "stage", stage]
+            subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=log)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, section by section; a policy of another family replaces the whole section."""
+    result = dict(base)
+    for name, value in changes.items():
+        known = result.get(name)
+        same_kind = isinstance(known, dict) and isinstance(value, dict) and value.get("family") == known.get("family")
+        result[name] = merged(known, value) if same_kind and isinstance(known, dict) else value
+    return result
+
+
+def _clone(folder: Path) -> None:
+    subprocess.run(["git", "clone", "-q", PROJECT, folder], check=True)
+    (folder / ".venv").symlink_to(PROJECT / ".venv")
+
+
+def _copy(folder: Path) -> None:
+    for path in COPIED:
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(PROJECT / path, target) if (PROJECT / path).is_dir() else shutil.copy2(PROJECT / path, target)
 
 
 def row(seed: int, first: dict[str, Any], last: dict[str, Any], kept: int | str) -> str:
@@ -60,15 +98,20 @@ def _rate(overall: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of the clones, one per seed")
+    parser.add_argument("folder", type=Path, help="of the copies, one per seed")
     parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--recipe", type=Path, help="what differs from params.yaml")
+    parser.add_argument("--node", action="store_true", help="run stages alone, without Prefect, DVC and MLflow")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds that run side by side")
     chosen = parser.parse_args()
+    recipe = yaml.safe_load(chosen.recipe.read_text()) if chosen.recipe else {}
+    folders = {seed: chosen.folder.absolute() / str(seed) for seed in chosen.seeds}
+    todo = [seed for seed, folder in folders.items() if not (folder / paths.EVALUATION_REPORT).exists()]
+    with ThreadPoolExecutor(chosen.jobs) as executor:
+        list(executor.map(lambda seed: run(folders[seed], seed, recipe, node=chosen.node), todo))
     sys.stdout.write(HEADER)
     gains = []
-    for seed in chosen.seeds:
-        folder = chosen.folder.absolute() / str(seed)
-        if not (folder / paths.RECEIPT).exists():
-            run(folder, seed)
+    for seed, folder in folders.items():
         first, *_, last = json.loads((folder / paths.EVALUATION_REPORT).read_text())["candidates"]
         found = history.read(folder / paths.MODELS / last["name"])
         gains.append(last["gain"]["gain"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nightshift import config, envs, files, policies
 from nightshift.envs import protocols
@@ -23,7 +24,7 @@ from nightshift.reports.candidates import Candidate, candidates
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress
-from nightshift.types import RolloutRequest
+from nightshift.types import RolloutRequest, Trajectory
 
 _FRAME_EVERY = 4
 
@@ -93,13 +94,15 @@ def _outcomes(
         (o["task"], o["init_state"]): o for o in files.read_journal(journal) if o["valid"]
     }
     todo = [r for r in requests if (r.task, r.init_state) not in known]
-    if film_frames:
+    cameras = _cameras(env.suite, [policy])
+    if film_frames and not cameras:
         todo = [replace(r, frames_every=_FRAME_EVERY) if r.init_state == 0 else r for r in todo]
     with progress.bar(f"eval {name}", total=len(requests), done=len(known)) as advance:
         for _, (trajectory,) in job.pool(env).run(todo, snapshot(policy)) if todo else ():
             request = trajectory.request
-            if trajectory.valid and trajectory.frames is not None:
-                figures.film(_films(job), request.task, trajectory.frames, film_frames)
+            frames = _frames(trajectory, cameras) if film_frames and request.init_state == 0 else None
+            if frames is not None:
+                figures.film(_films(job), request.task, frames, film_frames)
             outcome: EpisodeOutcome = {
                 "task": request.task,
                 "init_state": request.init_state,
@@ -112,6 +115,13 @@ def _outcomes(
             valid = [o["success"] for o in known.values() if o["valid"]]
             advance(f"{sum(valid)} of {len(valid)} solved")
     return [known[r.task, r.init_state] for r in requests]
+
+
+def _frames(trajectory: Trajectory, cameras: Sequence[str]) -> NDArray[np.uint8] | None:
+    """The episode [F, H, W, 3] as the policy saw it, its cameras side by side; else as it was drawn for people."""
+    if not trajectory.valid or not cameras:
+        return trajectory.frames
+    return np.concatenate([trajectory.observations[camera] for camera in cameras], axis=2)
 
 
 def _results(found: Sequence[Candidate], outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> list[dict[str, Any]]:
