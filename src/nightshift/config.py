@@ -142,8 +142,8 @@ class Augmentation(Section):
 
     crop: Natural
     """An image is shifted by at most this many pixels in each direction; 0 = not at all."""
-    jitter: NonNegative
-    """Brightness, contrast and saturation are scaled by factors between 1 - jitter and 1 + jitter."""
+    jitter: Annotated[float, Field(ge=0, lt=1, strict=True)]
+    """Brightness, contrast and saturation are scaled by factors between 1 - jitter and 1 + jitter; 0 = not at all."""
 
 
 class Cnn(Section):
@@ -154,7 +154,8 @@ class Cnn(Section):
     channels: Sizes
     """Of the convolutions, each of which halves the image."""
     hidden: Sizes
-    """Widths of the layers after the cameras' features, the state vectors and the instruction are joined."""
+    """Widths of the layers after the cameras' features, the state vectors and the instruction are joined; the first is
+    also the number of features of each camera."""
     max_words: Count
     """The longest instruction."""
     chunk: Count
@@ -167,7 +168,8 @@ class Vla(Section):
     family: Literal["vla"]
     inputs: Inputs
     patch_size: Count
-    """Pixels of a square patch; it must divide the size of the images."""
+    """Pixels of a square patch, one token: the product of the strides of the convolutions that make it. It must divide
+    the size of the images."""
     width: Count
     depth: Count
     heads: Count
@@ -178,6 +180,12 @@ class Vla(Section):
     head: Literal["gaussian", "bins"]
     """The distribution of an action's dimension: a Gaussian, or 256 bins between the demos' minimum and maximum."""
     augmentation: Augmentation
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Vla:
+        if self.width % self.heads:
+            raise ValueError(f"heads ({self.heads}) does not divide width ({self.width}): change one of them")
+        return self
 
 
 Policy = Annotated[GaussianMlp | Cnn | Vla, Field(discriminator="family")]

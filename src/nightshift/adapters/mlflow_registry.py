@@ -51,7 +51,7 @@ REASON = "gate.reason"
 RUN = "run_id"
 OUTCOMES = "outcomes"
 """Folder of a version's run that holds <grid>.json."""
-SHIPPED = ("__init__.py", "types.py", "policies")
+SHIPPED = ("__init__.py", "errors.py", "types.py", "policies")
 """What a policy needs of this package; it travels with the model."""
 
 

@@ -7,17 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
 from nightshift.errors import DataError
-from nightshift.policies import gaussian_mlp
+from nightshift.policies import cnn, gaussian_mlp, vla
 from nightshift.policies.base import Policy, Shapes
 
 if TYPE_CHECKING:
     from nightshift import config
 
-FAMILIES: Mapping[str, type[Policy]] = {gaussian_mlp.FAMILY: gaussian_mlp.GaussianMlp}
+FAMILIES: Mapping[str, type[Policy]] = {
+    gaussian_mlp.FAMILY: gaussian_mlp.GaussianMlp,
+    cnn.FAMILY: cnn.Cnn,
+    vla.FAMILY: vla.Vla,
+}
 
 WEIGHTS = "policy.safetensors"
 SPEC = "policy.json"
@@ -34,7 +39,10 @@ def build(spec: Mapping[str, Any]) -> Policy:
     family = arguments.pop("family")
     if family not in FAMILIES:
         raise DataError(f"unknown policy family {family!r}; there are {', '.join(FAMILIES)}")
-    return FAMILIES[family](**arguments)
+    try:
+        return FAMILIES[family](**arguments)
+    except (TypeError, KeyError) as error:
+        raise DataError(f"this is not the spec of a {family} policy: {error}") from None
 
 
 def save(policy: Policy, folder: Path) -> None:
@@ -44,8 +52,16 @@ def save(policy: Policy, folder: Path) -> None:
     (folder / SPEC).write_text(json.dumps(policy.spec, indent=2) + "\n")
 
 
-def load(folder: Path, **changes: Any) -> Policy:
-    """The policy in a folder; `changes` replace entries of its spec, e.g. std=0.1."""
-    policy = build({**json.loads((folder / SPEC).read_text()), **changes})
-    policy.load_state_dict(from_bytes((folder / WEIGHTS).read_bytes()))
+def load(folder: Path) -> Policy:
+    """The policy in a folder."""
+    spec = json.loads((folder / SPEC).read_text())
+    policy = build(spec)
+    try:
+        policy.load_state_dict(from_bytes((folder / WEIGHTS).read_bytes()))
+    except (RuntimeError, SafetensorError):
+        raise DataError(
+            f"{folder / WEIGHTS} is damaged, or has not the weights of the {spec['family']} policy that {SPEC} beside "
+            "it describes",
+            "take both files from the same run",
+        ) from None
     return policy

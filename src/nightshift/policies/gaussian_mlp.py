@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nightshift.errors import ConfigError
+from nightshift.policies import modalities
 from nightshift.policies.base import Inputs, Shapes
-from nightshift.policies.heads import MIN_STD, GaussianHead, HeadPolicy
+from nightshift.policies.encoders import Normaliser
+from nightshift.policies.heads import GaussianHead, HeadPolicy
 from nightshift.types import Observation
 
 if TYPE_CHECKING:
@@ -20,14 +23,9 @@ if TYPE_CHECKING:
 FAMILY = "gaussian_mlp"
 STATE = "state"
 """The one input: all observations side by side."""
-_CLIP = 5.0
-"""Normalised features are clipped to this many standard deviations."""
 
 
 class GaussianMlp(HeadPolicy):
-    input_mean: Tensor
-    input_std: Tensor
-
     def __init__(self, *, inputs: Mapping[str, int], hidden: Sequence[int], chunk: int, action_dim: int) -> None:
         """`inputs` maps the names of observations to their sizes."""
         super().__init__(chunk=chunk, action_dim=action_dim)
@@ -37,13 +35,19 @@ class GaussianMlp(HeadPolicy):
         layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
         self.net = nn.Sequential(*layers, nn.Linear(widths[-1], chunk * action_dim))
         self.head = GaussianHead(action_dim)
-        self.register_buffer("input_mean", torch.zeros(widths[0]))
-        self.register_buffer("input_std", torch.ones(widths[0]))
+        self.normalise = Normaliser(widths[0])
 
     @classmethod
     def from_config(cls, settings: config.GaussianMlp, shapes: Shapes, action_dim: int) -> GaussianMlp:
-        inputs = {name: shapes[name][0] for name in settings.inputs}
-        return cls(inputs=inputs, hidden=settings.hidden, chunk=settings.chunk, action_dim=action_dim)
+        selected = modalities.select(settings.inputs, shapes)
+        for name, shape in selected.items():
+            if len(shape) != 1:
+                raise ConfigError(
+                    f"a {FAMILY} policy reads state vectors, and {name} is none",
+                    "take it out of policy.inputs, or choose another policy.family, in params.yaml",
+                )
+        sizes = {name: shape[0] for name, shape in selected.items()}
+        return cls(inputs=sizes, hidden=settings.hidden, chunk=settings.chunk, action_dim=action_dim)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -64,17 +68,14 @@ class GaussianMlp(HeadPolicy):
         return sum(self.sizes.values())
 
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
-        fields = [statistics[f"observations.{name}"] for name in self.sizes]
-        self.input_mean.copy_(torch.cat([torch.tensor(field["mean"]) for field in fields]))
-        self.input_std.copy_(torch.cat([torch.tensor(field["std"]) for field in fields]).clamp(min=MIN_STD))
+        self.normalise.normalise_by(*(statistics[f"observations.{name}"] for name in self.sizes))
         self.head.normalise_by(statistics["actions"])
 
     def inputs(self, observations: Observation) -> dict[str, Tensor]:
         return {STATE: torch.from_numpy(np.concatenate([observations[name] for name in self.sizes], axis=-1))}
 
     def forward(self, inputs: Inputs) -> Tensor:
-        scaled = (inputs[STATE] - self.input_mean) / self.input_std
-        outputs: Tensor = self.net(scaled.clamp(-_CLIP, _CLIP))
+        outputs: Tensor = self.net(self.normalise(inputs[STATE]))
         return outputs.reshape(-1, self.chunk, self.action_dim, 1)
 
     def critic_features(self, inputs: Inputs) -> Tensor:

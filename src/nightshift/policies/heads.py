@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from nightshift.policies.base import Inputs, Policy
 
@@ -101,6 +102,70 @@ class GaussianHead(ActionHead):
     def _std(self, temperature: float) -> Tensor:
         """Standard deviation of each action dimension [A]."""
         return temperature * self.log_std.exp() * self.action_std
+
+
+class BinsHead(ActionHead):
+    """Every dimension falls into one of 256 bins of equal width between the demos' minimum and maximum.
+
+    Actions are the bins' centres, and log-probs are those of bins. An action beyond the range counts as the nearest
+    bin. Temperature divides the logits.
+    """
+
+    outputs_per_dim = 256
+    action_min: Tensor
+    bin_width: Tensor
+
+    def __init__(self, action_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("action_min", torch.full((action_dim,), -1.0))
+        self.register_buffer("bin_width", torch.full((action_dim,), 2 / self.outputs_per_dim))
+
+    def normalise_by(self, statistics: Mapping[str, Any]) -> None:
+        low, high = torch.tensor(statistics["min"]), torch.tensor(statistics["max"])
+        centre, half = (low + high) / 2, ((high - low) / 2).clamp(min=MIN_STD)
+        self.action_min.copy_(centre - half)
+        self.bin_width.copy_(2 * half / self.outputs_per_dim)
+
+    def std_parameters(self) -> Sequence[nn.Parameter]:
+        return []
+
+    def greedy(self, outputs: Tensor) -> Tensor:
+        return self._centres(outputs.argmax(-1))
+
+    def sample(
+        self, outputs: Tensor, generators: Sequence[np.random.Generator], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        shape = outputs.shape[1:3]
+        uniform = np.stack([generator.random(shape, dtype=np.float32) for generator in generators])
+        # Inverse-CDF sampling. In double precision the product stays below the total, so that a bin has a probability.
+        cumulative = (outputs / temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
+        threshold = torch.from_numpy(uniform).to(outputs.device)[..., None] * cumulative[..., -1:]
+        actions = self._centres((cumulative <= threshold).sum(-1))
+        return actions, self.log_prob(outputs, actions, temperature)
+
+    def log_prob(self, outputs: Tensor, actions: Tensor, temperature: float) -> Tensor:
+        log_probs = (outputs / temperature).log_softmax(-1)
+        return log_probs.gather(-1, self._bins(actions)[..., None]).squeeze(-1)
+
+    def entropy(self, outputs: Tensor, temperature: float) -> Tensor:
+        log_probs = (outputs / temperature).log_softmax(-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+
+    def bc_loss(self, outputs: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
+        targets = self._bins(torch.where(mask[..., None], actions, 0))
+        errors = functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").mean(-1)
+        return torch.where(mask, errors, 0).sum() / mask.sum()
+
+    def _centres(self, bins: Tensor) -> Tensor:
+        return self.action_min + (bins + 0.5) * self.bin_width
+
+    def _bins(self, actions: Tensor) -> Tensor:
+        bins = ((actions - self.action_min) / self.bin_width).floor()
+        return bins.clamp(0, self.outputs_per_dim - 1).long()
+
+
+HEADS: Mapping[str, Callable[[int], ActionHead]] = {"gaussian": GaussianHead, "bins": BinsHead}
+"""By their name in params.yaml; each is made for a number of action dimensions."""
 
 
 class HeadPolicy(Policy):

@@ -1,0 +1,42 @@
+"""Random changes of camera images in behaviour cloning.
+
+Every image draws its own. Draws come from a generator on the CPU; arithmetic runs where the images are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in grey (ITU-R BT.601)."""
+
+
+def augment(images: Tensor, crop: int, jitter: float, generator: torch.Generator) -> Tensor:
+    """Images uint8 [B, H, W, 3], shifted and with other colours, as uint8 [B, H, W, 3]."""
+    if crop:
+        images = shift(images, torch.randint(-crop, crop + 1, (2, len(images)), generator=generator))
+    if jitter:
+        images = recolour(images, 1 + jitter * (2 * torch.rand((3, len(images)), generator=generator) - 1))
+    return images
+
+
+def shift(images: Tensor, by: Tensor) -> Tensor:
+    """Image i moved up by by[0, i] pixels and left by by[1, i]; its border is repeated where nothing is left."""
+    batch, height, width, _ = images.shape
+    down, right = by.to(images.device, non_blocking=True)
+    rows = (torch.arange(height, device=images.device) + down[:, None]).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) + right[:, None]).clamp(0, width - 1)
+    return images[torch.arange(batch, device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def recolour(images: Tensor, factors: Tensor) -> Tensor:
+    """Image i with its brightness, contrast and saturation scaled by factors[0, i], factors[1, i] and factors[2, i]."""
+    brightness, contrast, saturation = factors.to(images.device, non_blocking=True)[..., None, None, None]
+    pixels = images * brightness
+    grey = pixels @ torch.tensor(_LUMA, device=images.device)
+    mean = grey.mean((1, 2))[:, None, None, None]
+    # Saturation scales the distance from the pixel's grey, contrast that from the image's mean grey.
+    coloured = grey[..., None] + saturation * (pixels - grey[..., None])
+    recoloured: Tensor = mean + contrast * (coloured - mean)
+    return recoloured.round_().clamp_(0, 255).to(torch.uint8)

@@ -1,0 +1,97 @@
+"""A small convolutional policy: an encoder per camera, the instruction's words, state vectors, an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from nightshift.policies.base import Inputs, Shapes
+from nightshift.policies.encoders import CameraEncoder
+from nightshift.policies.heads import GaussianHead
+from nightshift.policies.instruction import PADDING, WordEmbedding
+from nightshift.policies.modalities import Modalities
+from nightshift.policies.vision import VisionPolicy, VisionSpec, vision_spec
+from nightshift.types import INSTRUCTION
+
+if TYPE_CHECKING:
+    from nightshift import config
+
+FAMILY = "cnn"
+_WORDS = 64
+"""Features of the instruction."""
+
+
+class CnnSpec(VisionSpec):
+    channels: Sequence[int]
+    hidden: Sequence[int]
+
+
+class CnnEncoder(nn.Module):
+    """Inputs, with state vectors normalised, as features [B, size]: what an actor and its critics can share."""
+
+    def __init__(self, modalities: Modalities, channels: Sequence[int], features: int) -> None:
+        """`features` is the number that each camera gives."""
+        super().__init__()
+        self._modalities = modalities
+        self.cameras = nn.ModuleDict(
+            {name: CameraEncoder(image, channels, features) for name, image in modalities.cameras.items()}
+        )
+        self.words = WordEmbedding(_WORDS) if modalities.instruction else None
+        self.size = (
+            features * len(modalities.cameras) + sum(modalities.vectors.values()) + _WORDS * modalities.instruction
+        )
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        features = [encode(inputs[name]) for name, encode in self.cameras.items()]
+        features += [inputs[name] for name in self._modalities.vectors]
+        if self.words is not None:
+            features.append(_mean_word(self.words(inputs[INSTRUCTION]), inputs[INSTRUCTION] != PADDING))
+        return torch.cat(features, dim=-1)
+
+
+class Cnn(VisionPolicy):
+    family = FAMILY
+
+    def __init__(self, **spec: Unpack[CnnSpec]) -> None:
+        super().__init__(spec)
+        self.encoder = CnnEncoder(self.modalities, spec["channels"], spec["hidden"][0])
+        widths = [self.encoder.size, *spec["hidden"]]
+        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+        self.head = GaussianHead(self.action_dim)
+        output = nn.Linear(widths[-1], self.chunk * self.action_dim)
+        nn.init.zeros_(output.weight)  # a fresh policy acts the demos' mean
+        nn.init.zeros_(output.bias)
+        self.net = nn.Sequential(*layers, output)
+
+    @classmethod
+    def from_config(cls, settings: config.Cnn, shapes: Shapes, action_dim: int) -> Cnn:
+        spec = vision_spec(settings, shapes, action_dim)
+        return cls(**spec, channels=list(settings.channels), hidden=list(settings.hidden))
+
+    @property
+    def critic_size(self) -> int:
+        return self.encoder.size
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        outputs: Tensor = self.net(self.features(inputs))
+        return outputs.reshape(-1, self.chunk, self.action_dim, 1)
+
+    def features(self, inputs: Inputs) -> Tensor:
+        """The encoder's features [B, F] of inputs as `inputs` gives them."""
+        device = self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            features: Tensor = self.encoder({**inputs, **self.normalised(inputs)})
+        return features.float()
+
+    def critic_features(self, inputs: Inputs) -> Tensor:
+        with torch.no_grad():
+            return self.features(inputs)
+
+
+def _mean_word(embedded: Tensor, present: Tensor) -> Tensor:
+    """The mean of embeddings [B, L, width] of the words that are `present` [B, L]."""
+    return (embedded * present[..., None]).sum(1) / present.sum(1, keepdim=True).clamp(min=1)

@@ -1,0 +1,216 @@
+"""A compact vision-language-action transformer.
+
+Tokens are patches of every camera, words of the instruction, state vectors, and one learned query per action of the
+chunk. All attend to all, and the queries come out as the actions of the chunk, decoded in parallel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nightshift.errors import ConfigError
+from nightshift.policies.base import Inputs, Shapes
+from nightshift.policies.encoders import ConvStem
+from nightshift.policies.heads import HEADS
+from nightshift.policies.instruction import PADDING, WordEmbedding
+from nightshift.policies.vision import VisionPolicy, VisionSpec, vision_spec
+from nightshift.types import INSTRUCTION
+
+if TYPE_CHECKING:
+    from nightshift import config
+
+FAMILY = "vla"
+_INIT_STD = 0.02
+_MIN_CHANNELS = 32
+"""Of the first convolutions of a stem."""
+
+
+class VlaSpec(VisionSpec):
+    patch_size: int
+    width: int
+    depth: int
+    heads: int
+    head: Literal["gaussian", "bins"]
+
+
+class PatchTokens(nn.Module):
+    """A camera's images uint8 [B, H, W, 3] as tokens [B, N, width], one per patch.
+
+    A few strided convolutions make the patches: trained from scratch on few demos, they learn faster than one linear
+    layer ("Early Convolutions Help Transformers See Better", Xiao et al. 2021).
+    """
+
+    def __init__(self, image: tuple[int, int], patch_size: int, width: int) -> None:
+        super().__init__()
+        strides = _prime_factors(patch_size)
+        halvings = range(len(strides) - 1, -1, -1)
+        channels = [max(width >> power, min(_MIN_CHANNELS, width)) for power in halvings]
+        self.stem = ConvStem(channels, strides, nn.GELU)
+        self.project = nn.Conv2d([3, *channels][-1], width, 1)
+        self.position = _embedding((image[0] // patch_size) * (image[1] // patch_size), width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.project(self.stem(images)).flatten(2).transpose(1, 2)
+        return tokens + self.position
+
+
+class WordTokens(nn.Module):
+    """Words [B, L] as tokens [B, L, width]."""
+
+    def __init__(self, max_words: int, width: int) -> None:
+        super().__init__()
+        self.embedding = WordEmbedding(width)
+        self.position = _embedding(max_words, width)
+
+    def forward(self, words: Tensor) -> Tensor:
+        tokens: Tensor = self.embedding(words) + self.position
+        return tokens
+
+
+class VectorToken(nn.Module):
+    """A normalised state vector [B, D] as one token [B, 1, width]."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(size, width), nn.GELU(), nn.Linear(width, width))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        token: Tensor = self.net(vectors)[:, None]
+        return token
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, each added to the tokens [B, N, width]."""
+
+    def __init__(self, width: int, heads: int, depth: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_hidden = nn.Linear(width, 4 * width)
+        self.mlp_output = nn.Linear(4 * width, width)
+        added = _INIT_STD / math.sqrt(2 * depth)  # as in GPT-2: what all blocks add up to does not grow with depth
+        _initialise(self.queries_keys_values, _INIT_STD)
+        _initialise(self.attention_output, added)
+        _initialise(self.mlp_hidden, _INIT_STD)
+        _initialise(self.mlp_output, added)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        tokens = tokens + self._attend(self.attention_norm(tokens), mask)
+        mixed: Tensor = self.mlp_output(functional.gelu(self.mlp_hidden(self.mlp_norm(tokens))))
+        return tokens + mixed
+
+    def _attend(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        batch, count, width = tokens.shape
+        joint = self.queries_keys_values(tokens).reshape(batch, count, 3, self.heads, width // self.heads)
+        queries, keys, values = joint.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        output: Tensor = self.attention_output(attended.transpose(1, 2).reshape(batch, count, width))
+        return output
+
+
+class Vla(VisionPolicy):
+    family = FAMILY
+
+    def __init__(self, **spec: Unpack[VlaSpec]) -> None:
+        super().__init__(spec)
+        self.width = spec["width"]
+        cameras, vectors = self.modalities.cameras, self.modalities.vectors
+        self.cameras = nn.ModuleDict(
+            {name: PatchTokens(image, spec["patch_size"], self.width) for name, image in cameras.items()}
+        )
+        self.vectors = nn.ModuleDict({name: VectorToken(size, self.width) for name, size in vectors.items()})
+        self.words = WordTokens(spec["max_words"], self.width) if self.modalities.instruction else None
+        self.queries = _embedding(self.chunk, self.width)
+        self.blocks = nn.ModuleList([Block(self.width, spec["heads"], spec["depth"]) for _ in range(spec["depth"])])
+        self.norm = nn.LayerNorm(self.width)
+        self.head = HEADS[spec["head"]](self.action_dim)
+        self.output = nn.Linear(self.width, self.action_dim * self.head.outputs_per_dim)
+        nn.init.zeros_(self.output.weight)  # a fresh policy acts the demos' mean
+        nn.init.zeros_(self.output.bias)
+
+    @classmethod
+    def from_config(cls, settings: config.Vla, shapes: Shapes, action_dim: int) -> Vla:
+        spec = vision_spec(settings, shapes, action_dim)
+        policy_spec = VlaSpec(
+            **spec,
+            patch_size=settings.patch_size,
+            width=settings.width,
+            depth=settings.depth,
+            heads=settings.heads,
+            head=settings.head,
+        )
+        _require_whole_patches(spec["inputs"], settings.patch_size)
+        return cls(**policy_spec)
+
+    @property
+    def critic_size(self) -> int:
+        return self.width
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        outputs: Tensor = self.output(self._decode(inputs))
+        return outputs.reshape(-1, self.chunk, self.action_dim, self.head.outputs_per_dim)
+
+    def critic_features(self, inputs: Inputs) -> Tensor:
+        with torch.no_grad():
+            return self._decode(inputs).mean(1)
+
+    def _decode(self, inputs: Inputs) -> Tensor:
+        """The action queries after the last block, [B, C, width] in float32."""
+        device = self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            tokens = self._tokens(inputs)
+            mask = self._mask(inputs, tokens)
+            for block in self.blocks:
+                tokens = block(tokens, mask)
+            decoded: Tensor = self.norm(tokens[:, -self.chunk :])
+        return decoded.float()
+
+    def _tokens(self, inputs: Inputs) -> Tensor:
+        """[B, N, width]: words first, queries last."""
+        tokens = [] if self.words is None else [self.words(inputs[INSTRUCTION])]
+        tokens += [patches(inputs[name]) for name, patches in self.cameras.items()]
+        normalised = self.normalised(inputs)
+        tokens += [embed(normalised[name]) for name, embed in self.vectors.items()]
+        tokens.append(self.queries.expand(len(tokens[0]), -1, -1))
+        return torch.cat(tokens, dim=1)
+
+    def _mask(self, inputs: Inputs, tokens: Tensor) -> Tensor | None:
+        """Which tokens to attend to, [B, 1, 1, N]: all but padding; None where there are no words."""
+        if self.words is None:
+            return None
+        words = inputs[INSTRUCTION] != PADDING
+        others = tokens.shape[1] - words.shape[1]
+        return functional.pad(words, (0, others), value=True)[:, None, None]
+
+
+def _embedding(count: int, width: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, width), std=_INIT_STD))
+
+
+def _initialise(layer: nn.Linear, std: float) -> None:
+    nn.init.trunc_normal_(layer.weight, std=std)
+    nn.init.zeros_(layer.bias)
+
+
+def _prime_factors(number: int) -> list[int]:
+    for factor in range(2, number + 1):
+        if number % factor == 0:
+            return [factor, *_prime_factors(number // factor)]
+    return []
+
+
+def _require_whole_patches(inputs: Shapes, patch_size: int) -> None:
+    for name, shape in inputs.items():
+        if len(shape) > 1 and (shape[0] % patch_size or shape[1] % patch_size):
+            raise ConfigError(
+                f"images of {name} have {shape[0]} × {shape[1]} pixels, which patches of {patch_size} do not divide",
+                "change policy.patch_size or env.cameras.size in params.yaml",
+            )

@@ -1,0 +1,82 @@
+"""Small policies of every family, and observations for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightshift.policies.cnn import Cnn
+from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.policies.heads import HeadPolicy
+from nightshift.policies.vla import Vla
+from nightshift.types import INSTRUCTION, Observation
+
+SIZE = 32
+CHUNK = 2
+ACTION_DIM = 3
+WORDS = 6
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "agentview": (SIZE, SIZE, 3),
+    "wrist": (SIZE, SIZE, 3),
+    "proprio": (4,),
+    INSTRUCTION: (),
+}
+SEEING: dict[str, Any] = {
+    "inputs": SHAPES,
+    "max_words": WORDS,
+    "augmentation": {"crop": 2, "jitter": 0.2},
+    "chunk": CHUNK,
+    "action_dim": ACTION_DIM,
+}
+VLA: dict[str, Any] = {**SEEING, "patch_size": 8, "width": 32, "depth": 1, "heads": 2}
+STATISTICS = {
+    "observations.proprio": {"mean": [0.1, -0.2, 0.0, 0.3], "std": [1.0, 0.5, 2.0, 0.0]},
+    "actions": {"mean": [0.1, -0.3, 0.5], "std": [0.2, 0.7, 0.0], "min": [-1.0, -2.0, 0.5], "max": [1.0, 1.0, 0.5]},
+}
+FAMILIES = ("gaussian_mlp", "cnn", "vla", "vla bins")
+SEES = FAMILIES[1:]
+
+
+def make(family: str) -> HeadPolicy:
+    """A policy with seeded weights everywhere: a fresh one's output layer is zero."""
+    torch.manual_seed(0)
+    policy = _fresh(family)
+    policy.normalise_by(STATISTICS)
+    for parameter in policy.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    return policy
+
+
+def _fresh(family: str) -> HeadPolicy:
+    if family == "gaussian_mlp":
+        return GaussianMlp(inputs={"proprio": 4}, hidden=[8], chunk=CHUNK, action_dim=ACTION_DIM)
+    if family == "cnn":
+        return Cnn(**SEEING, channels=[8, 8], hidden=[16, 16])
+    return Vla(**VLA, head="bins" if family == "vla bins" else "gaussian")
+
+
+def observe(count: int, seed: int = 0) -> Observation:
+    rng = np.random.default_rng(seed)
+    texts = np.array(["lift the cube", "open the top drawer", "put the cube on the plate"])
+    return {
+        "agentview": rng.integers(0, 256, (count, SIZE, SIZE, 3), np.uint8),
+        "wrist": rng.integers(0, 256, (count, SIZE, SIZE, 3), np.uint8),
+        "proprio": rng.standard_normal((count, 4), np.float32),
+        INSTRUCTION: texts[np.arange(count) % len(texts)],
+    }
+
+
+def demo_actions(count: int, seed: int = 0) -> Tensor:
+    """Actions [N, C, A] within the range of STATISTICS."""
+    fractions = np.random.default_rng(seed).random((count, CHUNK, ACTION_DIM), np.float32)
+    low, high = (torch.tensor(STATISTICS["actions"][key]) for key in ("min", "max"))
+    return low + torch.from_numpy(fractions) * (high - low)
+
+
+def generators(count: int, seed: int = 0) -> list[np.random.Generator]:
+    return [np.random.default_rng((seed, row)) for row in range(count)]
