@@ -13,6 +13,7 @@ import typer
 from nightshift import files
 from nightshift.cli import commands, data_commands, env_commands
 from nightshift.errors import NightshiftError
+from nightshift.project import packages
 from nightshift.telemetry.console import errors
 
 INTERRUPTED = 130
@@ -153,6 +154,8 @@ def main() -> None:
         app()
     except NightshiftError as error:
         _fail(error)
+    except ModuleNotFoundError as error:
+        _fail(packages.missing(error) or error)
     except OSError as error:
         _fail(files.refusal(error) or error)
     except SystemExit as end:

@@ -62,7 +62,7 @@ class Session:
     """What the stages of one process share: params, versions, simulators, trackers. Its exit closes all of them."""
 
     def __init__(self, root: Path) -> None:
-        repository.check(root)
+        repository.check_folder(root)
         self.root = root.resolve()
         self.params = config.load(self.root / paths.PARAMS)
         self.graph = graph.load(self.root)
@@ -91,7 +91,9 @@ class Session:
     def store(self) -> DvcStore:
         from nightshift.adapters.dvc_store import DvcStore
 
-        self._store = self._store or DvcStore(self.root)
+        if self._store is None:
+            repository.check(self.root)
+            self._store = DvcStore(self.root)
         return self._store
 
     @property
@@ -104,7 +106,7 @@ class Session:
     def pool(self, env: config.Env) -> Pool:
         """Simulators for these tasks, started at the first call and kept until the session ends."""
         if env not in self._pools:
-            from nightshift.rollouts.pool import open_pool
+            from nightshift.rollouts.opening import open_pool
 
             self._pools[env] = open_pool(self.params.machine.workers, env)
         return self._pools[env]
@@ -198,6 +200,9 @@ def _job(stage: str, current: str, session: Session, tracker: Tracker) -> Job:
 def _tracker(stage: str, current: str, session: Session) -> Iterator[Tracker]:
     sections = {name: _plain(session.params.section(name)) for name in session.graph[stage].params}
     lines = JsonlTracker(session.root / paths.stage_metrics(stage, current))
+    if packages.on_compute_node():
+        yield lines
+        return
     with session.tracking.stage(stage, current, sections) as tracker:
         yield Tee([lines, tracker])
 

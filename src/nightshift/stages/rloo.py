@@ -18,8 +18,9 @@ from nightshift.data import dataset_store
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
+from nightshift.learners.base import DemoArrays, Learners, LearnerSpec, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
-from nightshift.learners.ranks import DemoArrays, Learners, LearnerSpec, LearnerState, open_learners
+from nightshift.learners.opening import open_learners
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot

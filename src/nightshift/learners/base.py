@@ -1,0 +1,53 @@
+"""What a learner is built from, what it can do and what a checkpoint holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from nightshift import config
+from nightshift.algorithms.estimators import Groups
+from nightshift.policies.snapshot import PolicySnapshot
+
+DemoArrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+"""Features [N, D], actions [N, C, A] and mask [N, C] of the demos."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSpec:
+    """What every rank is built from."""
+
+    policy: PolicySnapshot
+    settings: config.Rloo
+    seed: int
+    demos: DemoArrays | None
+    microbatch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerState:
+    """What a checkpoint holds of a learner."""
+
+    tensors: Mapping[str, NDArray[Any]]
+    """Weights, optimizer moments and the random generator."""
+    counters: Mapping[str, float]
+    """`OnPolicyLearner.state`."""
+
+
+class Learners(Protocol):
+    """One learner, or several ranks that behave as one."""
+
+    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
+        """One update from one part of the groups per rank; the metrics."""
+        ...
+
+    def policy(self) -> PolicySnapshot: ...
+
+    def state(self) -> LearnerState: ...
+
+    def restore(self, state: LearnerState) -> None: ...
+
+    def close(self) -> None: ...
