@@ -48,6 +48,28 @@ def stage(name: Annotated[str, typer.Argument(help="a stage of dvc.yaml")]) -> N
 
 
 @app.command()
+def pack(
+    stages: Annotated[list[str] | None, typer.Argument(help="all that ran here if not given")] = None,
+    to: Annotated[Path, typer.Option(help="the tar archive to write")] = Path("results.tar"),
+) -> None:
+    """On a compute node: put results, receipts and metrics into an archive for `adopt`."""
+    commands.pack(stages or [], to)
+
+
+@app.command()
+def adopt(
+    source: Annotated[
+        Path, typer.Argument(help="what `pack` wrote on a compute node, or a copy of its project folder")
+    ],
+    accept_versions: Annotated[
+        bool, typer.Option("--accept-versions", help="although the node has other versions of packages")
+    ] = False,
+) -> None:
+    """Take over what a compute node computed, as if the stages had run here."""
+    commands.adopt(source, accept_versions=accept_versions)
+
+
+@app.command()
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
     everything: Annotated[bool, typer.Option("--all", help="interrupted runs too: they will start over")] = False,

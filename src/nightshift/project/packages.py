@@ -1,6 +1,8 @@
 """Which packages are installed, and the versions of those that compute results.
 
-A compute node has what a stage needs and not what runs and records a pipeline: pyproject.toml lists both. Another release of torch or mujoco gives other numbers, so DVC's cache key includes them. DVC reads params from files
+A compute node has what a stage needs, and not what runs and records a pipeline; pyproject.toml lists both.
+
+Another release of torch or mujoco gives other numbers, so DVC's cache key includes them. DVC reads params from files
 only; hence versions.yaml, which git ignores and every command that looks at the cache brings up to date.
 """
 
