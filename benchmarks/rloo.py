@@ -32,7 +32,8 @@ import ray
 
 from nightshift import config, envs, policies
 from nightshift.envs.splits import split_training_states
-from nightshift.learners.ranks import LearnerSpec, LocalLearner
+from nightshift.learners.base import LearnerSpec
+from nightshift.learners.local import LocalLearner
 from nightshift.policies.gaussian_mlp import FAMILY
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.playing import IterationPlayer

@@ -14,7 +14,7 @@ import numpy as np
 from nightshift import config, envs
 from nightshift.envs import registry
 from nightshift.envs.protocols import DEFAULT
-from nightshift.rollouts.pool import open_pool
+from nightshift.rollouts.opening import open_pool
 from nightshift.types import RolloutRequest, Split, Task, Trajectory
 
 HORIZON = 100

@@ -115,6 +115,28 @@ def new_folder(path: Path, known: Mapping[str, str] | None = None) -> Iterator[P
         sync(path.parent)
 
 
+def replace_by_copy(source: Path, path: Path) -> None:
+    """A copy of a file or folder takes the place of `path` in one step; a folder brings its own manifest."""
+    if not source.is_dir():
+        write_bytes(path, source.read_bytes())
+        return
+    with _translate_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep_temporaries(path.parent, path.name)
+        temporary = _temporary(path)
+        try:
+            for file in (file for file in source.rglob("*") if file.is_file()):
+                copy = temporary / file.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)  # without its mode: what was brought here may be read-only
+            for copied in (temporary, *temporary.rglob("*")):
+                sync(copied)
+            _replace_folder(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        sync(path.parent)
+
+
 def verify_folder(path: Path, remedy: str, only: Collection[str] | None = None) -> Mapping[str, str]:
     """The sha256 sums a folder was written with, after checking each; `remedy` is the next step if one is off.
 

@@ -19,7 +19,10 @@ import torch
 
 from nightshift import config
 from nightshift.envs import fake
-from nightshift.learners.ranks import LearnerSpec, LearnerState, LocalLearner, RayLearners, open_learners
+from nightshift.learners.base import LearnerSpec, LearnerState
+from nightshift.learners.local import LocalLearner
+from nightshift.learners.opening import open_learners
+from nightshift.learners.ranks import RayLearners
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.local import LocalPool

@@ -92,6 +92,15 @@ class DvcStore:
             stage.md5 = stage.compute_md5()
             self._record(stage)
 
+    def record(self, name: str) -> None:
+        """Record the outputs that are in place as made from the inputs that are here: another machine made them."""
+        with self._locked():
+            stage = self._stage(name)
+            stage.save_deps()
+            stage.save_outs()
+            stage.md5 = stage.compute_md5()
+            self._record(stage)
+
     def restore(self, name: str) -> bool:
         """Bring back the outputs if this stage ran before with the same inputs; False if it never did."""
         from dvc.stage.cache import RunCacheNotFoundError

@@ -24,6 +24,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
 
 from nightshift import config
+from nightshift.adapters.tracking import flat
 from nightshift.errors import RegistryError
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
@@ -95,6 +96,10 @@ class MlflowTracker:
         entry = DatasetInput(dataset=dataset._to_mlflow_entity(), tags=[InputTag("mlflow.data.context", "training")])
         self._client.log_inputs(self.run_id, datasets=[entry])
 
+    def tag(self, tags: Mapping[str, str]) -> None:
+        for name, value in tags.items():
+            self._client.set_tag(self.run_id, name, value)
+
 
 class Tracking:
     """The parent run of one pipeline, joined by every process that works on the same params."""
@@ -112,7 +117,7 @@ class Tracking:
         """The stage's run: the unfinished one of the same fingerprint if there is one, else a new one."""
         run = self._open_child(stage, fingerprint)
         self._children[stage] = run.info.run_id
-        logged = [Param(key, str(value)) for key, value in _flat(params).items() if key not in run.data.params]
+        logged = [Param(key, str(value)) for key, value in flat(params).items() if key not in run.data.params]
         self.client.log_batch(run.info.run_id, params=logged)
         try:
             yield MlflowTracker(self.client, run, self._commit)
@@ -137,7 +142,7 @@ class Tracking:
             return str(found.info.run_id)
         tags = {PIPELINE: digest, STAGE: "pipeline", FOLDER: self._folder, COMMIT: self._commit}
         run = self.client.create_run(self.experiment_id, run_name=f"pipeline-{digest[:8]}", tags=tags)
-        values = _flat(params.model_dump(mode="json", by_alias=True))
+        values = flat(params.model_dump(mode="json", by_alias=True))
         self.client.log_batch(run.info.run_id, params=[Param(key, str(value)) for key, value in values.items()])
         return str(run.info.run_id)
 
@@ -226,10 +231,3 @@ def _experiment(client: MlflowClient, root: Path) -> str:
 
 def _last_step(client: MlflowClient, run_id: str, key: str) -> int:
     return max((metric.step for metric in client.get_metric_history(run_id, key)), default=-1)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return {prefix: value}
-    inner = [_flat(part, f"{prefix}.{name}" if prefix else str(name)) for name, part in value.items()]
-    return {key: leaf for part in inner for key, leaf in part.items()}

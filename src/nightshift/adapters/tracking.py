@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nightshift import files
 
@@ -24,14 +24,18 @@ class Tracker(Protocol):
 
 
 class JsonlTracker:
-    """One JSON line per call of `log`: the plain record that needs no server."""
+    """One JSON line per call: the plain record that needs no server, and that `replay` brings to one later."""
 
     def __init__(self, path: Path) -> None:
         """Lines are appended to what an interrupted run left at `path`."""
         self._path = path
         self._last: dict[str, int] = {}
+        self._others: list[Any] = []
         for line in files.read_journal(path):
-            self._note(line, line["step"])
+            if "step" in line:
+                self._note(line, line["step"])
+            else:
+                self._others.append(line)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         new = {name: value for name, value in metrics.items() if step > self._last.get(name, -1)}
@@ -43,10 +47,33 @@ class JsonlTracker:
         self._last.update({name: max(step, self._last.get(name, -1)) for name in metrics})
 
     def artifact(self, path: Path) -> None:
-        """Files stay where they are."""
+        """The file stays where it is; its name is recorded."""
+        self._append_once({"artifact": path.as_posix()})
 
     def dataset(self, name: str, digest: str, path: Path) -> None:
-        """The lineage is in dvc.lock."""
+        self._append_once({"dataset": {"name": name, "digest": digest, "path": path.as_posix()}})
+
+    def _append_once(self, line: Any) -> None:
+        if line not in self._others:
+            self._others.append(line)
+            files.append_json(self._path, line)
+
+
+def artifacts(journal: Path) -> list[Path]:
+    """The files and folders that a JsonlTracker recorded as artifacts."""
+    return [Path(line["artifact"]) for line in files.read_journal(journal) if "artifact" in line]
+
+
+def replay(journal: Path, tracker: Tracker, folder: Path, digests: Mapping[str, str]) -> None:
+    """Tell a tracker what a JsonlTracker recorded in `folder`; `digests` of datasets by path, where they are known."""
+    for line in files.read_journal(journal):
+        if "step" in line:
+            tracker.log({name: value for name, value in line.items() if name != "step"}, line["step"])
+        elif "artifact" in line:
+            tracker.artifact(folder / line["artifact"])
+        else:
+            used = line["dataset"]
+            tracker.dataset(used["name"], digests.get(used["path"], used["digest"]), Path(used["path"]))
 
 
 class Tee:
@@ -66,3 +93,11 @@ class Tee:
     def dataset(self, name: str, digest: str, path: Path) -> None:
         for tracker in self._trackers:
             tracker.dataset(name, digest, path)
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested sections as one mapping by dotted name. Example: {"sft": {"steps": 3}} becomes {"sft.steps": 3}."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    inner = [flat(part, f"{prefix}.{name}" if prefix else str(name)) for name, part in value.items()]
+    return {key: leaf for part in inner for key, leaf in part.items()}

@@ -13,6 +13,7 @@ import typer
 from nightshift import files
 from nightshift.cli import commands, data_commands, env_commands
 from nightshift.errors import NightshiftError
+from nightshift.project import packages
 from nightshift.telemetry.console import errors
 
 INTERRUPTED = 130
@@ -44,6 +45,28 @@ def plan() -> None:
 def stage(name: Annotated[str, typer.Argument(help="a stage of dvc.yaml")]) -> None:
     """Run one stage whether it is stale or not; `dvc repro` calls this."""
     commands.stage(name)
+
+
+@app.command()
+def pack(
+    stages: Annotated[list[str] | None, typer.Argument(help="all that ran here if not given")] = None,
+    to: Annotated[Path, typer.Option(help="the tar archive to write")] = Path("results.tar"),
+) -> None:
+    """On a compute node: put results, receipts and metrics into an archive for `adopt`."""
+    commands.pack(stages or [], to)
+
+
+@app.command()
+def adopt(
+    source: Annotated[
+        Path, typer.Argument(help="what `pack` wrote on a compute node, or a copy of its project folder")
+    ],
+    accept_versions: Annotated[
+        bool, typer.Option("--accept-versions", help="although the node has other versions of packages")
+    ] = False,
+) -> None:
+    """Take over what a compute node computed, as if the stages had run here."""
+    commands.adopt(source, accept_versions=accept_versions)
 
 
 @app.command()
@@ -153,6 +176,8 @@ def main() -> None:
         app()
     except NightshiftError as error:
         _fail(error)
+    except ModuleNotFoundError as error:
+        _fail(packages.missing(error) or error)
     except OSError as error:
         _fail(files.refusal(error) or error)
     except SystemExit as end:

@@ -51,7 +51,33 @@ def run() -> None:
 def stage(name: str) -> None:
     """One stage, unconditionally; dvc.yaml calls this, so DVC is not asked."""
     with Session(enter()) as session:
-        run_stage(name, session)
+        if not packages.on_compute_node():
+            run_stage(name, session)
+            return
+        from nightshift.pipeline import receipt
+
+        path = receipt.run_with_receipt(name, session)
+        console.print(f"{path.relative_to(session.root)} says what it was made of   [dim]next: nightshift pack[/]")
+
+
+def pack(stages: list[str], archive: Path) -> None:
+    """What these stages made here, as one file."""
+    from nightshift.pipeline import receipt
+
+    archive = Path.cwd() / archive
+    packed = receipt.pack(enter(), stages, archive)
+    names = ", ".join(result.stage for result in packed)
+    console.print(f"{archive}: {names}, {filesize.decimal(archive.stat().st_size)}", soft_wrap=True)
+
+
+def adopt(source: Path, *, accept_versions: bool) -> None:
+    """Results of a compute node become results of this project."""
+    from nightshift.pipeline.adopt import adopt as take_over
+
+    source = Path.cwd() / source
+    for receipt, new in take_over(enter(), source, accept_versions=accept_versions):
+        done = f"adopted: {receipt.seconds:.1f} s on {receipt.host}" if new else "was adopted before"
+        console.print(f"[green]✔ {receipt.stage}[/]  {done}", soft_wrap=True)
 
 
 def plan() -> None:

@@ -1,4 +1,4 @@
-"""Data-parallel learners: one in this process, or several ranks on Ray that sum their gradients.
+"""Data-parallel learners: several ranks on Ray that sum their gradients.
 
     stage (driver)                        ranks (Ray actors, one learner each)
     ──────────────                        ────────────────────────────────────
@@ -17,28 +17,22 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import ray
-import torch
 import torch.distributed as dist
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from nightshift import config
 from nightshift.algorithms.estimators import Groups
-from nightshift.algorithms.on_policy import OnPolicyLearner
-from nightshift.algorithms.sft import Demos
 from nightshift.cluster import version_check
 from nightshift.cluster.connection import start_ray
 from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS, Heartbeat
-from nightshift.data.dataset_store import CloningSteps
 from nightshift.errors import NightshiftError, RolloutError
-from nightshift.learners import checkpoint
-from nightshift.policies.device import out_of_memory_advice
-from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
+from nightshift.learners.base import LearnerSpec, LearnerState
+from nightshift.learners.local import Rank
+from nightshift.policies.snapshot import PolicySnapshot
 
 _log = logging.getLogger(__name__)
 
@@ -46,71 +40,6 @@ MAX_ATTEMPTS = 3
 _WAIT_SECONDS = 0.5
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 """Long on purpose: the driver detects a stall by the ranks' progress, not by the duration of one sum."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerSpec:
-    """What every rank is built from."""
-
-    policy: PolicySnapshot
-    settings: config.Rloo
-    seed: int
-    demos: CloningSteps | None
-    """For the behaviour-cloning loss."""
-    microbatch_size: int
-    device: torch.device
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerState:
-    """What a checkpoint holds of a learner."""
-
-    tensors: Mapping[str, Tensor]
-    """Weights, optimizer moments and the random generator."""
-    counters: Mapping[str, float]
-    """`OnPolicyLearner.state`."""
-
-
-class Learners(Protocol):
-    """One learner, or several ranks that behave as one."""
-
-    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
-        """One update from one part of the groups per rank; the metrics."""
-        ...
-
-    def policy(self) -> PolicySnapshot: ...
-
-    def state(self) -> LearnerState: ...
-
-    def restore(self, state: LearnerState) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def open_learners(spec: LearnerSpec, ranks: int) -> Learners:
-    return LocalLearner(spec) if ranks == 1 else RayLearners(spec, ranks)
-
-
-class LocalLearner:
-    """One learner in this process."""
-
-    def __init__(self, spec: LearnerSpec) -> None:
-        self._rank = _Rank(spec)
-
-    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
-        return self._rank.update(parts[0], progress)
-
-    def policy(self) -> PolicySnapshot:
-        return self._rank.policy()
-
-    def state(self) -> LearnerState:
-        return self._rank.state()
-
-    def restore(self, state: LearnerState) -> None:
-        self._rank.restore(state)
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 class RayLearners:
@@ -194,23 +123,12 @@ class _RanksStalled(Exception):
     """A rank hangs, and all others block at the next sum."""
 
 
-class _Rank:
+class _Rank(Rank):
     """A learner and its connection to the other ranks."""
 
     def __init__(self, spec: LearnerSpec) -> None:
-        torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
-        torch.manual_seed(spec.seed)  # for the initial weights of a critic
         self._collective = _ProcessGroup()
-        policy = restore(spec.policy, spec.device)
-        demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
-        self._learner = OnPolicyLearner(
-            policy,
-            spec.settings,
-            torch.Generator().manual_seed(spec.seed),
-            microbatch_size=spec.microbatch_size,
-            demos=demos,
-            collective=self._collective,
-        )
+        super().__init__(spec, self._collective)
 
     def check_versions(self, driver: Mapping[str, str]) -> None:
         """Refuse to learn with other code than the driver's."""
@@ -229,25 +147,9 @@ class _Rank:
         dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=_COLLECTIVE_TIMEOUT)
         self._collective.rank, self._collective.size = rank, size
 
-    def update(self, groups: Groups, progress: float) -> dict[str, float]:
-        with out_of_memory_advice("machine.microbatch_size"):
-            return self._learner.update(groups, progress)
-
     def heartbeats(self) -> int:
         """A count that rises with every microbatch and every sum, to be read on another thread during an update."""
         return self._learner.microbatches + self._collective.sums
-
-    def policy(self) -> PolicySnapshot:
-        return snapshot(self._learner.policy, self._learner.version)
-
-    def state(self) -> LearnerState:
-        packed = checkpoint.pack(self._learner.trained, self._learner.generator)
-        tensors = {name: tensor.detach().clone().cpu() for name, tensor in packed.items()}
-        return LearnerState(tensors=tensors, counters=self._learner.state)
-
-    def restore(self, state: LearnerState) -> None:
-        checkpoint.unpack(state.tensors, self._learner.trained, self._learner.generator)
-        self._learner.restore(state.counters)
 
 
 class _ProcessGroup:

@@ -10,7 +10,7 @@ from nightshift.adapters import mlflow_registry
 from nightshift.errors import ConfigError, RolloutError
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
-from nightshift.rollouts.pool import open_pool
+from nightshift.rollouts.opening import open_pool
 from nightshift.stages.evaluate import grid
 from nightshift.statistics.intervals import Rate
 from nightshift.telemetry import progress

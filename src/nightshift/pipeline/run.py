@@ -62,7 +62,7 @@ class Session:
     """What the stages of one process share: params, versions, simulators, trackers. Its exit closes all of them."""
 
     def __init__(self, root: Path) -> None:
-        repository.check(root)
+        repository.check_folder(root)
         self.root = root.resolve()
         self.params = config.load(self.root / paths.PARAMS)
         self.graph = graph.load(self.root)
@@ -91,7 +91,9 @@ class Session:
     def store(self) -> DvcStore:
         from nightshift.adapters.dvc_store import DvcStore
 
-        self._store = self._store or DvcStore(self.root)
+        if self._store is None:
+            repository.check(self.root)
+            self._store = DvcStore(self.root)
         return self._store
 
     @property
@@ -104,7 +106,7 @@ class Session:
     def pool(self, env: config.Env) -> Pool:
         """Simulators for these tasks, started at the first call and kept until the session ends."""
         if env not in self._pools:
-            from nightshift.rollouts.pool import open_pool
+            from nightshift.rollouts.opening import open_pool
 
             self._pools[env] = open_pool(self.params.machine.workers, env)
         return self._pools[env]
@@ -125,19 +127,16 @@ class Session:
 
 def fingerprint(stage: str, session: Session) -> str:
     """sha256 over all that decides a stage's result: params, versions, code and inputs. Names its checkpoints."""
-    definition = session.graph[stage]
-    sections = {name: _plain(session.params.section(name)) for name in definition.params}
-    versions = {name: session.versions[name] for name in definition.versions}
-    inputs = {path.as_posix(): _digest(session.root / path) for path in definition.deps}
-    return hashlib.sha256(json.dumps([stage, sections, versions, inputs], sort_keys=True).encode()).hexdigest()
+    inputs = {path.as_posix(): _digest(session.root / path) for path in session.graph[stage].deps}
+    key = [stage, sections(stage, session), versions(stage, session), inputs]
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
 def run_stage(stage: str, session: Session) -> float:
     """Run nightshift.stages.<stage> with the sections it names, without DVC; returns the seconds it took."""
-    if stage not in session.graph:
-        raise ProjectError(f"there is no stage {stage!r}", f"choose one of {', '.join(session.graph)}")
+    definition(stage, session)
     run = importlib.import_module(f"{STAGES}.{stage}").run
-    sections = {
+    arguments = {
         name: session.params.section(name)
         for name, parameter in inspect.signature(run).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
@@ -145,9 +144,9 @@ def run_stage(stage: str, session: Session) -> float:
     current = fingerprint(stage, session)
     started = time.monotonic()
     with _tracker(stage, current, session) as tracker:
-        run(_job(stage, current, session, tracker), **sections)
+        run(_job(stage, current, session, tracker), **arguments)
     seconds = time.monotonic() - started
-    _record_time(session.root, stage, seconds)
+    record_time(session.root, stage, seconds)
     return seconds
 
 
@@ -180,6 +179,27 @@ def timings(root: Path) -> Mapping[str, float]:
     return recorded
 
 
+def record_time(root: Path, stage: str, seconds: float) -> None:
+    files.write_json(root / TIMINGS, {**timings(root), stage: round(seconds, 2)})
+
+
+def definition(stage: str, session: Session) -> graph.Definition:
+    """The stage in dvc.yaml; ProjectError if there is none of this name."""
+    if stage not in session.graph:
+        raise ProjectError(f"there is no stage {stage!r}", f"choose one of {', '.join(session.graph)}")
+    return session.graph[stage]
+
+
+def sections(stage: str, session: Session) -> dict[str, Any]:
+    """The sections of params.yaml that decide a stage's result, as plain values."""
+    return {name: _plain(session.params.section(name)) for name in session.graph[stage].params}
+
+
+def versions(stage: str, session: Session) -> dict[str, str]:
+    """The installed versions that decide a stage's result."""
+    return {name: session.versions[name] for name in session.graph[stage].versions}
+
+
 def _job(stage: str, current: str, session: Session, tracker: Tracker) -> Job:
     state = session.root / paths.stage_state(stage, current)
     state.mkdir(parents=True, exist_ok=True)
@@ -196,9 +216,11 @@ def _job(stage: str, current: str, session: Session, tracker: Tracker) -> Job:
 
 @contextmanager
 def _tracker(stage: str, current: str, session: Session) -> Iterator[Tracker]:
-    sections = {name: _plain(session.params.section(name)) for name in session.graph[stage].params}
     lines = JsonlTracker(session.root / paths.stage_metrics(stage, current))
-    with session.tracking.stage(stage, current, sections) as tracker:
+    if packages.on_compute_node():
+        yield lines
+        return
+    with session.tracking.stage(stage, current, sections(stage, session)) as tracker:
         yield Tee([lines, tracker])
 
 
@@ -206,10 +228,6 @@ def _remove_checkpoints(stage: str, session: Session) -> None:
     """Of this fingerprint, which is done. Those of other fingerprints may be resumed; `nightshift gc` removes them."""
     if (session.root / paths.STATE / stage).is_dir():
         shutil.rmtree(session.root / paths.stage_state(stage, fingerprint(stage, session)), ignore_errors=True)
-
-
-def _record_time(root: Path, stage: str, seconds: float) -> None:
-    files.write_json(root / TIMINGS, {**timings(root), stage: round(seconds, 2)})
 
 
 def _digest(path: Path) -> str:

@@ -1,4 +1,6 @@
-"""Installed versions of the packages that compute results.
+"""Which packages are installed, and the versions of those that compute results.
+
+A compute node has what a stage needs, and not what runs and records a pipeline; pyproject.toml lists both.
 
 Another release of torch or mujoco gives other numbers, so DVC's cache key includes them. DVC reads params from files
 only; hence versions.yaml, which git ignores and every command that looks at the cache brings up to date.
@@ -8,15 +10,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
 
 from nightshift import files
+from nightshift.errors import ProjectError
 from nightshift.project import graph, paths
 from nightshift.project.graph import Definition
 
 _HEADER = "# Written by nightshift: installed versions that results depend on. dvc.yaml says which stage uses which.\n"
+
+PIPELINE = ("dvc", "mlflow", "prefect", "ray")
+"""What pyproject.toml installs with the extra `pipeline`."""
+_RECORDERS = ("dvc", "mlflow")
+
+
+def on_compute_node() -> bool:
+    """Whether DVC or MLflow is missing: then a stage leaves a receipt and its metrics in files, to be adopted later."""
+    return not all(map(_importable, _RECORDERS))
+
+
+def require(package: str, why: str, otherwise: str) -> None:
+    """ProjectError if the package is missing; `why` it is needed, and what to do `otherwise` than install it."""
+    if not _importable(package):
+        raise ProjectError(f"{why}, and {package} is not installed here", f"{otherwise}, or {_install(package)}")
+
+
+def missing(error: ModuleNotFoundError) -> ProjectError | None:
+    """The sentence for a package that is not installed; None if the module is our own."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "nightshift", "flows", "tasks"):
+        return None
+    return ProjectError(f"this needs the package {package}, which is not installed here", _install(package))
+
+
+def _install(package: str) -> str:
+    return "pip install -e '.[pipeline]' (docs/compute_node.md)" if package in PIPELINE else f"pip install {package}"
+
+
+def _importable(package: str) -> bool:
+    found = find_spec(package)
+    return found is not None and found.origin is not None  # a folder without code, as mlflow/ here, has no origin
 
 
 def installed(definitions: dict[str, Definition]) -> Mapping[str, str]:

@@ -35,6 +35,8 @@ PREFECT_HOME = STATE / "prefect"
 LIBERO_CONFIG = STATE / "libero"
 PICTURES = STATE / "pictures"
 METRICS = STATE / "metrics"
+RECEIPTS = STATE / "receipts"
+"""What stages on a compute node leave for `nightshift adopt`."""
 
 
 def stage_state(stage: str, fingerprint: str) -> Path:
@@ -45,6 +47,10 @@ def stage_state(stage: str, fingerprint: str) -> Path:
 def stage_metrics(stage: str, fingerprint: str) -> Path:
     """The metrics of a stage, one JSON line per step; they stay when the stage is done."""
     return METRICS / f"{stage}-{short(fingerprint)}.jsonl"
+
+
+def stage_receipt(stage: str) -> Path:
+    return RECEIPTS / f"{stage}.json"
 
 
 def short(fingerprint: str) -> str:

@@ -1,4 +1,4 @@
-"""The folder a run works in: a git repository with params.yaml at its root that can be written to."""
+"""The folder a run works in: params.yaml at its root, writable and, where DVC records results, a git repository."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from nightshift.errors import ProjectError
 from nightshift.project import paths
 
+UNKNOWN = "unknown"
+
 
 def find(start: Path) -> Path:
     """The project's root: the nearest folder upwards with a dvc.yaml, so commands work from a subfolder too."""
@@ -19,10 +21,16 @@ def find(start: Path) -> Path:
     raise ProjectError(f"{start} is not inside a Nightshift project: no {paths.DVC_YAML} here or above", "cd to it")
 
 
-def check(root: Path) -> None:
-    """Everything a run needs of the folder; ProjectError says what is missing and the command that mends it."""
+def check_folder(root: Path) -> None:
+    """What a stage needs of the folder; ProjectError says what is missing and the command that mends it."""
     if not (root / paths.PARAMS).is_file():
         raise ProjectError(f"{root / paths.PARAMS} does not exist", f"git checkout -- {paths.PARAMS}")
+    _check_writable(root)
+
+
+def check(root: Path) -> None:
+    """What a pipeline needs of the folder: that of a stage, and a git repository with a commit."""
+    check_folder(root)
     try:
         git(root, "rev-parse", "--git-dir")
     except FileNotFoundError:
@@ -35,12 +43,17 @@ def check(root: Path) -> None:
         raise ProjectError(
             f"the git repository {root} has no commit yet", 'git add -A && git commit -m "start"'
         ) from None
-    _check_writable(root)
 
 
 def commit(root: Path) -> str:
-    """The short hash of HEAD, with "+" when tracked files differ from it; dvc.lock, which every run writes, may."""
-    head = git(root, "rev-parse", "--short=12", "HEAD")
+    """The short hash of HEAD, with "+" when tracked files differ from it; dvc.lock, which every run writes, may.
+
+    "unknown" on a compute node without git, or where the code arrived without its history.
+    """
+    try:
+        head = git(root, "rev-parse", "--short=12", "HEAD")
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return UNKNOWN
     changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{paths.DVC_LOCK}")
     return head + ("+" if changed else "")
 

@@ -34,8 +34,7 @@ from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS
 from nightshift.cluster.object_store import ObjectStoreWeights
 from nightshift.errors import NightshiftError
 from nightshift.policies.snapshot import PolicySnapshot
-from nightshift.rollouts.base import MakeFleet, Pool
-from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.retries import Retries
 from nightshift.rollouts.stragglers import GRACE_SECONDS, Attempt, StragglerDetector
 from nightshift.rollouts.worker import TRANSFER, Worker
@@ -43,10 +42,6 @@ from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
 _WAIT_SECONDS = 0.5
-
-
-def open_pool(workers: int, env: config.Env) -> Pool:
-    return RayPool(workers, env) if workers else LocalPool(env)
 
 
 class RayPool:

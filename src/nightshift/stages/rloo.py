@@ -20,8 +20,9 @@ from nightshift.data.dataset_store import CloningSteps
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
+from nightshift.learners.base import Learners, LearnerSpec, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
-from nightshift.learners.ranks import Learners, LearnerSpec, LearnerState, open_learners
+from nightshift.learners.opening import open_learners
 from nightshift.pipeline.job import Job
 from nightshift.policies import device
 from nightshift.policies.base import Policy

@@ -7,7 +7,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import pynvml
+try:
+    import pynvml
+except ModuleNotFoundError:  # a compute node may lack it, and figures are not worth a stage
+    pynvml = None
 
 _FIGURES: dict[str, Callable[[Any], float]] = {
     "utilisation_percent": lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
@@ -17,7 +20,7 @@ _FIGURES: dict[str, Callable[[Any], float]] = {
 
 
 def sample() -> dict[str, float]:
-    """Utilisation, memory and power of each GPU by metric name; empty on a machine without one."""
+    """Utilisation, memory and power of each GPU by metric name; empty on a machine without one, or without pynvml."""
     metrics: dict[str, float] = {}
     for index, handle in enumerate(_handles()):
         for name, read in _FIGURES.items():
@@ -28,6 +31,8 @@ def sample() -> dict[str, float]:
 
 @functools.cache
 def _handles() -> tuple[Any, ...]:
+    if pynvml is None:
+        return ()
     try:
         pynvml.nvmlInit()
         return tuple(pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount()))

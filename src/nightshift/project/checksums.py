@@ -1,0 +1,59 @@
+"""md5 sums of files and folders as DVC computes them, on machines where DVC is not installed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+DVCIGNORE = Path(".dvcignore")
+MISSING = "missing"
+
+
+def md5(root: Path, path: Path) -> str:
+    """Of a file its md5; of a folder the md5 of the list of its files, ending in ".dir". `path` is relative to `root`,
+    where .dvcignore names files that do not count."""
+    if (root / path).is_file():
+        return _md5(root / path)
+    if not (root / path).is_dir():
+        return MISSING
+    counted = sorted(_counted(root, path, _patterns(root)), key=lambda file: file.relative_to(path).as_posix())
+    entries = [{"md5": _md5(root / file), "relpath": file.relative_to(path).as_posix()} for file in counted]
+    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _counted(root: Path, folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
+    with os.scandir(root / folder) as entries:
+        for entry in entries:
+            path = folder / entry.name
+            if _ignored(path, entry.is_dir(), patterns):
+                continue
+            if entry.is_dir():
+                yield from _counted(root, path, patterns)
+            else:
+                yield path
+
+
+def _ignored(path: Path, is_folder: bool, patterns: Sequence[str]) -> bool:
+    """The three kinds of pattern that .dvcignore here has: /a/path from the root, a folder's name/, a file's name."""
+    return any(
+        path.as_posix() == pattern[1:]
+        if pattern.startswith("/")
+        else fnmatch(path.name, pattern.rstrip("/")) and (is_folder or not pattern.endswith("/"))
+        for pattern in patterns
+    )
+
+
+def _patterns(root: Path) -> list[str]:
+    if not (root / DVCIGNORE).exists():
+        return []
+    lines = (line.strip() for line in (root / DVCIGNORE).read_text().splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

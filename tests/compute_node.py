@@ -1,0 +1,60 @@
+"""A compute node to test on: a Python without the packages of the pipeline, no git, and a folder without history."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from nightshift.project import paths
+
+HIDDEN = ("dvc", "git", "gymnasium", "mlflow", "prefect", "pynvml", "nvidia_ml_py", "ray", "scmrepo")
+
+
+def make_site(folder: Path, *hidden: str) -> Path:
+    """The installed packages without those a node lacks, by links: imports and metadata of the others are not found."""
+    folder.mkdir()
+    for entry in (Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}" / "site-packages").iterdir():
+        name = entry.name.partition("-")[0].partition(".")[0].lower()
+        if not name.startswith((*HIDDEN, *hidden)) and entry.suffix != ".pth":
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+class Node:
+    """A folder with the files of a project but no history and no environment, and a bare Python to run it with."""
+
+    def __init__(self, root: Path, site: Path) -> None:
+        self.root = root
+        self._python = [sys.executable, "-S"]  # without the packages of this test's own environment
+        self._environment = {
+            **{name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ},
+            "PATH": "",
+            "PYTHONPATH": os.pathsep.join([str(root / "src"), str(site)]),
+        }
+
+    def receive(self, project: Path) -> None:
+        """Bring code, params and data: what git tracks and what the stages made."""
+        ignore = shutil.ignore_patterns(".git", ".venv", str(paths.STATE), str(paths.VERSIONS), "__pycache__", "cache")
+        shutil.copytree(project, self.root, ignore=ignore, dirs_exist_ok=True)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command of ours."""
+        return self._run("-m", "nightshift", *arguments)
+
+    def python(self, program: str) -> subprocess.CompletedProcess[str]:
+        return self._run("-c", program)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A command of ours that is not waited for."""
+        command = [*self._python, "-m", "nightshift", *arguments]
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(command, cwd=self.root, env=self._environment, stdout=quiet, stderr=quiet)
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*self._python, *arguments]
+        return subprocess.run(
+            command, cwd=self.root, env=self._environment, capture_output=True, text=True, check=False, timeout=300
+        )
