@@ -10,7 +10,6 @@ import torch
 from nightshift import config, files, policies
 from nightshift.algorithms.sft import Demos, SftLearner
 from nightshift.data import dataset_store
-from nightshift.errors import DataError
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.pipeline.job import Job
@@ -40,12 +39,6 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
 
 def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> Policy:
     shapes = data.shapes()
-    unknown = [name for name in policy.inputs if name not in shapes]
-    if unknown:
-        raise DataError(
-            f"the dataset has no observation {', '.join(unknown)} that this policy can read; it has {', '.join(shapes)}",
-            "edit policy.inputs in params.yaml, or env.cameras.names if it is a camera",
-        )
     fresh = policies.fresh(policy, shapes, action_dim=data.schema.fields["actions"].shape[0])
     fresh.normalise_by(data.statistics)
     return fresh
