@@ -72,6 +72,7 @@ class Session:
         self._pools: dict[config.Env, Pool] = {}
         self._store: DvcStore | None = None
         self._tracking: Tracking | None = None
+        self._prechecked = False
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -111,6 +112,14 @@ class Session:
             self._pools[env] = open_pool(self.params.machine.workers, env)
         return self._pools[env]
 
+    def precheck(self) -> None:
+        """Before the first stage that runs: whether the sections of params.yaml fit each other."""
+        if not self._prechecked:
+            from nightshift.pipeline import precheck
+
+            precheck.check(self.params)
+            self._prechecked = True
+
     def check_unchanged(self) -> None:
         """All stages of a run have the same params, code and versions: an edit made meanwhile ends the run."""
         if config.load(self.root / paths.PARAMS) != self.params:
@@ -135,6 +144,7 @@ def fingerprint(stage: str, session: Session) -> str:
 def run_stage(stage: str, session: Session) -> float:
     """Run nightshift.stages.<stage> with the sections it names, without DVC; returns the seconds it took."""
     definition(stage, session)
+    session.precheck()
     run = importlib.import_module(f"{STAGES}.{stage}").run
     arguments = {
         name: session.params.section(name)
