@@ -56,7 +56,7 @@ STATES = {task: split_training_states(task, PARAMS.states).train for task in env
 def fresh_policy() -> PolicySnapshot:
     """Random weights of the default size: what it does is worthless, how long it takes is not."""
     (task, *_) = envs.tasks(PARAMS.env)
-    fleet = envs.make_fleet(task, PARAMS.env.protocol)
+    fleet = envs.make_fleet(task, PARAMS.env)
     seen = fleet.reset("train", [0])
     fleet.close()
     inputs = {name: seen[name].shape[1] for name in PARAMS.policy.inputs}

@@ -19,6 +19,7 @@ from nightshift.types import RolloutRequest, Split, Task, Trajectory
 
 HORIZON = 100
 """Control steps for a suite that the protocol has no number for."""
+NO_CAMERAS = config.Cameras(names=(), size="auto", shadows=True)
 HEADER = "| task | solved | episodes | steps, median / most | init states not solved |\n|---|---|---|---|---|\n"
 
 
@@ -46,7 +47,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="processes beside this one")
     chosen = parser.parse_args()
     horizon = DEFAULT.max_steps.get(chosen.suite, HORIZON)
-    suite = config.Env(suite=chosen.suite, tasks=tuple(chosen.task), protocol=DEFAULT.name, horizon=horizon)
+    suite = config.Env(
+        suite=chosen.suite, tasks=tuple(chosen.task), protocol=DEFAULT.name, horizon=horizon, cameras=NO_CAMERAS
+    )
     tasks = envs.tasks(suite)
     sys.stdout.write(HEADER)
     for task in tasks:

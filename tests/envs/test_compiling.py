@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from nightshift import envs
-from nightshift.envs.libero.fleet import LiberoFleet
 from nightshift.envs.mini.suite import LIBERO_MINI
 
 _COMPILE = """
 from nightshift.envs.libero.compiling import compile_control_step
 compile_control_step()
+from nightshift.envs.libero.goal import _judge
 from nightshift.envs.libero.observations import _write
 from nightshift.envs.libero.osc import advance
-print(*(sum(counts.values()) for f in (advance, _write) for counts in (f.stats.cache_hits, f.stats.cache_misses)))
+stats = [f.stats for f in (advance, _write, _judge)]
+print(*(sum(counts.values()) for s in stats for counts in (s.cache_hits, s.cache_misses)))
 """
-COMPILED, LOADED = "0 1 0 1\n", "1 0 1 0\n"
-"""Hits and misses of numba's cache, of both functions."""
+COMPILED, LOADED = "0 1 0 1 0 1\n", "1 0 1 0 1 0\n"
+"""Hits and misses of numba's cache, of the three functions."""
 
 
 def start(cache: Path) -> subprocess.Popen[str]:
@@ -38,13 +39,14 @@ def test_of_two_processes_that_start_at_once_exactly_one_compiles(tmp_path: Path
 
 def test_what_is_compiled_ahead_is_what_simulations_call() -> None:
     """Other types would be compiled again, by every process for itself."""
-    fleet = LiberoFleet(LIBERO_MINI, LIBERO_MINI.tasks()[0])
+    fleet = LIBERO_MINI.make_fleet(LIBERO_MINI.tasks()[0])
     fleet.reset("train", [0, 1])
     fleet.step(np.zeros((2, LIBERO_MINI.action_space.size), np.float32), np.array([True, False]))
+    from nightshift.envs.libero.goal import _judge
     from nightshift.envs.libero.observations import _write
     from nightshift.envs.libero.osc import advance
 
-    assert (len(advance.signatures), len(_write.signatures)) == (1, 1)
+    assert [len(compiled.signatures) for compiled in (advance, _write, _judge)] == [1, 1, 1]
 
 
 def test_nothing_is_compiled_ahead_for_the_fake_suite() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -71,11 +72,25 @@ def test_simulations_of_one_model_show_the_expert_the_same_scene(fleet: LiberoFl
     np.testing.assert_array_equal(Expert().act(one), Expert().act(other))
 
 
-def test_threads_change_nothing(fleet: LiberoFleet) -> None:
+def test_siblings_that_step_in_two_threads_at_once_play_what_separate_fleets_play(fleet: LiberoFleet) -> None:
     actions = random_actions(1, 3)
-    threaded = LIBERO_MINI.make_fleet(fleet.task, threads=2)
-    assert_equal(play(fleet, [0, 1, 2], actions), play(threaded, [0, 1, 2], actions))
-    threaded.close()
+    states = [0, 1, 2], [9, 1, 4]
+    siblings = [fleet, fleet.sibling()]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda one, start: play(one, start, actions), siblings, states))
+    for played, start in zip(together, states, strict=True):
+        assert_equal(played, play(LIBERO_MINI.make_fleet(fleet.task), start, actions))
+
+
+def test_a_sibling_shares_the_compiled_model_and_leaves_its_origin_alone(fleet: LiberoFleet) -> None:
+    before = {name: values.copy() for name, values in fleet.reset("train", [4, 9]).items()}
+    sibling = fleet.sibling()
+    sibling.reset("train", [5])
+    sibling.step(random_actions(3, 1)[0], np.ones(1, np.bool_))
+    assert sibling._lanes[0]._model is fleet._lanes[0]._model
+    for lane in range(2):
+        for name, values in fleet._lanes[lane].observe().items():
+            np.testing.assert_array_equal(values, before[name][lane], err_msg=name)
 
 
 def test_one_that_rests_stays_as_it_is_and_the_others_do_not_notice(fleet: LiberoFleet) -> None:

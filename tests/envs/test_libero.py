@@ -107,7 +107,8 @@ def test_building_an_environment_leaves_numpys_global_generator_alone() -> None:
 
 def test_observations_have_the_same_shapes_for_every_task() -> None:
     for task in LIBERO_MINI.tasks():
-        observation = LIBERO_MINI.make_env(task).reset("eval", 0)
+        observation = dict(LIBERO_MINI.make_env(task).reset("eval", 0))
+        instruction = observation.pop("instruction")
         assert {name: (value.shape, value.dtype.name) for name, value in observation.items()} == {
             "egocentric": ((13,), "float32"),
             "objects": ((25,), "float32"),
@@ -115,6 +116,7 @@ def test_observations_have_the_same_shapes_for_every_task() -> None:
             "state": ((8,), "float32"),
             "task": ((6,), "float32"),
         }
+        assert str(instruction) == task.language
 
 
 def test_actions_beyond_the_range_act_like_clipped_ones(env: LiberoEnv) -> None:

@@ -48,7 +48,9 @@ def liberos_own(env: LiberoEnv) -> Iterator[Any]:
 
 
 def selected(**changes: Any) -> config.Env:
-    return config.Env(**{"suite": "libero_goal", "tasks": (), "protocol": "openvla-oft", "horizon": "auto", **changes})
+    chosen = {"suite": "libero_goal", "tasks": (), "protocol": "openvla-oft", "horizon": "auto"}
+    cameras = {"names": ("wrist",), "size": 128, "shadows": False}
+    return config.Env.model_validate({**chosen, "cameras": cameras, **changes})
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
@@ -132,6 +134,13 @@ def test_conditions_name_the_gl_backend_exactly_where_pictures_are_used(monkeypa
     monkeypatch.setenv("MUJOCO_GL", "egl")
     blind, seeing = envs.conditions(selected(), []), envs.conditions(selected(), ["wrist"])
     assert blind["pictures"] == "not used"
-    assert seeing["pictures"] == {"cameras": ["wrist"], "resolution": 256, "rotated": True, "gl": "egl"}
+    assert seeing["pictures"] == {
+        "cameras": ["wrist"],
+        "resolution": 256,
+        "size": 128,
+        "shadows": False,
+        "rotated": True,
+        "gl": "egl",
+    }
     assert set(blind["versions"]) >= {"mujoco", "robosuite", "libero"}
     assert (blind["horizon"], blind["settle_steps"]) == (300, 10)

@@ -15,6 +15,7 @@ from nightshift.envs import registry
 from nightshift.envs.base import Suite
 from nightshift.errors import SimulatorError
 
+NO_CAMERAS = config.Cameras(names=(), size="auto", shadows=True)
 MODULE = """
 from nightshift.envs.base import ActionSpace, ArraySpec, InitStates, Suite
 from nightshift.envs.fake import FakeEnv
@@ -29,10 +30,11 @@ class Elsewhere(Suite):
 
     def tasks(self): return [TASK]
     def goal(self, task): return (("reach", "goal"),)
-    def observation_space(self): return dict.fromkeys(("proprio", "objects"), ArraySpec((3,)))
+    def state_space(self): return dict.fromkeys(("proprio", "objects"), ArraySpec((3,)))
     def init_states(self, task, split): return InitStates(count=3, digest="elsewhere")
-    def make_env(self, task, protocol): return FakeEnv(task)
-    def make_fleet(self, task, protocol, train_states=None): return SequentialFleet(lambda: FakeEnv(task))
+    def make_env(self, task, protocol, cameras): return FakeEnv(task, self.drawing(protocol, cameras))
+    def make_fleet(self, task, protocol, cameras, train_states=None):
+        return SequentialFleet(lambda: self.make_env(task, protocol, cameras))
 
 ELSEWHERE = Elsewhere()
 NOT_A_SUITE = "suite"
@@ -60,9 +62,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_suite_of_another_package_plays_by_name_like_one_of_ours(site: Path) -> None:
     install(site, "their_simulator", elsewhere="their_simulator:ELSEWHERE")
-    env = config.Env(suite="elsewhere", tasks=(), protocol="openvla-oft", horizon=9)
+    env = config.Env(suite="elsewhere", tasks=(), protocol="openvla-oft", horizon=9, cameras=NO_CAMERAS)
     (task,) = envs.tasks(env)
-    fleet = envs.make_fleet(task, env.protocol)
+    fleet = envs.make_fleet(task, env)
     fleet.reset("train", [0, 1])
     steps = fleet.step(np.ones((2, fleet.action_space.size), np.float32), np.ones(2, np.bool_))
     assert steps.observation["proprio"].shape == (2, 3)
@@ -103,9 +105,12 @@ from nightshift.envs import registry
 assert "nightshift.envs.libero.suites" not in sys.modules
 registry.names()
 assert "nightshift.envs.libero.suites" not in sys.modules
-env = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=9)
-fleet = envs.make_fleet(envs.tasks(env)[0], env.protocol)
+cameras = config.Cameras(names=("agentview",), size=32, shadows=True)
+env = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=9, cameras=cameras)
+envs.check_cameras(env)
+fleet = envs.make_fleet(envs.tasks(env)[0], env)
 fleet.reset("eval", [0])
+fleet.look(np.zeros(1, int))
 fleet.step(np.zeros((1, 7), np.float32), np.ones(1, bool))
 envs.conditions(env, [])
 [envs.suite(name) for name in registry.names()]
@@ -120,7 +125,7 @@ assert not heavy, heavy
 def test_every_suite_of_ours_is_a_suite_of_its_name_with_a_camera_for_every_image(name: str) -> None:
     suite = registry.find(name)
     assert isinstance(suite, Suite)
-    images = {key for key, spec in suite.observation_space().items() if spec.dtype == "uint8"}
-    assert images == set(suite.cameras)
+    images = {key: spec.shape for key, spec in suite.observation_space(64).items() if spec.dtype == "uint8"}
+    assert images == dict.fromkeys(suite.cameras, (64, 64, 3))
     assert [task.index for task in suite.tasks()] == list(range(suite.tasks()[0].suite_size))
     assert {task.suite for task in suite.tasks()} == {name}

@@ -9,7 +9,7 @@ import pytest
 
 from nightshift import envs
 from nightshift.envs.base import Env
-from nightshift.envs.libero.suites import LIBERO_OBJECT, LIBERO_SPATIAL
+from nightshift.envs.libero.suites import AS_LIBERO_DRAWS, LIBERO_OBJECT, LIBERO_SPATIAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
 from nightshift.policies.expert import Expert
@@ -64,14 +64,14 @@ def test_expert_solves_95_percent_of_all_init_states(task: Task) -> None:
 @pytest.mark.parametrize("name", ["milk_and_place", "black_bowl_in_the_top_drawer"], ids=["a carton", "a bowl's rim"])
 def test_expert_solves_tasks_of_liberos_own(name: str) -> None:
     task = next(task for task in REAL_TASKS if name in task.name)
-    assert solves(envs.make(task, DEFAULT.name), "eval", 0)
+    assert solves(envs.suite(task.suite).make_env(task, DEFAULT, AS_LIBERO_DRAWS), "eval", 0)
 
 
 @needs_assets
 @pytest.mark.slow
 @pytest.mark.parametrize("task", REAL_TASKS, ids=lambda task: str(task.name))
 def test_expert_solves_nine_of_ten_init_states_of_liberos_own_tasks(task: Task) -> None:
-    env = envs.make(task, DEFAULT.name)
+    env = envs.suite(task.suite).make_env(task, DEFAULT, AS_LIBERO_DRAWS)
     unsolved = [init_state for init_state in range(0, 50, 5) if not solves(env, "eval", init_state)]
     assert len(unsolved) <= 1, f"not solved: {unsolved}"
 

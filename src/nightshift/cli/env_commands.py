@@ -68,10 +68,10 @@ def show(name: str, suite: str) -> None:
     table.add_row("goal", Text("\nand ".join(in_words(predicate) for predicate in selected.goal(task))))
     table.add_row("init states", Text(f"{envs.init_state_count(task, 'eval')} for evaluation\n{_training(task)}"))
     table.add_row("steps", _steps(task, chosen))
-    table.add_row("observations", Text(_observations(selected)))
+    table.add_row("observations", Text(_observations(selected, chosen)))
     table.add_row("actions", Text(_actions(selected)))
     console.print(table)
-    console.print(Text.assemble(("\npicture", "bold"), "      ", _picture(task, chosen.protocol)), soft_wrap=True)
+    console.print(Text.assemble(("\npicture", "bold"), "      ", _picture(task, chosen)), soft_wrap=True)
 
 
 def check() -> None:
@@ -146,9 +146,12 @@ def _steps(task: Task, chosen: config.Env) -> Text:
     return text
 
 
-def _observations(suite: Suite) -> str:
-    """What policy.inputs of params.yaml can name."""
-    return ", ".join(f"{name} {list(spec.shape)}" for name, spec in suite.observation_space().items())
+def _observations(suite: Suite, chosen: config.Env) -> str:
+    """What policy.inputs of params.yaml can name; cameras if env.cameras.names has them."""
+    every_camera = chosen.cameras.model_copy(update={"names": tuple(suite.cameras)})
+    size = suite.drawing(protocols.find(chosen.protocol), every_camera).size
+    shapes = {name: spec.shape for name, spec in suite.observation_space(size).items()}
+    return ", ".join(f"{name} {list(shape)}" if shape else name for name, shape in shapes.items())
 
 
 def _actions(suite: Suite) -> str:
@@ -156,13 +159,14 @@ def _actions(suite: Suite) -> str:
     return f"{space.size} numbers from {space.low:g} to {space.high:g}"
 
 
-def _picture(task: Task, protocol: str) -> str:
+def _picture(task: Task, chosen: config.Env) -> str:
     """The file with the image of each camera in evaluation state 0, side by side, or why there is none."""
     from PIL import Image
 
-    cameras = envs.suite(task.suite).cameras
+    cameras = tuple(envs.suite(task.suite).cameras)
+    drawn = chosen.cameras.model_copy(update={"names": cameras, "size": "auto"})
     try:
-        env = envs.make(task, protocol)
+        env = envs.make(task, chosen.model_copy(update={"cameras": drawn}))
         env.reset("eval", 0)
         images = env.camera_images(cameras)
     except SimulatorError as error:
@@ -205,7 +209,8 @@ def _selection(params: config.Params) -> Finding:
         horizon = envs.horizon(params.env)
         held_out = sum(envs.init_state_count(task, "eval") for task in tasks)
         found = f"{params.env.suite}, tasks: {len(tasks)}, {params.env.protocol}, {horizon} steps"
-        _check_inputs(params)
+        envs.check_cameras(params.env)
+        envs.check_observations(params.env, params.policy.inputs)
         training = sum(envs.init_state_count(task, "train") for task in tasks)
     except StatesNotDrawn as error:
         note = f"{found}; training states are not drawn yet: nightshift run does, or {error.next_step}"
@@ -213,17 +218,6 @@ def _selection(params: config.Params) -> Finding:
     except NightshiftError as error:
         return Finding(about="params.yaml", found=error.what, verdict="missing", remedy=error.next_step)
     return Finding(about="params.yaml", found=f"{found}; {held_out} evaluation states, {training} for training")
-
-
-def _check_inputs(params: config.Params) -> None:
-    """Refuse a policy input that the suite does not have before demos are collected for it."""
-    available = envs.suite(params.env.suite).observation_space()
-    unknown = [name for name in params.policy.inputs if name not in available]
-    if unknown:
-        raise SimulatorError(
-            f"{params.env.suite} has no observation {', '.join(unknown)}; it has {', '.join(available)}",
-            "edit policy.inputs in params.yaml",
-        )
 
 
 def _assets(selected: str) -> Iterator[Finding]:

@@ -9,12 +9,14 @@ from typing import Any
 
 from nightshift import config
 from nightshift.envs import protocols, registry
-from nightshift.envs.base import Env, Fleet, States, Suite, installed
+from nightshift.envs.base import ArraySpec, Env, Fleet, States, Suite, installed
 from nightshift.errors import SimulatorError, StatesNotDrawn
 from nightshift.types import Split, Task
 
 __all__ = [
     "PortableFleets",
+    "check_cameras",
+    "check_observations",
     "conditions",
     "horizon",
     "init_state_count",
@@ -23,6 +25,7 @@ __all__ = [
     "lacks_train_states",
     "make",
     "make_fleet",
+    "observation_space",
     "portable_fleets",
     "suite",
     "tasks",
@@ -46,14 +49,49 @@ def tasks(env: config.Env) -> list[Task]:
     return [available[name] for name in env.tasks] if env.tasks else list(available.values())
 
 
-def make(task: Task, protocol: str) -> Env:
+def make(task: Task, env: config.Env) -> Env:
     """A simulator for one task."""
-    return suite(task.suite).make_env(task, protocols.find(protocol))
+    return suite(task.suite).make_env(task, protocols.find(env.protocol), env.cameras)
 
 
-def make_fleet(task: Task, protocol: str, train_states: States | None = None) -> Fleet:
+def make_fleet(task: Task, env: config.Env, train_states: States | None = None) -> Fleet:
     """Simulators for one task that step together. Training states are read from the project unless given."""
-    return suite(task.suite).make_fleet(task, protocols.find(protocol), train_states)
+    return suite(task.suite).make_fleet(task, protocols.find(env.protocol), env.cameras, train_states)
+
+
+def observation_space(env: config.Env) -> dict[str, ArraySpec]:
+    """Every observation that a policy gets with these settings, by name: of the cameras those in env.cameras."""
+    selected = suite(env.suite)
+    drawing = selected.drawing(protocols.find(env.protocol), env.cameras)
+    hidden = set(selected.cameras) - set(drawing.cameras)
+    return {name: spec for name, spec in selected.observation_space(drawing.size).items() if name not in hidden}
+
+
+def check_cameras(env: config.Env) -> None:
+    """Refuse cameras that cannot be drawn before any work is done: SimulatorError."""
+    selected = suite(env.suite)
+    selected.drawing(protocols.find(env.protocol), env.cameras)
+    if env.cameras.names:
+        selected.check_drawing()
+
+
+def check_observations(env: config.Env, names: Sequence[str]) -> None:
+    """Refuse inputs of a policy that it would not get with these settings: SimulatorError."""
+    cameras = suite(env.suite).cameras
+    available = observation_space(env)
+    not_drawn = [name for name in names if name in cameras and name not in available]
+    if not_drawn:
+        raise SimulatorError(
+            f"policy.inputs names the camera {', '.join(not_drawn)}, which env.cameras.names does not",
+            "add it to env.cameras.names in params.yaml",
+        )
+    unknown = [name for name in names if name not in available]
+    if unknown:
+        every = dict.fromkeys([*available, *cameras])
+        raise SimulatorError(
+            f"{env.suite} has no observation {', '.join(unknown)}; it has {', '.join(every)}",
+            "edit policy.inputs in params.yaml",
+        )
 
 
 def horizon(env: config.Env) -> int:
@@ -68,8 +106,8 @@ class PortableFleets:
     drawn: Mapping[str, States]
     """Training states [N, D] by task."""
 
-    def __call__(self, task: Task, protocol: str) -> Fleet:
-        return make_fleet(task, protocol, self.drawn.get(task.name))
+    def __call__(self, task: Task, env: config.Env) -> Fleet:
+        return make_fleet(task, env, self.drawn.get(task.name))
 
 
 def portable_fleets(env: config.Env) -> PortableFleets:
@@ -102,13 +140,14 @@ def lacks_train_states(task: Task) -> bool:
 def conditions(env: config.Env, cameras: Sequence[str]) -> dict[str, Any]:
     """What an episode is played under, with `cameras` as inputs: results compare only if all of it is the same."""
     protocol, selected = protocols.find(env.protocol), suite(env.suite)
+    seen = env.cameras.model_copy(update={"names": tuple(cameras)})
     return {
         "protocol": protocol.name,
         "horizon": horizon(env),
         "settle_steps": selected.settle_steps(protocol),
         "settle_action": list(protocol.settle_action),
         "seed": protocol.seed,
-        "pictures": selected.image_conditions(protocol, cameras) if cameras else "not used",
+        "pictures": selected.image_conditions(protocol, seen) if cameras else "not used",
         "versions": versions(env.suite),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift import config
 from nightshift.envs import protocols
-from nightshift.types import Array, Observation, Scene, Split, Task
+from nightshift.errors import SimulatorError
+from nightshift.types import INSTRUCTION, Array, Observation, Scene, Split, Task
 
 States = NDArray[np.float64]
 """Simulator states [N, D]."""
@@ -40,6 +42,25 @@ class ArraySpec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+
+
+TEXT = ArraySpec((), "str")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """How camera images are drawn: what their pixels depend on besides the state of the simulation."""
+
+    cameras: tuple[str, ...]
+    """What `Fleet.look` draws; an Env draws any camera of its suite."""
+    resolution: int
+    """Pixels as they are drawn. Images are square."""
+    size: int
+    """Pixels after averaging over areas; divides `resolution`."""
+    shadows: bool
+    """Shadows and reflections."""
+    rotated: bool
+    """Whether images are turned by 180°, as published policies see them."""
 
 
 class Step(NamedTuple):
@@ -69,7 +90,7 @@ class Env(Protocol):
         ...
 
     def camera_images(self, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
-        """Observations of cameras, [H, W, 3] each. Not part of `step`: rendering costs more than a control step."""
+        """Observations of cameras, [S, S, 3] each. Not part of `step`: drawing costs more than a control step."""
         ...
 
     def render(self) -> NDArray[np.uint8] | None:
@@ -82,13 +103,17 @@ class Env(Protocol):
 class Steps(NamedTuple):
     """The results of one action each, for N simulators."""
 
-    observation: Observation  # each [N, D]; overwritten by the next step
+    observation: Observation  # each [N, …]; overwritten by the next step
     success: NDArray[np.bool_]  # [N]
     unstable: NDArray[np.bool_]  # [N] the actions drove the physics unstable; the observation means nothing then
 
 
 class Fleet(Protocol):
-    """Several simulators of one task. The observations of one do not depend on the others."""
+    """Several simulators of one task. The observations of one do not depend on the others.
+
+    Different siblings may step in different threads at once. Images of all of them are drawn by one thread: the first
+    that calls `look` or `render`.
+    """
 
     @property
     def task(self) -> Task: ...
@@ -97,18 +122,30 @@ class Fleet(Protocol):
     def action_space(self) -> ActionSpace: ...
 
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
-        """One simulator for every init state; each observation [N, D]."""
+        """One simulator for every init state; each observation [N, …], cameras not included."""
         ...
 
     def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
         """Step the active simulators with their rows of `actions` [N, A]; the others stay as they are."""
         ...
 
+    def look(self, lanes: NDArray[np.int64]) -> Mapping[str, NDArray[np.uint8]]:
+        """Images of the cameras in env.cameras.names for those simulators, each [len(lanes), S, S, 3]."""
+        ...
+
+    def sibling(self) -> Fleet:
+        """Another fleet of this task with simulators of its own. What takes long to build is shared."""
+        ...
+
     def scene(self, lane: int) -> Scene: ...
 
-    def render(self, lane: int) -> NDArray[np.uint8] | None: ...
+    def render(self, lane: int) -> NDArray[np.uint8] | None:
+        """An image [H, W, 3] for people, or None where no GL library works."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close siblings first: the fleet that they were made from frees what they share."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +193,7 @@ class Suite(ABC):
     packages: ClassVar[Mapping[str, str]] = {}
     """Distributions that the results depend on, by the name to report them under."""
     cameras: ClassVar[Sequence[str]] = ()
-    """Observations that are camera images, rendered on demand."""
+    """Observations that are camera images, drawn on demand."""
     draws_train_states: ClassVar[bool] = False
     """Whether the stage `states` has to draw the training states, because the suite ships none."""
 
@@ -169,19 +206,61 @@ class Suite(ABC):
         """The predicates that must hold at the same time."""
 
     @abstractmethod
-    def observation_space(self) -> Mapping[str, ArraySpec]:
-        """Every observation a policy can take as input, cameras included, by name."""
+    def state_space(self) -> Mapping[str, ArraySpec]:
+        """The vectors among the observations of a step, by name."""
 
     @abstractmethod
     def init_states(self, task: Task, split: Split) -> InitStates:
         """StatesNotDrawn where the training states have yet to be drawn."""
 
     @abstractmethod
-    def make_env(self, task: Task, protocol: protocols.Protocol) -> Env: ...
+    def make_env(self, task: Task, protocol: protocols.Protocol, cameras: config.Cameras) -> Env: ...
 
     @abstractmethod
-    def make_fleet(self, task: Task, protocol: protocols.Protocol, train_states: States | None = None) -> Fleet:
+    def make_fleet(
+        self,
+        task: Task,
+        protocol: protocols.Protocol,
+        cameras: config.Cameras,
+        train_states: States | None = None,
+    ) -> Fleet:
         """`train_states` replace those that would be read from the project."""
+
+    def observation_space(self, image_size: int) -> Mapping[str, ArraySpec]:
+        """Every observation a policy can take as input, by name; `image_size` is that of `drawing`."""
+        images = dict.fromkeys(self.cameras, ArraySpec((image_size, image_size, 3), "uint8"))
+        return {**self.state_space(), INSTRUCTION: TEXT, **images}
+
+    def drawing(self, protocol: protocols.Protocol, cameras: config.Cameras) -> Drawing:
+        """How the cameras are drawn by `protocol`; SimulatorError where that is not possible."""
+        unknown = [name for name in cameras.names if name not in self.cameras]
+        if unknown:
+            has = f"it has {', '.join(self.cameras)}" if self.cameras else "it has none"
+            raise SimulatorError(
+                f"{self.name} has no camera {', '.join(unknown)}; {has}", "edit env.cameras.names in params.yaml"
+            )
+        size = protocol.resolution if cameras.size == "auto" else cameras.size
+        resolution = self.drawn_resolution(protocol, size)
+        if resolution % size:
+            raise SimulatorError(
+                f"camera images of {self.name} are drawn at {resolution}², which cannot be averaged to {size}²",
+                f"set env.cameras.size in params.yaml to auto or to a divisor of {resolution}, for example "
+                f"{resolution // 2}",
+            )
+        return Drawing(
+            cameras=cameras.names,
+            resolution=resolution,
+            size=size,
+            shadows=cameras.shadows,
+            rotated=protocol.rotated,
+        )
+
+    def drawn_resolution(self, protocol: protocols.Protocol, size: int) -> int:
+        """Pixels at which images of `size` are drawn. No published protocol has this suite: they are drawn directly."""
+        return size
+
+    def check_drawing(self) -> None:  # noqa: B027 - most suites have nothing to check
+        """SimulatorError where no images can be drawn on this machine."""
 
     def draw_train_states(
         self, task: Task, protocol: protocols.Protocol, seed: int, drawn: Sequence[DrawnState]
@@ -193,9 +272,10 @@ class Suite(ABC):
         """Control steps between restoring an init state and the policy's first action."""
         return 0
 
-    def image_conditions(self, protocol: protocols.Protocol, cameras: Sequence[str]) -> dict[str, Any]:
+    def image_conditions(self, protocol: protocols.Protocol, cameras: config.Cameras) -> dict[str, Any]:
         """What the pixels of `cameras` depend on."""
-        return {"cameras": sorted(cameras), "resolution": protocol.resolution, "rotated": protocol.rotated}
+        drawing = asdict(self.drawing(protocol, cameras))
+        return {**drawing, "cameras": sorted(drawing["cameras"])}
 
     def versions(self) -> dict[str, str]:
         """Of everything that a result depends on."""

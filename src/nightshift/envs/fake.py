@@ -7,11 +7,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import ActionSpace, ArraySpec, InitStates, Predicate, States, Step, Suite, stored_split
-from nightshift.envs.protocols import Protocol
+from nightshift import config
+from nightshift.envs.base import (
+    ActionSpace,
+    ArraySpec,
+    Drawing,
+    InitStates,
+    Predicate,
+    States,
+    Step,
+    Suite,
+    stored_split,
+)
+from nightshift.envs.protocols import Protocol, rotate
 from nightshift.envs.sequential_fleet import SequentialFleet
-from nightshift.errors import SimulatorError
-from nightshift.types import Array, Body, Observation, Scene, Split, Task
+from nightshift.types import INSTRUCTION, Array, Body, Observation, Scene, Split, Task
 
 NAME = "fake"
 TASKS = [
@@ -25,11 +35,16 @@ GOAL: tuple[Predicate, ...] = (("reach", "goal"),)
 _STEP = 0.05
 """Metres that a full action moves the point, as in operational-space control."""
 _REACHED = 0.02
+_VIEW = 0.5
+"""Metres that the camera shows along each axis, from the origin."""
+_GOAL_CHANNEL, _POINT_CHANNEL = 0, 1  # red and green
+_DARKEST = 64
 
 
 class FakeSuite(Suite):
     name = NAME
     action_space = ACTIONS
+    cameras = ("agentview",)
 
     def tasks(self) -> list[Task]:
         return list(TASKS)
@@ -37,26 +52,32 @@ class FakeSuite(Suite):
     def goal(self, task: Task) -> Sequence[Predicate]:
         return GOAL
 
-    def observation_space(self) -> Mapping[str, ArraySpec]:
+    def state_space(self) -> Mapping[str, ArraySpec]:
         return {"proprio": ArraySpec((3,)), "objects": ArraySpec((3,)), "task": ArraySpec((len(TASKS),))}
 
     def init_states(self, task: Task, split: Split) -> InitStates:
         return InitStates(count=STATES[stored_split(split)], digest=NAME)
 
-    def make_env(self, task: Task, protocol: Protocol) -> FakeEnv:
-        return FakeEnv(task)
+    def make_env(self, task: Task, protocol: Protocol, cameras: config.Cameras) -> FakeEnv:
+        return FakeEnv(task, self.drawing(protocol, cameras))
 
-    def make_fleet(self, task: Task, protocol: Protocol, train_states: States | None = None) -> SequentialFleet:
-        return SequentialFleet(lambda: FakeEnv(task))
+    def make_fleet(
+        self, task: Task, protocol: Protocol, cameras: config.Cameras, train_states: States | None = None
+    ) -> SequentialFleet:
+        return SequentialFleet(lambda: self.make_env(task, protocol, cameras), cameras.names)
 
 
 class FakeEnv:
-    """The gripper is a point; the goal is a cube of no size. The task is solved when the point is there."""
+    """The gripper is a point; the goal is a cube of no size. The task is solved when the point is there.
+
+    The camera looks from above: the goal is a red square and the point a green one, the brighter the higher.
+    """
 
     action_space = ACTIONS
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, drawing: Drawing) -> None:
         self.task = task
+        self._drawing = drawing
         self._point = np.zeros(3)
         self._goal = np.zeros(3)
 
@@ -84,13 +105,24 @@ class FakeEnv:
         return np.concatenate([self._point, self._goal])
 
     def camera_images(self, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
-        raise SimulatorError("the fake suite has no cameras", "leave cameras out of policy.inputs in params.yaml")
+        image = self._image()
+        return {camera: rotate(image) if self._drawing.rotated else image.copy() for camera in cameras}
 
     def render(self) -> NDArray[np.uint8] | None:
-        return None
+        return self._image()
 
     def close(self) -> None:
         """There is nothing to free."""
+
+    def _image(self) -> NDArray[np.uint8]:
+        size = self._drawing.size
+        image = np.zeros((size, size, 3), np.uint8)
+        side = max(1, size // 8)
+        for channel, place in ((_GOAL_CHANNEL, self._goal), (_POINT_CHANNEL, self._point)):
+            x, y, height = np.clip(place / _VIEW, 0, 1)
+            row, column = round((size - side) * x), round((size - side) * y)
+            image[row : row + side, column : column + side, channel] = _DARKEST + round((255 - _DARKEST) * height)
+        return image
 
     def _observe(self) -> Observation:
         task = np.zeros(self.task.suite_size, dtype=np.float32)
@@ -99,6 +131,7 @@ class FakeEnv:
             "proprio": self._point.astype(np.float32),
             "objects": (self._goal - self._point).astype(np.float32),
             "task": task,
+            INSTRUCTION: np.array(self.task.language),
         }
 
 

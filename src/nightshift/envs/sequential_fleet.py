@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from nightshift.types import Array, Observation, Scene, Split, Task
 
 
 class SequentialFleet:
-    def __init__(self, make: Callable[[], Env]) -> None:
+    def __init__(self, make: Callable[[], Env], cameras: Sequence[str] = ()) -> None:
+        """`cameras`: what `look` draws."""
         self._make = make
+        self._cameras = cameras
         self._envs = [make()]
         self._observation: dict[str, Array] = {}
 
@@ -44,6 +46,13 @@ class SequentialFleet:
             for name, values in observation.items():
                 self._observation[name][lane] = values
         return Steps(self._observation, success, unstable)
+
+    def look(self, lanes: NDArray[np.int64]) -> Mapping[str, NDArray[np.uint8]]:
+        images = [self._envs[lane].camera_images(self._cameras) for lane in lanes.tolist()]
+        return {camera: np.stack([image[camera] for image in images]) for camera in self._cameras}
+
+    def sibling(self) -> SequentialFleet:
+        return SequentialFleet(self._make, self._cameras)
 
     def scene(self, lane: int) -> Scene:
         return self._envs[lane].scene()

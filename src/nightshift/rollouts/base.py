@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from nightshift import config
 from nightshift.envs.base import Fleet
 from nightshift.types import RolloutRequest, Task, Trajectory
 
 if TYPE_CHECKING:
     from nightshift.policies.snapshot import PolicySnapshot  # which loads torch
 
-MakeFleet = Callable[[Task, str], Fleet]
+MakeFleet = Callable[[Task, config.Env], Fleet]
 """Builds the simulators of a task, in the process that simulates."""
 
 

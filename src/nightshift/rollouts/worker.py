@@ -32,7 +32,7 @@ class Worker:
         self._mismatch = version_check.mismatch_error(driver, env.suite) if driver is not None else None
         torch.set_num_threads(1)  # one order of summation, as in every other worker
         self._horizon = envs.horizon(env)
-        self._protocol = env.protocol
+        self._env = env
         self._tasks: dict[str, Task] = {task.name: task for task in envs.tasks(env)}
         self._make_fleet = make_fleet
         self._fleets: dict[str, Fleet] = {}
@@ -71,7 +71,7 @@ class Worker:
                 f"no task {task!r} here; there are {', '.join(self._tasks)}", "edit env.tasks in params.yaml"
             )
         if task not in self._fleets:
-            self._fleets[task] = self._make_fleet(self._tasks[task], self._protocol)
+            self._fleets[task] = self._make_fleet(self._tasks[task], self._env)
         return self._fleets[task]
 
     def _restored(self, snapshot: PolicySnapshot | None) -> Policy | None:

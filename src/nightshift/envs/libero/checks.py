@@ -22,9 +22,9 @@ def findings() -> Iterator[Finding]:
 
 
 def _gl() -> Finding:
-    from nightshift.envs.libero.env import can_render
+    from nightshift.envs.libero import cameras
 
-    if can_render():
+    if cameras.works():
         return Finding(about="GL", found=f"{gl_backend()} renders")
     return Finding(about="GL", found=f"{gl_backend()}: no pictures, no films", verdict="note", remedy=NO_GL)
 

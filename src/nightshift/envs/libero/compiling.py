@@ -1,4 +1,4 @@
-"""Compiles the control step (osc.py) and the observations once per machine.
+"""Compiles the control step (osc.py), the observations and the judging of goals once per machine.
 
     process A   lock ── compile (half a minute) ── write numba's cache ── unlock
     process B     └──────────────── wait ───────────────────────────────── load (a second)
@@ -24,8 +24,9 @@ LOCK = "compile.lock"
 def compile_control_step() -> None:
     """Compile or load the functions for the types that simulations pass, one process at a time."""
     use_project_caches()
-    from numba import float32, float64, int32, int64
+    from numba import boolean, float32, float64, int32, int64
 
+    from nightshift.envs.libero.goal import _judge
     from nightshift.envs.libero.observations import _write
     from nightshift.envs.libero.osc import advance
 
@@ -37,6 +38,7 @@ def compile_control_step() -> None:
     with FileLock(folder / LOCK):
         advance.compile((rows, matrix, int64, indices, vector, joints, joints, indices, *limits))
         _write.compile((rows, indices, indices, indices, rows, int64, shown, shown, shown, shown))
+        _judge.compile((rows, indices, indices, rows, matrix, boolean[::1], boolean[::1]))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,10 @@ restores a state instead of rebuilding the model, and observations are read stra
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import copy
 import importlib
-import os
-import weakref
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,24 +17,23 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import ActionSpace, States, Step, stored_split
+from nightshift.envs.base import ActionSpace, Drawing, States, Step, stored_split
+from nightshift.envs.libero.cameras import CameraRenderer
 from nightshift.envs.libero.compiling import compile_control_step
-from nightshift.envs.libero.goal import Goal
 from nightshift.envs.libero.placement import Placement
-from nightshift.envs.libero.setup import NO_GL, prepare, quiet, trim_memory
+from nightshift.envs.libero.setup import prepare, quiet, trim_memory
 from nightshift.envs.libero.stepping import Addresses, CompiledStepping, Lane
 from nightshift.envs.libero.suites import ACTIONS, STATE_SIZES, LiberoSuite, Problem
 from nightshift.envs.libero.world import World
-from nightshift.envs.protocols import DEFAULT, Protocol, rotate
+from nightshift.envs.protocols import DEFAULT, Protocol
 from nightshift.errors import SimulatorError, UnstablePhysics
-from nightshift.types import Array, Observation, Scene, Split, Task
+from nightshift.types import INSTRUCTION, Array, Observation, Scene, Split, Task
 
 if TYPE_CHECKING:
+    from nightshift.envs.libero.goal import Goal
     from nightshift.envs.libero.observations import Observer
 
 CONTROL_HZ = 20
-CAMERA_NAMES = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
-"""The suite's cameras by their names in LIBERO's models."""
 SETTLE_LIMIT = 3000
 AT_REST = 1e-3
 """A drawn state has settled when nothing moves faster (m/s, rad/s), or after SETTLE_LIMIT physics steps of 2 ms."""
@@ -59,7 +56,8 @@ class LiberoEnv:
         self,
         suite: LiberoSuite,
         task: Task,
-        protocol: Protocol = DEFAULT,
+        protocol: Protocol,
+        drawing: Drawing,
         *,
         compiled: bool = True,
         train_states: States | None = None,
@@ -72,8 +70,7 @@ class LiberoEnv:
         self._task = task
         prepare()
         compile_control_step()
-        self._protocol = protocol
-        self._settling = [np.array(protocol.settle_action)] * suite.settle_steps(protocol)
+        self.settling = [np.array(protocol.settle_action)] * suite.settle_steps(protocol)
         self._domain = control_env(suite.problem(task), protocol.seed).env
         self._domain.visualize(vis_settings=dict.fromkeys(self._domain._visualizations, False))  # no marker shapes
         self._domain._observables = {}  # unused, and robosuite would compute them every substep
@@ -81,14 +78,20 @@ class LiberoEnv:
         self._robot = self._domain.robots[0]
         self._model: mujoco.MjModel = self._sim.model._model
         self._stepping = CompiledStepping(self._domain) if compiled else None
-        self.observer = _observer(self._domain)
+        self.observer, self.goal = _compiled_parts(self._domain)
         trim_memory()
         self._body_poses = self._model.body_pos.copy(), self._model.body_quat.copy()
         self._rest_joints = np.array(self._robot.init_qpos)
         self._placement = Placement(self._domain)
         free = self._model.jnt_qposadr[self._model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
         self._objects_xy = np.stack([free, free + 1], axis=-1)  # [objects, 2] addresses in qpos
-        self._one_hot = np.eye(task.suite_size, dtype=np.float32)[task.index]
+        self._of_task = {
+            "task": np.eye(task.suite_size, dtype=np.float32)[task.index],
+            INSTRUCTION: np.array(task.language),
+        }
+        self.drawing = drawing
+        self._renderer = CameraRenderer(self._model, drawing, protocol.resolution)
+        self._domain_lock = threading.Lock()
         self._init_states: dict[str, States] = {} if train_states is None else {"train": train_states}
         self._simulate_in(self._sim.data._data)
 
@@ -104,10 +107,7 @@ class LiberoEnv:
         self._lane: Lane | None = self._stepping.lane(data) if self._stepping else None
         self.observation_addresses = self.observer.addresses(data)
         self._world = World(self._domain, data)
-        self._goal = Goal(self._domain, data)
         self._steps = 0
-        self._renderer: mujoco.Renderer | None = None
-        self._can_render = True
 
     @property
     def task(self) -> Task:
@@ -118,6 +118,14 @@ class LiberoEnv:
         return self._suite.action_space
 
     def reset(self, split: Split, init_state: int) -> Observation:
+        self.restore(split, init_state)
+        for action in self.settling:
+            self._advance(action)
+        self.check_settled(split, init_state)
+        return self.observe()
+
+    def restore(self, split: Split, init_state: int) -> None:
+        """The first part of a reset. Next come the control steps of `settling`, then `check_settled`."""
         stored = stored_split(split)
         if stored not in self._init_states:
             self._init_states[stored] = self._suite.load_init_states(self._task, stored)
@@ -126,14 +134,13 @@ class LiberoEnv:
             what = f"{self._task.name} has no {split} init state {init_state}"
             raise SimulatorError(what, f"choose one from 0 to {len(states) - 1}")
         self._restore(states[init_state])
-        for action in self._settling:
-            self._advance(action)
+        self._steps = 0
+
+    def check_settled(self, split: Split, init_state: int) -> None:
         if self.is_unstable():  # before the first action: not the policy's failure
             raise RuntimeError(
                 f"{self._task.name}, {split} state {init_state}: the physics is unstable while it settles"
             )
-        self._steps = 0
-        return self.observe()
 
     def step(self, action: Array) -> Step:
         self._steps += 1
@@ -159,8 +166,9 @@ class LiberoEnv:
         return bool(self._warnings[BROKEN_PHYSICS].any())
 
     def is_solved(self) -> bool:
-        self._bind()
-        return self._goal.holds()
+        """What LIBERO's own predicates say."""
+        with self._bound():
+            return bool(self._domain._check_success())
 
     def scene(self) -> Scene:
         return self._world.scene()
@@ -169,48 +177,29 @@ class LiberoEnv:
         return np.concatenate([[self._data.time], self._data.qpos, self._data.qvel])
 
     def camera_images(self, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
-        images = {}
-        for camera in cameras:
-            image = self._image(camera)
-            if image is None:
-                raise SimulatorError(f"{self._task.name} cannot be rendered: no GL library works here", NO_GL)
-            from_below = image[::-1]  # as LIBERO returns images: the lowest row first
-            images[camera] = rotate(from_below) if self._protocol.rotated else np.ascontiguousarray(from_below)
-        return images
+        self._light()
+        return {camera: self._renderer.image(self._data, camera) for camera in cameras}
 
     def render(self) -> NDArray[np.uint8] | None:
-        return self._image("agentview")
+        self._light()
+        return self._renderer.film_frame(self._data)
 
-    def _image(self, camera: str) -> NDArray[np.uint8] | None:
-        """The highest row first; None where no GL library works."""
-        if self._renderer is None and self._can_render:
-            self._renderer = _renderer(self._model, self._protocol.resolution)
-            self._can_render = self._renderer is not None
-            # Registered after the GL backend's own handler, so it runs before GL is shut down at exit.
-            atexit.register(_close, weakref.ref(self))
-        if self._renderer is None:
-            return None
-        self._bind()
-        self._domain._post_process()  # lights what is switched on; only images depend on it
-        options = mujoco.MjvOption()
-        options.geomgroup[0] = 0  # collision shapes
-        self._renderer.update_scene(self._data, camera=CAMERA_NAMES[camera], scene_option=options)
-        return np.array(self._renderer.render(), dtype=np.uint8)
+    def _light(self) -> None:
+        """Light what is switched on. Only images depend on it."""
+        with self._bound():
+            self._domain._post_process()
 
     def close(self) -> None:
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
-            self._can_render = False
+        """Simulations of the same model cannot draw afterwards either."""
+        self._renderer.close()
 
     def sample_state(self, seed: int) -> NDArray[np.float64] | None:
         """A state drawn from LIBERO's placement samplers: robot at rest, objects settled on the table, time 0.
 
         None where something fell over or was pushed away while it settled: the samplers let objects overlap.
         """
-        self._bind()
-        self._clear()
-        with quiet(), _numpy_seed(seed):
+        with self._bound(), quiet(), _numpy_seed(seed):
+            self._clear()
             self._placement.draw()
         arm = self._robot._ref_joint_pos_indexes + self._robot._ref_gripper_joint_pos_indexes
         arm_speed = self._robot._ref_joint_vel_indexes + self._robot._ref_gripper_joint_vel_indexes
@@ -233,35 +222,40 @@ class LiberoEnv:
     def is_solved_in(self, state: NDArray[np.float64]) -> bool:
         """Whether the task's goal already holds in `state`."""
         self._restore(state)
-        return bool(self._domain._check_success())
+        return self.is_solved()
 
     def _advance(self, action: NDArray[np.float64]) -> bool:
         """One control step; whether the goal holds after it."""
-        if self._stepping is None or self._lane is None:
+        if self._stepping is not None and self._lane is not None:
+            self._stepping.step(self._lane.addresses[None], action[None])
+            return self.is_solved()
+        with self._bound():
             _, _, success, _ = self._domain.step(action)
             self._sim.forward()
             return bool(success)
-        self._stepping.step(self._lane.addresses[None], action[None])
-        return self.is_solved()
 
     def _restore(self, state: NDArray[np.float64]) -> None:
         expected = 1 + self._model.nq + self._model.nv
         if state.shape != (expected,):
             what = f"an init state of {self._task.name} has {state.size} numbers, the simulation {expected}"
             raise SimulatorError(what, "the init states belong to another version of the task; make them again")
-        self._bind()
-        self._clear()
-        self._sim.set_state_from_flattened(state)
-        self._sim.forward()
+        with self._bound():
+            self._clear()
+            self._sim.set_state_from_flattened(state)
+            self._sim.forward()
+            controller = self._robot.controller
+            controller.update_initial_joints(self._rest_joints)  # also takes up the arm's pose as the goal
+            controller.new_update = True
         if self._lane is not None:
             self._lane.restart()
-        controller = self._robot.controller
-        controller.update_initial_joints(self._rest_joints)  # also takes up the arm's pose as the goal
-        controller.new_update = True
 
-    def _bind(self) -> None:
-        """Make LIBERO's objects refer to this simulation's MjData. Simulations of one model share those objects."""
-        self._sim.data._data = self._data
+    @contextlib.contextmanager
+    def _bound(self) -> Iterator[None]:
+        """Make LIBERO's objects refer to this simulation's MjData. Simulations of one model share those objects, and
+        their threads take turns with them."""
+        with self._domain_lock:
+            self._sim.data._data = self._data
+            yield
 
     def _clear(self) -> None:
         """Reset everything that could carry over from the previous episode."""
@@ -275,13 +269,14 @@ class LiberoEnv:
     def observe(self) -> dict[str, Array]:
         rows = {name: np.zeros((1, size), np.float32) for name, size in STATE_SIZES.items()}
         self.observer.write(self.observation_addresses[None], np.zeros(1, np.int64), rows)
-        return {**{name: values[0] for name, values in rows.items()}, "task": self._one_hot}
+        return {**{name: values[0] for name, values in rows.items()}, **self._of_task}
 
 
-def _observer(domain: Any) -> Observer:
-    from nightshift.envs.libero.observations import Observer  # it compiles: `prepare` must have set the cache folder
+def _compiled_parts(domain: Any) -> tuple[Observer, Goal]:
+    from nightshift.envs.libero.goal import Goal  # these compile: `prepare` must have set the cache folder
+    from nightshift.envs.libero.observations import Observer
 
-    return Observer(domain)
+    return Observer(domain), Goal(domain)
 
 
 def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]:
@@ -291,16 +286,6 @@ def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]
         what = f"{task.name}, step {step}: action {np.array2string(values, precision=3)} is not usable"
         raise SimulatorError(what, f"give {ACTIONS.size} finite numbers; a policy that does not has diverged")
     return np.clip(values, ACTIONS.low, ACTIONS.high)
-
-
-def can_render() -> bool:
-    """Whether a GL library works here, tested by rendering."""
-    prepare()
-    renderer = _renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), resolution=16)
-    if renderer is None:
-        return False
-    renderer.close()
-    return True
 
 
 def control_env(problem: Problem, seed: int = DEFAULT.seed) -> Any:
@@ -326,27 +311,6 @@ def control_env(problem: Problem, seed: int = DEFAULT.seed) -> Any:
             horizon=2**31,
             **scene,
         )
-
-
-def _close(env: weakref.ref[LiberoEnv]) -> None:
-    alive = env()
-    if alive is not None:
-        alive.close()
-
-
-def _renderer(model: mujoco.MjModel, resolution: int) -> mujoco.Renderer | None:
-    """None where no GL library works: every backend fails in its own way, so any error counts."""
-    backend = os.environ["MUJOCO_GL"]
-    if backend not in ("egl", "osmesa"):
-        return None
-    try:
-        context: Any = importlib.import_module(f"mujoco.{backend}").GLContext
-        context(resolution, resolution).free()
-        # mujoco chooses its backend when it is first imported, which may have been before prepare() set one.
-        mujoco.gl_context.GLContext = context
-        return mujoco.Renderer(model, resolution, resolution)
-    except Exception:  # noqa: BLE001
-        return None
 
 
 @contextlib.contextmanager

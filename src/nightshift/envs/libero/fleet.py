@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import ActionSpace, States, Steps
+from nightshift.envs.base import ActionSpace, Steps
 from nightshift.envs.libero.env import LiberoEnv, usable_actions
 from nightshift.envs.libero.stepping import Addresses
-from nightshift.envs.libero.suites import LiberoSuite
-from nightshift.envs.protocols import DEFAULT, Protocol
 from nightshift.types import Array, Observation, Scene, Split, Task
-
-Lanes = NDArray[np.int64]
 
 
 class LiberoFleet:
-    """Simulations that share one compiled model. Stepping releases the GIL, so threads can share the work.
+    """Simulations that share one compiled model. Stepping releases the GIL, so siblings step in parallel threads.
 
     Example:
         fleet = LIBERO_MINI.make_fleet(task)
         observation = fleet.reset("train", [0, 1, 2, 3])
         observation, success, unstable = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
+        images = fleet.look(np.arange(4))
     """
 
-    def __init__(
-        self,
-        suite: LiberoSuite,
-        task: Task,
-        protocol: Protocol = DEFAULT,
-        *,
-        threads: int = 1,
-        train_states: States | None = None,
-    ) -> None:
-        self._lanes = [LiberoEnv(suite, task, protocol, train_states=train_states)]
+    def __init__(self, first: LiberoEnv, *, owner: bool = True) -> None:
+        """`owner`: whether `close` frees what the simulations of this model share."""
+        self._lanes = [first]
+        self._owner = owner
         self._step_addresses: Addresses = np.empty((0, 0), np.int64)
         self._observation_addresses = self._step_addresses
         self._observation: dict[str, Array] = {}
-        self._success = np.zeros(0, np.bool_)
-        self._unstable = np.zeros(0, np.bool_)
+        self._possible, self._success, self._unstable = np.zeros((3, 0), np.bool_)
         self._steps = 0
-        self._threads = threads
-        self._executor = ThreadPoolExecutor(threads) if threads > 1 else None
 
     @property
     def task(self) -> Task:
@@ -54,28 +41,49 @@ class LiberoFleet:
     def action_space(self) -> ActionSpace:
         return self._lanes[0].action_space
 
+    def sibling(self) -> LiberoFleet:
+        return LiberoFleet(self._lanes[0].with_new_data(), owner=False)
+
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
         while len(self._lanes) < len(init_states):
             self._lanes.append(self._lanes[0].with_new_data())
-        rows = [lane.reset(split, state) for lane, state in zip(self._lanes, init_states, strict=False)]
+        used = list(zip(self._lanes, init_states, strict=False))
+        for lane, state in used:
+            lane.restore(split, state)
+        self._step_addresses = np.stack([lane.step_addresses for lane, _ in used])
+        self._observation_addresses = np.stack([lane.observation_addresses for lane, _ in used])
+        for action in self._lanes[0].settling:
+            self._lanes[0].stepping.step(self._step_addresses, np.tile(action, (len(used), 1)))
+        for lane, state in used:
+            lane.check_settled(split, state)
+        rows = [lane.observe() for lane, _ in used]
         self._observation = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        used = self._lanes[: len(init_states)]
-        self._step_addresses = np.stack([lane.step_addresses for lane in used])
-        self._observation_addresses = np.stack([lane.observation_addresses for lane in used])
-        self._success, self._unstable = np.zeros((2, len(init_states)), np.bool_)
+        self._possible, self._success, self._unstable = np.zeros((3, len(used)), np.bool_)
         self._steps = 0
         return self._observation
 
     def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        """Python runs per call, not per simulation, but for those that may have reached the goal: threads share it."""
         self._steps += 1
+        first = self._lanes[0]
         lanes = np.flatnonzero(active)
-        self._advance(lanes, usable_actions(self.task, self._steps, actions[lanes]))
-        self._success[:], self._unstable[:] = False, False
-        self._lanes[0].observer.write(self._observation_addresses[lanes], lanes, self._observation)
-        for lane in lanes.tolist():
-            self._unstable[lane] = self._lanes[lane].is_unstable()
-            self._success[lane] = not self._unstable[lane] and self._lanes[lane].is_solved()
+        addresses = self._observation_addresses[lanes]
+        first.stepping.step(self._step_addresses[lanes], usable_actions(self.task, self._steps, actions[lanes]))
+        first.observer.write(addresses, lanes, self._observation)
+        self._possible[:], self._success[:], self._unstable[:] = False, False, False
+        first.goal.judge(addresses, lanes, self._possible, self._unstable)
+        for lane in np.flatnonzero(self._possible).tolist():
+            self._success[lane] = self._lanes[lane].is_solved()
         return Steps(self._observation, self._success, self._unstable)
+
+    def look(self, lanes: NDArray[np.int64]) -> Mapping[str, NDArray[np.uint8]]:
+        drawing = self._lanes[0].drawing
+        shape = (len(lanes), drawing.size, drawing.size, 3)
+        images = {camera: np.empty(shape, np.uint8) for camera in drawing.cameras}
+        for row, lane in enumerate(lanes.tolist()):
+            for camera, image in self._lanes[lane].camera_images(drawing.cameras).items():
+                images[camera][row] = image
+        return images
 
     def scene(self, lane: int) -> Scene:
         return self._lanes[lane].scene()
@@ -84,15 +92,5 @@ class LiberoFleet:
         return self._lanes[lane].render()
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
-        if self._executor:
-            self._executor.shutdown()
-
-    def _advance(self, lanes: Lanes, actions: NDArray[np.float64]) -> None:
-        step = self._lanes[0].stepping.step
-        if self._executor is None:
-            step(self._step_addresses[lanes], actions)
-            return
-        parts = np.array_split(np.arange(len(lanes)), self._threads)
-        list(self._executor.map(lambda part: step(self._step_addresses[lanes[part]], actions[part]), parts))
+        if self._owner:
+            self._lanes[0].close()

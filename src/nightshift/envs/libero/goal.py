@@ -1,64 +1,193 @@
-"""Whether a task is solved: LIBERO's own predicates, evaluated only when they could hold.
+"""Whether tasks are solved and physics is stable, for many simulations by one compiled call. Import it after `prepare`.
 
-They look up every contact by name in Python, which costs a good part of a control step. Positions are cheap to read,
-and they rule out nearly every step: an object that is not above its target is not on it.
+LIBERO's own predicates decide, but only where a necessary condition of each of them holds: they look up every contact
+by name in Python, which costs a good part of a control step. Positions are cheap to read, and they rule out nearly
+every step: an object that is not above its target is not on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import mujoco
+import numba
 import numpy as np
+from numpy.typing import NDArray
 
-Check = Callable[[], bool]
+from nightshift.envs.libero.observations import Field
+from nightshift.envs.libero.osc import array_at, counts_at
 
 ON_DISTANCE = 0.03
 """Horizontal distance in metres between two objects' centres within which LIBERO's On can hold."""
+UP_HEIGHT = 1.0
+BELOW_TOP, ABOVE_TOP = 0.005, 0.10
+"""Metres around the top of a region between which LIBERO's On can hold."""
+BELOW_BOTTOM = 0.01
+"""Metres below a region in which LIBERO's In can hold."""
+SLACK = 1e-9
+"""Conditions are wider by this than LIBERO's predicates, which round differently."""
+_BROKEN = (
+    int(mujoco.mjtWarning.mjWARN_BADQPOS),
+    int(mujoco.mjtWarning.mjWARN_BADQVEL),
+    int(mujoco.mjtWarning.mjWARN_BADQACC),
+)
+_WARNINGS = int(mujoco.mjtWarning.mjNWARNING)
+_STRIDE = 2
+"""int32 numbers in MuJoCo's record of one kind of warning: information on the last one, and their number."""
+
+
+class Kind(IntEnum):
+    """Necessary conditions, each on an item (a body or a joint) and a place (a body or a site)."""
+
+    OVER_BODY = 0
+    OVER_SITE = 1
+    INSIDE_SITE = 2
+    UP = 3
+    JOINT_BETWEEN = 4
+
+
+class Condition(NamedTuple):
+    kind: Kind
+    item: int
+    place: int = 0
+    bounds: tuple[float, float, float] = (0.0, 0.0, 0.0)  # half sizes of a site; lowest and highest joint position
 
 
 class Goal:
-    """The goal of one LIBERO problem in one of its simulations."""
+    """The goal of one built LIBERO problem, for all of its simulations."""
 
-    def __init__(self, domain: Any, data: mujoco.MjData) -> None:
-        self._domain = domain
-        checks = [_necessary(domain, data, predicate) for predicate in domain.parsed_problem["goal_state"]]
-        self._necessary = [check for check in checks if check is not None]
+    def __init__(self, domain: Any) -> None:
+        model: mujoco.MjModel = domain.sim.model._model
+        found = [necessary(domain, predicate) for predicate in domain.parsed_problem["goal_state"]]
+        conditions = [condition for condition in found if condition is not None]
+        self._sizes = np.array([model.nq, model.nsite, model.nbody])
+        self._conditions = np.array([one[:3] for one in conditions], np.int64).reshape(-1, 3)
+        self._bounds = np.array([one.bounds for one in conditions], np.float64).reshape(-1, 3)
 
-    def holds(self) -> bool:
-        """LIBERO's objects must refer to this simulation's MjData."""
-        return all(check() for check in self._necessary) and bool(self._domain._check_success())
+    def judge(
+        self,
+        addresses: NDArray[np.int64],
+        lanes: NDArray[np.int64],
+        possible: NDArray[np.bool_],
+        unstable: NDArray[np.bool_],
+    ) -> None:
+        """Whether LIBERO's predicates may hold, and whether the physics is unstable, in the simulations at `addresses`
+        [N, fields] (as of `Observer`), into the rows `lanes` [N]."""
+        _judge(addresses, lanes, self._sizes, self._conditions, self._bounds, possible, unstable)
 
 
-def _necessary(domain: Any, data: mujoco.MjData, predicate: Sequence[str]) -> Check | None:
+def necessary(domain: Any, predicate: Sequence[str]) -> Condition | None:
     """A cheap necessary condition of `predicate`; None where there is none."""
+    bodies = domain.obj_body_id
     match predicate:
         case ["on", item, place] if place in domain.object_sites_dict:
-            return _over_site(domain, data, item, place)
+            return _at_site(domain, Kind.OVER_SITE, item, place)
         case ["on", item, place]:
-            return _over_object(domain, data, item, place)
+            return Condition(Kind.OVER_BODY, bodies[item], bodies[place])
         case ["in", item, place] if place in domain.object_sites_dict:
-            return _inside_site(domain, data, item, place)
+            return _at_site(domain, Kind.INSIDE_SITE, item, place)
+        case ["up", item] if item in bodies:
+            return Condition(Kind.UP, bodies[item])
+        case [("open" | "close" | "turnon" | "turnoff") as name, item]:
+            return _joint(domain, name, item)
     return None
 
 
-def _over_object(domain: Any, data: mujoco.MjData, item: str, place: str) -> Check:
-    above, below = data.xpos[domain.obj_body_id[item]], data.xpos[domain.obj_body_id[place]]
-    return lambda: bool(below[2] <= above[2] and np.hypot(*(above - below)[:2]) < ON_DISTANCE)
+def _at_site(domain: Any, kind: Kind, item: str, place: str) -> Condition | None:
+    from libero.libero.envs.objects.site_object import SiteObject
 
-
-def _over_site(domain: Any, data: mujoco.MjData, item: str, place: str) -> Check | None:
     region = domain.object_sites_dict[place]
-    if not hasattr(region, "under"):
+    test = "under" if kind == Kind.OVER_SITE else "in_box"
+    if getattr(type(region), test, None) is not getattr(SiteObject, test):
         return None
-    site, body = domain.sim.model.site_name2id(place), domain.obj_body_id[item]
-    site_position, site_rotation, position = data.site_xpos[site], data.site_xmat[site].reshape(3, 3), data.xpos[body]
-    return lambda: bool(region.under(site_position, site_rotation, position))
+    width, depth, height = map(float, region.size)
+    site = domain.sim.model.site_name2id(place)
+    return Condition(kind, domain.obj_body_id[item], site, (width, depth, height))
 
 
-def _inside_site(domain: Any, data: mujoco.MjData, item: str, place: str) -> Check:
-    region = domain.object_sites_dict[place]
-    site, body = domain.sim.model.site_name2id(place), domain.obj_body_id[item]
-    site_position, site_rotation, position = data.site_xpos[site], data.site_xmat[site].reshape(3, 3), data.xpos[body]
-    return lambda: bool(region.in_box(site_position, site_rotation, position))
+_JOINT_TESTS = {"open": "is_open", "close": "is_close", "turnon": "turn_on", "turnoff": "turn_off"}
+
+
+def _joint(domain: Any, predicate: str, item: str) -> Condition | None:
+    """The range of the one joint of `item` in which LIBERO's test can hold."""
+    state = domain.object_states_dict[item]
+    site = domain.object_sites_dict.get(item)
+    articulated = domain.get_object(state.parent_name if site is not None else item)
+    joints: Sequence[str] = (articulated if site is None else site).joints or ()
+    test = getattr(articulated, _JOINT_TESTS[predicate], None)
+    ranges = articulated.object_properties.get("articulation", {})
+    if len(joints) != 1 or test is None or not ranges:
+        return None
+    address = domain.sim.model.get_joint_qpos_addr(joints[0])
+    low, high = range_where(test, [limit for limits in ranges.values() for limit in limits])
+    return Condition(Kind.JOINT_BETWEEN, int(address), bounds=(low, high, 0.0))
+
+
+def range_where(test: Callable[[float], bool], limits: Sequence[float]) -> tuple[float, float]:
+    """The smallest range that contains all positions where `test` holds, if it changes at `limits` alone."""
+    inner = sorted(set(limits))
+    edges = [-np.inf, *inner, np.inf]
+    inside = [inner[0] - 1.0, *((low + high) / 2 for low, high in pairwise(inner)), inner[-1] + 1.0]
+    holds = [test(position) for position in inside]
+    pieces = [piece for piece, here in zip(pairwise(edges), holds, strict=True) if here]
+    found = [*pieces, *((limit, limit) for limit in limits if test(limit))]
+    return min((low for low, _ in found), default=np.inf), max((high for _, high in found), default=-np.inf)
+
+
+@numba.njit(cache=True, nogil=True)
+def _judge(addresses, lanes, sizes, conditions, bounds, possible, unstable):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    nq, sites, bodies = sizes
+    for index in range(len(addresses)):
+        row, lane = addresses[index], lanes[index]
+        warnings = counts_at(row[Field.WARNINGS], _STRIDE * _WARNINGS)
+        broken = False
+        for kind in _BROKEN:
+            broken = broken or warnings[_STRIDE * kind] > 0
+        holds = not broken
+        qpos = array_at(row[Field.QPOS], nq)
+        site_positions = array_at(row[Field.SITE_POSITIONS], (sites, 3))
+        site_rotations = array_at(row[Field.SITE_ROTATIONS], (sites, 9))
+        positions = array_at(row[Field.BODY_POSITIONS], (bodies, 3))
+        for g in range(len(conditions)):
+            kind, item, place = conditions[g]
+            if not holds:
+                break
+            if kind == Kind.JOINT_BETWEEN:
+                holds = bounds[g, 0] - SLACK <= qpos[item] <= bounds[g, 1] + SLACK
+            elif kind == Kind.UP:
+                holds = positions[item, 2] >= UP_HEIGHT - SLACK
+            elif kind == Kind.OVER_BODY:
+                holds = _is_over(positions[item], positions[place])
+            else:
+                over = kind == Kind.OVER_SITE
+                holds = _is_at_site(over, positions[item], site_positions[place], site_rotations[place], bounds[g])
+        unstable[lane] = broken
+        possible[lane] = holds
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_over(above, below):  # type: ignore[no-untyped-def]
+    x, y = above[0] - below[0], above[1] - below[1]
+    return below[2] <= above[2] + SLACK and np.sqrt(x * x + y * y) < ON_DISTANCE + SLACK
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_at_site(over, item, site, rotation, half):  # type: ignore[no-untyped-def]
+    """As LIBERO's SiteObject: `under` in the axes of the region, `in_box` in those of the world."""
+    for i in range(3):
+        offset = extent = 0.0
+        for k in range(3):
+            offset += rotation[3 * i + k] * (item[k] - site[k])
+            extent += rotation[3 * i + k] * half[k]
+        if over:
+            low = half[2] - BELOW_TOP if i == 2 else -half[i]  # noqa: PLR2004
+            high = half[2] + ABOVE_TOP if i == 2 else half[i]  # noqa: PLR2004
+        else:
+            offset, extent = item[i] - site[i], abs(extent)
+            low, high = (-extent - BELOW_BOTTOM if i == 2 else -extent), extent  # noqa: PLR2004
+        if not low - SLACK < offset < high + SLACK:
+            return False
+    return True

@@ -27,6 +27,7 @@ class Field(IntEnum):
     BODY_POSITIONS = 3
     BODY_ROTATIONS = 4
     BODY_QUATERNIONS = 5
+    WARNINGS = 6  # MuJoCo's numbers of warnings since the last reset
 
 
 class Observer:
@@ -52,7 +53,8 @@ class Observer:
 
     def addresses(self, data: mujoco.MjData) -> NDArray[np.int64]:
         """Of the arrays of one simulation, by `Field`."""
-        arrays = (data.qpos, data.site_xpos, data.site_xmat, data.xpos, data.xmat, data.xquat)
+        warnings = data.warning.number
+        arrays = (data.qpos, data.site_xpos, data.site_xmat, data.xpos, data.xmat, data.xquat, warnings)
         return np.array([array.ctypes.data for array in arrays])
 
     def write(self, addresses: NDArray[np.int64], lanes: NDArray[np.int64], out: dict[str, Array]) -> None:

@@ -69,6 +69,12 @@ def array_at(address, shape):  # type: ignore[no-untyped-def]
     return carray(_pointer(address), shape, dtype=np.float64)  # type: ignore[call-arg]
 
 
+@numba.njit(inline="always")
+def counts_at(address, shape):  # type: ignore[no-untyped-def]
+    """The int32 array at an address, without a copy."""
+    return carray(_pointer(address), shape, dtype=np.int32)  # type: ignore[call-arg]
+
+
 @numba.njit(cache=True, nogil=True)
 def advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     addresses,  # [N, fields] int64

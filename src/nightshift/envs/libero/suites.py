@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nightshift import config
 from nightshift.envs.base import (
     ActionSpace,
     ArraySpec,
@@ -39,6 +40,8 @@ ASSETS_VARIABLE = "NIGHTSHIFT_LIBERO_ASSETS"
 ASSET_FOLDERS = ("articulated_objects", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects", "scenes")
 DRAW = "nightshift stage states"
 """The command that draws training states."""
+
+AS_LIBERO_DRAWS = config.Cameras(names=("agentview", "wrist"), size="auto", shadows=True)
 
 ACTIONS = ActionSpace(size=7)
 """Operational-space control: Δposition (3), Δrotation (3), gripper (-1 opens, +1 closes)."""
@@ -113,30 +116,44 @@ class LiberoSuite(Suite):
             problem = robosuite_parse_problem(str(self.bddl_file(task.name)))
         return tuple(tuple(predicate) for predicate in problem["goal_state"])
 
-    def observation_space(self) -> Mapping[str, ArraySpec]:
-        images = ArraySpec((DEFAULT.resolution, DEFAULT.resolution, 3), "uint8")
-        return {
-            **{name: ArraySpec((size,)) for name, size in STATE_SIZES.items()},
-            "task": ArraySpec((len(self.instructions()),)),
-            **dict.fromkeys(self.cameras, images),
-        }
+    def state_space(self) -> Mapping[str, ArraySpec]:
+        vectors = {name: ArraySpec((size,)) for name, size in STATE_SIZES.items()}
+        return {**vectors, "task": ArraySpec((len(self.instructions()),))}
 
     def init_states(self, task: Task, split: Split) -> InitStates:
         return InitStates.of(self.load_init_states(task, split))
 
-    def make_env(self, task: Task, protocol: Protocol = DEFAULT, *, compiled: bool = True) -> LiberoEnv:
+    def make_env(
+        self,
+        task: Task,
+        protocol: Protocol = DEFAULT,
+        cameras: config.Cameras = AS_LIBERO_DRAWS,
+        *,
+        compiled: bool = True,
+    ) -> LiberoEnv:
         from nightshift.envs.libero.env import LiberoEnv
 
-        return LiberoEnv(self, task, protocol, compiled=compiled)
+        return LiberoEnv(self, task, protocol, self.drawing(protocol, cameras), compiled=compiled)
 
     def make_fleet(
-        self, task: Task, protocol: Protocol = DEFAULT, train_states: States | None = None, *, threads: int = 1
+        self,
+        task: Task,
+        protocol: Protocol = DEFAULT,
+        cameras: config.Cameras = AS_LIBERO_DRAWS,
+        train_states: States | None = None,
     ) -> LiberoFleet:
+        from nightshift.envs.libero.env import LiberoEnv
         from nightshift.envs.libero.fleet import LiberoFleet
 
-        return LiberoFleet(self, task, protocol, threads=threads, train_states=train_states)
+        drawing = self.drawing(protocol, cameras)
+        return LiberoFleet(LiberoEnv(self, task, protocol, drawing, train_states=train_states))
 
-    def image_conditions(self, protocol: Protocol, cameras: Sequence[str]) -> dict[str, Any]:
+    def check_drawing(self) -> None:
+        from nightshift.envs.libero import cameras
+
+        cameras.check()
+
+    def image_conditions(self, protocol: Protocol, cameras: config.Cameras) -> dict[str, Any]:
         """GL backends render different pixels, so the one in use is part of the conditions."""
         return {**super().image_conditions(protocol, cameras), "gl": gl_backend()}
 
@@ -186,6 +203,10 @@ class BenchmarkSuite(LiberoSuite):
 
     def settle_steps(self, protocol: Protocol) -> int:
         return protocol.settle_steps
+
+    def drawn_resolution(self, protocol: Protocol, size: int) -> int:
+        """As published: smaller images are averaged from those."""
+        return protocol.resolution
 
     def assets(self) -> Path:
         """LIBERO's meshes and textures: in the folder the user names, or where LIBERO's own download puts them.

@@ -1,0 +1,174 @@
+"""Camera images of LIBERO simulations. One GL context draws all simulations of a compiled model.
+
+A context takes seconds to make and holds textures, meshes and a shadow map, so simulations share it. GL binds a context
+to a thread: the thread that draws first must draw everything.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import threading
+import weakref
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.envs.base import Drawing
+from nightshift.envs.libero.setup import NO_GL, prepare
+from nightshift.errors import SimulatorError
+
+Image = NDArray[np.uint8]
+
+CAMERA_NAMES = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+"""The suite's cameras by their names in LIBERO's models."""
+COLLISION_GROUP = 0
+MAX_GEOMS = 10_000
+"""That a scene may show; mujoco's renderer has room for as many."""
+
+
+_ABANDONED: list[_Context] = []
+"""Contexts that were closed in another thread than theirs. They stay until the process ends: freeing one there would
+free the objects of the context that is current in that thread."""
+
+
+class CameraRenderer:
+    """Draws the simulations of one model. The context is made when the first image is drawn, by that thread.
+
+    Example:
+        renderer = CameraRenderer(model, drawing, film_size=256)
+        image = renderer.image(data, "agentview")  # [S, S, 3]
+    """
+
+    def __init__(self, model: mujoco.MjModel, drawing: Drawing, film_size: int) -> None:
+        self._model = model
+        self._drawing = drawing
+        self._film_size = film_size
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[COLLISION_GROUP] = 0
+        self._views = {camera: _view(model.camera(name).id) for camera, name in CAMERA_NAMES.items()}
+        self._context: _Context | None = None
+        self._thread: int | None = None
+        self._failed = False
+
+    def image(self, data: mujoco.MjData, camera: str) -> Image:
+        """An observation, as `Drawing` says."""
+        if not self.can_draw():
+            raise SimulatorError("camera images cannot be drawn: no GL library works here", NO_GL)
+        pixels = averaged(self._pixels(data, camera, self._drawing.resolution), self._drawing.size)
+        return pixels[::-1, ::-1] if self._drawing.rotated else pixels  # LIBERO's images have the lowest row first
+
+    def film_frame(self, data: mujoco.MjData) -> Image | None:
+        """An upright image for people; None where no GL library works."""
+        return self._pixels(data, "agentview", self._film_size)[::-1] if self.can_draw() else None
+
+    def can_draw(self) -> bool:
+        if self._context is None and not self._failed:
+            self._context = _open_context(self._model, max(self._drawing.resolution, self._film_size))
+            self._failed = self._context is None
+            self._thread = threading.get_ident()
+            # Registered after the GL backend's own handler, so it runs before GL is shut down at exit.
+            atexit.register(_close, weakref.ref(self))
+        return self._context is not None
+
+    def close(self) -> None:
+        """Nothing can be drawn afterwards."""
+        if self._context is not None:
+            if threading.get_ident() == self._thread:
+                self._context.free()
+            else:
+                _ABANDONED.append(self._context)
+        self._context, self._failed = None, True
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _pixels(self, data: mujoco.MjData, camera: str, size: int) -> Image:
+        """[size, size, 3], the lowest row first."""
+        assert self._context is not None
+        if threading.get_ident() != self._thread:
+            raise SimulatorError(
+                "a GL context draws in the thread that made it, and another thread asked for an image",
+                "call look, render and camera_images of all fleets of a task from one thread",
+            )
+        self._context.gl.make_current()
+        scene = self._context.scene
+        scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self._drawing.shadows
+        scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = self._drawing.shadows
+        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        mujoco.mjv_updateScene(self._model, data, self._option, None, self._views[camera], everything, scene)
+        out, area = np.empty((size, size, 3), np.uint8), mujoco.MjrRect(0, 0, size, size)
+        mujoco.mjr_render(area, scene, self._context.mjr)
+        mujoco.mjr_readPixels(out, None, area, self._context.mjr)
+        return out
+
+
+def _view(camera: int) -> mujoco.MjvCamera:
+    view = mujoco.MjvCamera()
+    view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+    view.fixedcamid = camera
+    return view
+
+
+class _Context:
+    """A GL context, and mujoco's objects in it."""
+
+    def __init__(self, backend: str, model: mujoco.MjModel, size: int) -> None:
+        self.gl: Any = importlib.import_module(f"mujoco.{backend}").GLContext(size, size)
+        self.gl.make_current()
+        model.vis.global_.offwidth = model.vis.global_.offheight = size
+        self.scene = mujoco.MjvScene(model=model, maxgeom=MAX_GEOMS)
+        self.mjr = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self.mjr)
+
+    def free(self) -> None:
+        self.gl.make_current()
+        self.mjr.free()
+        self.gl.free()
+
+
+def averaged(pixels: Image, size: int) -> Image:
+    """Pixels [S, S, 3] as [size, size, 3]: each the mean over an area, rounded to the nearest. `size` divides S."""
+    factor = len(pixels) // size
+    if factor == 1:
+        return pixels
+    cells = [pixels[i::factor, k::factor] for i in range(factor) for k in range(factor)]
+    total = np.zeros((size, size, 3), np.uint32)
+    for cell in cells:
+        total += cell
+    return ((total + len(cells) // 2) // len(cells)).astype(np.uint8)
+
+
+def works() -> bool:
+    """Whether a GL library works here, tested by drawing into it."""
+    prepare()
+    context = _open_context(mujoco.MjModel.from_xml_string("<mujoco/>"), size=16)
+    if context is None:
+        return False
+    context.free()
+    return True
+
+
+def check() -> None:
+    if not works():
+        raise SimulatorError("env.cameras.names asks for camera images, but no GL library works here", NO_GL)
+
+
+def _open_context(model: mujoco.MjModel, size: int) -> _Context | None:
+    """None where no GL library works: every backend fails in its own way, so any error counts."""
+    backend = os.environ["MUJOCO_GL"]
+    if backend not in ("egl", "osmesa"):
+        return None
+    try:
+        return _Context(backend, model, size)
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _close(renderer: weakref.ref[CameraRenderer]) -> None:
+    alive = renderer()
+    if alive is not None:
+        alive.close()

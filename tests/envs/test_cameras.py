@@ -1,0 +1,239 @@
+"""Camera images: what a fleet shows, what its pixels depend on, and what is refused before any work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nightshift import config, envs
+from nightshift.envs.fake import FAKE
+from nightshift.envs.libero.cameras import averaged
+from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.libero.suites import LIBERO_OBJECT
+from nightshift.envs.mini.suite import LIBERO_MINI
+from nightshift.envs.protocols import DEFAULT
+from nightshift.errors import SimulatorError
+from tests.envs.test_suites import needs_assets
+
+SIZE = 64
+PLAIN = config.Cameras(names=("agentview", "wrist"), size=SIZE, shadows=False)
+TASK = LIBERO_MINI.tasks()[4]
+DARK = 20
+"""Grey levels by which a shadow is darker, at least."""
+OTHER_THREAD = (
+    "a GL context draws in the thread that made it, and another thread asked for an image",
+    "call look, render and camera_images of all fleets of a task from one thread",
+)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[LiberoFleet]:
+    made = LIBERO_MINI.make_fleet(TASK, DEFAULT, PLAIN)
+    made.reset("train", [0, 1, 2])
+    if made.render(0) is None:
+        pytest.skip("no GL library works here")
+    yield made
+    made.close()
+
+
+def selected(**changes: Any) -> config.Env:
+    chosen = {"suite": "libero_object", "tasks": (), "protocol": "openvla-oft", "horizon": "auto"}
+    return config.Env.model_validate({**chosen, "cameras": PLAIN, **changes})
+
+
+def cameras(**changes: Any) -> config.Cameras:
+    return config.Cameras.model_validate({**PLAIN.model_dump(), **changes})
+
+
+def random_image(size: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
+
+
+def test_a_fleet_shows_what_a_single_simulation_shows_in_the_same_state_bit_for_bit(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [3, 8])
+    action = np.full((2, 7), 0.5, np.float32)
+    fleet.step(action, np.ones(2, np.bool_))
+    seen = fleet.look(np.arange(2))
+    alone = LIBERO_MINI.make_env(TASK, DEFAULT, PLAIN)
+    for lane, state in enumerate((3, 8)):
+        alone.reset("train", state)
+        alone.step(action[lane])
+        for camera, image in alone.camera_images(PLAIN.names).items():
+            np.testing.assert_array_equal(seen[camera][lane], image, err_msg=camera)
+    alone.close()
+    assert {camera: (images.shape, images.dtype.name) for camera, images in seen.items()} == dict.fromkeys(
+        PLAIN.names, ((2, SIZE, SIZE, 3), "uint8")
+    )
+    assert not np.array_equal(seen["agentview"][0], seen["agentview"][1]), "the states look different"
+
+
+def test_images_do_not_depend_on_which_simulations_are_drawn_or_in_which_order(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [0, 1, 2])
+    sibling = fleet.sibling()
+    sibling.reset("train", [5])
+    every = fleet.look(np.arange(3))
+    sibling.look(np.zeros(1, np.int64))
+    some = fleet.look(np.array([2, 0]))
+    for camera in PLAIN.names:
+        np.testing.assert_array_equal(some[camera], every[camera][[2, 0]], err_msg=camera)
+
+
+def test_all_siblings_are_drawn_by_one_context_which_outlives_them(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [0])
+    sibling = fleet.sibling()
+    sibling.reset("train", [0])
+    ours, theirs = fleet.look(np.zeros(1, np.int64)), sibling.look(np.zeros(1, np.int64))
+    np.testing.assert_array_equal(ours["wrist"], theirs["wrist"])
+    assert sibling._lanes[0]._renderer is fleet._lanes[0]._renderer
+    sibling.close()
+    np.testing.assert_array_equal(fleet.look(np.zeros(1, np.int64))["wrist"], ours["wrist"])
+
+
+def test_an_image_asked_for_by_another_thread_is_refused_with_the_reason(fleet: LiberoFleet) -> None:
+    fleet.look(np.zeros(1, np.int64))
+    caught: list[str] = []
+
+    def look() -> None:
+        try:
+            fleet.look(np.zeros(1, np.int64))
+        except SimulatorError as error:
+            caught.append(str(error))
+
+    other = threading.Thread(target=look)
+    other.start()
+    other.join()
+    assert caught == [str(SimulatorError(*OTHER_THREAD))]
+
+
+def test_shadows_change_pixels(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [0])
+    shaded = LIBERO_MINI.make_fleet(TASK, DEFAULT, cameras(names=("agentview",), shadows=True))
+    shaded.reset("train", [0])
+    with_shadows = shaded.look(np.zeros(1, np.int64))["agentview"][0]
+    without = fleet.look(np.zeros(1, np.int64))["agentview"][0]
+    shaded.close()
+    assert (without.astype(int) - with_shadows).max() > DARK, "somewhere lies a shadow"
+
+
+def test_a_context_that_another_thread_made_does_not_disturb_the_end_of_the_process() -> None:
+    program = """
+import threading
+from nightshift.envs.mini.suite import LIBERO_MINI
+env = LIBERO_MINI.make_env(LIBERO_MINI.tasks()[0])
+env.reset("train", 0)
+drawing = threading.Thread(target=env.render)
+drawing.start()
+drawing.join()
+env.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_a_reduced_image_is_the_mean_over_areas_rounded_to_the_nearest(size: int) -> None:
+    image = random_image(8)
+    factor = 8 // size
+    means = image.reshape(size, factor, size, factor, 3).mean(axis=(1, 3))
+    np.testing.assert_array_equal(averaged(image, size), np.floor(means + 0.5).astype(np.uint8))
+
+
+def test_averaging_a_white_image_does_not_overflow() -> None:
+    assert (averaged(np.full((256, 256, 3), 255, np.uint8), 1) == 255).all()
+
+
+@needs_assets
+def test_liberos_own_suites_are_drawn_as_published_and_then_averaged() -> None:
+    task = LIBERO_OBJECT.tasks()[0]
+    names = ("agentview",)
+    published = LIBERO_OBJECT.make_env(task, DEFAULT, cameras(names=names, size="auto"))
+    small = LIBERO_OBJECT.make_env(task, DEFAULT, cameras(names=names, size=32))
+    published.reset("eval", 0)
+    small.reset("eval", 0)
+    if published.render() is None:
+        pytest.skip("no GL library works here")
+    full = published.camera_images(names)["agentview"]
+    assert full.shape == (256, 256, 3)
+    np.testing.assert_array_equal(small.camera_images(names)["agentview"], averaged(full, 32))
+    published.close()
+    small.close()
+
+
+def test_libero_mini_is_drawn_at_the_size_that_is_asked_for_and_liberos_suites_as_published() -> None:
+    assert LIBERO_MINI.drawing(DEFAULT, cameras(size=100)).resolution == 100
+    assert LIBERO_OBJECT.drawing(DEFAULT, cameras(size=64)).resolution == 256
+    assert LIBERO_OBJECT.drawing(DEFAULT, cameras(size="auto")).size == 256
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"names": ("agentview", "sideview")}, "libero_object has no camera sideview; it has agentview, wrist"),
+        ({"size": 100}, "images of libero_object are drawn at 256², which cannot be averaged to 100²"),
+        ({"size": 512}, "which cannot be averaged to 512²"),
+    ],
+)
+def test_cameras_that_cannot_be_drawn_are_refused(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SimulatorError, match=complaint):
+        envs.check_cameras(selected(cameras=cameras(**change)))
+
+
+@pytest.mark.parametrize(("names", "expected"), [(("agentview",), "no GL library works here"), ((), "fine")])
+def test_without_a_gl_library_cameras_are_refused_and_their_absence_is_not(
+    names: tuple[str, ...], expected: str
+) -> None:
+    program = f"""
+from nightshift import config, envs
+from nightshift.errors import SimulatorError
+cameras = config.Cameras(names={names!r}, size=64, shadows=False)
+env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon=9, cameras=cameras)
+try:
+    envs.check_cameras(env)
+    print("fine")
+except SimulatorError as error:
+    print(error)
+"""
+    environment = {**os.environ, "MUJOCO_GL": "disable"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert expected in done.stdout, done.stderr
+
+
+def test_an_input_that_is_not_drawn_or_does_not_exist_is_refused() -> None:
+    chosen = selected(suite="fake", cameras=cameras(names=()))
+    envs.check_observations(chosen, ["proprio", "instruction"])
+    with pytest.raises(SimulatorError, match="names the camera agentview, which"):
+        envs.check_observations(chosen, ["proprio", "agentview"])
+    with pytest.raises(SimulatorError, match="fake has no observation smell; it has proprio, objects, task"):
+        envs.check_observations(chosen, ["smell"])
+
+
+def test_conditions_differ_by_size_and_shadows_exactly_where_cameras_are_seen() -> None:
+    settings = [cameras(size=size, shadows=shadows) for size in (64, 128) for shadows in (True, False)]
+    seen = [str(envs.conditions(selected(cameras=one), ["wrist"])) for one in settings]
+    blind = [str(envs.conditions(selected(cameras=one), [])) for one in settings]
+    assert (len(set(seen)), len(set(blind))) == (4, 1)
+
+
+def test_the_fake_camera_shows_the_point_and_the_goal() -> None:
+    env = FAKE.make_env(FAKE.tasks()[1], DEFAULT, cameras(names=("agentview",)))
+    env.reset("train", 3)
+    start = env.camera_images(["agentview"])["agentview"]
+    goal = start[..., 0] > 0
+    assert goal.sum() == (SIZE // 8) ** 2
+    while True:
+        offset = env.scene().bodies["goal"].position - env.scene().gripper_position
+        action = np.concatenate([np.clip(offset / 0.05, -1, 1), np.zeros(4)]).astype(np.float32)
+        if env.step(action).success:
+            break
+    image = env.camera_images(["agentview"])["agentview"]
+    np.testing.assert_array_equal(image[..., 0], start[..., 0], err_msg="the goal stays")
+    assert not np.array_equal(image[..., 1], start[..., 1]), "the point has moved"
+    assert (goal & (image[..., 1] > 0)).sum() > goal.sum() / 2, "to the goal"
