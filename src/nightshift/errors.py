@@ -10,6 +10,7 @@ NightshiftError
 ├── CacheError             DVC refuses (locked, damaged cache)
 ├── RegistryError          MLflow has no such model, version or alias
 ├── StreamError            episodes or weights cannot travel between actor and learner
+├── DeviceError            there is no GPU, or it has not enough memory
 └── RolloutError           a simulator worker failed
 """
 
@@ -67,3 +68,7 @@ class StreamError(NightshiftError):
 
 class RolloutError(NightshiftError):
     """A simulator worker failed."""
+
+
+class DeviceError(NightshiftError):
+    """There is no GPU, or it has not enough memory."""

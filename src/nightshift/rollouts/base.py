@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from nightshift import config
 from nightshift.envs.base import Fleet
 from nightshift.types import RolloutRequest, Task, Trajectory
 
 if TYPE_CHECKING:
     from nightshift.policies.snapshot import PolicySnapshot  # which loads torch
 
-MakeFleet = Callable[[Task, str], Fleet]
+MakeFleet = Callable[[Task, config.Env], Fleet]
 """Builds the simulators of a task, in the process that simulates."""
 
 
@@ -27,10 +28,10 @@ class Pool(Protocol):
         ...
 
     def spent(self) -> Mapping[str, float]:
-        """Seconds spent so far on answered requests, summed over workers: "busy", and of these "simulation" and
-        "inference". "transfer" is apart from these: workers loading policies, and this process writing policies to the
-        object store and reading episodes from it, counted once although several workers may wait for it. Copies between
-        machines that overlap with this process's waiting are not counted.
+        """Seconds spent so far on answered requests, summed over workers: "busy", and of these "simulation", "look" and
+        "inference" (engine.py). "transfer" is apart from these: workers loading policies, and this process writing
+        policies to the object store and reading episodes from it, counted once although several workers may wait for
+        it. Copies between machines that overlap with this process's waiting are not counted.
         """
         ...
 

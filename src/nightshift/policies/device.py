@@ -1,0 +1,29 @@
+"""Where policies act and learn. Nothing else asks which devices there are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+
+from nightshift.errors import DeviceError
+
+
+def resolve(setting: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device that machine.device of params.yaml names."""
+    present = torch.cuda.is_available()
+    if setting == "cuda" and not present:
+        raise DeviceError("machine.device is cuda, and torch finds no GPU here", "set machine.device to auto or cpu")
+    return torch.device("cuda" if present and setting != "cpu" else "cpu")
+
+
+@contextlib.contextmanager
+def out_of_memory_advice(setting: str) -> Iterator[None]:
+    """Turn the GPU's running out of memory into a sentence that says which setting to lower."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        first = str(error).split(". ")[0]
+        raise DeviceError(f"the GPU has not enough memory: {first}", f"lower {setting} in params.yaml") from None

@@ -1,0 +1,20 @@
+"""Choosing where episodes are played: in the stage's own process, which needs no Ray, or on Ray's workers."""
+
+from __future__ import annotations
+
+import torch
+
+from nightshift import config
+from nightshift.rollouts.base import Pool
+from nightshift.rollouts.engine import EngineSettings
+from nightshift.rollouts.local import LocalPool
+
+
+def open_pool(machine: config.Machine, env: config.Env, device: torch.device) -> Pool:
+    """`device`: what machine.device resolves to (policies/device.py)."""
+    settings = EngineSettings(device=device, threads=machine.threads, requests_at_once=machine.requests_at_once)
+    if not machine.workers:
+        return LocalPool(env, settings)
+    from nightshift.rollouts.pool import RayPool
+
+    return RayPool(machine.workers, env, settings)
