@@ -34,7 +34,6 @@ from nightshift import config, envs, policies
 from nightshift.envs.splits import split_training_states
 from nightshift.learners.base import LearnerSpec
 from nightshift.learners.local import LocalLearner
-from nightshift.policies.gaussian_mlp import FAMILY
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.pool import RayPool
@@ -55,19 +54,8 @@ STATES = {task: split_training_states(task, PARAMS.states).train for task in env
 
 def fresh_policy() -> PolicySnapshot:
     """Random weights of the default size: what it does is worthless, how long it takes is not."""
-    (task, *_) = envs.tasks(PARAMS.env)
-    fleet = envs.make_fleet(task, PARAMS.env)
-    seen = fleet.reset("train", [0])
-    fleet.close()
-    inputs = {name: seen[name].shape[1] for name in PARAMS.policy.inputs}
-    spec = {
-        "family": FAMILY,
-        "inputs": inputs,
-        "hidden": PARAMS.policy.hidden,
-        "chunk": PARAMS.policy.chunk,
-        "action_dim": fleet.action_space.size,
-    }
-    return snapshot(policies.build(spec))
+    shapes = {name: spec.shape for name, spec in envs.observation_space(PARAMS.env).items()}
+    return snapshot(policies.fresh(PARAMS.policy, shapes, envs.suite(PARAMS.env.suite).action_space.size))
 
 
 def report(name: str, ours: Sequence[float], peer: Sequence[float], **more: Any) -> None:

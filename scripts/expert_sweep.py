@@ -14,7 +14,8 @@ import numpy as np
 from nightshift import config, envs
 from nightshift.envs import registry
 from nightshift.envs.protocols import DEFAULT
-from nightshift.rollouts.opening import open_pool
+from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Split, Task, Trajectory
 
 HORIZON = 100
@@ -53,7 +54,8 @@ def main() -> None:
     tasks = envs.tasks(suite)
     sys.stdout.write(HEADER)
     for task in tasks:
-        pool = open_pool(chosen.workers, suite.model_copy(update={"tasks": (task.name,)}))
+        env = suite.model_copy(update={"tasks": (task.name,)})
+        pool = RayPool(chosen.workers, env) if chosen.workers else LocalPool(env)
         played = sorted(pool.run(requests_for(task, chosen.split, chosen.states)), key=lambda result: result[0])
         pool.close()
         sys.stdout.write(row(task, [episode for _, episodes in played for episode in episodes]))

@@ -68,7 +68,7 @@ def cpus() -> int:
 @pytest.mark.slow
 @pytest.mark.usefixtures("autoscaled")
 def test_a_missing_node_is_requested_and_the_request_is_withdrawn() -> None:
-    capacity = Capacity(WORKERS)
+    capacity = Capacity(WORKERS, cpus_each=1)
     assert cpus() == 0
     waiting = Thread(target=capacity.available_workers, daemon=True)
     waiting.start()

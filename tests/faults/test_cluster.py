@@ -23,14 +23,16 @@ from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
 from tests.faults.conftest import AddNode, requested_cpus
+from tests.rollouts.parts import NO_CAMERAS
 from tests.rollouts.test_pool import ENV, POLICY, actions, requests, same
 
-MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=4)
+MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=4, cameras=NO_CAMERAS)
 OBJECT = config.Env(
     suite="libero_object",
     tasks=("pick_up_the_milk_and_place_it_in_the_basket",),
     protocol="openvla-oft",
     horizon=4,
+    cameras=NO_CAMERAS,
 )
 
 

@@ -19,8 +19,9 @@ from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
 from tests.rollouts import faulty
 from tests.rollouts.faulty import Faulty
+from tests.rollouts.parts import NO_CAMERAS
 
-ENV = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=12)
+ENV = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
 POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7))
 TIMEOUT = 3.0
 REQUESTS = [

@@ -30,6 +30,7 @@ from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Sampler
 from nightshift.types import RolloutRequest, Trajectory
 from tests.algorithms.test_on_policy import MIXED, demo_steps, groups, policy, settings
+from tests.rollouts.parts import NO_CAMERAS
 
 CPU = torch.device("cpu")
 
@@ -114,7 +115,7 @@ def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState
     actor = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7)
     start = LearnerSpec(policy=snapshot(actor), settings=chosen, seed=0, demos=None, microbatch_size=64, device=CPU)
     sampler = Sampler({task: range(50) for task in fake.TASKS}, chosen, seed=0)
-    pool = MixedOutcomes(config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6))
+    pool = MixedOutcomes(config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6, cameras=NO_CAMERAS))
     requests: list[RolloutRequest] = []
     with closing(open_learners(start, ranks)) as learners, IterationPlayer(pool, sampler, chosen) as player:
         for iteration in range(3):

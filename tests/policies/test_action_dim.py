@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from nightshift import policies
+from nightshift import config, policies
 from nightshift.algorithms.batch import collate
 from nightshift.envs.base import ActionSpace
-from nightshift.envs.fake import TASKS, FakeEnv
+from nightshift.envs.fake import FakeEnv
 from nightshift.envs.sequential_fleet import SequentialFleet
 from nightshift.policies.gaussian_mlp import GaussianMlp
-from nightshift.rollouts.rollout import EpisodeRunner
-from nightshift.telemetry.stopwatch import Stopwatch
+from nightshift.policies.snapshot import snapshot
+from nightshift.rollouts.local import LocalPool
 from nightshift.types import Controller, RolloutRequest, Trajectory
+from tests.rollouts.parts import NO_CAMERAS
 
 SIZE = 4
 CHUNK = 2
@@ -34,8 +35,10 @@ def episodes(policy: GaussianMlp, controller: Controller) -> list[Trajectory]:
     request = RolloutRequest(
         task="near", split="train", init_state=0, controller=controller, seed=0, count=3, disturbance=0.1
     )
-    fleet = SequentialFleet(lambda: SmallEnv(TASKS[0]))
-    return EpisodeRunner(fleet, 5, lambda: None, Stopwatch()).play(request, policy)
+    env = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=5, cameras=NO_CAMERAS)
+    pool = LocalPool(env, make_fleet=lambda task, env: SequentialFleet(lambda: SmallEnv(task)))
+    ((_, group),) = pool.run([request], snapshot(policy))
+    return group
 
 
 @pytest.mark.parametrize("controller", ["greedy", "sample"])

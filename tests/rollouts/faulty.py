@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift import envs
+from nightshift import config, envs
 from nightshift.envs.base import Env, Steps
 from nightshift.envs.sequential_fleet import SequentialFleet
 from nightshift.types import Array, Observation, Split, Task
@@ -48,8 +47,8 @@ class Faulty:
     faults: Mapping[int, Callable[[], None]]
     once: Path | None = None
 
-    def __call__(self, task: Task, protocol: str) -> FaultyFleet:
-        return FaultyFleet(lambda: envs.make(task, protocol), self)
+    def __call__(self, task: Task, env: config.Env) -> FaultyFleet:
+        return FaultyFleet(lambda: envs.make(task, env), self)
 
     def strike(self, state: int) -> None:
         if self.once is not None:
@@ -61,12 +60,9 @@ class Faulty:
 
 
 class FaultyFleet(SequentialFleet):
-    """Belongs to the thread that made it, as a GL context does."""
-
     def __init__(self, make: Callable[[], Env], faulty: Faulty) -> None:
         super().__init__(make)
         self._faulty = faulty
-        self._home = threading.get_native_id()
         self._state = -1
         self._steps = 0
 
@@ -75,11 +71,13 @@ class FaultyFleet(SequentialFleet):
         return super().reset(split, init_states)
 
     def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
-        assert threading.get_native_id() == self._home
         self._steps += 1
         if self._steps == AT_STEP and self._state in self._faulty.faults:
             self._faulty.strike(self._state)
         return super().step(actions, active)
+
+    def sibling(self) -> FaultyFleet:
+        return FaultyFleet(self._make, self._faulty)
 
 
 @dataclass(frozen=True)
@@ -88,14 +86,14 @@ class Slow:
 
     once: Path
     """A file that is there until then; it comes back if that process ever finishes an episode."""
-    others: Callable[[Task, str], SequentialFleet]
+    others: Callable[[Task, config.Env], SequentialFleet]
 
-    def __call__(self, task: Task, protocol: str) -> SequentialFleet:
+    def __call__(self, task: Task, env: config.Env) -> SequentialFleet:
         try:
             self.once.unlink()
         except FileNotFoundError:
-            return self.others(task, protocol)
-        return SlowFleet(lambda: envs.make(task, protocol), self.once)
+            return self.others(task, env)
+        return SlowFleet(lambda: envs.make(task, env), self.once)
 
 
 class SlowFleet(SequentialFleet):
@@ -119,8 +117,8 @@ class Unstable:
 
     states: frozenset[int]
 
-    def __call__(self, task: Task, protocol: str) -> UnstableFleet:
-        return UnstableFleet(lambda: envs.make(task, protocol), self.states)
+    def __call__(self, task: Task, env: config.Env) -> UnstableFleet:
+        return UnstableFleet(lambda: envs.make(task, env), self.states)
 
 
 class UnstableFleet(SequentialFleet):
@@ -142,6 +140,10 @@ class UnstableFleet(SequentialFleet):
         if self._state not in self._states or self._steps < AT_STEP or not active[0]:
             return after
         for values in after.observation.values():
-            values[0] = np.nan
+            if values.dtype == np.float32:
+                values[0] = np.nan
         first = np.arange(len(active)) == 0
         return Steps(after.observation, after.success, first)
+
+    def sibling(self) -> UnstableFleet:
+        return UnstableFleet(self._make, self._states)

@@ -15,10 +15,11 @@ from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
+from tests.rollouts.parts import NO_CAMERAS
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 """Before there is any Ray."""
-ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12)
+ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
 POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7))
 
 
@@ -64,7 +65,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_changed(pool: RayPoo
 def test_seconds_that_were_told_stay_told_when_their_worker_dies(pool: RayPool) -> None:
     list(pool.run(requests(2), POLICY))
     before = pool.spent()
-    assert set(before) == {"busy", "simulation", "inference", "transfer"}
+    assert set(before) == {"busy", "simulation", "look", "inference", "transfer"}
     assert all(seconds > 0 for seconds in before.values())
     for pid in worker_pids():
         os.kill(pid, signal.SIGKILL)

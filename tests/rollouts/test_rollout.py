@@ -16,16 +16,18 @@ from nightshift.data import episode
 from nightshift.envs.base import Fleet
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import snapshot
+from nightshift.rollouts.engine import ONE_AT_A_TIME
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.sampling import Sampler
 from nightshift.rollouts.worker import Worker
 from nightshift.types import Controller, Provenance, RolloutRequest, Task, Trajectory
 from tests.rollouts.faulty import AT_STEP, Unstable
+from tests.rollouts.parts import NO_CAMERAS
 from tests.rollouts.test_sampling import settings
 
-ENV = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=12)
+ENV = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
 POLICY = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7)
-MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=6)
+MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=6, cameras=NO_CAMERAS)
 
 
 def request(state: int, controller: Controller = "sample", task: str = "near") -> RolloutRequest:
@@ -48,8 +50,9 @@ def test_an_unstable_episode_ends_there_as_a_valid_failure_and_the_others_go_on_
 
 
 def test_it_is_played_once() -> None:
-    worker = Worker(ENV, Unstable(frozenset({1})))
-    group, _ = worker.run(request(1), snapshot(POLICY))
+    worker = Worker(ENV, ONE_AT_A_TIME, Unstable(frozenset({1})))
+    ((_, group, _),), _ = worker.run([request(1)], snapshot(POLICY))
+    assert group is not None
     assert worker.heartbeats() == 1 + max(one.length for one in group)
 
 
@@ -79,10 +82,12 @@ def test_an_iteration_keeps_its_group() -> None:
 def test_gae_does_not_bootstrap_from_where_it_ended() -> None:
     group = played(1)
     batch = collate(POLICY, group)
-    critic = ValueNetwork(POLICY.feature_size, [4])
-    returns = with_gae(batch, group, critic, POLICY, gamma=1.0, gae_lambda=1.0).returns
-    finals = {name: np.stack([one.final[name] for one in group]) for name in group[0].final}
-    ahead = critic(POLICY.features(finals)).detach()
+    batch = batch.with_critic_features(POLICY.critic_features(batch.inputs))
+    critic = ValueNetwork(POLICY.critic_size, [4])
+    seen = {name: np.stack([one.final[name] for one in group]) for name in group[0].final}
+    finals = POLICY.critic_features(POLICY.inputs(seen))
+    returns = with_gae(batch, group, finals, critic, gamma=1.0, gae_lambda=1.0).returns
+    ahead = critic(finals).detach()
     ahead[[one.unstable or one.success for one in group]] = 0
     expected = ahead + torch.tensor([float(one.success) for one in group])
     torch.testing.assert_close(returns, expected[batch.episode], atol=1e-5, rtol=0)
@@ -111,8 +116,8 @@ class Thrown:
     """The real simulators of a task; the first one gets an impossible speed at the second step, so that MuJoCo itself
     finds its physics unstable."""
 
-    def __init__(self, task: Task, protocol: str) -> None:
-        self._fleet: Any = envs.make_fleet(task, protocol)
+    def __init__(self, task: Task, env: config.Env) -> None:
+        self._fleet: Any = envs.make_fleet(task, env)
         self._steps = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -125,8 +130,8 @@ class Thrown:
         return self._fleet.step(actions, active)
 
 
-def thrown(task: Task, protocol: str) -> Fleet:
-    made: Fleet = Thrown(task, protocol)
+def thrown(task: Task, env: config.Env) -> Fleet:
+    made: Fleet = Thrown(task, env)
     return made
 
 

@@ -77,27 +77,27 @@ def test_where_the_second_worker_dies_the_first_goes_on_and_a_third_may_be_faste
 
 
 def test_nothing_is_a_straggler_before_any_request_finished() -> None:
-    assert StragglerDetector(grace=1).slowest([(0, 1e6)]) is None
+    assert StragglerDetector(grace=1).slowest([((0,), 1e6)]) is None
 
 
 def test_a_straggler_takes_three_times_as_long_as_the_median() -> None:
     detector = StragglerDetector(grace=5)
     for seconds in (9, 10, 500):
         detector.record(seconds)
-    assert detector.slowest([(0, 29.0), (1, 1.0)]) is None
-    assert detector.slowest([(0, 31.0), (1, 1.0)]) == 0
-    assert detector.slowest([(0, 31.0), (1, 32.0)]) == 1
+    assert detector.slowest([((0,), 29.0), ((1,), 1.0)]) is None
+    assert detector.slowest([((0,), 31.0), ((1,), 1.0)]) == (0,)
+    assert detector.slowest([((0,), 31.0), ((1,), 32.0)]) == (1,)
 
 
 def test_a_short_request_is_no_straggler_within_the_grace_time() -> None:
     detector = StragglerDetector(grace=5)
     detector.record(0.1)
-    assert detector.slowest([(0, 4.0)]) is None
-    assert detector.slowest([(0, 6.0)]) == 0
+    assert detector.slowest([((0,), 4.0)]) is None
+    assert detector.slowest([((0,), 6.0)]) == (0,)
 
 
 def test_no_request_is_played_by_three_workers() -> None:
     detector = StragglerDetector(grace=1)
     detector.record(1)
-    assert detector.slowest([(0, 90.0), (0, 30.0)]) is None
-    assert detector.slowest([(0, 90.0), (0, 30.0), (1, 10.0)]) == 1
+    assert detector.slowest([((0, 1), 90.0), ((0, 1), 30.0)]) is None
+    assert detector.slowest([((0, 1), 90.0), ((0, 1), 30.0), ((2, 3), 10.0)]) == (2, 3)

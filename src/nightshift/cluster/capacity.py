@@ -11,12 +11,10 @@ from ray.autoscaler.sdk import request_resources
 REMIND_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 _FEWER = (
-    "machine.workers is %d, one CPU each, and the cluster has %d of them: the run goes on with these and takes up more "
+    "machine.workers is %d, %s each, and the cluster has %d of them: the run goes on with these and takes up more "
     "as they come (ray status shows the nodes)"
 )
-_NONE = (
-    "machine.workers is %d, one CPU each, and the cluster has none: waiting for the first (ray status shows the nodes)"
-)
+_NONE = "machine.workers is %d, %s each, and the cluster has none: waiting for the first (ray status shows the nodes)"
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +25,9 @@ class Capacity:
     No more workers than that are given requests: a request to a worker without a CPU would wait for one.
     """
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, *, cpus_each: int) -> None:
         self.wanted = wanted
+        self._cpus_each = cpus_each
         self.workers = wanted
         """Available when last looked at."""
         self._reminded = -REMIND_SECONDS
@@ -36,13 +35,13 @@ class Capacity:
 
     def available_workers(self) -> int:
         """At least one: without any CPU this waits, and logs that it does."""
-        while not (available := min(self.wanted, _cpus())):
+        while not (available := min(self.wanted, _places(self._cpus_each))):
             self.workers = 0
             self._request_more()
             self._remind()
             time.sleep(_POLL_SECONDS)
         if available not in (self.workers, self.wanted):
-            _log.warning(_FEWER, self.wanted, available)
+            _log.warning(_FEWER, self.wanted, self._size, available)
         self.workers = available
         if available < self.wanted:
             self._request_more()
@@ -54,17 +53,22 @@ class Capacity:
         self._has_requested = False
 
     def _request_more(self) -> None:
-        """Ask an autoscaler for a cluster of `wanted` CPUs. The request stands until `release`, also while nodes come
+        """Ask an autoscaler for the CPUs of `wanted` workers. The request stands until `release`, also while nodes come
         and go; a cluster without an autoscaler ignores it."""
         if not self._has_requested:
-            request_resources(num_cpus=self.wanted)
+            request_resources(num_cpus=self.wanted * self._cpus_each)
             self._has_requested = True
+
+    @property
+    def _size(self) -> str:
+        return "one CPU" if self._cpus_each == 1 else f"{self._cpus_each} CPUs"
 
     def _remind(self) -> None:
         if time.monotonic() - self._reminded > REMIND_SECONDS:
             self._reminded = time.monotonic()
-            _log.warning(_NONE, self.wanted)
+            _log.warning(_NONE, self.wanted, self._size)
 
 
-def _cpus() -> int:
-    return int(ray.cluster_resources().get("CPU", 0))
+def _places(cpus_each: int) -> int:
+    """How many workers of this size the nodes have room for."""
+    return sum(int(node["Resources"].get("CPU", 0)) // cpus_each for node in ray.nodes() if node["Alive"])

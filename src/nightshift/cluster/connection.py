@@ -19,8 +19,8 @@ _CONNECT_SECONDS = 10.0
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
 
 
-def start_ray(workers: int) -> None:
-    """Join the cluster at RAY_ADDRESS, or start a small one here."""
+def start_ray(cpus: int) -> None:
+    """Join the cluster at RAY_ADDRESS, or start a small one here that lends this many CPUs."""
     if ray.is_initialized():
         return
     address = os.environ.get(ADDRESS_VARIABLE)
@@ -30,7 +30,7 @@ def start_ray(workers: int) -> None:
             return
         ray.init(
             "local",  # not a cluster that another user started on this machine
-            num_cpus=workers,
+            num_cpus=cpus,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,

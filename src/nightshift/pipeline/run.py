@@ -107,9 +107,11 @@ class Session:
     def pool(self, env: config.Env) -> Pool:
         """Simulators for these tasks, started at the first call and kept until the session ends."""
         if env not in self._pools:
+            from nightshift.policies.device import resolve
             from nightshift.rollouts.opening import open_pool
 
-            self._pools[env] = open_pool(self.params.machine.workers, env)
+            machine = self.params.machine
+            self._pools[env] = open_pool(machine, env, resolve(machine.device))
         return self._pools[env]
 
     def precheck(self) -> None:

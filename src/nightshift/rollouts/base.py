@@ -28,10 +28,10 @@ class Pool(Protocol):
         ...
 
     def spent(self) -> Mapping[str, float]:
-        """Seconds spent so far on answered requests, summed over workers: "busy", and of these "simulation" and
-        "inference". "transfer" is apart from these: workers loading policies, and this process writing policies to the
-        object store and reading episodes from it, counted once although several workers may wait for it. Copies between
-        machines that overlap with this process's waiting are not counted.
+        """Seconds spent so far on answered requests, summed over workers: "busy", and of these "simulation", "look" and
+        "inference" (engine.py). "transfer" is apart from these: workers loading policies, and this process writing
+        policies to the object store and reading episodes from it, counted once although several workers may wait for
+        it. Copies between machines that overlap with this process's waiting are not counted.
         """
         ...
 

@@ -2,61 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from nightshift import config, envs
-from nightshift.errors import NightshiftError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet
+from nightshift.rollouts.engine import ONE_AT_A_TIME, Engine, EngineSettings
 from nightshift.rollouts.retries import Retries
-from nightshift.rollouts.worker import Worker
-from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
-
-_log = logging.getLogger(__name__)
 
 
 class LocalPool:
-    def __init__(self, env: config.Env, *, make_fleet: MakeFleet = envs.make_fleet) -> None:
-        self._env = env
-        self._make_fleet = make_fleet
-        self._worker = Worker(env, make_fleet)
-        self._stopwatch = Stopwatch()
+    def __init__(
+        self, env: config.Env, settings: EngineSettings = ONE_AT_A_TIME, *, make_fleet: MakeFleet = envs.make_fleet
+    ) -> None:
+        self._engine = Engine(env, settings, make_fleet)
+        # A GL context belongs to one thread, and a stage may call `run` from several (rollouts/playing.py).
+        self._thread = ThreadPoolExecutor(1)
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
         retries = Retries(requests)
-        for index in range(len(requests)):
-            trajectories = None
-            while trajectories is None:
-                trajectories = self._attempt(index, requests[index], policy, retries)
-            yield index, trajectories
+        waiting = deque(enumerate(requests))
+        turns = self._engine.play(waiting, policy)
+        try:
+            while (answers := self._thread.submit(next, turns, None).result()) is not None:
+                for index, played, error in answers:
+                    trajectories = retries.record(index, error) if played is None else played
+                    if trajectories is None:
+                        waiting.appendleft((index, requests[index]))
+                    else:
+                        yield index, trajectories
+        finally:
+            self._thread.submit(turns.close).result()
 
     def spent(self) -> Mapping[str, float]:
-        return dict(self._stopwatch.seconds)
+        return dict(self._engine.stopwatch.seconds)
 
     @property
     def workers(self) -> int:
         return 1
 
     def close(self) -> None:
-        self._worker.close()
-
-    def _attempt(
-        self, index: int, request: RolloutRequest, policy: PolicySnapshot | None, retries: Retries
-    ) -> list[Trajectory] | None:
-        try:
-            trajectories, spent = self._worker.run(request, policy)
-        except NightshiftError:
-            raise
-        except Exception as error:  # noqa: BLE001 - simulators raise anything
-            _log.warning("the simulator failed on %s, state %s", request.task, request.init_state, exc_info=True)
-            with contextlib.suppress(Exception):
-                self._worker.close()
-            self._worker = Worker(self._env, self._make_fleet)
-            return retries.record(index, repr(error))
-        self._stopwatch.add(spent)
-        return trajectories
+        self._thread.submit(self._engine.close).result()
+        self._thread.shutdown()

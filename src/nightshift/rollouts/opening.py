@@ -1,17 +1,22 @@
-"""Choosing where episodes are played. A machine without Ray plays them in the stage's own process."""
+"""Choosing where episodes are played: in the stage's own process, which needs no Ray, or on Ray's workers."""
 
 from __future__ import annotations
+
+import torch
 
 from nightshift import config
 from nightshift.project import packages
 from nightshift.rollouts.base import Pool
+from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.local import LocalPool
 
 
-def open_pool(workers: int, env: config.Env) -> Pool:
-    if not workers:
-        return LocalPool(env)
-    packages.require("ray", f"machine.workers is {workers}", "set machine.workers: 0 in params.yaml")
+def open_pool(machine: config.Machine, env: config.Env, device: torch.device) -> Pool:
+    """`device`: what machine.device resolves to (policies/device.py)."""
+    settings = EngineSettings(device=device, threads=machine.threads, requests_at_once=machine.requests_at_once)
+    if not machine.workers:
+        return LocalPool(env, settings)
+    packages.require("ray", f"machine.workers is {machine.workers}", "set machine.workers: 0 in params.yaml")
     from nightshift.rollouts.pool import RayPool
 
-    return RayPool(workers, env)
+    return RayPool(machine.workers, env, settings)

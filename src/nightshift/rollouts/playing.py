@@ -15,9 +15,8 @@ from typing import Any
 from nightshift import config
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import Pool
-from nightshift.rollouts.rollout import INFERENCE, SIMULATION
+from nightshift.rollouts.engine import BUSY, INFERENCE, LOOK, SIMULATION, TRANSFER
 from nightshift.rollouts.sampling import Group, Round, Sampler
-from nightshift.rollouts.worker import BUSY, TRANSFER
 
 
 class IterationPlayer:
@@ -73,13 +72,14 @@ class IterationPlayer:
 
 def shares(before: Mapping[str, float], after: Mapping[str, float], workers: int, seconds: float) -> dict[str, float]:
     """Shares of the workers' time by activity; the rest of a busy worker's time is recording."""
-    names = (BUSY, SIMULATION, INFERENCE, TRANSFER)
+    names = (BUSY, SIMULATION, LOOK, INFERENCE, TRANSFER)
     spent = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / (workers * seconds) for name in names}
     return {
         "time/play": seconds,
         "time/share_simulation": spent[SIMULATION],
+        "time/share_look": spent[LOOK],
         "time/share_inference": spent[INFERENCE],
-        "time/share_record": spent[BUSY] - spent[SIMULATION] - spent[INFERENCE],
+        "time/share_record": spent[BUSY] - spent[SIMULATION] - spent[LOOK] - spent[INFERENCE],
         "time/share_transfer": spent[TRANSFER],
         "time/share_idle": 1 - spent[BUSY] - spent[TRANSFER],
     }

@@ -1,23 +1,27 @@
 """Rollouts on Ray actors.
 
-    stage (driver)                       workers (Ray actors, one simulator process each)
-    ──────────────                       ───────────────────────────────────────────────
+    stage (driver)                       workers (Ray actors, one process of simulators each)
+    ──────────────                       ────────────────────────────────────────────────────
     run(requests, policy) ── put once ──▶ object store ──▶ read once by every worker, for each policy
-      │  one request per idle worker ───▶ Worker.run(request) ──▶ episodes
+      │  a bundle per idle worker ──────▶ Worker.run(bundle) ──▶ episodes
       │◀─ ray.wait: first done ──────────┘
-      │     yields (index, episodes), gives that worker the next request
+      │     yields (index, episodes), gives that worker the next bundle
       │─ heartbeat counter? ────────────▶ Worker.heartbeats(), on a thread beside run's
       │◀─ a count that grows ────────────┘
-      ├─ a worker that died, raised or makes no progress is replaced and its request is played
-      │  again: the answer depends on the request alone, so it is the same
-      └─ a straggler, a request that takes much longer than the others did, is played a second
+      ├─ a worker that died or makes no progress is replaced and its requests are played again, and those
+      │  whose simulator raised: the answer depends on the request alone, so it is the same
+      └─ a straggler, a bundle that takes much longer than the others did, is played a second
          time by an idle worker: the first answer counts, and the other worker is ended
+
+A bundle has as many requests as a worker plays at once, or fewer where all workers would not get one: one request by
+default. The requests of a bundle that is lost are played one by one, so that the one that ends its process is found.
 
 The driver waits for workers only, and for no stuck or slow worker while another could play. Workers wait for nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,12 +36,13 @@ from nightshift.cluster.capacity import Capacity
 from nightshift.cluster.connection import start_ray
 from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS
 from nightshift.cluster.object_store import ObjectStoreWeights
-from nightshift.errors import NightshiftError
+from nightshift.errors import DeviceError, NightshiftError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet
+from nightshift.rollouts.engine import ONE_AT_A_TIME, TRANSFER, Answer, EngineSettings
 from nightshift.rollouts.retries import Retries
-from nightshift.rollouts.stragglers import GRACE_SECONDS, Attempt, StragglerDetector
-from nightshift.rollouts.worker import TRANSFER, Worker
+from nightshift.rollouts.stragglers import GRACE_SECONDS, Attempt, Bundle, StragglerDetector
+from nightshift.rollouts.worker import Worker
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
@@ -49,20 +54,18 @@ class RayPool:
         self,
         workers: int,
         env: config.Env,
+        settings: EngineSettings = ONE_AT_A_TIME,
         *,
         make_fleet: MakeFleet | None = None,
         timeout: float = TIMEOUT_SECONDS,
         grace: float = GRACE_SECONDS,
     ) -> None:
-        """A worker without progress for `timeout` seconds is stuck; a request is no straggler for `grace` seconds."""
-        start_ray(workers)
-        self.capacity = Capacity(workers)
+        """A worker without progress for `timeout` seconds is stuck; a bundle is no straggler for `grace` seconds."""
+        start_ray(workers * settings.threads)
+        self.capacity = Capacity(workers, cpus_each=settings.threads)
+        self._requests_at_once = settings.requests_at_once
         self._timeout = timeout
-        make_fleet_reference = ray.put(make_fleet or envs.portable_fleets(env))  # sent to every node once
-        driver = version_check.versions(env.suite)
-        # A group of one thread each: `run` keeps to its own, since a GL context belongs to the thread that made it.
-        actor = ray.remote(num_cpus=1, concurrency_groups={HEARTBEAT_GROUP: 1})(Worker)
-        self._start_worker: Callable[[], Any] = lambda: actor.remote(env, make_fleet_reference, driver)
+        self._start_worker = _starter(env, settings, make_fleet or envs.portable_fleets(env), workers)
         self._idle: deque[Any] = deque()
         self._stragglers = StragglerDetector(grace)
         self._sent: PolicySnapshot | None = None
@@ -78,7 +81,7 @@ class RayPool:
     ) -> Iterator[tuple[int, list[Trajectory]]]:
         sent = self._send(policy)
         retries = Retries(requests)
-        waiting = deque(range(len(requests)))
+        waiting = deque(self._bundles(len(requests)))
         running: dict[Any, Attempt] = {}
         try:
             while waiting or running:
@@ -87,7 +90,7 @@ class RayPool:
                     self._begin(waiting.popleft(), requests, sent, running)
                 for index, trajectories in self._finished(running, retries):
                     if trajectories is None:
-                        waiting.appendleft(index)
+                        waiting.appendleft((index,))
                     else:
                         yield index, trajectories
                 if not waiting and len(running) < workers and (straggler := self._straggler(running)) is not None:
@@ -109,12 +112,21 @@ class RayPool:
             self.capacity.release()
         ray.shutdown()
 
+    def _bundles(self, requests: int) -> Iterator[Bundle]:
+        """Of requests by their number; they depend on the settings, not on what the cluster has at the moment."""
+        size = min(self._requests_at_once, -(-requests // self.capacity.wanted))
+        return (tuple(range(first, min(first + size, requests))) for first in range(0, requests, size))
+
     def _begin(
-        self, index: int, requests: Sequence[RolloutRequest], sent: PolicySnapshot | None, running: dict[Any, Attempt]
+        self,
+        bundle: Bundle,
+        requests: Sequence[RolloutRequest],
+        sent: PolicySnapshot | None,
+        running: dict[Any, Attempt],
     ) -> None:
         was_idle = bool(self._idle)
-        attempt = Attempt(index, self._idle.popleft() if was_idle else self._start_worker(), was_idle=was_idle)
-        running[attempt.actor.run.remote(requests[index], sent)] = attempt
+        attempt = Attempt(bundle, self._idle.popleft() if was_idle else self._start_worker(), was_idle=was_idle)
+        running[attempt.actor.run.remote([requests[index] for index in bundle], sent)] = attempt
 
     def _send(self, policy: PolicySnapshot | None) -> PolicySnapshot | None:
         """The policy as workers get it: its weights are in the object store, and those of the one before are freed."""
@@ -129,39 +141,49 @@ class RayPool:
     def _finished(self, running: dict[Any, Attempt], retries: Retries) -> Iterator[tuple[int, list[Trajectory] | None]]:
         """Requests that no worker plays any more: with their episodes, or None if they must be played again.
 
-        An answer, or giving up, ends every attempt at the request; after a failure another attempt goes on.
+        An answer, or giving up, ends every attempt at the bundle; after a failure another attempt goes on.
         """
         for future in self._ended(running):
             if future not in running:
-                continue  # another attempt at the same request was first
+                continue  # another attempt at the same bundle was first
             attempt = running.pop(future)
-            others = [other for other in running if running[other].index == attempt.index]
+            others = [other for other in running if running[other].bundle == attempt.bundle]
             try:
-                trajectories: list[Trajectory] | None = self._answer(future, attempt)
+                answers = self._answers(future, attempt)
             except _WorkerFailure as failure:
                 ray.kill(attempt.actor)
                 if others:
                     continue
-                trajectories = self._retry(attempt, failure, retries)
+                yield from self._lost(attempt, failure, retries)
+                continue
             for other in others:
                 ray.kill(running.pop(other).actor)
-            yield attempt.index, trajectories
+            for position, played, error in answers:
+                index = attempt.bundle[position]
+                yield index, retries.record(index, error) if played is None else played
 
-    def _retry(self, attempt: Attempt, failure: _WorkerFailure, retries: Retries) -> list[Trajectory] | None:
-        if failure.process_died and attempt.may_have_been_dead:
-            return None  # before it got the request, which then has not failed
-        return retries.record(attempt.index, str(failure), process_died=failure.process_died)
+    def _lost(
+        self, attempt: Attempt, failure: _WorkerFailure, retries: Retries
+    ) -> Iterator[tuple[int, list[Trajectory] | None]]:
+        """What becomes of the requests of a worker that cannot go on. Of several, it is unknown which one failed."""
+        unknown = len(attempt.bundle) > 1
+        before_it_began = failure.process_died and attempt.may_have_been_dead
+        for index in attempt.bundle:
+            if unknown or before_it_began:
+                yield index, None
+            else:
+                yield index, retries.record(index, str(failure), process_died=failure.process_died)
 
     def _ended(self, running: Mapping[Any, Attempt]) -> list[Any]:
         """The attempts that are done or failed, and those that are stuck."""
         done, busy = ray.wait(list(running), timeout=_WAIT_SECONDS)
         return [*done, *(future for future in busy if running[future].is_stuck(self._timeout))]
 
-    def _answer(self, future: Any, attempt: Attempt) -> list[Trajectory]:
+    def _answers(self, future: Any, attempt: Attempt) -> list[Answer]:
         """The episodes; the worker is idle again. An error meant for people is raised as it was in the worker."""
         try:
             with self._stopwatch.timing(TRANSFER):
-                answer: tuple[list[Trajectory], Mapping[str, float]] = ray.get(future, timeout=0)
+                answers, spent = ray.get(future, timeout=0)
         except GetTimeoutError:
             raise _WorkerFailure(f"no step for {self._timeout:.0f} s") from None
         except RayTaskError as error:
@@ -171,17 +193,16 @@ class RayPool:
             raise error.cause from None
         except RayError as error:  # its process or its node died, or its answer is lost
             raise _WorkerFailure("its process died", process_died=True) from error
-        trajectories, spent = answer
         self._idle.append(attempt.actor)
         self._stragglers.record(attempt.seconds)
         self._stopwatch.add(spent)
-        return trajectories
+        return list(answers)
 
-    def _straggler(self, running: Mapping[Any, Attempt]) -> int | None:
-        """The request to play a second time, if there is one and no running attempt is done."""
+    def _straggler(self, running: Mapping[Any, Attempt]) -> Bundle | None:
+        """The bundle to play a second time, if there is one and no running attempt is done."""
         if not running or ray.wait(list(running), timeout=0)[0]:
             return None
-        return self._stragglers.slowest([(attempt.index, attempt.seconds) for attempt in running.values()])
+        return self._stragglers.slowest([(attempt.bundle, attempt.seconds) for attempt in running.values()])
 
 
 class _WorkerFailure(Exception):
@@ -190,3 +211,27 @@ class _WorkerFailure(Exception):
     def __init__(self, why: str, *, process_died: bool = False) -> None:
         super().__init__(why)
         self.process_died = process_died
+
+
+def _starter(env: config.Env, settings: EngineSettings, make_fleet: MakeFleet, workers: int) -> Callable[[], Any]:
+    """What starts a worker."""
+    make_fleet_reference = ray.put(make_fleet)  # sent to every node once
+    driver = version_check.versions(env.suite)
+    # A group of one thread each: `run` keeps to its own, since a GL context belongs to the thread that made it.
+    actor = ray.remote(
+        num_cpus=settings.threads,
+        num_gpus=_share_of_a_gpu(workers) if settings.device.type == "cuda" else 0,
+        concurrency_groups={HEARTBEAT_GROUP: 1},
+    )(Worker)
+    return lambda: actor.remote(env, settings, make_fleet_reference, driver)
+
+
+def _share_of_a_gpu(workers: int) -> float:
+    """What each worker asks for, so that all of them find a place: a worker acts on one GPU."""
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if not gpus:
+        raise DeviceError(
+            "policies are to act on cuda, and the Ray cluster has no GPU",
+            "set machine.device to cpu in params.yaml, or start Ray on a machine with a GPU",
+        )
+    return 1 / math.ceil(workers / gpus)

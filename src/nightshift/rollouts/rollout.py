@@ -1,185 +1,239 @@
-"""Playing episodes: the one loop in which a controller acts in simulators."""
+"""Playing episodes: the one place in which a controller's actions reach simulators and what follows is recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import Fleet, Steps
-from nightshift.policies.base import Policy
+from nightshift.errors import ConfigError
 from nightshift.policies.expert import Expert
-from nightshift.telemetry.stopwatch import Stopwatch
-from nightshift.types import Array, Observation, RolloutRequest, Trajectory
+from nightshift.types import INSTRUCTION, Array, Observation, RolloutRequest, Trajectory
 
-SIMULATION, INFERENCE = "simulation", "inference"
-"""What the time of an episode is spent on; the rest is recording."""
-
-Act = Callable[[Observation], tuple[Array, Array]]
-"""A chunk of actions [N, C, A] for each of N observations, and their log-probs [N, C, A]."""
+Lanes = NDArray[np.int64]
+"""Positions of episodes in their group."""
 
 
-class EpisodeRunner:
-    """Plays groups of episodes in one fleet of simulators, for at most `horizon` control steps each.
+class GroupPlay:
+    """The episodes of one request, side by side in one fleet, advanced from decision to decision.
 
-    `on_step` is called after every control step, and `stopwatch` gets the time spent in simulation and in inference.
+        reset ─▶ see ─▶ decide ─▶ advance ─▶ see ─▶ … ─▶ see ─▶ trajectories
+
+    `reset` and `advance` simulate, in any thread. `see` draws, so it belongs to the thread of the GL context. The
+    expert decides by itself in `advance`, before every step.
+
+    An episode ends with success, with unstable physics or at the horizon. It keeps its row with what it last showed, so
+    that a batch of all rows keeps its shape: no episode depends on when another one ends. Each has random streams of
+    its own.
     """
 
-    def __init__(self, fleet: Fleet, horizon: int, on_step: Callable[[], None], stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, request: RolloutRequest, fleet: Fleet, observer: Observer, horizon: int, on_step: Callable[[], None]
+    ) -> None:
+        """At most `horizon` control steps, with a call of `on_step` after each."""
+        self.request = request
+        self.active = np.ones(request.count, np.bool_)
+        self.generators = [np.random.default_rng([request.seed, member, 0]) for member in range(request.count)]
+        """For sampling actions, one per episode."""
         self._fleet = fleet
+        self._observer = observer
         self._horizon = horizon
         self._on_step = on_step
-        self._stopwatch = stopwatch
-
-    def play(self, request: RolloutRequest, policy: Policy | None) -> list[Trajectory]:
-        """The group of episodes that `request` asks for, side by side, each with a random stream of its own.
-
-        An episode ends with success, with unstable physics or at the horizon. Ended episodes keep their row, so that
-        the batch keeps its shape: no episode depends on when another one ends.
-        """
-        observation = self._reset(request)
-        records = [_Record() for _ in range(request.count)]
-        active = np.ones(request.count, np.bool_)
-        disturbances = _disturbances(request, self._fleet.action_space.size)
-        queue = _ActionChunkQueue(self._timed(_controller(self._fleet, request, policy)))
-        for step in range(self._horizon):
-            actions, log_probs = queue.next(observation)
-            disturbed = actions + disturbances()
-            executed = self._fleet.action_space.clip(disturbed)
-            for lane in np.flatnonzero(active).tolist():
-                self._record_frame(request, lane, step, records[lane])
-                records[lane].append(_row(observation, lane), actions[lane], executed[lane], log_probs[lane])
-            after = self._step(disturbed, active)
-            observation = after.observation
-            _record_ends(active, after, records)
-            if not active.any():
-                break
-        for lane, record in enumerate(records):
-            record.final = record.final or _row(observation, lane)
-            if not record.unstable:  # MuJoCo has reset an unstable simulation
-                self._record_frame(request, lane, 0, record)
-        return [record.trajectory(request, member, queue.chunk) for member, record in enumerate(records)]
-
-    def _reset(self, request: RolloutRequest) -> Observation:
-        with self._stopwatch.timing(SIMULATION):
-            return self._fleet.reset(request.split, [request.init_state] * request.count)
-
-    def _step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
-        with self._stopwatch.timing(SIMULATION):
-            after = self._fleet.step(actions, active)
-        self._on_step()
-        return after
-
-    def _timed(self, act: Act) -> Act:
-        def timed(observation: Observation) -> tuple[Array, Array]:
-            with self._stopwatch.timing(INFERENCE):
-                return act(observation)
-
-        return timed
-
-    def _record_frame(self, request: RolloutRequest, lane: int, step: int, record: _Record) -> None:
-        if request.frames_every and step % request.frames_every == 0:
-            picture = self._fleet.render(lane)
-            if picture is not None:
-                record.frames.append(picture)
-
-
-@dataclass
-class _Record:
-    """What is recorded of one episode while it is played."""
-
-    observations: list[Observation] = field(default_factory=list)
-    final: Observation = field(default_factory=dict)
-    actions: list[Array] = field(default_factory=list)
-    executed: list[Array] = field(default_factory=list)
-    log_probs: list[Array] = field(default_factory=list)
-    frames: list[NDArray[np.uint8]] = field(default_factory=list)
-    success: bool = False
-    unstable: bool = False
-
-    def append(self, observation: Observation, action: Array, executed: Array, log_probs: Array) -> None:
-        self.observations.append(observation)
-        self.actions.append(action)
-        self.executed.append(executed)
-        self.log_probs.append(log_probs)
-
-    def trajectory(self, request: RolloutRequest, member: int, chunk: int) -> Trajectory:
-        return Trajectory(
-            request=request,
-            member=member,
-            observations={name: np.stack([o[name] for o in self.observations]) for name in self.observations[0]},
-            final=self.final,
-            actions=np.stack(self.actions),
-            executed=np.stack(self.executed),
-            log_probs=np.stack(self.log_probs),
-            chunk=chunk,
-            success=self.success,
-            unstable=self.unstable,
-            frames=np.stack(self.frames) if self.frames else None,
-        )
-
-
-class _ActionChunkQueue:
-    """Hands out chunks of actions one action at a time, and asks for the next chunk when one is used up."""
-
-    def __init__(self, act: Act) -> None:
-        self._act = act
-        self._actions = self._log_probs = np.empty((0, 0, 0), np.float32)
+        self._experts = [Expert() for _ in range(request.count)] if request.controller == "expert" else []
+        self._disturbances = _disturbances(request, fleet.action_space.size)
+        self._actions = self._log_probs = np.empty((request.count, 0, fleet.action_space.size), np.float32)
         self._used = 0
+        self._recording = _Recording(request)
 
     @property
-    def chunk(self) -> int:
-        """Actions per chunk."""
-        return self._actions.shape[1]
+    def done(self) -> bool:
+        return not self.active.any() or self._recording.steps == self._horizon
 
-    def next(self, observation: Observation) -> tuple[Array, Array]:
-        """Actions [N, A] and log-probs [N, A]."""
-        if self._used == self.chunk:
-            self._actions, self._log_probs = self._act(observation)
-            self._used = 0
+    @property
+    def awaits_decision(self) -> bool:
+        """Whether a policy has to decide before `advance`."""
+        return self._is_decision_due and not self._experts and not self.done
+
+    def reset(self) -> None:
+        observation = self._fleet.reset(self.request.split, [self.request.init_state] * self.request.count)
+        self._observer.begin(self._fleet, observation, self.request.count)
+
+    def see(self) -> None:
+        """Draw and record what is due: what the next decision is made on, what the last one led to, a film's frame."""
+        if self._is_decision_due or self.done:
+            self._observer.see(self._fleet)
+        if self._is_decision_due and not self.done:
+            self._recording.add_decision(np.flatnonzero(self.active), self._observer.seen)
+        if self._is_frame_due or (self.request.frames_every and self.done):
+            self._film()
+
+    def observe(self, lanes: Lanes) -> Observation:
+        """What these episodes show, each [len(lanes), …]."""
+        return {name: values[lanes] for name, values in self._observer.seen.items()}
+
+    def decide(self, lanes: Lanes, actions: Array, log_probs: Array) -> None:
+        """The next chunk of actions of these episodes, and its log-probs: [len(lanes), C, A] both."""
+        shape = (self.request.count, *actions.shape[1:])
+        self._actions, self._log_probs, self._used = np.zeros(shape, np.float32), np.zeros(shape, np.float32), 0
+        self._actions[lanes], self._log_probs[lanes] = actions, log_probs
+
+    def advance(self) -> None:
+        """Control steps until a decision or a film's frame is due, or all episodes ended."""
+        if self._experts:
+            self._let_experts_decide()
+        self._step()
+        while not (self.done or self._is_decision_due or self._is_frame_due):
+            self._step()
+
+    def trajectories(self, version: int) -> list[Trajectory]:
+        """`version`: of the policy that acted."""
+        return self._recording.trajectories(self._observer.seen, self._actions.shape[1], version)
+
+    @property
+    def _is_decision_due(self) -> bool:
+        return self._used == self._actions.shape[1]
+
+    @property
+    def _is_frame_due(self) -> bool:
+        every = self.request.frames_every
+        return bool(every) and not self.done and self._recording.steps % every == 0
+
+    def _let_experts_decide(self) -> None:
+        lanes = np.flatnonzero(self.active)
+        actions = np.stack([self._experts[lane].act(self._fleet.scene(lane)) for lane in lanes.tolist()])[:, None]
+        self.decide(lanes, actions, np.zeros_like(actions))
+
+    def _step(self) -> None:
+        actions, log_probs = self._actions[:, self._used], self._log_probs[:, self._used]
         self._used += 1
-        return self._actions[:, self._used - 1], self._log_probs[:, self._used - 1]
+        disturbed = actions + self._disturbances()
+        executed = self._fleet.action_space.clip(disturbed)
+        after = self._fleet.step(disturbed, self.active)
+        self._on_step()
+        self._recording.add_step(self.active, actions, executed, log_probs)
+        self._recording.add_ends(self.active, after)
+        self._observer.shows(after, self.active)
+        self.active &= ~(after.success | after.unstable)
+
+    def _film(self) -> None:
+        """At the end all episodes but the unstable ones, whose simulations MuJoCo has reset."""
+        filmed = ~self._recording.unstable if self.done else self.active
+        for lane in np.flatnonzero(filmed).tolist():
+            picture = self._fleet.render(lane)
+            if picture is not None:
+                self._recording.frames[lane].append(picture)
 
 
-def _row(observation: Observation, lane: int) -> Observation:
-    """A copy of one simulator's observation: the fleet overwrites its arrays."""
-    return {name: values[lane].copy() for name, values in observation.items()}
+class Observer:
+    """What the episodes of a group show to their controller, row by row.
 
-
-def _record_ends(active: NDArray[np.bool_], after: Steps, records: Sequence[_Record]) -> None:
-    """Record how episodes ended, and clear their `active` flag.
-
-    What an unstable simulation shows means nothing and may not be finite: the observation before it is the final one.
+    `names` are the observations that a policy reads; None stands for all state vectors and all cameras, for the expert.
+    Images are drawn once per decision, and only of episodes that go on or have just ended.
     """
-    for lane in np.flatnonzero(active & (after.success | after.unstable)).tolist():
-        record = records[lane]
-        record.unstable = bool(after.unstable[lane])
-        record.success = bool(after.success[lane]) and not record.unstable
-        record.final = record.observations[-1] if record.unstable else _row(after.observation, lane)
-        active[lane] = False
+
+    def __init__(self, names: Sequence[str] | None, cameras: Sequence[str]) -> None:
+        self.seen: dict[str, NDArray[Any]] = {}
+        """Each [N, …]: of an episode that ended, its last observation; if it is unstable, that of its last decision."""
+        self._names = names
+        self._cameras = [camera for camera in cameras if names is None or camera in names]
+        self._shown: Observation = {}
+        self._outdated = np.zeros(0, np.bool_)
+        """Rows of `seen` that are no longer what the simulators show."""
+
+    def begin(self, fleet: Fleet, shown: Observation, count: int) -> None:
+        """`shown`: the state vectors after a reset."""
+        self._shown, self._outdated = shown, np.ones(count, np.bool_)
+        vectors = [name for name in shown if name != INSTRUCTION]
+        names = [*vectors, *self._cameras] if self._names is None else self._names
+        self.seen = {name: shown[name].copy() for name in names if name in vectors}
+        if INSTRUCTION in names:
+            self.seen[INSTRUCTION] = np.full(count, fleet.task.language)
+        missing = [name for name in names if name not in self.seen and name not in self._cameras]
+        if missing:
+            raise ConfigError(
+                f"the policy sees {', '.join(missing)}, which the simulators of {fleet.task.suite} do not show here",
+                "name its cameras in env.cameras.names in params.yaml, or choose another policy",
+            )
+
+    def shows(self, after: Steps, stepped: NDArray[np.bool_]) -> None:
+        """The simulators have stepped. What an unstable one shows means nothing and may not be finite."""
+        self._shown = after.observation
+        self._outdated |= stepped
+        self._outdated &= ~(stepped & after.unstable)
+
+    def see(self, fleet: Fleet) -> None:
+        lanes = np.flatnonzero(self._outdated)
+        for name in self.seen.keys() & self._shown.keys() - {INSTRUCTION}:
+            self.seen[name][lanes] = self._shown[name][lanes]
+        if self._cameras and lanes.size:
+            self._draw(fleet, lanes)
+        self._outdated[:] = False
+
+    def _draw(self, fleet: Fleet, lanes: Lanes) -> None:
+        images = fleet.look(lanes)
+        for camera in self._cameras:
+            if camera not in self.seen:
+                self.seen[camera] = np.zeros((len(self._outdated), *images[camera].shape[1:]), np.uint8)
+            self.seen[camera][lanes] = images[camera]
 
 
-def _controller(fleet: Fleet, request: RolloutRequest, policy: Policy | None) -> Act:
-    if request.controller == "expert":
-        experts = [Expert() for _ in range(request.count)]
-        return lambda _: _deterministic(
-            np.stack([expert.act(fleet.scene(lane)) for lane, expert in enumerate(experts)])[:, None]
-        )
-    if policy is None:
-        raise ValueError(f"controller {request.controller!r} needs a policy")
-    if request.controller == "greedy":
-        return lambda observation: _deterministic(policy.act(observation))
-    streams = [np.random.default_rng([request.seed, member, 0]) for member in range(request.count)]
-    return lambda observation: policy.sample(
-        observation, _noise(streams, policy.chunk, policy.action_dim), request.temperature
-    )
+class _Recording:
+    """What is recorded of a group while it is played."""
 
+    def __init__(self, request: RolloutRequest) -> None:
+        self._request = request
+        self._decisions: list[tuple[Lanes, Observation]] = []
+        self._steps: list[tuple[Array, Array, Array]] = []
+        self._lengths = np.zeros(request.count, np.int64)
+        self._success, self.unstable = np.zeros((2, request.count), np.bool_)
+        self.frames: list[list[NDArray[np.uint8]]] = [[] for _ in range(request.count)]
 
-def _deterministic(actions: Array) -> tuple[Array, Array]:
-    """Actions that were not sampled, with log-probs of zero."""
-    return actions, np.zeros_like(actions)
+    @property
+    def steps(self) -> int:
+        """So far."""
+        return len(self._steps)
+
+    def add_decision(self, lanes: Lanes, seen: Observation) -> None:
+        """Episodes only ever end, so each has its row in the first decisions and in none after them."""
+        self._decisions.append((lanes, {name: values[lanes] for name, values in seen.items()}))
+
+    def add_step(self, active: NDArray[np.bool_], actions: Array, executed: Array, log_probs: Array) -> None:
+        self._steps.append((actions, executed, log_probs))
+        self._lengths[active] += 1
+
+    def add_ends(self, active: NDArray[np.bool_], after: Steps) -> None:
+        self.unstable |= active & after.unstable
+        self._success |= active & after.success & ~after.unstable
+
+    def trajectories(self, final: Observation, chunk: int, version: int) -> list[Trajectory]:
+        actions, executed, log_probs = (np.stack(column, axis=1) for column in zip(*self._steps, strict=True))
+        found = []
+        for lane, length in enumerate(self._lengths.tolist()):
+            frames = self.frames[lane]
+            found.append(
+                Trajectory(
+                    request=self._request,
+                    member=lane,
+                    observations=self._observations(lane, decisions=-(-length // chunk)),
+                    final={name: np.array(values[lane]) for name, values in final.items()},
+                    actions=actions[lane, :length].copy(),
+                    executed=executed[lane, :length].copy(),
+                    log_probs=log_probs[lane, :length].copy(),
+                    chunk=chunk,
+                    success=bool(self._success[lane]),
+                    unstable=bool(self.unstable[lane]),
+                    version=version,
+                    frames=np.stack(frames) if frames else None,
+                )
+            )
+        return found
+
+    def _observations(self, lane: int, decisions: int) -> Observation:
+        rows = [(np.searchsorted(lanes, lane), seen) for lanes, seen in self._decisions[:decisions]]
+        return {name: np.stack([seen[name][row] for row, seen in rows]) for name in rows[0][1]}
 
 
 def _disturbances(request: RolloutRequest, action_dim: int) -> Callable[[], Array]:
@@ -189,8 +243,5 @@ def _disturbances(request: RolloutRequest, action_dim: int) -> Callable[[], Arra
     if not request.disturbance:
         none = np.zeros((request.count, action_dim), np.float32)
         return lambda: none
-    return lambda: np.float32(request.disturbance) * _noise(streams, 1, action_dim)[:, 0]
-
-
-def _noise(streams: Sequence[np.random.Generator], chunk: int, action_dim: int) -> Array:
-    return np.stack([stream.standard_normal((chunk, action_dim), dtype=np.float32) for stream in streams])
+    scale = np.float32(request.disturbance)
+    return lambda: scale * np.stack([stream.standard_normal(action_dim, dtype=np.float32) for stream in streams])

@@ -1,4 +1,4 @@
-"""Requests in flight: which worker plays each, and which take so long that another worker should play them too."""
+"""Requests in flight: which worker plays which, and which take so long that another worker should play them too."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 
 from nightshift.cluster.heartbeat import TIMEOUT_SECONDS, Heartbeat
 
+Bundle = tuple[int, ...]
+"""The numbers of requests that one worker is given at once."""
 GRACE_SECONDS = 30.0
-"""No request is a straggler before: starting a worker, which a second attempt may need, takes about as long."""
+"""No bundle is a straggler before: starting a worker, which a second attempt may need, takes about as long."""
 _STRAGGLER_FACTOR = 3
-"""A straggler takes this many times the median of the last requests."""
+"""A straggler takes this many times the median of the last bundles."""
 _REMEMBERED = 64
 
 
 class Attempt:
-    """A request and the worker that plays it."""
+    """A bundle and the worker that plays it."""
 
-    def __init__(self, index: int, actor: Any, *, was_idle: bool) -> None:
-        self.index = index
+    def __init__(self, bundle: Bundle, actor: Any, *, was_idle: bool) -> None:
+        self.bundle = bundle
         self.actor = actor
         self._was_idle = was_idle
         self._started = time.monotonic()
@@ -34,7 +36,7 @@ class Attempt:
 
     @property
     def may_have_been_dead(self) -> bool:
-        """Whether the worker, if it is dead, may have died before it got the request."""
+        """Whether the worker, if it is dead, may have died before it got the bundle."""
         return self._was_idle and not self._heartbeat.has_answered
 
     def is_stuck(self, timeout: float) -> bool:
@@ -44,9 +46,9 @@ class Attempt:
 
 
 class StragglerDetector:
-    """Compares the requests in flight with how long the last ones took.
+    """Compares the bundles in flight with how long the last ones took.
 
-    Example: after record(9), record(10), record(50) a request that has been in flight for 31 seconds is a straggler.
+    Example: after record(9), record(10), record(50) a bundle that has been in flight for 31 seconds is a straggler.
     """
 
     def __init__(self, grace: float) -> None:
@@ -54,14 +56,14 @@ class StragglerDetector:
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
 
     def record(self, seconds: float) -> None:
-        """How long a finished request took."""
+        """How long a finished bundle took."""
         self._durations.append(seconds)
 
-    def slowest(self, in_flight: Collection[tuple[int, float]]) -> int | None:
-        """Of requests and their seconds in flight, the slowest straggler that only one worker plays."""
+    def slowest(self, in_flight: Collection[tuple[Bundle, float]]) -> Bundle | None:
+        """Of bundles and their seconds in flight, the slowest straggler that only one worker plays."""
         if not self._durations:
             return None
         limit = max(self._grace, _STRAGGLER_FACTOR * statistics.median(self._durations))
-        workers = Counter(index for index, _ in in_flight)
-        stragglers = [(seconds, index) for index, seconds in in_flight if seconds > limit and workers[index] == 1]
+        workers = Counter(bundle for bundle, _ in in_flight)
+        stragglers = [(seconds, bundle) for bundle, seconds in in_flight if seconds > limit and workers[bundle] == 1]
         return max(stragglers)[1] if stragglers else None

@@ -1,0 +1,71 @@
+"""Acting: one policy on its device decides for all groups that a process plays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from nightshift.policies.base import Policy, to_device
+from nightshift.policies.device import out_of_memory_advice
+from nightshift.rollouts.rollout import GroupPlay, Lanes
+from nightshift.types import Array
+
+Rows = Sequence[tuple[GroupPlay, Lanes]]
+"""A batch: which episodes of which groups."""
+
+
+class Actor:
+    """On the CPU every group is a batch of its own, with a row for each of its episodes, whether or not it ended. So its
+    actions are the same bits whatever is played beside it.
+
+    On a GPU, where small batches waste most of the time, the episodes that go on, of all groups, are one batch. A row
+    may then differ in its last bits with the number of rows: the same groups in the same order give the same bits.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def decide(self, groups: Sequence[GroupPlay]) -> None:
+        """Give each of `groups` its next chunk of actions."""
+        batches = _each(groups) if self._policy.device.type == "cpu" else _merged(groups)
+        for rows in batches:
+            with torch.inference_mode(), out_of_memory_advice("machine.requests_at_once"):
+                actions, log_probs = self._act(rows)
+            start = 0
+            for group, lanes in rows:
+                own = slice(start, start := start + len(lanes))
+                group.decide(lanes, actions[own], log_probs[own])
+
+    def _act(self, rows: Rows) -> tuple[Array, Array]:
+        """Actions and log-probs [B, C, A]; log-probs of zero for actions that are not sampled."""
+        seen = [group.observe(lanes) for group, lanes in rows]
+        observations = {name: np.concatenate([one[name] for one in seen]) for name in self._policy.observations}
+        inputs = to_device(self._policy.inputs(observations), self._policy.device)
+        request = rows[0][0].request
+        if request.controller == "greedy":
+            actions = self._policy.greedy(inputs)
+            return _to_array(actions), np.zeros(actions.shape, np.float32)
+        generators = [group.generators[lane] for group, lanes in rows for lane in lanes.tolist()]
+        actions, log_probs = self._policy.sample(inputs, generators, request.temperature)
+        return _to_array(actions), _to_array(log_probs)
+
+
+def _each(groups: Sequence[GroupPlay]) -> Iterator[Rows]:
+    for group in groups:
+        yield [(group, np.arange(group.request.count))]
+
+
+def _merged(groups: Sequence[GroupPlay]) -> Iterator[Rows]:
+    """One batch for all groups that act alike, in the order of the first of each."""
+    alike: dict[tuple[str, float], list[tuple[GroupPlay, Lanes]]] = {}
+    for group in groups:
+        key = group.request.controller, group.request.temperature
+        alike.setdefault(key, []).append((group, np.flatnonzero(group.active)))
+    yield from alike.values()
+
+
+def _to_array(values: torch.Tensor) -> Array:
+    array: Array = values.float().cpu().numpy()
+    return array

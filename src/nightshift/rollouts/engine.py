@@ -1,0 +1,213 @@
+"""Plays many requests at once in one process: threads simulate, and one thread draws and acts.
+
+    engine's thread   see and decide for A │ see and decide for B │ see and decide for A │ …
+    threads           advance B ───────────┼ advance A ───────────┼ advance B ───────────┼ …
+
+The requests that are being played form two cohorts, A and B. While the threads simulate the chunks of one, the engine's
+thread draws the other's images and asks the policy, in one batch. A request that ends makes room for the next one.
+
+A cohort waits for all its simulators, and requests are taken in order. So which requests share a batch depends on the
+requests and the settings, never on time: on a GPU the same run gives the same bits, and on the CPU, where no request
+shares a batch, it does with any settings (`acting.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from nightshift import config, envs
+from nightshift.envs.base import Fleet
+from nightshift.errors import NightshiftError, RolloutError
+from nightshift.policies.base import Policy
+from nightshift.policies.snapshot import PolicySnapshot, restore
+from nightshift.rollouts.acting import Actor
+from nightshift.rollouts.base import MakeFleet
+from nightshift.rollouts.fleets import Fleets
+from nightshift.rollouts.rollout import GroupPlay, Observer
+from nightshift.telemetry.stopwatch import Stopwatch
+from nightshift.types import RolloutRequest, Trajectory
+
+BUSY, TRANSFER = "busy", "transfer"
+"""What a process's time is spent on: playing, and loading a policy. The rest is waiting for requests."""
+SIMULATION, LOOK, INFERENCE = "simulation", "look", "inference"
+"""Of the busy time: waiting for simulators, drawing, acting. The rest is recording. Simulation that runs while the
+engine draws and acts takes no time of its own, so it is not counted."""
+
+_log = logging.getLogger(__name__)
+
+Waiting = deque[tuple[int, RolloutRequest]]
+"""Requests to play, in order, each with the number that its answer will have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    device: torch.device
+    threads: int
+    requests_at_once: int
+
+
+ONE_AT_A_TIME = EngineSettings(device=torch.device("cpu"), threads=1, requests_at_once=1)
+
+
+class Answer(NamedTuple):
+    number: int
+    """Of the request."""
+    trajectories: list[Trajectory] | None
+    """None: the simulator failed."""
+    error: str = ""
+
+
+@dataclass
+class _Slot:
+    """A request that is being played."""
+
+    number: int
+    group: GroupPlay
+    fleet: Fleet
+    simulating: Future[None]
+
+
+@dataclass
+class _Cohort:
+    size: int
+    slots: list[_Slot] = field(default_factory=list)
+
+
+class Engine:
+    """Keeps no state that could change a result: a new engine gives the same answers. Use it from one thread, to which
+    the GL contexts of its simulators belong."""
+
+    def __init__(
+        self,
+        env: config.Env,
+        settings: EngineSettings,
+        make_fleet: MakeFleet,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_step` is called when a request begins and after every control step, in any thread."""
+        if settings.device.type == "cpu":
+            torch.set_num_threads(1)  # one order of summation, as in every other process
+        self.stopwatch = Stopwatch()
+        self._settings = settings
+        self._cameras = env.cameras.names
+        self._horizon = envs.horizon(env)
+        self._fleets = Fleets(env, make_fleet)
+        self._on_step = on_step
+        self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
+        self._policy: tuple[str, Policy] | None = None
+
+    def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
+        """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort."""
+        with self.stopwatch.timing(TRANSFER):
+            policy = self._restored(snapshot)
+        version = snapshot.version if snapshot is not None else 0
+        at_once = min(self._settings.requests_at_once, len(waiting))
+        cohorts = [_Cohort(size) for size in ((at_once + 1) // 2, at_once // 2) if size]
+        try:
+            while waiting or any(cohort.slots for cohort in cohorts):
+                for cohort in cohorts:
+                    with self.stopwatch.timing(BUSY):
+                        answers = [*self._collected(cohort, version), *self._continued(cohort, waiting, policy)]
+                    yield answers
+        finally:
+            for cohort in cohorts:
+                self._abandon(cohort)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+        self._fleets.close()
+
+    def _restored(self, snapshot: PolicySnapshot | None) -> Policy | None:
+        """Built once per policy, however many requests it plays."""
+        if snapshot is None:
+            return None
+        if self._policy is None or self._policy[0] != snapshot.token:
+            self._policy = snapshot.token, restore(snapshot, self._settings.device).eval()
+        return self._policy[1]
+
+    def _collected(self, cohort: _Cohort, version: int) -> Iterator[Answer]:
+        """Wait for the simulators, draw, and answer the requests that ended or failed: they leave the cohort."""
+        with self.stopwatch.timing(SIMULATION):
+            wait([slot.simulating for slot in cohort.slots])
+        for slot in list(cohort.slots):
+            error = slot.simulating.exception() or self._drawing_error(slot)
+            if error is not None:
+                self._fleets.discard(slot.fleet)
+                cohort.slots.remove(slot)
+                yield _failed(slot.number, slot.group.request, error)
+            elif slot.group.done:
+                self._fleets.give_back(slot.fleet)
+                cohort.slots.remove(slot)
+                yield Answer(slot.number, slot.group.trajectories(version))
+
+    def _drawing_error(self, slot: _Slot) -> Exception | None:
+        try:
+            with self.stopwatch.timing(LOOK):
+                slot.group.see()
+        except Exception as error:  # noqa: BLE001 - simulators raise anything
+            return error
+        return None
+
+    def _continued(self, cohort: _Cohort, waiting: Waiting, policy: Policy | None) -> Iterator[Answer]:
+        """Decide, let the simulators go on, and fill the cohort. Answers requests that cannot begin."""
+        deciding = [slot.group for slot in cohort.slots if slot.group.awaits_decision]
+        if deciding and policy is not None:
+            with self.stopwatch.timing(INFERENCE):
+                Actor(policy).decide(deciding)
+        for slot in cohort.slots:
+            slot.simulating = self._submit(slot.group.advance)
+        while waiting and len(cohort.slots) < cohort.size:
+            number, request = waiting.popleft()
+            try:
+                cohort.slots.append(self._begun(number, request, policy))
+            except Exception as error:  # noqa: BLE001 - simulators raise anything
+                yield _failed(number, request, error)
+
+    def _begun(self, number: int, request: RolloutRequest, policy: Policy | None) -> _Slot:
+        if request.controller == "expert":
+            names = None
+        elif policy is not None:
+            names = policy.observations
+        else:
+            raise RolloutError(f"the controller {request.controller!r} needs a policy")
+        fleet = self._fleets.take(request.task)
+        self._on_step()
+        group = GroupPlay(request, fleet, Observer(names, self._cameras), self._horizon, self._on_step)
+        return _Slot(number, group, fleet, self._submit(group.reset))
+
+    def _submit(self, simulate: Callable[[], None]) -> Future[None]:
+        """On one of the threads; without threads, at once."""
+        if self._threads is not None:
+            return self._threads.submit(simulate)
+        future: Future[None] = Future()
+        try:
+            with self.stopwatch.timing(SIMULATION):
+                simulate()
+        except Exception as error:  # noqa: BLE001 - simulators raise anything
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+        return future
+
+    def _abandon(self, cohort: _Cohort) -> None:
+        """After an error, or where the answers are no longer wanted."""
+        wait([slot.simulating for slot in cohort.slots])
+        for slot in cohort.slots:
+            leave = self._fleets.give_back if slot.simulating.exception() is None else self._fleets.discard
+            leave(slot.fleet)
+
+
+def _failed(number: int, request: RolloutRequest, error: BaseException) -> Answer:
+    """An error that is meant for people ends the run."""
+    if isinstance(error, NightshiftError):
+        raise error
+    _log.warning("the simulator failed on %s, state %s", request.task, request.init_state, exc_info=error)
+    return Answer(number, None, repr(error))
