@@ -46,10 +46,14 @@ def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> No
     if not node:
         subprocess.run([folder / ".venv/bin/nightshift", "run"], cwd=folder, env=environment, check=True)
         return
+    stages = [name for name in graph.load(folder) if name != "register" and not _has_run(folder, name)]
     with (folder / "log").open("a") as log:
-        for stage in [name for name in graph.load(folder) if name != "register"]:
-            command = [sys.executable, "-m", "nightshift", "stage", stage]
-            subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=log)
+        command = [sys.executable, "-m", "nightshift", "stage", *stages]
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=log)
+
+
+def _has_run(folder: Path, stage: str) -> bool:
+    return (folder / paths.stage_receipt(stage)).exists()
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 
 from nightshift import config
 from nightshift.algorithms.optimizer import ClippedAdamW
-from nightshift.algorithms.sft import SftLearner
+from nightshift.algorithms.sft import DemoBatch, DemoLoader, SftLearner
 from nightshift.learners import checkpoint
 from tests.algorithms.test_on_policy import demos, policy
 
@@ -70,7 +70,10 @@ def test_a_restored_warm_up_continues_at_its_step() -> None:
 
 
 SFT = config.Sft(steps=10, batch_size=4, learning_rate=1e-3, warmup_steps=0)
-EVERY_STEP = torch.arange(9)
+
+
+def all_demos() -> DemoBatch:
+    return demos()[torch.arange(9)]
 
 
 def sft_rate(learner: SftLearner) -> float:
@@ -83,7 +86,7 @@ def test_the_rate_of_behaviour_cloning_falls_linearly_to_zero() -> None:
     seen = []
     for _ in range(SFT.steps):
         seen.append(sft_rate(learner))
-        learner.update(demos(), EVERY_STEP, torch.Generator())
+        learner.update(all_demos(), torch.Generator())
     assert seen == [1e-3 * (1 - step / 10) for step in range(10)]
     assert sft_rate(learner) == 0
 
@@ -92,14 +95,14 @@ def test_resumed_behaviour_cloning_ends_with_the_same_weights() -> None:
     generator = torch.Generator()
     whole = SftLearner(policy(), SFT, microbatch_size=16)
     for _ in range(4):
-        whole.update(demos(), EVERY_STEP, generator)
+        whole.update(all_demos(), generator)
     packed = {name: tensor.clone() for name, tensor in checkpoint.pack(whole.trained, generator).items()}
     resumed = SftLearner(policy(), SFT, microbatch_size=16)
     checkpoint.unpack(packed, resumed.trained, generator)
     resumed.resume(4)
     for learner in (whole, resumed):
         for _ in range(6):
-            learner.update(demos(), EVERY_STEP, generator)
+            learner.update(all_demos(), generator)
     after = checkpoint.pack(resumed.trained, generator)
     for name, tensor in checkpoint.pack(whole.trained, generator).items():
         assert torch.equal(after[name], tensor), name
@@ -110,7 +113,7 @@ def test_behaviour_cloning_warms_up_linearly() -> None:
     seen = []
     for _ in range(5):
         seen.append(sft_rate(learner))
-        learner.update(demos(), EVERY_STEP, torch.Generator())
+        learner.update(all_demos(), torch.Generator())
     assert seen == pytest.approx([1e-3 * min((n + 1) / 4, 1) * (1 - n / 10) for n in range(5)])
 
 
@@ -118,10 +121,21 @@ def test_cloning_does_not_depend_on_the_microbatch_size() -> None:
     def learned(size: int) -> dict[str, torch.Tensor]:
         learner = SftLearner(policy(), SFT, microbatch_size=size)
         for _ in range(3):
-            learner.update(demos(), EVERY_STEP, torch.Generator())
+            learner.update(all_demos(), torch.Generator())
         return learner.policy.state_dict()
 
     whole = learned(9)
     for size in (1, 2, 4):
         for name, value in learned(size).items():
             torch.testing.assert_close(value, whole[name], atol=1e-6, rtol=1e-4)
+
+
+def test_a_loader_continues_from_the_state_after_the_batch_that_was_handed_out_last() -> None:
+    with DemoLoader(demos(), 4, torch.Generator().manual_seed(3), pin=False) as loader:
+        loader.take()
+        state = loader.state
+        expected = [loader.take().actions for _ in range(3)]
+    resumed = torch.Generator()
+    resumed.set_state(state)
+    with DemoLoader(demos(), 4, resumed, pin=False) as loader:
+        assert all(torch.equal(loader.take().actions, actions) for actions in expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from nightshift.policies.base import Inputs, Policy, to_device
+from nightshift.policies.base import Inputs, Policy
 from nightshift.types import Array, Observation
 
 if TYPE_CHECKING:
@@ -30,8 +31,22 @@ class DemoBatch:
     actions: Tensor  # [B, C, A] the chunk that follows each step
     mask: Tensor  # [B, C] true for actions of the chunk before the episode's end: its first one at least
 
+    def __getitem__(self, index: slice) -> DemoBatch:
+        return self._map(lambda tensor: tensor[index])
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
     def to(self, device: torch.device) -> DemoBatch:
-        return DemoBatch(to_device(self.inputs, device), self.actions.to(device), self.mask.to(device))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> DemoBatch:
+        """In memory from which a copy to a GPU does not wait for the GPU."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> DemoBatch:
+        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
+        return DemoBatch(inputs, change(self.actions), change(self.mask))
 
 
 class Demos:
@@ -48,6 +63,39 @@ class Demos:
 
     def __len__(self) -> int:
         return len(self._actions)
+
+
+class DemoLoader:
+    """Endless batches of randomly drawn steps. The next one is read while the learner works on the present one."""
+
+    def __init__(self, demos: Demos, batch_size: int, generator: torch.Generator, *, pin: bool) -> None:
+        self._demos = demos
+        self._batch_size = batch_size
+        self._generator = generator
+        self._pin = pin
+        self._executor = ThreadPoolExecutor(1)
+        self._next = self._prefetch()
+        self.state = generator.get_state()
+        """Of the generator, after drawing the batch that was handed out last: what a checkpoint must hold."""
+
+    def __enter__(self) -> DemoLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown(cancel_futures=True)
+
+    def take(self) -> DemoBatch:
+        batch, self.state = self._next.result(), self._generator.get_state()
+        self._next = self._prefetch()
+        return batch
+
+    def _prefetch(self) -> Future[DemoBatch]:
+        index = torch.randint(len(self._demos), (self._batch_size,), generator=self._generator)
+        return self._executor.submit(self._read, index)
+
+    def _read(self, index: Tensor) -> DemoBatch:
+        batch = self._demos[index]
+        return batch.pinned() if self._pin else batch
 
 
 class SftLearner:
@@ -67,15 +115,15 @@ class SftLearner:
         """Continue the schedule after `step` updates."""
         self._scheduler = self._schedule(step)
 
-    def update(self, demos: Demos, index: Tensor, generator: torch.Generator) -> Tensor:
-        """One gradient step on the steps `index` of the demos; its loss. `generator` draws the augmentation."""
+    def update(self, batch: DemoBatch, generator: torch.Generator) -> Tensor:
+        """One gradient step; its loss. `generator` draws the augmentation."""
         self.optimizer.zero_grad()
         loss = torch.zeros((), device=self.policy.device)
-        for batch, share in self._microbatches(demos, index):
-            inputs = self.policy.augment(batch.inputs, generator)
-            part = self.policy.bc_loss(inputs, batch.actions, batch.mask) * share
-            part.backward()  # type: ignore[no-untyped-call]
-            loss += part.detach()
+        for part, share in self._microbatches(batch):
+            inputs = self.policy.augment(part.inputs, generator)
+            part_loss = self.policy.bc_loss(inputs, part.actions, part.mask) * share
+            part_loss.backward()  # type: ignore[no-untyped-call]
+            loss += part_loss.detach()
         self.optimizer.step()
         self._scheduler.step()
         return loss
@@ -83,15 +131,21 @@ class SftLearner:
     @torch.no_grad()
     def loss(self, demos: Demos) -> float:
         """Over all steps of `demos`, without augmentation."""
-        parts = self._microbatches(demos, torch.arange(len(demos)))
-        return float(sum(self.policy.bc_loss(b.inputs, b.actions, b.mask) * share for b, share in parts))
+        sums = [self._weighted_loss(demos[index]) for index in torch.arange(len(demos)).split(self._microbatch_size)]
+        return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
 
-    def _microbatches(self, demos: Demos, index: Tensor) -> Iterator[tuple[DemoBatch, float]]:
+    def _weighted_loss(self, batch: DemoBatch) -> tuple[float, float]:
+        """The loss times the number of actions, and that number."""
+        count = batch.mask.sum().item()
+        batch = batch.to(self.policy.device)
+        return self.policy.bc_loss(batch.inputs, batch.actions, batch.mask).item() * count, count
+
+    def _microbatches(self, batch: DemoBatch) -> Iterator[tuple[DemoBatch, float]]:
         """Parts that fit into memory, on the policy's device, each with its share of the actions."""
-        total = demos.mask[index].sum().item()
-        for part in torch.split(index, self._microbatch_size):
-            batch = demos[part]
-            yield batch.to(self.policy.device), batch.mask.sum().item() / total
+        total = batch.mask.sum().item()
+        for start in range(0, len(batch), self._microbatch_size):
+            part = batch[start : start + self._microbatch_size]
+            yield part.to(self.policy.device), part.mask.sum().item() / total
 
     def _schedule(self, step: int) -> LambdaLR:
         """The learning rate rises linearly during the warm-up, and falls linearly to zero over all steps."""

@@ -42,9 +42,9 @@ def plan() -> None:
 
 
 @app.command()
-def stage(name: Annotated[str, typer.Argument(help="a stage of dvc.yaml")]) -> None:
-    """Run one stage whether it is stale or not; `dvc repro` calls this."""
-    commands.stage(name)
+def stage(names: Annotated[list[str], typer.Argument(help="of dvc.yaml, in order")]) -> None:
+    """Run stages whether they are stale or not; `dvc repro` calls this."""
+    commands.stage(names)
 
 
 @app.command()

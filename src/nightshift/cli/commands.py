@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box, filesize
@@ -48,16 +48,21 @@ def run() -> None:
     console.print(summary.render(summary.gather(root, results, time.monotonic() - started)))
 
 
-def stage(name: str) -> None:
-    """One stage, unconditionally; dvc.yaml calls this, so DVC is not asked."""
+def stage(names: Sequence[str]) -> None:
+    """Stages in one process, unconditionally; dvc.yaml calls this, so DVC is not asked."""
     with Session(enter()) as session:
-        if not packages.on_compute_node():
-            run_stage(name, session)
-            return
-        from nightshift.pipeline import receipt
+        for name in names:
+            if packages.on_compute_node():
+                _stage_on_node(name, session)
+            else:
+                run_stage(name, session)
 
-        path = receipt.run_with_receipt(name, session)
-        console.print(f"{path.relative_to(session.root)} says what it was made of   [dim]next: nightshift pack[/]")
+
+def _stage_on_node(name: str, session: Session) -> None:
+    from nightshift.pipeline import receipt
+
+    path = receipt.run_with_receipt(name, session)
+    console.print(f"{path.relative_to(session.root)} says what it was made of   [dim]next: nightshift pack[/]")
 
 
 def pack(stages: list[str], archive: Path) -> None:

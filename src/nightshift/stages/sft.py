@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from nightshift import config, files, policies
-from nightshift.algorithms.sft import Demos, SftLearner
+from nightshift.algorithms.sft import DemoLoader, Demos, SftLearner
 from nightshift.data import dataset_store
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
@@ -20,6 +20,8 @@ from nightshift.telemetry import gpu, progress
 
 _SHOW_EVERY = 20
 """Steps between two losses on the progress bar: reading one waits for the GPU."""
+_AUGMENTATION_SEED = 2**32
+"""Plus the step: augmentation has no state that a checkpoint would have to hold."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
@@ -56,21 +58,29 @@ def _train(
     generator: torch.Generator,
     sft: config.Sft,
 ) -> None:
-    train, held = parts["train"], parts["validation"]
     start = _resume(job, learner, generator)
+    pin = learner.policy.device.type == "cuda"
     shown = ""
-    with progress.bar("sft", total=sft.steps, done=start) as advance:
+    with (
+        DemoLoader(parts["train"], sft.batch_size, generator, pin=pin) as loader,
+        progress.bar("sft", total=sft.steps, done=start) as advance,
+    ):
         for step in range(start, sft.steps):
-            chosen = torch.randint(len(train), (sft.batch_size,), generator=generator)
-            loss = learner.update(train, chosen, generator)
+            augmentation = torch.Generator().manual_seed(_AUGMENTATION_SEED + step)
+            loss = learner.update(loader.take(), augmentation)
             if step % _SHOW_EVERY == 0:
                 shown = f"loss {loss.item():.4f}"
             advance(shown)
             if (step + 1) % job.machine.checkpoint_every.sft_steps == 0 or step + 1 == sft.steps:
-                metrics = {"sft/loss": loss.item(), "sft/validation_loss": learner.loss(held)}
+                metrics = {"sft/loss": loss.item(), "sft/validation_loss": learner.loss(parts["validation"])}
                 job.tracker.log({**metrics, **gpu.sample()}, step + 1)
-                tensors = checkpoint.pack(learner.trained, generator)
-                checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))
+                _save(job, learner, loader, step + 1)
+
+
+def _save(job: Job, learner: SftLearner, loader: DemoLoader, step: int) -> None:
+    drawn = torch.Generator()
+    drawn.set_state(loader.state)
+    checkpoint.save(job.state, Checkpoint(step=step, tensors=checkpoint.pack(learner.trained, drawn), state={}))
 
 
 def _resume(job: Job, learner: SftLearner, generator: torch.Generator) -> int:
