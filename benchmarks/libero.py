@@ -56,14 +56,31 @@ def rate(count: int, started: float) -> float:
     return STEPS * count / (time.perf_counter() - started)
 
 
-def ours(fleet: LiberoFleet, count: int) -> float:
-    states = [index % 50 for index in range(count)]
-    fleet.reset("eval", states)
-    active, moves = np.ones(count, np.bool_), actions(count)
-    started = time.perf_counter()
-    for row in moves:
-        fleet.step(row, active)
-    return rate(count, started)
+class Ours:
+    """Sibling fleets, one per core and thread, as a simulator process has them."""
+
+    def __init__(self, suite: LiberoSuite, task: Task) -> None:
+        self._first = suite.make_fleet(task)
+        self._fleets = [self._first, *(self._first.sibling() for _ in range(CORES - 1))]
+        self._pool = ThreadPoolExecutor(CORES)
+
+    def __call__(self, count: int) -> float:
+        lanes = np.array_split(np.arange(count), CORES)
+        moves = actions(count)
+        for fleet, part in zip(self._fleets, lanes, strict=True):
+            fleet.reset("eval", (part % 50).tolist())
+        started = time.perf_counter()
+        list(self._pool.map(self._play, self._fleets, [moves[:, part] for part in lanes]))
+        return rate(count, started)
+
+    def _play(self, fleet: LiberoFleet, moves: Array) -> None:
+        active = np.ones(moves.shape[1], np.bool_)
+        for row in moves:
+            fleet.step(row, active)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._first.close()
 
 
 class Peer:
@@ -111,12 +128,11 @@ def limit(suite: LiberoSuite, task: Task, count: int) -> Measure:
 
 def scene(suite: LiberoSuite) -> dict[str, Any]:
     task = suite.tasks()[0]
-    fleet, peer = suite.make_fleet(task, threads=CORES), Peer(suite, task, SIMULATORS)
-    bare = limit(suite, task, SIMULATORS)
-    ours(fleet, SIMULATORS)  # compiles
-    rounds = np.array([(ours(fleet, SIMULATORS), peer(), bare()) for _ in range(ROUNDS)])
+    ours, peer, bare = Ours(suite, task), Peer(suite, task, SIMULATORS), limit(suite, task, SIMULATORS)
+    ours(SIMULATORS)  # compiles
+    rounds = np.array([(ours(SIMULATORS), peer(), bare()) for _ in range(ROUNDS)])
     peer.close()
-    fleet.close()
+    ours.close()
     mine, theirs, most = (statistics.median(column) for column in rounds.T)
     return {
         "name": suite.name,
@@ -168,11 +184,11 @@ def plot(path: Path) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
     per_core = [1, 2, 4, 8, 16]
     for suite in available():
-        fleet = suite.make_fleet(suite.tasks()[0], threads=CORES)
-        ours(fleet, CORES)
-        rates = [statistics.median(ours(fleet, CORES * n) for _ in range(ROUNDS)) for n in per_core]
+        ours = Ours(suite, suite.tasks()[0])
+        ours(CORES)
+        rates = [statistics.median(ours(CORES * n) for _ in range(ROUNDS)) for n in per_core]
         axes.plot(per_core, rates, marker="o", label=suite.name)
-        fleet.close()
+        ours.close()
     axes.set(xlabel="simulations per core", ylabel=f"control steps/s on {CORES} cores", xscale="log", ylim=0)
     axes.set_xticks(per_core, [str(n) for n in per_core])
     axes.legend(frameon=False)

@@ -36,7 +36,7 @@ def compile_control_step() -> None:
     folder = Path(os.environ["NUMBA_CACHE_DIR"])
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / LOCK):
-        advance.compile((rows, matrix, int64, indices, vector, joints, joints, indices, *limits))
+        advance.compile((rows, matrix, int64, indices, vector, rows, joints, joints, indices, *limits))
         _write.compile((rows, indices, indices, indices, rows, int64, shown, shown, shown, shown))
         _judge.compile((rows, indices, indices, rows, matrix, boolean[::1], boolean[::1]))
 

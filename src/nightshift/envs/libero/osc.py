@@ -36,7 +36,6 @@ _mj_step2: Any = types.ExternalFunction("mj_step2", _step)
 _mj_jac_site: Any = types.ExternalFunction(
     "mj_jacSite", types.void(types.intp, types.intp, types.intp, types.intp, types.int32)
 )
-_mj_full_mass: Any = types.ExternalFunction("mj_fullM", types.void(types.intp, types.intp, types.intp))
 
 
 class Field(IntEnum):
@@ -80,8 +79,9 @@ def advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     addresses,  # [N, fields] int64
     actions,  # [N, 7] clipped to [-1, 1]
     model,  # address
-    sizes,  # nq, nv, nu, number of substeps, grip site
+    sizes,  # nq, nv, nu, nM, number of substeps, grip site
     rest_joints,  # [7] nullspace target
+    arm_mass,  # [7, 7] where MuJoCo's sparse mass matrix has the arm's elements
     arm_qpos,  # addresses of the arm's joints
     arm_qvel,
     arm_ctrl,
@@ -93,14 +93,16 @@ def advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     grip_speed,
 ):
     """One control step of every simulation. `mj_step1` must have run on each before, and has run on each after."""
-    nq, nv, nu, substeps, site = sizes
+    nq, nv, nu, elements, substeps, site = sizes
     jacobians = np.empty((2, 3, nv))
-    mass = np.empty((nv, nv))
+    scratch = _scratch()
+    j, j_transposed, m, wrench, posture, torques = scratch[:6]
     for lane in range(len(addresses)):
         row = addresses[lane]
         data = row[Field.DATA]
         qpos, qvel = array_at(row[Field.QPOS], nq), array_at(row[Field.QVEL], nv)
         ctrl, bias = array_at(row[Field.CTRL], nu), array_at(row[Field.BIAS], nv)
+        mass = array_at(row[Field.MASS], elements)
         position = array_at(row[Field.POSITION], 3)
         rotation = array_at(row[Field.ROTATION], (3, 3))
         goal_position = array_at(row[Field.GOAL_POSITION], 3)
@@ -110,15 +112,55 @@ def advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
         close = np.sign(actions[lane, 6])
         for _ in range(substeps):
             _mj_jac_site(model, data, jacobians[0].ctypes.data, jacobians[1].ctypes.data, site)
-            _mj_full_mass(model, mass.ctypes.data, row[Field.MASS])
-            wrench = _wrench(jacobians, qvel, position, rotation, goal_position, goal_rotation, gains)
-            torques = _torques(jacobians, mass, wrench, rest_joints, qpos, qvel, arm_qpos, arm_qvel)
+            _read_arm(jacobians, mass, arm_mass, arm_qvel, j, j_transposed, m)
+            _set_wrench(j, qvel, arm_qvel, position, rotation, goal_position, goal_rotation, gains, wrench)
+            _set_posture(rest_joints, qpos, qvel, arm_qpos, arm_qvel, posture)
+            _set_torques(scratch)
             for a in range(JOINTS):
-                wanted = torques[a] + bias[arm_qvel[a]]
+                wanted = torques[a, 0] + bias[arm_qvel[a]]
                 ctrl[arm_ctrl[a]] = min(max(wanted, torque_limits[0, a]), torque_limits[1, a])
             _move_fingers(ctrl, fingers, close * grip_speed, grip_ctrl, grip_range)
             _mj_step2(model, data)
             _mj_step1(model, data)
+
+
+@numba.njit(cache=True, nogil=True)
+def _scratch():  # type: ignore[no-untyped-def]
+    """Matrices of one substep, allocated once: allocating them in every substep costs as much as the arithmetic."""
+    return (
+        np.empty((6, JOINTS)),  # Jacobian of the hand
+        np.empty((JOINTS, 6)),  # its transpose
+        np.empty((JOINTS, JOINTS)),  # mass matrix
+        np.empty((6, 1)),  # wrench
+        np.empty((JOINTS, 1)),  # accelerations towards the rest pose
+        np.empty((JOINTS, 1)),  # torques, the result
+        np.empty((JOINTS, 1)),  # torques towards the rest pose
+        np.empty((JOINTS, 6)),  # accelerations of the joints per wrench
+        np.empty((6, 6)),  # mobility
+        np.empty((6, 1)),  # accelerations of the hand by the torques towards the rest pose
+        np.empty((6, 1)),  # their wrench
+        np.empty((3, 1)),  # force
+        np.empty((3, 1)),  # moment
+        np.empty((JOINTS, JOINTS)),  # of `_solve`
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _read_arm(jacobians, mass, arm_mass, arm_qvel, j, j_transposed, m):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    """Jacobian and mass matrix of the arm's joints."""
+    for a in range(JOINTS):
+        for i in range(6):
+            j[i, a] = j_transposed[a, i] = jacobians[i // 3, i % 3, arm_qvel[a]]
+        for b in range(JOINTS):
+            m[a, b] = mass[arm_mass[a, b]] if arm_mass[a, b] >= 0 else 0.0
+
+
+@numba.njit(cache=True, nogil=True)
+def _set_posture(rest, qpos, qvel, arm_qpos, arm_qvel, out):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    """A critically damped spring towards the rest pose."""
+    for a in range(JOINTS):
+        speed = 2.0 * np.sqrt(NULLSPACE_GAIN) * qvel[arm_qvel[a]]
+        out[a, 0] = NULLSPACE_GAIN * (rest[a] - qpos[arm_qpos[a]]) - speed
 
 
 @numba.njit(cache=True, nogil=True)
@@ -140,20 +182,18 @@ def _set_goal(action, scale, position, rotation, goal_position, goal_rotation): 
 
 
 @numba.njit(cache=True, nogil=True)
-def _wrench(jacobians, qvel, position, rotation, goal_position, goal_rotation, gains):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+def _set_wrench(j, qvel, arm_qvel, position, rotation, goal_position, goal_rotation, gains, out):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     """Force and moment [6, 1] of a damped spring between the hand and its goal, per unit of mass."""
-    out = np.empty((6, 1))
     for i in range(3):
         i1, i2 = (i + 1) % 3, (i + 2) % 3
         error = speed = turn = 0.0
         for k in range(3):  # half the sum of the cross products of the axes of the two rotations
             error += 0.5 * (rotation[i1, k] * goal_rotation[i2, k] - rotation[i2, k] * goal_rotation[i1, k])
-        for k in range(len(qvel)):
-            speed += jacobians[0, i, k] * qvel[k]
-            turn += jacobians[1, i, k] * qvel[k]
+        for a in range(JOINTS):
+            speed += j[i, a] * qvel[arm_qvel[a]]
+            turn += j[3 + i, a] * qvel[arm_qvel[a]]
         out[i, 0] = (goal_position[i] - position[i]) * gains[0, i] - speed * gains[1, i]
         out[3 + i, 0] = error * gains[0, 3 + i] - turn * gains[1, 3 + i]
-    return out
 
 
 @numba.njit(cache=True, nogil=True)
@@ -167,78 +207,44 @@ def _move_fingers(ctrl, fingers, speed, grip_ctrl, grip_range):  # type: ignore[
 
 
 @numba.njit(cache=True, nogil=True)
-def _torques(jacobians, mass, wrench, rest, qpos, qvel, arm_qpos, arm_qvel):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+def _set_torques(scratch):  # type: ignore[no-untyped-def]
     """Operational-space torques: decoupled force and moment, and in their nullspace a PD term towards the rest pose."""
-    j, m = _arm_part(jacobians, mass, arm_qvel)
-    posture = np.empty((JOINTS, 1))
+    j, j_transposed, m, wrench, posture, out, pose, accelerations, mobility, drift, leak, force, moment, low = scratch
+    _multiply(m, posture, pose)
+    _solve(m, 0, j_transposed, low, accelerations)  # M^-1 J^T
+    _multiply(j, accelerations, mobility)  # J M^-1 J^T, the inverse of the operational-space inertia
+    for i in range(6):
+        drift[i, 0] = 0.0
+        for a in range(JOINTS):
+            drift[i, 0] += accelerations[a, i] * pose[a, 0]
+    _solve(mobility, 0, drift, low, leak)  # wrench of the posture torques at the hand
+    _solve(mobility, 0, wrench, low, force)
+    _solve(mobility, 3, wrench, low, moment)
     for a in range(JOINTS):
-        speed = 2.0 * np.sqrt(NULLSPACE_GAIN) * qvel[arm_qvel[a]]
-        posture[a, 0] = NULLSPACE_GAIN * (rest[a] - qpos[arm_qpos[a]]) - speed
-    pose = _product(m, posture)
-    accelerations = _solve(m, _transposed(j))  # M^-1 J^T
-    mobility = _product(j, accelerations)  # J M^-1 J^T, the inverse of the operational-space inertia
-    leak = _solve(mobility, _product(_transposed(accelerations), pose))  # wrench of the posture torques at the hand
-    force = _solve(_block(mobility, 0, 3), _block(wrench, 0, 1))
-    moment = _solve(_block(mobility, 3, 3), _block(wrench, 3, 1))
-    out = np.empty(JOINTS)
-    for a in range(JOINTS):
-        out[a] = pose[a, 0]
+        out[a, 0] = pose[a, 0]
         for i in range(3):
-            out[a] += j[i, a] * (force[i, 0] - leak[i, 0]) + j[3 + i, a] * (moment[i, 0] - leak[3 + i, 0])
-    return out
+            out[a, 0] += j[i, a] * (force[i, 0] - leak[i, 0]) + j[3 + i, a] * (moment[i, 0] - leak[3 + i, 0])
 
 
 @numba.njit(cache=True, nogil=True)
-def _product(left, right):  # type: ignore[no-untyped-def]
-    out = np.zeros((left.shape[0], right.shape[1]))
+def _multiply(left, right, out):  # type: ignore[no-untyped-def]
     for i in range(left.shape[0]):
+        for c in range(right.shape[1]):
+            out[i, c] = 0.0
         for k in range(left.shape[1]):
             for c in range(right.shape[1]):
                 out[i, c] += left[i, k] * right[k, c]
-    return out
 
 
 @numba.njit(cache=True, nogil=True)
-def _transposed(matrix):  # type: ignore[no-untyped-def]
-    out = np.empty((matrix.shape[1], matrix.shape[0]))
-    for i in range(matrix.shape[0]):
-        for k in range(matrix.shape[1]):
-            out[k, i] = matrix[i, k]
-    return out
-
-
-@numba.njit(cache=True, nogil=True)
-def _block(matrix, start, columns):  # type: ignore[no-untyped-def]
-    """Rows start to start + 3, and as many columns from `start` on; a vector has one column."""
-    out = np.empty((3, columns))
-    for i in range(3):
-        for k in range(columns):
-            out[i, k] = matrix[start + i, k if columns == 1 else start + k]
-    return out
-
-
-@numba.njit(cache=True, nogil=True)
-def _arm_part(jacobians, mass, arm_qvel):  # type: ignore[no-untyped-def]
-    """Jacobian [6, 7] and mass matrix [7, 7] of the arm's joints."""
-    j, m = np.empty((6, JOINTS)), np.empty((JOINTS, JOINTS))
-    for a in range(JOINTS):
-        for i in range(3):
-            j[i, a] = jacobians[0, i, arm_qvel[a]]
-            j[3 + i, a] = jacobians[1, i, arm_qvel[a]]
-        for b in range(JOINTS):
-            m[a, b] = mass[arm_qvel[a], arm_qvel[b]]
-    return j, m
-
-
-@numba.njit(cache=True, nogil=True)
-def _solve(matrix, right):  # type: ignore[no-untyped-def]
-    """X [n, m] with `matrix` X = `right`, for a symmetric positive definite matrix."""
-    low = _cholesky(matrix)
-    n, columns = right.shape
-    out = np.empty((n, columns))
+def _solve(matrix, start, right, low, out):  # type: ignore[no-untyped-def]
+    """out [n, m] with B out = R, for the symmetric positive definite block B [n, n] of `matrix` from (start, start) on
+    and the rows R [n, m] of `right` from `start` on. `low` is overwritten."""
+    n, columns = out.shape
+    _cholesky(matrix, start, n, low)
     for c in range(columns):
         for i in range(n):
-            out[i, c] = right[i, c]
+            out[i, c] = right[start + i, c]
             for p in range(i):
                 out[i, c] -= low[i, p] * out[p, c]
             out[i, c] /= low[i, i]
@@ -246,24 +252,20 @@ def _solve(matrix, right):  # type: ignore[no-untyped-def]
             for p in range(i + 1, n):
                 out[i, c] -= low[p, i] * out[p, c]
             out[i, c] /= low[i, i]
-    return out
 
 
 @numba.njit(cache=True, nogil=True)
-def _cholesky(matrix):  # type: ignore[no-untyped-def]
-    """The lower triangle L with L L^T = `matrix`. A singular direction gets an infinite pivot, so solves ignore it."""
-    n = len(matrix)
-    low = np.zeros((n, n))
+def _cholesky(matrix, start, n, low):  # type: ignore[no-untyped-def]
+    """The lower triangle L with L L^T = the block. A singular direction gets an infinite pivot, so solves ignore it."""
     least = 0.0
     for i in range(n):
-        least = max(least, SINGULAR * matrix[i, i])
+        least = max(least, SINGULAR * matrix[start + i, start + i])
     for i in range(n):
         for k in range(i + 1):
-            rest = matrix[i, k]
+            rest = matrix[start + i, start + k]
             for p in range(k):
                 rest -= low[i, p] * low[k, p]
             if i > k:
                 low[i, k] = rest / low[k, k]
             else:
                 low[i, i] = np.sqrt(rest) if rest > least else np.inf
-    return low

@@ -65,8 +65,9 @@ class CompiledStepping:
         controller.scale_action(np.zeros(controller.control_dim))  # robosuite computes its scale on first use
         fingers = np.array([model.actuator(name).id for name in robot.gripper.actuators])
         return (
-            np.array([model.nq, model.nv, model.nu, substeps, robot.eef_site_id]),
+            np.array([model.nq, model.nv, model.nu, model.nM, substeps, robot.eef_site_id]),
             np.array(robot.init_qpos),
+            _places_in_mass(model, np.array(robot._ref_joint_vel_indexes)),
             np.array(robot._ref_joint_pos_indexes),
             np.array(robot._ref_joint_vel_indexes),
             np.array(robot._ref_joint_actuator_indexes),
@@ -77,3 +78,10 @@ class CompiledStepping:
             np.array(controller.action_scale),
             float(robot.gripper.speed),
         )
+
+
+def _places_in_mass(model: mujoco.MjModel, dofs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where MuJoCo's sparse mass matrix has the elements [n, n] of these degrees of freedom; -1 where it has none."""
+    dense = np.zeros((model.nv, model.nv))
+    mujoco.mj_fullM(model, dense, np.arange(1.0, model.nM + 1))
+    return dense[np.ix_(dofs, dofs)].astype(np.int64) - 1
