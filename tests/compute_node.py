@@ -28,6 +28,7 @@ class Node:
 
     def __init__(self, root: Path, site: Path) -> None:
         self.root = root
+        self._site = site
         self._python = [sys.executable, "-S"]  # without the packages of this test's own environment
         self._environment = {
             **{name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ},
@@ -39,6 +40,11 @@ class Node:
         """Bring code, params and data: what git tracks and what the stages made."""
         ignore = shutil.ignore_patterns(".git", ".venv", str(paths.STATE), str(paths.VERSIONS), "__pycache__", "cache")
         shutil.copytree(project, self.root, ignore=ignore, dirs_exist_ok=True)
+
+    def copy(self, root: Path) -> Node:
+        """Another node, with the same files."""
+        shutil.copytree(self.root, root)
+        return Node(root, self._site)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of ours."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nightshift.adapters.tracking import JsonlTracker
+from nightshift.adapters.tracking import JsonlTracker, artifacts, replay
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -37,3 +37,19 @@ def test_a_resumed_run_appends_and_records_no_step_of_a_metric_twice(tmp_path: P
         {"step": 2, "rate": 0.2},
         {"step": 3, "loss": 0.2},
     ]
+
+
+def test_a_record_is_replayed_to_another_tracker_with_artifacts_and_datasets(tmp_path: Path) -> None:
+    path = tmp_path / "node" / "metrics.jsonl"
+    for _ in range(2):  # the second as a resumed run
+        first = JsonlTracker(path)
+        first.dataset("demos", "unrecorded", Path("data/dataset"))
+        first.log({"loss": 1.0}, 1)
+        first.artifact(Path("reports/evaluation"))
+    replay(path, JsonlTracker(tmp_path / "home.jsonl"), tmp_path / "node", {"data/dataset": "abc.dir"})
+    assert lines(tmp_path / "home.jsonl") == [
+        {"dataset": {"name": "demos", "digest": "abc.dir", "path": "data/dataset"}},
+        {"step": 1, "loss": 1.0},
+        {"artifact": (tmp_path / "node/reports/evaluation").as_posix()},
+    ]
+    assert artifacts(path) == [Path("reports/evaluation")]

@@ -1,17 +1,33 @@
-"""Stages where ray, prefect, dvc, mlflow and git are missing: they run and resume."""
+"""Stages where ray, prefect, dvc, mlflow and git are missing: they run, resume and leave receipts to be adopted."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import tarfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from mlflow.entities import Run
 
-from nightshift.project import paths
+from nightshift import files
+from nightshift.adapters import mlflow_tracking
+from nightshift.errors import DataError, NightshiftError, ProjectError
+from nightshift.pipeline import receipt
+from nightshift.pipeline.adopt import NODE, adopt
+from nightshift.project import checksums, graph, paths
 from tests.compute_node import Node, make_site
-from tests.conftest import edit, make_project
+from tests.conftest import REPOSITORY, edit, git, install, make_project, nightshift
 
-STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate"]
+STAGES = [stage for stage in graph.load(REPOSITORY) if stage != "register"]
 """All that need no registry."""
+SFT_STEPS = list(range(20, 401, 20))
+"""At which a checkpoint is written and metrics are logged."""
 
 
 @pytest.fixture(scope="module")
@@ -19,50 +35,86 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_site(tmp_path_factory.mktemp("packages") / "site")
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project in which nothing has run; tests take copies of it."""
+    root = make_project(tmp_path_factory.mktemp("home") / "project")
+    edit(root, "sft", steps=400)
+    edit(root, "rloo", iterations=1)
+    edit(root, "evaluate", init_states=2)
+    git(root, "commit", "-qam", "smaller")
+    return root
+
+
 @pytest.fixture
-def node(site: Path, tmp_path: Path) -> Node:
-    """A node that got the files of a small project and has run nothing."""
+def node(home: Path, site: Path, tmp_path: Path) -> Node:
+    """A node that got the project's files and has run nothing."""
     node = Node(tmp_path / "node", site)
-    node.receive(make_project(tmp_path / "project"))
-    edit(node.root, "sft", steps=20)
-    edit(node.root, "rloo", iterations=1)
-    edit(node.root, "evaluate", init_states=2)
+    node.receive(home)
+    return node
+
+
+@pytest.fixture(scope="module")
+def done(home: Path, site: Path, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """A node on which every stage has run, with the archive of its results."""
+    node = Node(tmp_path_factory.mktemp("done") / "node", site)
+    node.receive(home)
+    for stage in STAGES:
+        ran = node.run("stage", stage)
+        assert ran.returncode == 0, ran.stderr
+    packed = node.run("pack", "--to", "results.tar")
+    assert packed.returncode == 0, packed.stderr
     return node
 
 
 def refused(node: Node, *arguments: str) -> str:
-    done = node.run(*arguments)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
+    ended = node.run(*arguments)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+# On the node
 
 
 def test_the_node_lacks_what_the_pipeline_needs(node: Node) -> None:
     for package in ("ray", "prefect", "dvc", "mlflow", "git", "gymnasium", "pynvml"):
-        done = node.python(f"import {package}.anything")
-        assert f"No module named '{package}" in done.stderr
+        assert f"No module named '{package}" in node.python(f"import {package}.anything").stderr
 
 
 def test_stages_and_commands_import_none_of_it(node: Node) -> None:
     modules = ", ".join(["nightshift.cli.app", *(f"nightshift.stages.{stage}" for stage in STAGES)])
-    done = node.python(f"import {modules}")
-    assert done.returncode == 0, done.stderr
+    imported = node.python(f"import {modules}")
+    assert imported.returncode == 0, imported.stderr
 
 
-def test_every_stage_runs_in_order_and_leaves_its_metrics_in_a_file(node: Node) -> None:
-    for stage in STAGES:
-        done = node.run("stage", stage)
-        assert done.returncode == 0, done.stderr
-    assert (node.root / paths.EVALUATION_REPORT).exists()
-    assert list((node.root / paths.METRICS).glob("rloo-*.jsonl"))
+def test_every_stage_runs_and_leaves_a_receipt_with_the_sums_of_what_it_read_and_wrote(done: Node) -> None:
+    left = {one.stage: one for one in receipt.read(done.root)}
+    assert list(left) == sorted(STAGES)
+    for stage, definition in graph.load(done.root).items():
+        if stage in left:
+            assert set(left[stage].inputs) == {path.as_posix() for path in definition.deps}
+            assert set(left[stage].versions) == set(definition.versions)
+            sums = {path.as_posix(): checksums.md5(done.root, path) for path in definition.outs}
+            assert left[stage].outputs == sums
+    assert left["sft"].commit == "unknown", "the code arrived without its history"
+    assert logged_steps(done.root, left["sft"].metrics) == SFT_STEPS
 
 
-def test_simulators_and_ranks_on_ray_are_refused_before_any_work(node: Node) -> None:
-    assert node.run("stage", "states").returncode == 0
+def test_simulators_on_ray_are_refused_before_any_work(done: Node, tmp_path: Path) -> None:
+    node = done.copy(tmp_path / "node")
     edit(node.root, "machine", workers=2)
+    edit(node.root, "collect", disturbance=0.01)
     message = refused(node, "stage", "collect")
     assert "machine.workers is 2, and ray is not installed here" in message
     assert "set machine.workers: 0 in params.yaml, or pip install -e '.[pipeline]'" in message
+
+
+def test_learner_ranks_on_ray_are_refused_before_any_work(done: Node, tmp_path: Path) -> None:
+    node = done.copy(tmp_path / "node")
+    edit(node.root, "machine", ranks=2)
+    edit(node.root, "rloo", iterations=2)
+    assert "machine.ranks is 2, and ray is not installed here" in refused(node, "stage", "rloo")
 
 
 def test_registering_says_that_it_needs_mlflow(node: Node) -> None:
@@ -75,3 +127,232 @@ def test_a_package_that_a_stage_computes_with_is_missed_before_it_works(node: No
     without = Node(node.root, make_site(tmp_path / "site", "scipy"))
     assert "this needs the package scipy, which is not installed here" in refused(without, "stage", "rloo")
     assert not (node.root / paths.STATE / "rloo").exists()
+
+
+def test_a_stage_that_was_killed_resumes_by_the_same_command_to_the_same_weights(done: Node, tmp_path: Path) -> None:
+    node = done.copy(tmp_path / "node")
+    for path in (paths.SFT_POLICY, paths.STATE / "sft", paths.METRICS, paths.RECEIPTS):
+        shutil.rmtree(node.root / path)
+    kill_after_checkpoint(node, "sft")
+    assert "no stage has left a receipt" in refused(node, "pack", "sft")
+    assert node.run("stage", "sft").returncode == 0
+    assert sft_receipt(node).outputs == sft_receipt(done).outputs
+    assert logged_steps(node.root, sft_receipt(node).metrics) == SFT_STEPS
+
+
+def kill_after_checkpoint(node: Node, stage: str) -> None:
+    process = node.start("stage", stage)
+    while process.poll() is None and not list((node.root / paths.STATE / stage).glob("*/step-*")):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "the stage was done before it could be killed: give it more steps"
+
+
+def sft_receipt(node: Node) -> receipt.Receipt:
+    return next(one for one in receipt.read(node.root) if one.stage == "sft")
+
+
+def logged_steps(root: Path, metrics: Path) -> list[int]:
+    lines = [json.loads(line) for line in (root / metrics).read_text().splitlines()]
+    return [line["step"] for line in lines if "sft/loss" in line]
+
+
+def test_packing_takes_the_results_and_nothing_else(done: Node, node: Node) -> None:
+    with tarfile.open(done.root / "results.tar") as tar:
+        names = {name for name in tar.getnames() if not name.startswith(str(paths.METRICS))}
+    outputs = {path.as_posix() for stage in STAGES for path in graph.load(done.root)[stage].outs}
+    receipts = {paths.stage_receipt(stage).as_posix() for stage in STAGES}
+    assert {name for name in names if not any(name.startswith(f"{out}/") for out in outputs)} == outputs | receipts
+    assert "no stage has left a receipt" in refused(node, "pack")
+    assert "register has left no receipt" in refused(done, "pack", "register")
+
+
+# At home
+
+
+def copied(home: Path, root: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A copy of a project, and the test inside it."""
+    shutil.copytree(home, root, symlinks=True)
+    patch.chdir(root)
+    patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    return root
+
+
+@pytest.fixture
+def project(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in which nothing has run."""
+    return copied(home, tmp_path / "home", monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def adopted(home: Path, done: Node, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that has adopted all results of the node."""
+    root = tmp_path_factory.mktemp("adopted") / "home"
+    shutil.copytree(home, root, symlinks=True)
+    ended = nightshift(root, "adopt", str(done.root / "results.tar"))
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[1] for line in ended.stdout.splitlines()] == STAGES
+    return root
+
+
+@pytest.fixture
+def adopted_copy(adopted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copied(adopted, tmp_path / "home", monkeypatch)
+
+
+def stage_runs(root: Path) -> dict[str, list[Run]]:
+    client = mlflow_tracking.connect(root)
+    experiment = client.get_experiment_by_name(mlflow_tracking.EXPERIMENT)
+    found: dict[str, list[Run]] = {}
+    for run in client.search_runs([experiment.experiment_id]):
+        found.setdefault(run.data.tags[mlflow_tracking.STAGE], []).append(run)
+    return found
+
+
+def test_an_adopted_result_is_fresh(adopted: Path, done: Node) -> None:
+    shown = nightshift(adopted, "plan")
+    assert shown.returncode == 0, shown.stderr
+    marks = {line.split()[0]: line.split()[2] for line in shown.stdout.splitlines() if "○" in line or "●" in line}
+    assert marks == dict.fromkeys(STAGES, "fresh") | {"register": "stale"}
+    lock = yaml.safe_load((adopted / paths.DVC_LOCK).read_text())["stages"]
+    for one in receipt.read(done.root):
+        assert {entry["path"]: entry["md5"] for entry in lock[one.stage]["outs"]} == one.outputs
+        assert {entry["path"]: entry["md5"] for entry in lock[one.stage]["deps"]} == one.inputs
+
+
+def test_mlflow_has_the_runs_that_the_stages_would_have_made_here(
+    adopted: Path, done: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{adopted / paths.MLFLOW_DATABASE}")
+    runs = stage_runs(adopted)
+    assert set(runs) == {*STAGES, "pipeline"}
+    (sft,), (evaluate,), (parent,) = runs["sft"], runs["evaluate"], runs["pipeline"]
+    assert (sft.info.status, parent.info.status) == ("FINISHED", "FINISHED")
+    assert sft.data.tags[mlflow_tracking.PARENT] == parent.info.run_id
+    assert sft.data.params["sft.steps"] == "400"
+    client = mlflow_tracking.connect(adopted)
+    assert [metric.step for metric in client.get_metric_history(sft.info.run_id, "sft/loss")] == SFT_STEPS
+    assert [used.dataset.digest for used in sft.inputs.dataset_inputs] == [sft_receipt(done).inputs["data/dataset"]]
+    kept = [entry.path for entry in client.list_artifacts(evaluate.info.run_id, paths.EVALUATION.name)]
+    assert f"{paths.EVALUATION.name}/{paths.EVALUATION_REPORT.name}" in kept
+
+
+def test_adopting_again_changes_nothing(adopted_copy: Path, done: Node) -> None:
+    before = (adopted_copy / paths.DVC_LOCK).read_bytes()
+    assert [new for _, new in adopt(adopted_copy, done.root, accept_versions=False)] == [False] * len(STAGES)
+    assert (adopted_copy / paths.DVC_LOCK).read_bytes() == before
+    assert {len(found) for found in stage_runs(adopted_copy).values()} == {1}
+
+
+def test_other_versions_are_refused_unless_accepted_and_then_stay_on_record(
+    adopted_copy: Path, done: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = sft_receipt(done).versions["torch"]
+    before = (adopted_copy / paths.DVC_LOCK).read_bytes()
+    monkeypatch.syspath_prepend(install(tmp_path / "other", torch="9.9.9"))
+    with pytest.raises(ProjectError, match=rf"with other versions .*: torch {there} there, 9\.9\.9 here") as refusal:
+        adopt(adopted_copy, done.root, accept_versions=False)
+    assert "--accept-versions" in refusal.value.next_step
+    assert (adopted_copy / paths.DVC_LOCK).read_bytes() == before
+    new = {one.stage for one, new in adopt(adopted_copy, done.root, accept_versions=True) if new}
+    assert new == {stage for stage in STAGES if "torch" in graph.load(done.root)[stage].versions}
+    newest = stage_runs(adopted_copy)["sft"][0]
+    assert newest.data.tags[f"{NODE}.torch"] == there
+    lock = yaml.safe_load((adopted_copy / paths.DVC_LOCK).read_text())["stages"]
+    assert lock["sft"]["params"]["versions.yaml"]["torch"] == "9.9.9"
+    assert next(one for one in receipt.read(adopted_copy) if one.stage == "sft").versions["torch"] == there
+
+
+def untouched(project: Path) -> bool:
+    return not any((project / path).exists() for path in (paths.DVC_LOCK, paths.INIT_STATES, paths.SFT_POLICY))
+
+
+def other_params(project: Path, _: Path) -> None:
+    edit(project, "sft", learning_rate=0.5)
+
+
+def other_code(project: Path, _: Path) -> None:
+    with (project / "src/nightshift/policies/base.py").open("a") as code:
+        code.write("# edited\n")
+
+
+def other_deps(project: Path, _: Path) -> None:
+    path = project / paths.DVC_YAML
+    path.write_text(path.read_text().replace("      - src/nightshift/learners/checkpoint.py\n", ""))
+
+
+def other_input(_: Path, brought: Path) -> None:
+    """The dataset that sft was trained on is not the one that is brought with it."""
+    path = brought / paths.stage_receipt("dataset")
+    left = json.loads(path.read_text())
+    (brought / paths.DATASET / "more").touch()
+    left["outputs"][str(paths.DATASET)] = checksums.md5(brought, paths.DATASET)
+    path.write_text(json.dumps(left))
+
+
+def damaged_output(_: Path, brought: Path) -> None:
+    with (brought / paths.SFT_POLICY / "policy.safetensors").open("r+b") as weights:
+        weights.seek(-1, os.SEEK_END)
+        weights.write(b"?")
+
+
+def lost_output(_: Path, brought: Path) -> None:
+    shutil.rmtree(brought / paths.SFT_POLICY)
+
+
+def damaged_receipt(_: Path, brought: Path) -> None:
+    (brought / paths.stage_receipt("sft")).write_text('{"stage": "sft"')
+
+
+def no_receipts(_: Path, brought: Path) -> None:
+    shutil.rmtree(brought / paths.RECEIPTS)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (other_params, ProjectError, r"sft on .* params\.yaml: sft\.learning_rate 0\.001 there, 0\.5 here"),
+        (other_code, ProjectError, "computed from something else than is here: src/nightshift/policies"),
+        (other_deps, ProjectError, "dvc.yaml: the deps of sft"),
+        (other_input, ProjectError, "sft on .* something else than is here: data/dataset"),
+        (damaged_output, DataError, "models/sft, made by sft on .*, is damaged: its md5 is"),
+        (lost_output, DataError, "models/sft, made by sft on .*, is missing"),
+        (damaged_receipt, DataError, r"the receipt .*sft\.json is damaged"),
+        (no_receipts, DataError, "has no receipts of stages"),
+    ],
+)
+def test_a_result_that_does_not_belong_here_is_refused_by_name_before_anything_is_changed(
+    project: Path,
+    done: Node,
+    tmp_path: Path,
+    spoil: Callable[[Path, Path], None],
+    error: type[NightshiftError],
+    words: str,
+) -> None:
+    brought = done.copy(tmp_path / "brought").root
+    spoil(project, brought)
+    with pytest.raises(error, match=words) as refusal:
+        adopt(project, brought, accept_versions=False)
+    assert refusal.value.next_step
+    assert untouched(project)
+
+
+def test_a_file_that_is_no_archive_is_refused(project: Path, done: Node, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nothing\.tar does not exist"):
+        adopt(project, tmp_path / "nothing.tar", accept_versions=False)
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes((done.root / "results.tar").read_bytes()[:5000])
+    with pytest.raises(DataError, match=r"cut\.tar is no tar archive, or a damaged one"):
+        adopt(project, cut, accept_versions=False)
+    assert untouched(project)
+    assert not list((project / paths.STATE).glob("adopt-*"))
+
+
+def test_what_was_brought_may_be_read_only(adopted_copy: Path, done: Node, tmp_path: Path) -> None:
+    brought = done.copy(tmp_path / "brought").root
+    for path in brought.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    shutil.rmtree(adopted_copy / paths.SFT_POLICY)
+    assert [one.stage for one, new in adopt(adopted_copy, brought, accept_versions=False) if new] == ["sft"]
+    assert files.identity(adopted_copy / paths.SFT_POLICY) == files.identity(brought / paths.SFT_POLICY)
+    assert all(path.stat().st_mode & 0o200 for path in (adopted_copy / paths.SFT_POLICY).rglob("*"))

@@ -49,8 +49,6 @@ class Receipt(config.Section):
 def run_with_receipt(stage: str, session: Session) -> Path:
     """Run a stage as `run_stage` does, and write its receipt."""
     named = definition(stage, session)
-    path = session.root / paths.stage_receipt(stage)
-    path.unlink(missing_ok=True)
     current, inputs = fingerprint(stage, session), _sums(session.root, named.deps)
     seconds = run_stage(stage, session)
     written = Receipt(
@@ -64,6 +62,7 @@ def run_with_receipt(stage: str, session: Session) -> Path:
         host=socket.gethostname(),
         seconds=round(seconds, 2),
     )
+    path = session.root / paths.stage_receipt(stage)
     files.write_json(path, written.model_dump(mode="json"))
     return path
 
