@@ -22,9 +22,10 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import states
 from tests.envs.test_suites import needs_assets
+from tests.rollouts.parts import NO_CAMERAS
 
 TASK = "pick_up_the_milk_and_place_it_in_the_basket"
-OBJECT = config.Env(suite="libero_object", tasks=(TASK,), protocol="openvla-oft", horizon="auto")
+OBJECT = config.Env(suite="libero_object", tasks=(TASK,), protocol="openvla-oft", horizon="auto", cameras=NO_CAMERAS)
 FEW = config.States(per_task=4, validation_share=0.25)
 
 
@@ -37,7 +38,7 @@ def run(job: Job, env: config.Env = OBJECT, seed: int = 0) -> dict[str, Any]:
 
 def test_states_that_are_shipped_are_noted_and_not_copied(job: Callable[[str], Job], params: config.Params) -> None:
     assert set(run(job("states"), params.env)["tasks"]) == {"near", "far"}
-    mini = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=80)
+    mini = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=80, cameras=NO_CAMERAS)
     entry = run(job("states"), mini)["tasks"]["lift_cube"]
     assert {split: (of["count"], of["from"]) for split, of in entry.items()} == {
         "train": (200, "shipped"),
@@ -56,7 +57,8 @@ from nightshift.pipeline.job import Job
 from nightshift.stages import states
 state = Path(".state/states/test")
 job = Job(stage="states", fingerprint="", state=state, tracker=None, pool=None, machine=None, commit="")
-env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon=80)
+cameras = config.Cameras(names=(), size="auto", shadows=True)
+env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon=80, cameras=cameras)
 states.run(job, seed=0, env=env, states=config.States(per_task=4, validation_share=0.25))
 assert not {"mujoco", "robosuite", "libero", "torch"} & set(sys.modules), "heavy"
 """
@@ -65,7 +67,7 @@ assert not {"mujoco", "robosuite", "libero", "torch"} & set(sys.modules), "heavy
 
 
 def test_a_horizon_that_no_protocol_has_is_refused_before_anything_runs(job: Callable[[str], Job]) -> None:
-    env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon="auto")
+    env = config.Env(suite="libero_mini", tasks=(), protocol="openvla-oft", horizon="auto", cameras=NO_CAMERAS)
     with pytest.raises(SimulatorError, match="no number of steps for libero_mini"):
         run(job("states"), env)
 
