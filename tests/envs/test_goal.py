@@ -47,11 +47,12 @@ def disturb(env: LiberoEnv, random: np.random.Generator) -> None:
             env._data.qpos[condition.item] = limit + random.choice([0.0, random.normal(scale=0.01)])
             continue
         places = env._data.xpos if condition.kind == Kind.OVER_BODY else env._data.site_xpos
-        centre = places[condition.place] if condition.kind != Kind.UP else env._data.xpos[condition.item] * [1, 1, 0]
-        height = 1.0 if condition.kind == Kind.UP else 0.0
+        centre = places[condition.place].copy()
+        if condition.kind == Kind.UP:
+            centre = np.array([*env._data.xpos[condition.item][:2], 1.0])
         joint = env._model.body_jntadr[condition.item]
         address = env._model.jnt_qposadr[joint]
-        env._data.qpos[address : address + 3] = centre + [0, 0, height] + random.normal(scale=NEAR)
+        env._data.qpos[address : address + 3] = centre + random.normal(scale=NEAR)
     mujoco.mj_forward(env._model, env._data)
 
 

@@ -66,13 +66,13 @@ class LiberoFleet:
         """Python runs per call, not per simulation, but for those that may have reached the goal: threads share it."""
         self._steps += 1
         first = self._lanes[0]
-        lanes = np.flatnonzero(active)
+        (lanes,) = active.nonzero()  # a third of the time of np.flatnonzero
         addresses = self._observation_addresses[lanes]
         first.stepping.step(self._step_addresses[lanes], usable_actions(self.task, self._steps, actions[lanes]))
         first.observer.write(addresses, lanes, self._observation)
         self._possible[:], self._success[:], self._unstable[:] = False, False, False
         first.goal.judge(addresses, lanes, self._possible, self._unstable)
-        for lane in np.flatnonzero(self._possible).tolist():
+        for lane in self._possible.nonzero()[0].tolist():
             self._success[lane] = self._lanes[lane].is_solved()
         return Steps(self._observation, self._success, self._unstable)
 

@@ -156,7 +156,7 @@ def _read_arm(jacobians, mass, arm_mass, arm_qvel, j, j_transposed, m):  # type:
 
 
 @numba.njit(cache=True, nogil=True)
-def _set_posture(rest, qpos, qvel, arm_qpos, arm_qvel, out):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+def _set_posture(rest, qpos, qvel, arm_qpos, arm_qvel, out):  # type: ignore[no-untyped-def]
     """A critically damped spring towards the rest pose."""
     for a in range(JOINTS):
         speed = 2.0 * np.sqrt(NULLSPACE_GAIN) * qvel[arm_qvel[a]]
