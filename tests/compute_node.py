@@ -41,7 +41,7 @@ class Node:
         """Bring what git tracks, as docs/compute_node.md does."""
         self.root.mkdir(parents=True)
         archive = self.root.with_name("job.tar")
-        git(project, "archive", "-o", str(archive), "HEAD")
+        git(project, "archive", "-o", str(archive), "HEAD", ".", ":!.venv")  # a link to this test's environment
         with tarfile.open(archive) as tar:
             tar.extractall(self.root, filter="data")
 
