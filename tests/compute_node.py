@@ -6,9 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
-from nightshift.project import paths
+from tests.conftest import git
 
 HIDDEN = ("dvc", "git", "gymnasium", "mlflow", "prefect", "pynvml", "nvidia_ml_py", "ray", "scmrepo")
 
@@ -37,9 +38,12 @@ class Node:
         }
 
     def receive(self, project: Path) -> None:
-        """Bring code, params and data: what git tracks and what the stages made."""
-        ignore = shutil.ignore_patterns(".git", ".venv", str(paths.STATE), str(paths.VERSIONS), "__pycache__", "cache")
-        shutil.copytree(project, self.root, ignore=ignore, dirs_exist_ok=True)
+        """Bring what git tracks, as docs/compute_node.md does."""
+        self.root.mkdir(parents=True)
+        archive = self.root.with_name("job.tar")
+        git(project, "archive", "-o", str(archive), "HEAD", ".", ":!.venv")  # a link to this test's environment
+        with tarfile.open(archive) as tar:
+            tar.extractall(self.root, filter="data")
 
     def copy(self, root: Path) -> Node:
         """Another node, with the same files."""

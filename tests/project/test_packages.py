@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,19 @@ def test_the_file_is_rewritten_only_when_a_version_changes(tmp_path: Path, monke
 
 def test_a_package_that_is_missing_has_a_version_too() -> None:
     assert packages.release("no-such-package") == "none"
+
+
+def test_what_a_compute_node_may_lack_is_installed_with_the_extra_pipeline_alone() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    base, extra, dev = (
+        {re.split(r"[<>=]", requirement)[0] for requirement in requirements}
+        for requirements in (
+            project["dependencies"],
+            project["optional-dependencies"]["pipeline"],
+            project["optional-dependencies"]["dev"],
+        )
+    )
+    assert set(packages.PIPELINE) <= extra
+    assert not set(packages.PIPELINE) & base
+    assert set(graph.packages(GRAPH)) - {"hf-libero", "robosuite"} <= base, "a stage computes with these"
+    assert "nightshift[pipeline,data]" in dev, "developers have everything"
