@@ -140,7 +140,7 @@ def plain_loop(fleet: Fleet, request: RolloutRequest, policy: Policy, horizon: i
             actions, log_probs = _act(fleet, request, policy, observation, experts, generators)
         now = actions[:, step % chunk]
         drawn = np.stack([stream.standard_normal(now.shape[1], dtype=np.float32) for stream in noise])
-        disturbed = now + np.float32(request.disturbance) * drawn if request.disturbance else now
+        disturbed: Array = (now + np.float32(request.disturbance) * drawn).astype(np.float32, copy=False)
         for lane in np.flatnonzero(active):
             records[lane]["actions"].append(now[lane])
             records[lane]["executed"].append(np.clip(disturbed[lane], -1, 1))

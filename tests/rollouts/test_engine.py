@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,10 +45,11 @@ def request(state: int, controller: Controller = "sample", task: str = "near", *
 
 def mixed() -> list[RolloutRequest]:
     """Of two tasks and all controllers, from episodes of three steps to those that end at the horizon."""
+    kinds: list[tuple[Controller, float, int]] = [("sample", 0.0, 4), ("expert", 0.15, 2), ("greedy", 0.0, 1)]
     return [
         request(state, controller, task, disturbance=disturbance, count=count)
         for state, task in enumerate(("near", "far", "far", "near"))
-        for controller, disturbance, count in (("sample", 0.0, 4), ("expert", 0.15, 2), ("greedy", 0.0, 1))
+        for controller, disturbance, count in kinds
     ]
 
 
@@ -88,8 +88,9 @@ def test_episodes_are_those_of_a_plain_loop(env: config.Env, task: str, chunk: i
     shown = fleet.reset("train", [0])
     sizes = {name: shown[name].shape[1] for name in ("objects", "task")}
     acting = GaussianMlp(inputs=sizes, hidden=[16], chunk=chunk, action_dim=7)
-    for controller, disturbance in (("sample", 0.0), ("sample", 0.1), ("greedy", 0.0), ("expert", 0.15)):
-        wanted = request(2, controller, task, disturbance=disturbance)  # type: ignore[arg-type]
+    kinds: list[tuple[Controller, float]] = [("sample", 0.0), ("sample", 0.1), ("greedy", 0.0), ("expert", 0.15)]
+    for controller, disturbance in kinds:
+        wanted = request(2, controller, task, disturbance=disturbance)
         expected = plain_loop(fleet, wanted, acting, HORIZON)
         (group,) = play([wanted], snapshot(acting), env=env)
         for one, record in zip(group, expected, strict=True):
@@ -320,7 +321,7 @@ def test_images_are_drawn_in_one_thread_whichever_thread_asks(seeing: PolicySnap
 
 
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, int]]]]:
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
     """Act as on a GPU, and keep what each batch was made of: init states and lanes."""
     found: list[list[tuple[int, int]]] = []
 
@@ -329,9 +330,8 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, in
             super().__init__(policy, share_batches=True)
 
         def decide(self, groups: Any) -> None:
-            found.append(
-                [(group.request.init_state, lane) for group in groups for lane in np.flatnonzero(group.active)]
-            )
+            active = [(group.request.init_state, np.flatnonzero(group.active).tolist()) for group in groups]
+            found.append([(state, lane) for state, lanes in active for lane in lanes])
             super().decide(groups)
 
     monkeypatch.setattr(engine, "Actor", Sharing)
