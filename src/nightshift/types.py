@@ -83,8 +83,8 @@ class Trajectory:
 
     request: RolloutRequest
     member: int  # position in the group
-    observations: Observation  # each [K, …]: what was seen at each of the K decisions, before steps 0, chunk, 2 chunk, …
-    final: Observation  # what the last action led to; if unstable, the observation before it, so finite
+    observations: Observation  # each [K, …]: what was seen at each of K decisions, before steps 0, chunk, 2 chunk, …
+    final: Observation  # what the last action led to; if unstable, what the last decision was made on, so finite
     actions: Array  # [T, A] as the policy chose them, before the simulator clips
     executed: Array  # [T, A] as the simulator executed them: disturbed and clipped
     log_probs: Array  # [T, A] of `actions` under the acting policy; zeros for the expert

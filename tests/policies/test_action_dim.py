@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from nightshift import config, policies
+from nightshift import config, envs, policies
 from nightshift.algorithms.batch import collate
 from nightshift.envs.base import ActionSpace
-from nightshift.envs.fake import FakeEnv
 from nightshift.envs.sequential_fleet import SequentialFleet
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import snapshot
 from nightshift.rollouts.local import LocalPool
-from nightshift.types import Controller, RolloutRequest, Trajectory
+from nightshift.types import Controller, RolloutRequest, Task, Trajectory
 from tests.rollouts.parts import NO_CAMERAS
 
 SIZE = 4
 CHUNK = 2
 
 
-class SmallEnv(FakeEnv):
-    action_space = ActionSpace(size=SIZE)
+def small(task: Task, env: config.Env) -> Any:
+    made: Any = envs.make(task, env)
+    made.action_space = ActionSpace(size=SIZE)
+    return made
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def episodes(policy: GaussianMlp, controller: Controller) -> list[Trajectory]:
         task="near", split="train", init_state=0, controller=controller, seed=0, count=3, disturbance=0.1
     )
     env = config.Env(suite="fake", tasks=("near",), protocol="openvla-oft", horizon=5, cameras=NO_CAMERAS)
-    pool = LocalPool(env, make_fleet=lambda task, env: SequentialFleet(lambda: SmallEnv(task)))
+    pool = LocalPool(env, make_fleet=lambda task, env: SequentialFleet(lambda: small(task, env)))
     ((_, group),) = pool.run([request], snapshot(policy))
     return group
 

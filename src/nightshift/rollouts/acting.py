@@ -17,20 +17,26 @@ Rows = Sequence[tuple[GroupPlay, Lanes]]
 
 
 class Actor:
-    """On the CPU every group is a batch of its own, with a row for each of its episodes, whether or not it ended. So its
-    actions are the same bits whatever is played beside it.
+    """`share_batches` False: every group is a batch of its own, with a row for each of its episodes, whether or not it
+    ended. So its actions are the same bits whatever is played beside it. That is how the CPU acts.
 
-    On a GPU, where small batches waste most of the time, the episodes that go on, of all groups, are one batch. A row
-    may then differ in its last bits with the number of rows: the same groups in the same order give the same bits.
+    `share_batches` True: the episodes that go on, of all groups, are one batch. A GPU wastes most of its time on small
+    batches. A row may then differ in its last bits with the rows beside it: the same groups in the same order give the
+    same bits.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, share_batches: bool) -> None:
         self._policy = policy
+        self._batches = _merged if share_batches else _each
+
+    @property
+    def observations(self) -> Sequence[str]:
+        """The names of what the policy sees."""
+        return self._policy.observations
 
     def decide(self, groups: Sequence[GroupPlay]) -> None:
         """Give each of `groups` its next chunk of actions."""
-        batches = _each(groups) if self._policy.device.type == "cpu" else _merged(groups)
-        for rows in batches:
+        for rows in self._batches(groups):
             with torch.inference_mode(), out_of_memory_advice("machine.requests_at_once"):
                 actions, log_probs = self._act(rows)
             start = 0

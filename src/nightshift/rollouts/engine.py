@@ -25,7 +25,6 @@ import torch
 from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.errors import NightshiftError, RolloutError
-from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot, restore
 from nightshift.rollouts.acting import Actor
 from nightshift.rollouts.base import MakeFleet
@@ -101,12 +100,12 @@ class Engine:
         self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
-        self._policy: tuple[str, Policy] | None = None
+        self._actor: tuple[str, Actor] | None = None
 
     def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
         """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort."""
         with self.stopwatch.timing(TRANSFER):
-            policy = self._restored(snapshot)
+            actor = self._actor_of(snapshot)
         version = snapshot.version if snapshot is not None else 0
         at_once = min(self._settings.requests_at_once, len(waiting))
         cohorts = [_Cohort(size) for size in ((at_once + 1) // 2, at_once // 2) if size]
@@ -114,7 +113,7 @@ class Engine:
             while waiting or any(cohort.slots for cohort in cohorts):
                 for cohort in cohorts:
                     with self.stopwatch.timing(BUSY):
-                        answers = [*self._collected(cohort, version), *self._continued(cohort, waiting, policy)]
+                        answers = [*self._collected(cohort, version), *self._continued(cohort, waiting, actor)]
                     yield answers
         finally:
             for cohort in cohorts:
@@ -125,13 +124,15 @@ class Engine:
             self._threads.shutdown()
         self._fleets.close()
 
-    def _restored(self, snapshot: PolicySnapshot | None) -> Policy | None:
+    def _actor_of(self, snapshot: PolicySnapshot | None) -> Actor | None:
         """Built once per policy, however many requests it plays."""
         if snapshot is None:
             return None
-        if self._policy is None or self._policy[0] != snapshot.token:
-            self._policy = snapshot.token, restore(snapshot, self._settings.device).eval()
-        return self._policy[1]
+        if self._actor is None or self._actor[0] != snapshot.token:
+            self._actor = None  # its memory is needed
+            policy = restore(snapshot, self._settings.device).eval()
+            self._actor = snapshot.token, Actor(policy, share_batches=self._settings.device.type == "cuda")
+        return self._actor[1]
 
     def _collected(self, cohort: _Cohort, version: int) -> Iterator[Answer]:
         """Wait for the simulators, draw, and answer the requests that ended or failed: they leave the cohort."""
@@ -156,28 +157,26 @@ class Engine:
             return error
         return None
 
-    def _continued(self, cohort: _Cohort, waiting: Waiting, policy: Policy | None) -> Iterator[Answer]:
+    def _continued(self, cohort: _Cohort, waiting: Waiting, actor: Actor | None) -> Iterator[Answer]:
         """Decide, let the simulators go on, and fill the cohort. Answers requests that cannot begin."""
         deciding = [slot.group for slot in cohort.slots if slot.group.awaits_decision]
-        if deciding and policy is not None:
+        if deciding and actor is not None:
             with self.stopwatch.timing(INFERENCE):
-                Actor(policy).decide(deciding)
+                actor.decide(deciding)
         for slot in cohort.slots:
             slot.simulating = self._submit(slot.group.advance)
         while waiting and len(cohort.slots) < cohort.size:
             number, request = waiting.popleft()
             try:
-                cohort.slots.append(self._begun(number, request, policy))
+                cohort.slots.append(self._begun(number, request, actor))
             except Exception as error:  # noqa: BLE001 - simulators raise anything
                 yield _failed(number, request, error)
 
-    def _begun(self, number: int, request: RolloutRequest, policy: Policy | None) -> _Slot:
-        if request.controller == "expert":
-            names = None
-        elif policy is not None:
-            names = policy.observations
-        else:
+    def _begun(self, number: int, request: RolloutRequest, actor: Actor | None) -> _Slot:
+        by_expert = request.controller == "expert"
+        if actor is None and not by_expert:
             raise RolloutError(f"the controller {request.controller!r} needs a policy")
+        names = None if actor is None or by_expert else actor.observations
         fleet = self._fleets.take(request.task)
         self._on_step()
         group = GroupPlay(request, fleet, Observer(names, self._cameras), self._horizon, self._on_step)
