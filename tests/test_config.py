@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -100,6 +101,8 @@ TABLED = ("machine", "env", "collect", "policy", "sft", "rloo", "evaluate")
 def names(section: Any, prefix: str) -> set[str]:
     """Every parameter of a section by its dotted name."""
     found = set()
+    if isinstance(section, UnionType):
+        return set().union(*(names(member, prefix) for member in get_args(section)))
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):

@@ -378,21 +378,31 @@ def load(path: Path) -> Params:
     try:
         return Params.model_validate(raw if isinstance(raw, dict) else {})
     except ValidationError as error:
-        problems = "\n".join(f"  - {_where(e['loc'])}: {_what(e)}" for e in error.errors())
+        problems = "\n".join(f"  - {_where(e)}: {_what(e)}" for e in error.errors())
         count = error.error_count()
         noun = "problem" if count == 1 else "problems"
         raise ConfigError(f"{path.name} has {count} {noun}:\n{problems}", f"edit {path} and run again") from None
 
 
-def _where(location: tuple[int | str, ...]) -> str:
+_WRONG_FAMILY = ("union_tag_invalid", "union_tag_not_found")
+
+
+def _where(error: Any) -> str:
+    location = error["loc"]
+    if error["type"] in _WRONG_FAMILY:
+        location += ("family",)
+    elif location[0] == "policy":
+        location = location[:1] + location[2:]  # pydantic puts the family in between
     return ".".join(str(part) for part in location)
 
 
 def _what(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return f"unknown key (value {error['input']!r})"
-    if error["type"] == "missing":
+    if error["type"] in ("missing", "union_tag_not_found"):
         return "missing"
+    if error["type"] == "union_tag_invalid":
+        return f"should be one of {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
     message = error["msg"][0].lower() + error["msg"][1:]
     hint = ""
     if isinstance(error["input"], str) and "number" in message and "e" in error["input"]:

@@ -38,7 +38,7 @@ def test_the_generators_state_decides_the_result() -> None:
 @pytest.mark.parametrize(("crop", "jitter"), [(4, 0.0), (0, 0.3)])
 def test_equal_images_of_a_batch_change_differently(crop: int, jitter: float) -> None:
     changed = augment(IMAGES[:1].expand(8, -1, -1, -1), crop, jitter, seeded())
-    assert len(changed.flatten(1).unique(dim=0)) > 4
+    assert len({image.numpy().tobytes() for image in changed}) > 4
 
 
 def test_a_crop_is_an_exact_shift_with_a_repeated_border() -> None:
@@ -53,7 +53,7 @@ def test_a_crop_is_an_exact_shift_with_a_repeated_border() -> None:
 def test_shifts_reach_the_whole_range_and_no_further() -> None:
     column = torch.arange(100, 121, dtype=torch.uint8)[None, :, None, None].expand(400, -1, 21, 3)
     centres = augment(column, crop=2, jitter=0.0, generator=seeded())[:, 10, 10, 0]
-    assert centres.unique().tolist() == [108, 109, 110, 111, 112]
+    assert set(centres.tolist()) == {108, 109, 110, 111, 112}
 
 
 def grey_of(images: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def test_brightness_contrast_and_saturation_scale_what_they_are_named_for() -> N
 
 def test_colours_are_clipped_and_do_not_wrap_around() -> None:
     white = torch.full((1, 4, 4, 3), 250, dtype=torch.uint8)
-    assert recolour(white, torch.tensor([[1.5], [1.0], [1.0]])).unique().tolist() == [255]
+    assert (recolour(white, torch.tensor([[1.5], [1.0], [1.0]])) == 255).all()
 
 
 @pytest.mark.parametrize("family", ["cnn", "vla"])

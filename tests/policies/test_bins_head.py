@@ -79,7 +79,7 @@ def test_no_draw_falls_into_a_bin_without_probability(head: BinsHead) -> None:
     class Extreme(np.random.Generator):
         """Draws the two ends of [0, 1)."""
 
-        def random(self, size: tuple[int, ...], dtype: type[np.float32]) -> np.ndarray:  # type: ignore[override,type-arg]
+        def random(self, size: tuple[int, ...], dtype: type[np.float32]) -> np.ndarray:  # type: ignore[override]
             ends = np.array([0, 1 - 2.0**-24], dtype)
             return np.resize(ends, size)
 
@@ -96,7 +96,7 @@ def test_samples_approach_the_greedy_action_as_the_temperature_falls(head: BinsH
 
 
 def test_entropy_is_that_of_the_bins(head: BinsHead, outputs: Tensor) -> None:
-    expected = torch.distributions.Categorical(logits=outputs / 0.7).entropy()
+    expected = torch.distributions.Categorical(logits=outputs / 0.7).entropy()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(head.entropy(outputs, 0.7), expected)
     uniform = torch.zeros(*SHAPE, BINS)
     torch.testing.assert_close(head.entropy(uniform, 0.7), torch.full(SHAPE, BINS).log())

@@ -13,7 +13,17 @@ from nightshift import policies
 from nightshift.errors import DataError
 from nightshift.policies.heads import HeadPolicy
 from nightshift.types import INSTRUCTION, Observation
-from tests.policies.examples import ACTION_DIM, CHUNK, FAMILIES, SEES, STATISTICS, demo_actions, generators, make, observe
+from tests.policies.examples import (
+    ACTION_DIM,
+    CHUNK,
+    FAMILIES,
+    SEES,
+    STATISTICS,
+    demo_actions,
+    generators,
+    make,
+    observe,
+)
 
 ROWS = 5
 
@@ -124,23 +134,28 @@ def test_every_input_of_a_policy_that_sees_changes_its_outputs(seeing: HeadPolic
 
 def test_the_order_in_which_observations_come_is_irrelevant(policy: HeadPolicy) -> None:
     observations = observe(ROWS)
-    assert (policy.act(dict(reversed(observations.items()))) == policy.act(observations)).all()
+    assert (policy.act(dict(reversed(list(observations.items())))) == policy.act(observations)).all()
 
 
-def test_cloning_learns_random_decisions_by_heart(policy: HeadPolicy) -> None:
-    if policy.spec["family"] == "gaussian_mlp":
-        pytest.skip("four numbers do not tell 32 decisions apart")
-    inputs, actions = policy.inputs(observe(32)), demo_actions(32)
+def test_cloning_learns_random_decisions_by_heart(seeing: HeadPolicy) -> None:
+    inputs, actions = seeing.inputs(observe(32)), demo_actions(32)
     mask = torch.ones(32, CHUNK, dtype=torch.bool)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    for _ in range(200):
-        loss = policy.bc_loss(inputs, actions, mask)
+    optimizer = torch.optim.Adam(seeing.parameters(), lr=3e-3)
+
+    @torch.no_grad()
+    def error() -> float:
+        """The mean error in standard deviations of the actions; the last dimension is constant."""
+        return float(((seeing.greedy(inputs) - actions).abs().mean((0, 1)) / actions.std((0, 1)))[:-1].max())
+
+    assert error() > 0.5
+    for step in range(150):
+        loss = seeing.bc_loss(inputs, actions, mask)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    spread = actions.std((0, 1))[:2]  # the third dimension is constant
-    error = (policy.greedy(inputs) - actions)[..., :2].abs().mean((0, 1))
-    assert (error < 0.2 * spread).all()
+        if step % 10 == 9 and error() < 0.1:
+            return
+    assert error() < 0.1
 
 
 @pytest.mark.parametrize("other", ["cnn", "vla bins", "gaussian_mlp"])

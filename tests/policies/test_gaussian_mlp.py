@@ -29,7 +29,7 @@ def policy() -> GaussianMlp:
     policy = GaussianMlp(inputs={"proprio": 2, "task": 1}, hidden=[4], chunk=2, action_dim=3)
     policy.normalise_by(STATISTICS)
     with torch.no_grad():
-        policy.head.log_std.copy_(torch.tensor([0.1, -0.2, 0.3]))  # type: ignore[operator,union-attr]
+        policy.head.log_std.copy_(torch.tensor([0.1, -0.2, 0.3]))  # type: ignore[operator]
     return policy
 
 
@@ -46,8 +46,8 @@ def test_samples_are_gaussian_around_the_mean_with_the_density_that_torch_comput
     noise = np.stack([generator.standard_normal((2, 3), dtype=np.float32) for generator in generators(2)])
     actions, log_probs = policy.sample(inputs, generators(2), 0.5)
     torch.testing.assert_close(actions, normal.loc + normal.scale * torch.from_numpy(noise))
-    torch.testing.assert_close(log_probs, normal.log_prob(actions))
-    torch.testing.assert_close(policy.evaluate_actions(inputs, actions, 0.5)[1], normal.entropy())
+    torch.testing.assert_close(log_probs, normal.log_prob(actions))  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(policy.evaluate_actions(inputs, actions, 0.5)[1], normal.entropy())  # type: ignore[no-untyped-call]
 
 
 def test_the_cloning_loss_is_the_squared_error_in_standard_deviations(policy: GaussianMlp) -> None:

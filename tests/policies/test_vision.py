@@ -34,7 +34,7 @@ def fresh(family: str, shapes: Any = SHAPES, **changes: Any) -> Policy:
         **SECTIONS[family],
         **changes,
     }
-    settings = {"vla": config.Vla, "cnn": config.Cnn}[family].model_validate(section)
+    settings = config.Vla.model_validate(section) if family == "vla" else config.Cnn.model_validate(section)
     return policies.fresh(settings, shapes, action_dim=3)
 
 
@@ -87,7 +87,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_params() -> None:
 @pytest.mark.parametrize("shape", [(SIZE, SIZE, 1), (SIZE, SIZE), (2, 3, 4, 5), ()])
 @pytest.mark.parametrize("family", SECTIONS)
 def test_an_input_that_is_no_image_vector_or_instruction_is_named(family: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="depth, an observation of shape .* is neither"):
+    with pytest.raises(ConfigError, match=r"depth, an observation of shape .* is neither"):
         fresh(family, shapes={**SHAPES, "depth": shape}, inputs=["agentview", "depth"])
 
 
@@ -98,7 +98,9 @@ def test_an_input_that_is_not_observed_is_named(family: str) -> None:
 
 
 def test_images_of_another_size_than_the_policys_are_one_sentence() -> None:
-    with pytest.raises(DataError, match=r"agentview has shape \[64, 64, 3\], and the policy was made for \[32, 32, 3\]"):
+    with pytest.raises(
+        DataError, match=r"agentview has shape \[64, 64, 3\], and the policy was made for \[32, 32, 3\]"
+    ):
         make("vla").inputs({**observe(1), "agentview": np.zeros((1, 64, 64, 3), np.uint8)})
 
 
@@ -117,7 +119,7 @@ def test_any_patch_size_that_divides_the_images_gives_one_token_per_patch(patch_
 
 
 def test_the_section_on_the_page_about_policies_is_valid_and_has_the_size_it_says() -> None:
-    shapes = {"agentview": (128, 128, 3), "wrist": (128, 128, 3), "proprio": (9,), INSTRUCTION: ()}
+    shapes = {"agentview": (128, 128, 3), "wrist": (128, 128, 3), "proprio": (8,), INSTRUCTION: ()}
     page = (REPOSITORY / "docs" / "policies.md").read_text()
     for block in blocks("policies.md", "yaml"):
         params = yaml.safe_load((REPOSITORY / "params.yaml").read_text())

@@ -30,6 +30,21 @@ class CnnSpec(VisionSpec):
     hidden: Sequence[int]
 
 
+class InstructionEncoder(nn.Module):
+    """Words [B, L] as the mean of their embeddings, normalised: [B, width]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = WordEmbedding(width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, words: Tensor) -> Tensor:
+        present = (words != PADDING)[..., None]
+        mean = (self.embedding(words) * present).sum(1) / present.sum(1).clamp(min=1)
+        normalised: Tensor = self.norm(mean)
+        return normalised
+
+
 class CnnEncoder(nn.Module):
     """Inputs, with state vectors normalised, as features [B, size]: what an actor and its critics can share."""
 
@@ -37,19 +52,19 @@ class CnnEncoder(nn.Module):
         """`features` is the number that each camera gives."""
         super().__init__()
         self._modalities = modalities
+        words = _WORDS * modalities.instruction
+        self.instruction = InstructionEncoder(words) if words else None
         self.cameras = nn.ModuleDict(
-            {name: CameraEncoder(image, channels, features) for name, image in modalities.cameras.items()}
+            {name: CameraEncoder(image, channels, features, words) for name, image in modalities.cameras.items()}
         )
-        self.words = WordEmbedding(_WORDS) if modalities.instruction else None
-        self.size = (
-            features * len(modalities.cameras) + sum(modalities.vectors.values()) + _WORDS * modalities.instruction
-        )
+        self.size = features * len(modalities.cameras) + sum(modalities.vectors.values()) + words
 
     def forward(self, inputs: Inputs) -> Tensor:
-        features = [encode(inputs[name]) for name, encode in self.cameras.items()]
+        instruction = None if self.instruction is None else self.instruction(inputs[INSTRUCTION])
+        features = [encode(inputs[name], instruction) for name, encode in self.cameras.items()]
         features += [inputs[name] for name in self._modalities.vectors]
-        if self.words is not None:
-            features.append(_mean_word(self.words(inputs[INSTRUCTION]), inputs[INSTRUCTION] != PADDING))
+        if instruction is not None:
+            features.append(instruction)
         return torch.cat(features, dim=-1)
 
 
@@ -90,8 +105,3 @@ class Cnn(VisionPolicy):
     def critic_features(self, inputs: Inputs) -> Tensor:
         with torch.no_grad():
             return self.features(inputs)
-
-
-def _mean_word(embedded: Tensor, present: Tensor) -> Tensor:
-    """The mean of embeddings [B, L, width] of the words that are `present` [B, L]."""
-    return (embedded * present[..., None]).sum(1) / present.sum(1, keepdim=True).clamp(min=1)

@@ -56,17 +56,27 @@ class ConvStem(nn.Module):
 
 
 class CameraEncoder(nn.Module):
-    """One camera's images uint8 [B, H, W, 3] as features [B, F]; every convolution halves the image."""
+    """One camera's images uint8 [B, H, W, 3] as features [B, F]; every convolution halves the image.
 
-    def __init__(self, image: tuple[int, int], channels: Sequence[int], features: int) -> None:
+    A condition [B, K], such as the instruction, scales and shifts the channels of the last map (FiLM, Perez et al.
+    2018), so that a task picks what it looks at.
+    """
+
+    def __init__(self, image: tuple[int, int], channels: Sequence[int], features: int, condition: int) -> None:
+        """`condition` is K; 0 makes an encoder without one."""
         super().__init__()
         height, width = image
         for _ in channels:
             height, width = (height + 1) // 2, (width + 1) // 2
         self.stem = ConvStem(channels, [2] * len(channels), nn.ReLU)
+        self.film = nn.Linear(condition, 2 * channels[-1]) if condition else None
         self.project = nn.Linear(height * width * channels[-1], features)
         self.norm = nn.LayerNorm(features)
 
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.norm(self.project(self.stem(images).flatten(1)))
+    def forward(self, images: Tensor, condition: Tensor | None) -> Tensor:
+        channels = self.stem(images)
+        if self.film is not None:
+            scale, shift = self.film(condition)[..., None, None].chunk(2, dim=1)
+            channels = channels * (1 + scale) + shift
+        features: Tensor = self.norm(self.project(channels.flatten(1)))
         return features
