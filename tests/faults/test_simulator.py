@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-import torch
 
 from nightshift import config
 from nightshift.errors import RolloutError
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import snapshot
 from nightshift.rollouts.base import MakeFleet, Pool
-from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
@@ -91,17 +89,6 @@ def test_an_init_state_that_always_fails_is_invalid_and_the_rest_is_played(
     assert [(t.request, t.member) for t in lost] == [(REQUESTS[1], 0), (REQUESTS[1], 1)]
     assert not any(t.valid or t.success or t.length for t in lost)
     assert all(same(one, other) for one, other in zip(results, [undisturbed[0], *undisturbed[2:]], strict=True))
-
-
-def test_of_requests_that_are_played_at_once_only_the_one_that_ends_its_process_is_lost(
-    undisturbed: list[list[Trajectory]],
-) -> None:
-    at_once = EngineSettings(device=torch.device("cpu"), threads=1, requests_at_once=3)
-    make_fleet = Faulty({1: faulty.segfault, 4: faulty.raise_something})
-    results = played(RayPool(2, ENV, at_once, make_fleet=make_fleet, timeout=TIMEOUT))
-    assert [all(one.valid for one in group) for group in results] == [True, False, True, True, False, True]
-    for index in (0, 2, 3, 5):
-        assert same(results[index], undisturbed[index])
 
 
 def test_a_simulator_that_raises_the_same_error_twice_is_not_played_a_third_time() -> None:

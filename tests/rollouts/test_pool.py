@@ -13,11 +13,10 @@ from nightshift import config
 from nightshift.errors import SimulatorError
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
-from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
-from tests.rollouts.parts import NO_CAMERAS, assert_same
+from tests.rollouts.parts import NO_CAMERAS
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 """Before there is any Ray."""
@@ -51,15 +50,6 @@ def same(one: list[Any], other: list[Any]) -> bool:
 def test_ray_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
     here = dict(LocalPool(ENV).run(requests(5), POLICY))
     assert same(actions(dict(pool.run(requests(5), POLICY))), actions(here))
-
-
-def test_workers_that_play_several_requests_at_once_play_the_same_episodes(pool: RayPool) -> None:
-    at_once = EngineSettings(device=torch.device("cpu"), threads=1, requests_at_once=3)
-    here = dict(LocalPool(ENV).run(requests(5), POLICY))
-    there = dict(RayPool(2, ENV, at_once).run(requests(5), POLICY))
-    for index, group in here.items():
-        for one, other in zip(group, there[index], strict=True):
-            assert_same(one, other)
 
 
 def test_weights_arrive_in_their_own_dtype_without_a_copy(pool: RayPool) -> None:
