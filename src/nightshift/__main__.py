@@ -2,4 +2,5 @@
 
 from nightshift.cli.app import main
 
-main()
+if __name__ == "__main__":  # processes that the experts decide in import this module as well
+    main()

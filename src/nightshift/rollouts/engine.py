@@ -14,6 +14,7 @@ shares a batch, it does with any settings (`acting.py`).
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,9 +26,11 @@ import torch
 from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.errors import NightshiftError, RolloutError
+from nightshift.policies.expert import Expert
 from nightshift.policies.snapshot import PolicySnapshot, restore
 from nightshift.rollouts.acting import Actor
 from nightshift.rollouts.base import MakeFleet
+from nightshift.rollouts.experts import Decide, ExpertProcesses
 from nightshift.rollouts.fleets import Fleets
 from nightshift.rollouts.rollout import GroupPlay, Observer
 from nightshift.telemetry.stopwatch import Stopwatch
@@ -38,6 +41,10 @@ BUSY, TRANSFER = "busy", "transfer"
 SIMULATION, LOOK, INFERENCE = "simulation", "look", "inference"
 """Of the busy time: waiting for simulators, drawing, acting. The rest is recording. Simulation that runs while the
 engine draws and acts takes no time of its own, so it is not counted."""
+
+_SWITCH_SECONDS = 5e-4
+"""How long a thread may keep the GIL while others want it, a tenth of Python's default: a simulating thread needs it
+for a moment only, between two control steps."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +98,8 @@ class Engine:
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_step` is called when a request begins and after every control step, in any thread."""
+        if settings.threads > 1:
+            sys.setswitchinterval(_SWITCH_SECONDS)
         if settings.device.type == "cpu":
             torch.set_num_threads(1)  # one order of summation, as in every other process
         self.stopwatch = Stopwatch()
@@ -100,6 +109,7 @@ class Engine:
         self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
+        self._experts: ExpertProcesses | None = None
         self._actor: tuple[str, Actor] | None = None
 
     def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
@@ -122,6 +132,8 @@ class Engine:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown()
+        if self._experts is not None:
+            self._experts.close()
         self._fleets.close()
 
     def _actor_of(self, snapshot: PolicySnapshot | None) -> Actor | None:
@@ -179,8 +191,16 @@ class Engine:
         names = None if actor is None or by_expert else actor.observations
         fleet = self._fleets.take(request.task)
         self._on_step()
-        group = GroupPlay(request, fleet, Observer(names, self._cameras), self._horizon, self._on_step)
+        observer = Observer(names, self._cameras)
+        group = GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
         return _Slot(number, group, fleet, self._submit(group.reset))
+
+    def _expert(self) -> Decide:
+        """In this process, or in others beside several threads."""
+        if self._threads is None or self._settings.threads == 1:
+            return Expert().act
+        self._experts = self._experts or ExpertProcesses(self._settings.threads)
+        return self._experts.act
 
     def _submit(self, simulate: Callable[[], None]) -> Future[None]:
         """On one of the threads; without threads, at once."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nightshift.envs.base import Fleet, Steps
 from nightshift.errors import ConfigError
-from nightshift.policies.expert import Expert
+from nightshift.rollouts.experts import Decide
 from nightshift.types import INSTRUCTION, Array, Observation, RolloutRequest, Trajectory
 
 Lanes = NDArray[np.int64]
@@ -31,7 +31,13 @@ class GroupPlay:
     """
 
     def __init__(
-        self, request: RolloutRequest, fleet: Fleet, observer: Observer, horizon: int, on_step: Callable[[], None]
+        self,
+        request: RolloutRequest,
+        fleet: Fleet,
+        observer: Observer,
+        horizon: int,
+        on_step: Callable[[], None],
+        expert: Decide,
     ) -> None:
         """At most `horizon` control steps, with a call of `on_step` after each."""
         self.request = request
@@ -42,7 +48,7 @@ class GroupPlay:
         self._observer = observer
         self._horizon = horizon
         self._on_step = on_step
-        self._experts = [Expert() for _ in range(request.count)] if request.controller == "expert" else []
+        self._expert = expert if request.controller == "expert" else None
         self._disturbances = _disturbances(request, fleet.action_space.size)
         self._actions = self._log_probs = np.empty((request.count, 0, fleet.action_space.size), np.float32)
         self._used = 0
@@ -55,7 +61,7 @@ class GroupPlay:
     @property
     def awaits_decision(self) -> bool:
         """Whether a policy has to decide before `advance`."""
-        return self._is_decision_due and not self._experts and not self.done
+        return self._is_decision_due and self._expert is None and not self.done
 
     def reset(self) -> None:
         observation = self._fleet.reset(self.request.split, [self.request.init_state] * self.request.count)
@@ -82,8 +88,8 @@ class GroupPlay:
 
     def advance(self) -> None:
         """Control steps until a decision or a film's frame is due, or all episodes ended."""
-        if self._experts:
-            self._let_experts_decide()
+        if self._expert is not None:
+            self._let_decide(self._expert)
         self._step()
         while not (self.done or self._is_decision_due or self._is_frame_due):
             self._step()
@@ -101,9 +107,9 @@ class GroupPlay:
         every = self.request.frames_every
         return bool(every) and not self.done and self._recording.steps % every == 0
 
-    def _let_experts_decide(self) -> None:
+    def _let_decide(self, expert: Decide) -> None:
         lanes = np.flatnonzero(self.active)
-        actions = np.stack([self._experts[lane].act(self._fleet.scene(lane)) for lane in lanes.tolist()])[:, None]
+        actions = np.stack([expert(self._fleet.scene(lane)) for lane in lanes.tolist()])[:, None]
         self.decide(lanes, actions, np.zeros_like(actions))
 
     def _step(self) -> None:
