@@ -29,6 +29,7 @@ import numpy as np
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent.resolve()]
 
 import ray
+import torch
 
 from nightshift import config, envs, policies
 from nightshift.envs.splits import split_training_states
@@ -82,7 +83,14 @@ def iteration(policy: PolicySnapshot) -> None:
     pool = RayPool(2, PARAMS.env)
     settings = PARAMS.rloo.model_copy(update={"target_kl": 1e9, "advantage_estimator": "rloo_batch"})
     microbatch_size = PARAMS.machine.microbatch_size
-    spec = LearnerSpec(policy=policy, settings=settings, seed=0, demos=None, microbatch_size=microbatch_size)
+    spec = LearnerSpec(
+        policy=policy,
+        settings=settings,
+        seed=0,
+        demos=None,
+        microbatch_size=microbatch_size,
+        device=torch.device("cpu"),
+    )
     learner = LocalLearner(spec)
     rounds = []
     with IterationPlayer(pool, Sampler(STATES, settings, seed=0), settings) as player:

@@ -13,6 +13,7 @@ import torch
 
 from nightshift import config, envs, policies
 from nightshift.errors import ConfigError, DeviceError, SimulatorError
+from nightshift.policies.expert import Expert
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts import engine
@@ -359,7 +360,7 @@ class DecidedOnce(GroupPlay):
 
     def __init__(self, wanted: RolloutRequest) -> None:
         fleet = envs.make_fleet(envs.tasks(ENV)[0], ENV)
-        super().__init__(wanted, fleet, Observer(["objects", "task"], ()), HORIZON, lambda: None)
+        super().__init__(wanted, fleet, Observer(["objects", "task"], ()), HORIZON, lambda: None, Expert().act)
         self.reset()
         self.see()
         self.active[1] = False

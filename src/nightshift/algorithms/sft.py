@@ -131,7 +131,9 @@ class SftLearner:
     @torch.no_grad()
     def loss(self, demos: Demos) -> float:
         """Over all steps of `demos`, without augmentation."""
-        sums = [self._weighted_loss(demos[index]) for index in torch.split(torch.arange(len(demos)), self._microbatch_size)]
+        sums = [
+            self._weighted_loss(demos[index]) for index in torch.split(torch.arange(len(demos)), self._microbatch_size)
+        ]
         return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
 
     def _weighted_loss(self, batch: DemoBatch) -> tuple[float, float]:
