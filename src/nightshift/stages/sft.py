@@ -21,6 +21,8 @@ from nightshift.telemetry import gpu, progress
 
 _SHOW_EVERY = 20
 """Steps between two losses on the progress bar: reading one waits for the GPU."""
+_GENERATOR = "generator"
+"""The name of the random generator's state in a checkpoint."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
@@ -76,7 +78,7 @@ def _train(
             if (step + 1) % job.machine.checkpoint_every.sft_steps == 0 or step + 1 == sft.steps:
                 metrics = {"sft/loss": loss.item(), "sft/validation_loss": learner.loss(held)}
                 job.tracker.log({**metrics, **gpu.sample()}, step + 1)
-                tensors = checkpoint.pack(learner.trained, generator)
+                tensors = {_GENERATOR: generator.get_state(), **learner.tensors()}
                 checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))
 
 
@@ -84,6 +86,6 @@ def _resume(job: Job, learner: SftLearner, generator: torch.Generator) -> int:
     newest = checkpoint.newest(job.state)
     if newest is None:
         return 0
-    checkpoint.unpack(newest.tensors, learner.trained, generator)
-    learner.resume(newest.step)
+    generator.set_state(newest.tensors[_GENERATOR])
+    learner.resume(newest.tensors, newest.step)
     return newest.step
