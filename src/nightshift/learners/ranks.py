@@ -1,8 +1,8 @@
 """Learner ranks on Ray: each learns from its own part of the episodes, and all hold the same weights.
 
-    stage (driver)                        ranks (Ray actors, one learner each, on a GPU of its own where policies use one)
-    ──────────────                        ─────────────────────────────────────────────────────────────────────────────
-    update(parts) ── part r to rank r ──▶ copy of the state; advantages, minibatches; gradients are summed over all ranks
+    stage (driver)                        ranks (Ray actors, one learner each; on cuda each has a GPU of its own)
+    ──────────────                        ──────────────────────────────────────────────────────────────────────
+    update(parts) ── part r to rank r ──▶ copy of the state; advantages, minibatches; gradients summed over all ranks
       │◀─ metrics of rank 0 ─────────────┘ weights of rank 0 ──▶ object store ──▶ workers that play the next iteration
       │─ heartbeats? ───────────────────▶ RankActor.heartbeats(), on a thread beside update's
       │◀─ a count that rises ────────────┘
@@ -58,7 +58,7 @@ class RayLearners:
         self._ranks: list[Any] = []
         self._policy = spec.policy
         self._state: Any = None
-        """A reference to the state of the policy's version; None where the ranks alone hold it, or begin from `spec`."""
+        """A reference to the state of the policy's version. None: the ranks alone hold it, or begin from `spec`."""
 
     def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
         references = [ray.put(part) for part in parts]
