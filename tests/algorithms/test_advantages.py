@@ -13,7 +13,8 @@ from nightshift.algorithms.advantages import (
     normalise,
     whiten,
 )
-from nightshift.algorithms.collective import SingleRank, global_moments
+from nightshift.algorithms.collective import global_moments
+from nightshift.algorithms.strategy import SingleProcess
 
 groups = st.integers(2, 9).flatmap(
     lambda k: st.lists(st.lists(st.floats(-5, 5), min_size=k, max_size=k), min_size=1, max_size=5)
@@ -54,7 +55,7 @@ def test_a_group_of_one_is_refused(estimator: Callable[[torch.Tensor], torch.Ten
 def test_leaving_one_out_of_one_is_refused() -> None:
     one = torch.ones(1)
     with pytest.raises(ValueError, match="K >= 2"):
-        leave_one_out_of_batch(one, global_moments(SingleRank(), one))
+        leave_one_out_of_batch(one, global_moments(SingleProcess(), one))
 
 
 def test_golden_values_of_grpo() -> None:
@@ -68,14 +69,14 @@ def test_golden_values_of_grpo() -> None:
 def test_leaving_one_out_of_all_is_leaving_one_out_of_one_large_group(returns: list[list[float]]) -> None:
     values = torch.tensor(returns, dtype=torch.float64)
     expected = leave_one_out(values.reshape(1, -1)).reshape(values.shape)
-    moments = global_moments(SingleRank(), values.flatten())
+    moments = global_moments(SingleProcess(), values.flatten())
     torch.testing.assert_close(leave_one_out_of_batch(values, moments), expected, atol=1e-9, rtol=1e-9)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=30))
 def test_whitened_steps_have_mean_zero_and_variance_one_unless_all_are_equal(values: list[float]) -> None:
     raw = torch.tensor(values, dtype=torch.float64)
-    white = whiten(raw, global_moments(SingleRank(), raw))
+    white = whiten(raw, global_moments(SingleProcess(), raw))
     assert abs(white.mean()) < 1e-6
     if raw.var(correction=0) > 1e-6:
         assert abs(white.square().mean() - 1) < 1e-4
@@ -84,7 +85,7 @@ def test_whitened_steps_have_mean_zero_and_variance_one_unless_all_are_equal(val
 def test_normalised_advantages_divide_by_the_unbiased_deviation() -> None:
     raw = torch.tensor([1.0, 2.0, 4.0])
     torch.testing.assert_close(
-        normalise(raw, global_moments(SingleRank(), raw)), (raw - raw.mean()) / (raw.std() + 1e-5)
+        normalise(raw, global_moments(SingleProcess(), raw)), (raw - raw.mean()) / (raw.std() + 1e-5)
     )
 
 

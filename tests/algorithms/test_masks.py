@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nightshift.algorithms.batch import DecisionBatch, collate
 from nightshift.algorithms.objectives import RatioLevel, elements
-from nightshift.learners import checkpoint
 from tests.algorithms import test_on_policy as on_policy
 
 PADDING = [float("nan"), float("inf"), float("-inf"), 1e38]
@@ -47,7 +46,7 @@ def updated(padding: float, **changes: Any) -> tuple[dict[str, Tensor], list[dic
     torch.manual_seed(0)  # for the critic
     learner = on_policy.make_learner(on_policy.policy(), on_policy.settings(**changes), microbatch_size=5)
     metrics = [learner.update_on(padded_batch(padding), progress) for progress in (0.0, 0.5)]
-    return checkpoint.pack(learner.trained, learner.generator), metrics
+    return learner.tensors(), metrics
 
 
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])

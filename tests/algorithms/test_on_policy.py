@@ -374,8 +374,8 @@ def test_skipped_steps_of_the_critic_are_counted_and_kept() -> None:
     assert learner.update(blind(groups(actor, *MIXED)), 0.0)["update/critic_skipped_steps"] == 2
     assert same(before, learner.critic.state_dict())
     other = make_learner(policy(), chosen)
-    other.restore(learner.state)
-    assert other.state == learner.state
+    other.restore(learner.tensors(), learner.counters)
+    assert other.counters == learner.counters
     assert other.update([], 0.0)["update/critic_skipped_steps"] == 2
 
 

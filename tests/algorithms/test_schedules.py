@@ -11,7 +11,7 @@ import torch
 from nightshift import config
 from nightshift.algorithms.optimizer import ClippedAdamW
 from nightshift.algorithms.sft import DemoBatch, DemoLoader, SftLearner
-from nightshift.learners import checkpoint
+from nightshift.algorithms.strategy import SingleProcess
 from tests.algorithms.test_on_policy import demos, policy
 
 
@@ -32,7 +32,7 @@ def rates(optimizer: ClippedAdamW, parameter: torch.nn.Parameter, gradients: lis
 
 def fresh(**changes: Any) -> tuple[ClippedAdamW, torch.nn.Parameter]:
     parameter = torch.nn.Parameter(torch.zeros(2))
-    return ClippedAdamW([parameter], settings(**changes)), parameter
+    return ClippedAdamW([parameter], settings(**changes), SingleProcess()), parameter
 
 
 def test_golden_rates_of_a_warm_up_over_two_iterations() -> None:
@@ -96,15 +96,13 @@ def test_resumed_behaviour_cloning_ends_with_the_same_weights() -> None:
     whole = SftLearner(policy(), SFT, microbatch_size=16)
     for _ in range(4):
         whole.update(all_demos(), generator)
-    packed = {name: tensor.clone() for name, tensor in checkpoint.pack(whole.trained, generator).items()}
     resumed = SftLearner(policy(), SFT, microbatch_size=16)
-    checkpoint.unpack(packed, resumed.trained, generator)
-    resumed.resume(4)
+    resumed.resume(whole.tensors(), 4)
     for learner in (whole, resumed):
         for _ in range(6):
             learner.update(all_demos(), generator)
-    after = checkpoint.pack(resumed.trained, generator)
-    for name, tensor in checkpoint.pack(whole.trained, generator).items():
+    after = resumed.tensors()
+    for name, tensor in whole.tensors().items():
         assert torch.equal(after[name], tensor), name
 
 

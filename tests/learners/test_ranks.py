@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,9 @@ import ray
 import torch
 
 from nightshift import config
+from nightshift.cluster.object_store import ObjectStoreWeights
 from nightshift.envs import fake
+from nightshift.errors import RolloutError
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.learners.local import LocalLearner
 from nightshift.learners.opening import open_learners
@@ -29,7 +32,7 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Sampler
 from nightshift.types import RolloutRequest, Trajectory
-from tests.algorithms.test_on_policy import MIXED, demo_steps, groups, policy, settings
+from tests.algorithms.test_on_policy import CHUNK, MIXED, demo_steps, groups, policy, settings
 from tests.rollouts.parts import NO_CAMERAS
 
 CPU = torch.device("cpu")
@@ -187,11 +190,82 @@ def struck_update(learners: RayLearners, progress: float, number: int, blow: sig
 def test_a_rank_that_hangs_or_dies_in_the_middle_of_an_update_changes_nothing(
     undisturbed: LearnerState, hangs: int, dies: int
 ) -> None:
+    """No checkpoint is made, so the new ranks can only begin with the copy that the other rank kept."""
     learners = RayLearners(spec(**LONG), 2, timeout=3.0)
     learners.update(parts(2), 0.0)
     struck_update(learners, 1 / 3, hangs, signal.SIGSTOP)
     struck_update(learners, 2 / 3, dies, signal.SIGKILL)
     assert_same(learners.state(), undisturbed)
+    learners.close()
+
+
+def test_when_all_ranks_die_training_goes_on_from_a_checkpoint_of_the_last_update_or_ends() -> None:
+    expected = trained(2)
+    learners = RayLearners(spec(), 2)
+    learners.update(parts(2), 0.0)
+    saved = learners.state()
+    kill_all(learners)
+    learners.update(parts(2), 0.5)
+    assert_same(learners.state(), expected)
+    learners.update(parts(2), 0.5)
+    kill_all(learners)
+    with pytest.raises(
+        RolloutError, match=r"weights after update 3\s+→ run again: it resumes from the last checkpoint"
+    ):
+        learners.update(parts(2), 0.5)
+    learners.restore(saved)
+    learners.update(parts(2), 0.5)
+    assert_same(learners.state(), expected)
+    learners.close()
+
+
+def kill_all(learners: RayLearners) -> None:
+    for rank in learners._ranks:
+        ray.kill(rank)
+
+
+def test_only_metrics_come_back_after_an_update_and_the_state_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    wide = GaussianMlp(inputs={"proprio": 3}, hidden=[512], chunk=CHUNK, action_dim=7)
+    learners = RayLearners(replace(spec(), policy=snapshot(wide)), 2)
+    fetched: list[int] = []
+    get = ray.get
+
+    def counting(references: Any, **options: Any) -> Any:
+        found = get(references, **options)
+        fetched.append(len(pickle.dumps(found)))
+        return found
+
+    monkeypatch.setattr(ray, "get", counting)
+    for number in range(3):
+        learners.update(parts(2), number / 3)
+        assert learners.policy().version == number + 1
+    weights = sum(parameter.nbytes for parameter in wide.parameters())
+    assert max(fetched) < 2000 < weights
+    state = learners.state()
+    learned = learners.policy().tensors()
+    assert min(fetched[-2:]) > weights, "where it is asked for"
+    for name, values in learned.items():
+        np.testing.assert_array_equal(values, state.tensors[f"policy.weights.{name}"], err_msg=name)
+    learners.close()
+
+
+def test_weights_are_sent_as_the_reference_that_the_ranks_made_also_where_the_driver_has_fetched_them() -> None:
+    learners = RayLearners(spec(), 2)
+    learners.update(parts(2), 0.0)
+    policy = learners.policy()
+    here = policy.tensors()
+    assert ObjectStoreWeights.of(policy.weights) is policy.weights
+
+    def received(policy: PolicySnapshot) -> tuple[list[str], dict[str, torch.Tensor]]:
+        return list(vars(policy.weights)), policy.tensors()
+
+    fields, there = ray.get(ray.remote(num_cpus=0)(received).remote(policy))
+    assert fields == ["_reference"]
+    assert here.keys() == there.keys()
+    assert all(torch.equal(there[name], values) for name, values in here.items())
     learners.close()
 
 

@@ -1,37 +1,14 @@
-"""Sums over the ranks of a data-parallel learner, and what is computed from them."""
+"""What is computed from sums over all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Collective(Protocol):
-    """Every rank makes the same calls in the same order, also a rank that has nothing to add."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks."""
-        ...
-
-
-class SingleRank:
-    """The collective of a learner in one process: every sum is already complete."""
-
-    rank = 0
-    size = 1
-
-    def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Nothing to add."""
+from nightshift.algorithms.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -41,11 +18,11 @@ class Moments:
     variance: Tensor  # […] with n in the denominator
 
 
-def global_moments(collective: Collective, values: Tensor) -> Moments:
+def global_moments(strategy: Strategy, values: Tensor) -> Moments:
     """Moments of [N, …] values over the N of all ranks, in double precision."""
     values = values.double()
     sums = torch.cat([values.new_tensor([len(values)]), values.sum(0).flatten(), values.square().sum(0).flatten()])
-    collective.sum([sums])
+    strategy.sum([sums])
     count = sums[0].item()
     mean, square = (part.reshape(values.shape[1:]) / max(count, 1) for part in sums[1:].chunk(2))
     return Moments(count, mean, (square - mean.square()).clamp(min=0))
@@ -63,9 +40,9 @@ class RankSlice(NamedTuple):
         return indices[(indices >= self.start) & (indices < self.end)] - self.start
 
 
-def rank_slice(collective: Collective, count: int) -> RankSlice:
-    counts = torch.zeros(collective.size, dtype=torch.int64)
-    counts[collective.rank] = count
-    collective.sum([counts])
+def rank_slice(strategy: Strategy, count: int) -> RankSlice:
+    counts = torch.zeros(strategy.size, dtype=torch.int64)
+    counts[strategy.rank] = count
+    strategy.sum([counts])
     ends = counts.cumsum(0).tolist()
-    return RankSlice(ends[collective.rank] - count, ends[collective.rank], ends[-1])
+    return RankSlice(ends[strategy.rank] - count, ends[strategy.rank], ends[-1])

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from nightshift.algorithms.batch import DecisionBatch
-from nightshift.algorithms.collective import Collective, RankSlice, SingleRank, rank_slice
+from nightshift.algorithms.collective import RankSlice, rank_slice
 from nightshift.algorithms.critic import ValueNetwork
 from nightshift.algorithms.estimators import Groups, estimate_advantages
 from nightshift.algorithms.objectives import AdaptiveKlCoef, approx_kl, clipped_surrogate, elements, kl_penalty
 from nightshift.algorithms.optimizer import ClippedAdamW
 from nightshift.algorithms.sft import Demos
+from nightshift.algorithms.strategy import SingleProcess, Strategy, Trained
 from nightshift.policies.base import Inputs, Policy, to_device
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _TERMS = ("loss", "clip_fraction", "ppo_kl", "entropy", "kl_reference")
 _AVERAGED = (*_TERMS, "grad_norm")
+_GENERATOR = "generator"
 
 
 class OnPolicyLearner:
@@ -39,21 +41,23 @@ class OnPolicyLearner:
         *,
         microbatch_size: int,
         demos: Demos | None = None,
-        collective: Collective | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         """`generator` is in the same state on every rank, so all ranks draw alike; `demos` are for the BC loss."""
-        self.policy = policy
+        self._strategy = strategy or SingleProcess()
         self.generator = generator
         for parameter in policy.std_parameters():
             parameter.requires_grad_(settings.learn_std)
-        self.policy_optimizer = ClippedAdamW(policy.parameters(), settings.optimizer)
+        reference = copy.deepcopy(policy).requires_grad_(False) if settings.kl.coef else None
+        self._reference = None if reference is None else self._strategy.wrap(reference)
+        self.policy = self._strategy.wrap(policy)
+        self.policy_optimizer = ClippedAdamW(self.policy.parameters(), settings.optimizer, self._strategy)
         self.critic: ValueNetwork | None = None
         if settings.advantage_estimator == "gae":
-            self.critic = ValueNetwork(policy.critic_size, settings.critic.hidden)
+            self.critic = self._strategy.wrap(ValueNetwork(policy.critic_size, settings.critic.hidden))
             of_critic = settings.optimizer.model_copy(update={"learning_rate": settings.critic.learning_rate})
-            self.critic_optimizer = ClippedAdamW(self.critic.parameters(), of_critic)
+            self.critic_optimizer = ClippedAdamW(self.critic.parameters(), of_critic, self._strategy)
         self.kl_coef = AdaptiveKlCoef(settings.kl.coef, target=settings.kl.target, horizon=settings.kl.horizon)
-        self._reference = copy.deepcopy(policy).requires_grad_(False) if settings.kl.coef else None
         self.version = 0
         """Updates so far."""
         self.microbatches = 0
@@ -63,21 +67,20 @@ class OnPolicyLearner:
         self._settings = settings
         self._temperature = settings.temperature
         """That the episodes of the current update were sampled at."""
-        self._collective = collective or SingleRank()
 
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
         """One iteration's update; `progress` is the share of all iterations that is done, for the schedule."""
         if groups:
             self._temperature = groups[0][0].request.temperature
         batch = estimate_advantages(
-            groups, self.policy, self.critic, self._critic_features, self._settings, self._collective
+            groups, self.policy, self.critic, self._critic_features, self._settings, self._strategy
         )
         return self.update_on(batch, progress)
 
     def update_on(self, batch: DecisionBatch, progress: float) -> dict[str, float]:
         """The update on a batch that has advantages. What the mask excludes has no influence, also if it is NaN."""
         batch = batch.with_zero_padding()
-        local = rank_slice(self._collective, len(batch))
+        local = rank_slice(self._strategy, len(batch))
         start = self._log_probs(batch)
         if self._settings.old_log_probs == "recomputed" or self.policy.device.type != "cpu":
             # On a GPU the rollouts' batches have other shapes, and so other rounding, than these.
@@ -89,35 +92,40 @@ class OnPolicyLearner:
         self.version += 1
         return self._metrics(history, kl)
 
-    @property
-    def trained(self) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
-        """The networks and optimizers that a checkpoint must hold; `state` is the rest."""
-        networks: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
-            "policy": (self.policy, self.policy_optimizer.optimizer)
-        }
-        if self.critic is not None:
-            networks["critic"] = (self.critic, self.critic_optimizer.optimizer)
-        return networks
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of what a checkpoint must hold; `counters` are the rest."""
+        return {_GENERATOR: self.generator.get_state(), **self._strategy.state(self._trained)}
 
     @property
-    def state(self) -> dict[str, float]:
-        state = {
+    def counters(self) -> dict[str, float]:
+        counters = {
             "version": self.version,
             "kl_coef": self.kl_coef.value,
             "steps": self.policy_optimizer.steps,
             "skipped": self.policy_optimizer.skipped,
         }
         if self.critic is not None:
-            state |= {"critic_steps": self.critic_optimizer.steps, "critic_skipped": self.critic_optimizer.skipped}
-        return state
+            counters |= {"critic_steps": self.critic_optimizer.steps, "critic_skipped": self.critic_optimizer.skipped}
+        return counters
 
-    def restore(self, state: Mapping[str, float]) -> None:
-        self.version = int(state["version"])
-        self.kl_coef.value = state["kl_coef"]
-        self.policy_optimizer.steps, self.policy_optimizer.skipped = int(state["steps"]), int(state["skipped"])
+    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
+        self.generator.set_state(tensors[_GENERATOR])
+        self._strategy.restore(tensors, self._trained)
+        self.version = int(counters["version"])
+        self.kl_coef.value = counters["kl_coef"]
+        self.policy_optimizer.steps, self.policy_optimizer.skipped = int(counters["steps"]), int(counters["skipped"])
         if self.critic is not None:
-            self.critic_optimizer.steps = int(state["critic_steps"])
-            self.critic_optimizer.skipped = int(state["critic_skipped"])
+            self.critic_optimizer.steps = int(counters["critic_steps"])
+            self.critic_optimizer.skipped = int(counters["critic_skipped"])
+
+    @property
+    def _trained(self) -> Trained:
+        trained: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
+            "policy": (self.policy, self.policy_optimizer.optimizer)
+        }
+        if self.critic is not None:
+            trained["critic"] = (self.critic, self.critic_optimizer.optimizer)
+        return trained
 
     def _optimize_policy(
         self, batch: DecisionBatch, start: Tensor, local: RankSlice, progress: float
@@ -163,23 +171,22 @@ class OnPolicyLearner:
         """One gradient step on one minibatch; the weighted mean of each loss term."""
         _, counted = self._elements(minibatch, minibatch.log_probs)
         total = torch.where(counted, weights[:, None], 0).sum()
-        self._collective.sum([total])
+        self._strategy.sum([total])
         sums = torch.zeros(len(_TERMS))
         for index in self._microbatches(len(minibatch)):
             sums += self._accumulate_gradient(minibatch[index], weights[index] / total).cpu()
         self._accumulate_bc_gradient()
-        self._collective.sum([sums, *self.policy_optimizer.gradients()])
+        self._strategy.sum([sums])
         norm = self.policy_optimizer.step()
         return {**dict(zip(_TERMS, sums.tolist(), strict=True)), "grad_norm": norm}
 
     def _critic_step(self, critic: ValueNetwork, minibatch: DecisionBatch) -> None:
         """One gradient step on the squared error of the values."""
         total = torch.tensor(float(len(minibatch)))
-        self._collective.sum([total])
+        self._strategy.sum([total])
         for index in self._microbatches(len(minibatch)):
             loss = (critic(minibatch.critic_features[index]) - minibatch.returns[index]).square().sum() / total
             loss.backward()
-        self._collective.sum(self.critic_optimizer.gradients())
         self.critic_optimizer.step()
 
     def _accumulate_gradient(self, microbatch: DecisionBatch, weights: Tensor) -> Tensor:
@@ -206,7 +213,7 @@ class OnPolicyLearner:
             return
         chosen = torch.randint(len(self._demos), (self._settings.minibatch_size,), generator=self.generator)
         total = self._demos.mask[chosen].sum()
-        local = torch.tensor_split(chosen, self._collective.size)[self._collective.rank]
+        local = torch.tensor_split(chosen, self._strategy.size)[self._strategy.rank]
         for index in self._microbatches(len(local)):
             demos = self._demos[local[index]].to(self.policy.device)
             loss = self.policy.bc_loss(demos.inputs, demos.actions, demos.mask)
@@ -253,13 +260,13 @@ class OnPolicyLearner:
         new, _ = elements(self._log_probs(batch), batch.mask, "chunk")
         old, _ = elements(start, batch.mask, "chunk")
         total = approx_kl(new, old).sum()
-        self._collective.sum([total])
+        self._strategy.sum([total])
         return total.item() / local.total
 
     def _episodes(self, batch: DecisionBatch) -> int:
         """The number of episodes of all ranks."""
         count = torch.tensor(len(torch.unique(batch.episode)))
-        self._collective.sum([count])
+        self._strategy.sum([count])
         return int(count)
 
     def _metrics(self, history: Sequence[Mapping[str, float]], kl: float) -> dict[str, float]:

@@ -8,8 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+
+from nightshift.algorithms.strategy import Strategy
 
 if TYPE_CHECKING:
     from nightshift import config
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
 class ClippedAdamW:
     """Call `begin_update` once per iteration, then `step` after every backward pass."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], settings: config.Optimizer) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], settings: config.Optimizer, strategy: Strategy) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
         self._settings = settings
+        self._strategy = strategy
         self.steps = 0
         """Steps taken; the position of the schedule, which a checkpoint must hold."""
         self.skipped = 0
@@ -36,8 +39,9 @@ class ClippedAdamW:
         self._scheduler = LambdaLR(self.optimizer, factor, last_epoch=self.steps - 1)
 
     def step(self) -> float:
-        """The norm of the gradient before clipping."""
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
+        """Apply the sum of all ranks' gradients; its norm before clipping."""
+        self._strategy.sum_gradients(self._parameters)
+        norm = self._strategy.clip_gradients(self._parameters, self._settings.max_grad_norm)
         if math.isfinite(norm):
             self.optimizer.step()
             self._scheduler.step()
@@ -46,13 +50,6 @@ class ClippedAdamW:
             self.skipped += 1
         self.optimizer.zero_grad()
         return norm
-
-    def gradients(self) -> list[Tensor]:
-        """The gradient of every parameter; zeros for one that has none."""
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
 
 def lr_factor(step: int, progress: float, settings: config.Optimizer) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from nightshift.algorithms.strategy import SingleProcess, Trained
 from nightshift.policies.base import Inputs, Policy
 from nightshift.types import Array, Observation
 
@@ -100,19 +101,20 @@ class DemoLoader:
 
 class SftLearner:
     def __init__(self, policy: Policy, settings: config.Sft, *, microbatch_size: int) -> None:
-        self.policy = policy
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)
+        self._strategy = SingleProcess()
+        self.policy = self._strategy.wrap(policy)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
         self._settings = settings
         self._microbatch_size = microbatch_size
         self._scheduler = self._schedule(0)
 
-    @property
-    def trained(self) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
-        """What a checkpoint must hold."""
-        return {"policy": (self.policy, self.optimizer)}
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of what a checkpoint must hold."""
+        return self._strategy.state(self._trained)
 
-    def resume(self, step: int) -> None:
-        """Continue the schedule after `step` updates."""
+    def resume(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Continue with what `tensors` returned after `step` updates."""
+        self._strategy.restore(tensors, self._trained)
         self._scheduler = self._schedule(step)
 
     def update(self, batch: DemoBatch, generator: torch.Generator) -> Tensor:
@@ -148,6 +150,10 @@ class SftLearner:
         for start in range(0, len(batch), self._microbatch_size):
             part = batch[start : start + self._microbatch_size]
             yield part.to(self.policy.device), part.mask.sum().item() / total
+
+    @property
+    def _trained(self) -> Trained:
+        return {"policy": (self.policy, self.optimizer)}
 
     def _schedule(self, step: int) -> LambdaLR:
         """The learning rate rises linearly during the warm-up, and falls linearly to zero over all steps."""

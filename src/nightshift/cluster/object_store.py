@@ -8,17 +8,29 @@ from typing import Any
 
 import ray
 from numpy.typing import NDArray
+from ray.exceptions import RayError
+
+from nightshift.errors import RolloutError
 
 
 class ObjectStoreWeights(Mapping[str, NDArray[Any]]):
     """Is sent as a reference and fetched at first use: a worker that has these weights already fetches nothing."""
 
-    def __init__(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        self._reference = ray.put(dict(weights))
+    def __init__(self, reference: Any) -> None:
+        """`reference`: to a dict of weights."""
+        self._reference = reference
+
+    @classmethod
+    def of(cls, weights: Mapping[str, NDArray[Any]]) -> ObjectStoreWeights:
+        """Put `weights` into the object store, if they are not there yet."""
+        return weights if isinstance(weights, cls) else cls(ray.put(dict(weights)))
 
     @cached_property
     def _weights(self) -> Mapping[str, NDArray[Any]]:
-        fetched: Mapping[str, NDArray[Any]] = ray.get(self._reference)
+        try:
+            fetched: Mapping[str, NDArray[Any]] = ray.get(self._reference)
+        except RayError as error:
+            raise RolloutError("the node that held the weights of a policy is lost", "run again: it resumes") from error
         return fetched
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -29,3 +41,6 @@ class ObjectStoreWeights(Mapping[str, NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self._weights)
+
+    def __reduce__(self) -> tuple[type[ObjectStoreWeights], tuple[Any]]:
+        return type(self), (self._reference,)  # without the weights, also where they were fetched

@@ -35,7 +35,12 @@ class LearnerState:
     tensors: Mapping[str, Tensor]
     """Weights, optimizer moments and the random generator."""
     counters: Mapping[str, float]
-    """`OnPolicyLearner.state`."""
+    """`OnPolicyLearner.counters`."""
+
+    @property
+    def version(self) -> int:
+        """Updates so far."""
+        return int(self.counters["version"])
 
 
 class Learners(Protocol):

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -85,36 +84,6 @@ def _set_aside(path: Path) -> Path:
     aside = path.rename(path.with_name(f"{_DAMAGED}{path.name}"))
     files.sync(path.parent)
     return aside
-
-
-Trained = Mapping[str, tuple[torch.nn.Module, torch.optim.Optimizer]]
-"""What a checkpoint holds, by name: a network and the optimizer that trains it."""
-
-
-def pack(trained: Trained, generator: torch.Generator) -> dict[str, Tensor]:
-    """Weights, optimizer moments and RNG state as one flat set of tensors."""
-    tensors = {"generator": generator.get_state()}
-    for name, (module, optimizer) in trained.items():
-        tensors |= {f"{name}.weights.{key}": value for key, value in module.state_dict().items()}
-        for index, values in optimizer.state_dict()["state"].items():
-            tensors |= {f"{name}.optimizer.{index}.{key}": torch.as_tensor(value) for key, value in values.items()}
-    return tensors
-
-
-def unpack(tensors: Mapping[str, Tensor], trained: Trained, generator: torch.Generator) -> None:
-    """Restore what `pack` returned; hyperparameters come from params.yaml, not from the checkpoint."""
-    generator.set_state(tensors["generator"])
-    for name, (module, optimizer) in trained.items():
-        module.load_state_dict(_under(tensors, f"{name}.weights."))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in _under(tensors, f"{name}.optimizer.").items():
-            index, _, moment = key.partition(".")
-            moments.setdefault(int(index), {})[moment] = value
-        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def _steps(folder: Path) -> list[Path]:

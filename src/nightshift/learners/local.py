@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from nightshift.algorithms.collective import Collective
 from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
-from nightshift.learners import checkpoint
+from nightshift.algorithms.strategy import Strategy
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.policies.device import out_of_memory_advice
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
@@ -39,9 +38,9 @@ class LocalLearner:
 
 
 class Rank:
-    """A learner; `collective` connects it to other ranks."""
+    """A learner; `strategy` connects it to other ranks."""
 
-    def __init__(self, spec: LearnerSpec, collective: Collective | None = None) -> None:
+    def __init__(self, spec: LearnerSpec, strategy: Strategy | None = None) -> None:
         torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
         torch.manual_seed(spec.seed)  # for the initial weights of a critic
         policy = restore(spec.policy, spec.device)
@@ -52,7 +51,7 @@ class Rank:
             torch.Generator().manual_seed(spec.seed),
             microbatch_size=spec.microbatch_size,
             demos=demos,
-            collective=collective,
+            strategy=strategy,
         )
 
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
@@ -63,10 +62,12 @@ class Rank:
         return snapshot(self._learner.policy, self._learner.version)
 
     def state(self) -> LearnerState:
-        packed = checkpoint.pack(self._learner.trained, self._learner.generator)
-        tensors = {name: tensor.detach().clone().cpu() for name, tensor in packed.items()}
-        return LearnerState(tensors=tensors, counters=self._learner.state)
+        return LearnerState(tensors=self._learner.tensors(), counters=self._learner.counters)
 
     def restore(self, state: LearnerState) -> None:
-        checkpoint.unpack(state.tensors, self._learner.trained, self._learner.generator)
-        self._learner.restore(state.counters)
+        self._learner.restore(state.tensors, state.counters)
+
+    @property
+    def microbatches(self) -> int:
+        """Done so far."""
+        return self._learner.microbatches

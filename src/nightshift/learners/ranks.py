@@ -1,36 +1,41 @@
-"""Data-parallel learners: several ranks on Ray that sum their gradients.
+"""Learner ranks on Ray: each learns from its own part of the episodes, and all hold the same weights.
 
-    stage (driver)                        ranks (Ray actors, one learner each)
-    ──────────────                        ────────────────────────────────────
-    update(parts) ── part r to rank r ──▶ advantages, minibatches; gradients are summed over all ranks (gloo or nccl)
-      │◀─ metrics of rank 0 ─────────────┘ all ranks hold the same weights before and after
-      │─ heartbeats? ───────────────────▶ _Rank.heartbeats(), on a thread beside update's
+    stage (driver)                        ranks (Ray actors, one learner each; on cuda each has a GPU of its own)
+    ──────────────                        ──────────────────────────────────────────────────────────────────────
+    update(parts) ── part r to rank r ──▶ copy of the state; advantages, minibatches; gradients summed over all ranks
+      │◀─ metrics of rank 0 ─────────────┘ weights of rank 0 ──▶ object store ──▶ workers that play the next iteration
+      │─ heartbeats? ───────────────────▶ RankActor.heartbeats(), on a thread beside update's
       │◀─ a count that rises ────────────┘
-      └─ a rank died or hangs: all are restarted from the state before the update, and the update is repeated
+      └─ a rank died or hangs: all are restarted from the copy of a rank that still answers, and the update is repeated
 
-A rank blocks at every sum until all ranks have reached it, so one rank that hangs stalls all of them. The driver waits
-as long as any rank makes progress.
+The driver holds references: weights and moments reach it only where it writes a checkpoint. A rank blocks at every sum
+until all ranks have reached it, so one rank that hangs stalls all of them. The driver waits as long as any rank makes
+progress.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import ray
-import torch.distributed as dist
+import torch
+from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
-from torch import Tensor
 
+from nightshift.algorithms import strategy
 from nightshift.algorithms.estimators import Groups
 from nightshift.cluster import version_check
 from nightshift.cluster.connection import start_ray
 from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS, Heartbeat
-from nightshift.errors import NightshiftError, RolloutError
+from nightshift.cluster.object_store import ObjectStoreWeights
+from nightshift.errors import DeviceError, NightshiftError, RolloutError
 from nightshift.learners.base import LearnerSpec, LearnerState
+from nightshift.learners.data_parallel import DataParallel
 from nightshift.learners.local import Rank
 from nightshift.policies.snapshot import PolicySnapshot
 
@@ -38,8 +43,7 @@ _log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 _WAIT_SECONDS = 0.5
-_COLLECTIVE_TIMEOUT = timedelta(days=7)
-"""Long on purpose: the driver detects a stall by the ranks' progress, not by the duration of one sum."""
+_Result = TypeVar("_Result")
 
 
 class RayLearners:
@@ -47,88 +51,148 @@ class RayLearners:
 
     def __init__(self, spec: LearnerSpec, ranks: int, *, timeout: float = TIMEOUT_SECONDS) -> None:
         start_ray(ranks)
+        _check_gpus(spec.device, ranks)
         self._spec = spec
         self._timeout = timeout
         self._count = ranks
         self._ranks: list[Any] = []
-        self._policy, self._state = spec.policy, _Rank(spec).state()
+        self._policy = spec.policy
+        self._state: Any = None
+        """A reference to the state of the policy's version. None: the ranks alone hold it, or begin from `spec`."""
 
     def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
         references = [ray.put(part) for part in parts]
-        for _ in range(MAX_ATTEMPTS):
-            try:
-                return self._update_all(references, progress)
-            except (RayError, _RanksStalled) as error:
-                cause = error.cause if isinstance(error, RayTaskError) else error
-                if isinstance(cause, NightshiftError):
-                    raise cause from None
-                _log.warning("an update failed, its ranks are restarted: %r", cause)
-                failure = error
-                self.close()
-        raise RolloutError(f"an update failed {MAX_ATTEMPTS} times: {cause!r}", "run again: it resumes") from failure
+        return self._retried(lambda: self._update_all(references, progress))
 
     def policy(self) -> PolicySnapshot:
         return self._policy
 
     def state(self) -> LearnerState:
-        return self._state
+        return self._retried(self._fetch_state)
 
     def restore(self, state: LearnerState) -> None:
         self.close()
-        rank = _Rank(self._spec)
-        rank.restore(state)
-        self._policy, self._state = rank.policy(), state
+        self._state = ray.put(state)
+        self._policy = PolicySnapshot.of(self._policy.spec, strategy.weights(state.tensors, "policy"), state.version)
 
     def close(self) -> None:
         for rank in self._ranks:
             ray.kill(rank)
         self._ranks = []
 
+    def _retried(self, work: Callable[[], _Result]) -> _Result:
+        """What `work` returns; where a rank fails, it is repeated with new ranks from the state before."""
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                if not self._ranks:
+                    self._start_ranks()
+                return work()
+            except (RayError, _RanksStalled) as error:
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                if isinstance(cause, NightshiftError):
+                    raise cause from None
+                _log.warning("a learner rank failed, all ranks are restarted: %r", cause)
+                failure = error
+                self._keep_state()
+                self.close()
+        raise RolloutError(
+            f"the learner ranks failed {MAX_ATTEMPTS} times: {cause!r}", "run again: it resumes"
+        ) from failure
+
     def _update_all(self, references: Sequence[Any], progress: float) -> dict[str, float]:
-        if not self._ranks:
-            self._start_ranks()
-        futures = [rank.update.remote(part, progress) for rank, part in zip(self._ranks, references, strict=True)]
-        metrics: dict[str, float] = self._get(futures, self._timeout)[0]
-        # The state comes back after every update, not only for a checkpoint: it is what a restart begins with.
-        first = self._ranks[0]
-        self._policy, self._state = self._get([first.policy.remote(), first.state.remote()], self._timeout)
+        answers = [
+            rank.update.options(num_returns=2).remote(part, progress)
+            for rank, part in zip(self._ranks, references, strict=True)
+        ]
+        metrics: dict[str, float] = self._get([metrics for metrics, _ in answers], self._timeout)[0]
+        _, weights = answers[0]
+        self._policy = PolicySnapshot(
+            spec=self._policy.spec,
+            weights=ObjectStoreWeights(weights),
+            dtypes=self._policy.dtypes,
+            version=self._policy.version + 1,
+        )
+        self._state = None
         return metrics
 
+    def _fetch_state(self) -> LearnerState:
+        found = [self._state] if self._state is not None else [rank.state.remote() for rank in self._ranks]
+        state: LearnerState = self._get(found, self._timeout)[0]
+        self._state = found[0]
+        return state
+
+    def _keep_state(self) -> None:
+        """Before the ranks are ended: take the state after the last whole update from the first one that answers.
+
+        It goes to the new ranks by reference. Ranks that have not made an update yet begin from `spec` again.
+        """
+        version = self._policy.version
+        if self._state is not None or not version:
+            return
+        ask = {"num_returns": 2, "concurrency_group": HEARTBEAT_GROUP}  # the other thread may block at a sum
+        states = dict(rank.state_after.options(**ask).remote(version) for rank in self._ranks)
+        waiting = list(states)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=self._timeout)
+            if not done:
+                break
+            with contextlib.suppress(RayError):
+                ray.get(done)
+                self._state = states[done[0]]
+                return
+        self.close()
+        raise RolloutError(
+            f"no learner rank is left that holds the weights after update {version}",
+            "run again: it resumes from the last checkpoint",
+        )
+
     def _start_ranks(self) -> None:
-        """Start every rank with the state after the last update, and connect them."""
-        actor = ray.remote(num_cpus=0, concurrency_groups={HEARTBEAT_GROUP: 1})(_Rank)
-        spec, state = ray.put(self._spec), ray.put(self._state)
+        """Start and connect all ranks, with the state after the last update."""
+        on_gpu = self._spec.device.type == "cuda"
+        actor = ray.remote(num_cpus=0, num_gpus=int(on_gpu), concurrency_groups={HEARTBEAT_GROUP: 1})(RankActor)
+        spec = ray.put(self._spec)
         self._ranks = [actor.remote(spec) for _ in range(self._count)]
         timeout = max(self._timeout, TIMEOUT_SECONDS)  # a process needs time to start
-        (address,) = self._get([self._ranks[0].rendezvous_address.remote()], timeout)
         driver = version_check.versions(None)
-        self._get([rank.check_versions.remote(driver) for rank in self._ranks], timeout)
+        try:
+            self._get([rank.check_versions.remote(driver) for rank in self._ranks], timeout)
+        except _RanksStalled:
+            if not on_gpu:
+                raise
+            raise DeviceError(
+                f"machine.ranks is {self._count}, one GPU each, and they have not been free for {timeout:.0f} s",
+                "lower machine.ranks in params.yaml, or end what uses the GPUs (ray status shows it)",
+            ) from None
+        (address,) = self._get([self._ranks[0].rendezvous_address.remote()], timeout)
         self._get([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], timeout)
-        self._get([rank.restore.remote(state) for rank in self._ranks], timeout)
+        if self._state is not None:
+            self._get([rank.restore.remote(self._state) for rank in self._ranks], timeout)
 
     def _get(self, futures: Sequence[Any], timeout: float) -> list[Any]:
         """The results of all; raises as soon as one fails or all stall, since the others would block for ever."""
         heartbeats = [Heartbeat(rank) for rank in self._ranks]
+        results: dict[Any, Any] = {}
         waiting = list(futures)
         while waiting:
             done, waiting = ray.wait(waiting, timeout=_WAIT_SECONDS)
-            ray.get(done)
+            results |= zip(done, ray.get(done), strict=True)
             if waiting and min(heartbeat.seconds_since_progress() for heartbeat in heartbeats) > timeout:
                 raise _RanksStalled(f"no rank has made progress for {timeout:.0f} s")
-        results: list[Any] = ray.get(list(futures))
-        return results
+        return [results[future] for future in futures]
 
 
-class _RanksStalled(Exception):
-    """A rank hangs, and all others block at the next sum."""
+class RankActor:
+    """A learner in a process of its own; `join` builds it, connected to the other ranks."""
 
-
-class _Rank(Rank):
-    """A learner and its connection to the other ranks."""
+    _strategy: DataParallel
+    _rank: Rank
 
     def __init__(self, spec: LearnerSpec) -> None:
-        self._collective = _ProcessGroup()
-        super().__init__(spec, self._collective)
+        self._spec = spec
+        self._has_joined = False
+        self._before: LearnerState | None = None
+        """The state before the last update that was begun."""
+        self._copying = threading.Lock()
 
     def check_versions(self, driver: Mapping[str, str]) -> None:
         """Refuse to learn with other code than the driver's."""
@@ -142,26 +206,49 @@ class _Rank(Rank):
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def join(self, address: str, rank: int, size: int) -> None:
-        on_gpu = self._learner.policy.device.type == "cuda"
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # counts are summed on the CPU, gradients where they are
-        dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=_COLLECTIVE_TIMEOUT)
-        self._collective.rank, self._collective.size = rank, size
+        self._strategy = DataParallel(address, rank, size, self._spec.device)
+        self._rank = Rank(self._spec, self._strategy)
+        self._has_joined = True
+
+    def restore(self, state: LearnerState) -> None:
+        self._rank.restore(state)
+
+    def update(self, groups: Groups, progress: float) -> tuple[dict[str, float], Mapping[str, NDArray[Any]] | None]:
+        """The metrics, and rank 0's new weights: all ranks have the same."""
+        with self._copying:
+            self._before = self._rank.state()
+        metrics = self._rank.update(groups, progress)
+        return metrics, self._rank.policy().weights if self._strategy.rank == 0 else None
+
+    def state(self) -> LearnerState | None:
+        """Of rank 0: all ranks have the same."""
+        return self._rank.state() if self._strategy.rank == 0 else None
+
+    def state_after(self, version: int) -> tuple[int, LearnerState]:
+        """The version, and the state after so many updates: before the update in progress or just made, or as it is
+        where the next one has not begun. To be called on another thread than `update`."""
+        with self._copying:
+            before = self._before
+            state = before if before is not None and before.version == version else self._rank.state()
+        if state.version != version:
+            raise RuntimeError(f"this rank is at update {state.version}, not {version}")
+        return version, state
 
     def heartbeats(self) -> int:
         """A count that rises with every microbatch and every sum, to be read on another thread during an update."""
-        return self._learner.microbatches + self._collective.sums
+        return self._rank.microbatches + self._strategy.sums if self._has_joined else 0
 
 
-class _ProcessGroup:
-    """Sums over torch's process group; a single rank until `_Rank.join`."""
+class _RanksStalled(Exception):
+    """A rank hangs, and all others block at the next sum."""
 
-    rank = 0
-    size = 1
-    sums = 0
-    """Sums so far."""
 
-    def sum(self, tensors: Sequence[Tensor]) -> None:
-        if self.size > 1:
-            for tensor in tensors:
-                dist.all_reduce(tensor)
-                self.sums += 1
+def _check_gpus(device: torch.device, ranks: int) -> None:
+    if device.type != "cuda":
+        return
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if gpus < ranks:
+        raise DeviceError(
+            f"machine.ranks is {ranks}, one GPU each, and the Ray cluster has {gpus}",
+            "lower machine.ranks or set machine.device: cpu in params.yaml, or add nodes with GPUs",
+        )

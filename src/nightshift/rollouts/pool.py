@@ -135,7 +135,7 @@ class RayPool:
         if self._sent is None or self._sent.token != policy.token:
             self._sent = None
             with self._stopwatch.timing(TRANSFER):
-                self._sent = replace(policy, weights=ObjectStoreWeights(policy.weights))
+                self._sent = replace(policy, weights=ObjectStoreWeights.of(policy.weights))
         return self._sent
 
     def _finished(self, running: dict[Any, Attempt], retries: Retries) -> Iterator[tuple[int, list[Trajectory] | None]]:

@@ -207,7 +207,8 @@ def _resume(job: Job, learners: Learners, sampler: Sampler, player: IterationPla
     if newest is None:
         return _Training(best=learners.policy())
     tensors = newest.tensors
-    learners.restore(LearnerState(tensors=tensors, counters=newest.state["learner"]))
+    learned = {name: tensor for name, tensor in tensors.items() if not name.startswith((_ACTING, _BEST))}
+    learners.restore(LearnerState(tensors=learned, counters=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
     spec = learners.policy().spec
     if newest.step < iterations:

@@ -20,6 +20,8 @@ from nightshift.telemetry import gpu, progress
 
 _SHOW_EVERY = 20
 """Steps between two losses on the progress bar: reading one waits for the GPU."""
+_GENERATOR = "generator"
+"""The name of the random generator's state in a checkpoint."""
 _AUGMENTATION_SEED = 2**32
 """Plus the step: augmentation has no state that a checkpoint would have to hold."""
 
@@ -74,19 +76,14 @@ def _train(
             if (step + 1) % job.machine.checkpoint_every.sft_steps == 0 or step + 1 == sft.steps:
                 metrics = {"sft/loss": loss.item(), "sft/validation_loss": learner.loss(parts["validation"])}
                 job.tracker.log({**metrics, **gpu.sample()}, step + 1)
-                _save(job, learner, loader, step + 1)
-
-
-def _save(job: Job, learner: SftLearner, loader: DemoLoader, step: int) -> None:
-    drawn = torch.Generator()
-    drawn.set_state(loader.state)
-    checkpoint.save(job.state, Checkpoint(step=step, tensors=checkpoint.pack(learner.trained, drawn), state={}))
+                tensors = {_GENERATOR: loader.state, **learner.tensors()}
+                checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))
 
 
 def _resume(job: Job, learner: SftLearner, generator: torch.Generator) -> int:
     newest = checkpoint.newest(job.state)
     if newest is None:
         return 0
-    checkpoint.unpack(newest.tensors, learner.trained, generator)
-    learner.resume(newest.step)
+    generator.set_state(newest.tensors[_GENERATOR])
+    learner.resume(newest.tensors, newest.step)
     return newest.step

@@ -1,0 +1,89 @@
+"""What each rank of a learner holds of the networks it trains: the one place that differs between one process, data
+parallel ranks (learners/data_parallel.py) and, for networks too large for one device, sharded ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+_Network = TypeVar("_Network", bound=nn.Module)
+Trained = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
+"""By name: a network and the optimizer that trains it."""
+
+
+class Strategy(ABC):
+    """Every rank makes the same calls in the same order, also a rank that has nothing to add.
+
+    Here every rank holds whole networks. A sharded strategy overrides all of it: its `wrap` shards a network, gradients
+    are summed in the backward pass, the norm for clipping is computed across shards, and `state` gathers them.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of ranks."""
+
+    @abstractmethod
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks."""
+
+    def wrap(self, network: _Network) -> _Network:
+        """The network as this rank holds it; called before its optimizer is made."""
+        return network
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace each gradient by its sum over all ranks; a parameter without one has a gradient of zero."""
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.sum([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+    def clip_gradients(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+        """Scale the summed gradients down to `max_norm`; their norm before that, over what all ranks hold."""
+        return float(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+    def state(self, trained: Trained) -> dict[str, Tensor]:
+        """Weights and optimizer moments of whole networks: copies on the CPU, by flat names."""
+        tensors: dict[str, Tensor] = {}
+        for name, (network, optimizer) in trained.items():
+            tensors |= {f"{name}.weights.{key}": value for key, value in network.state_dict().items()}
+            for index, values in optimizer.state_dict()["state"].items():
+                tensors |= {f"{name}.optimizer.{index}.{key}": torch.as_tensor(value) for key, value in values.items()}
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor], trained: Trained) -> None:
+        """Load what `state` returned; hyperparameters come from params.yaml, not from the checkpoint."""
+        for name, (network, optimizer) in trained.items():
+            network.load_state_dict(weights(tensors, name))
+            moments: dict[int, dict[str, Tensor]] = {}
+            for key, value in _under(tensors, f"{name}.optimizer.").items():
+                index, _, moment = key.partition(".")
+                moments.setdefault(int(index), {})[moment] = value
+            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class SingleProcess(Strategy):
+    """One process that holds everything: every sum is already complete."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Nothing to add."""
+
+
+def weights(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The weights of one network in what `Strategy.state` returned."""
+    return _under(tensors, f"{name}.weights.")
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
