@@ -32,7 +32,7 @@ os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
 SMALL: dict[str, Any] = {
     "machine": {"workers": 0, "checkpoint_every": {"sft_steps": 20, "rloo_iterations": 1}},
     "env": {"suite": "fake", "tasks": [], "protocol": "openvla-oft", "horizon": 12},
-    "states": {"validation_share": 0.2},
+    "states": {"validation_share": 0.06},
     "collect": {"demos_per_task": 4, "attempts": 3, "disturbance": 0.0},
     "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3},
     "policy": {"inputs": ["objects", "task"], "hidden": [16], "chunk": 1},
