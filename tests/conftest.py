@@ -100,6 +100,26 @@ def edit(root: Path, section: str, **changes: Any) -> None:
     (root / "params.yaml").write_text(yaml.safe_dump(params))
 
 
+@pytest.fixture(scope="session")
+def migrated_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow store to copy into projects: MLflow takes seconds to make one. The tests of the adapters make
+    theirs anew."""
+    from nightshift.adapters import mlflow_tracking
+
+    root = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
+        mlflow_tracking.connect(root)
+    return root / "mlflow.db"
+
+
+def add_store(root: Path, migrated_store: Path) -> None:
+    """Give a project the MLflow store that its first run would make."""
+    (root / paths.MLFLOW_DATABASE).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(migrated_store, root / paths.MLFLOW_DATABASE)
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small project; the test runs inside it."""
