@@ -32,7 +32,7 @@ os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
 SMALL: dict[str, Any] = {
     "machine": {"workers": 0, "checkpoint_every": {"sft_steps": 20, "rloo_iterations": 1}},
     "env": {"suite": "fake", "tasks": [], "protocol": "openvla-oft", "horizon": 12},
-    "states": {"validation_share": 0.2},
+    "states": {"validation_share": 0.06},
     "collect": {"demos_per_task": 4, "attempts": 3, "disturbance": 0.0},
     "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3},
     "policy": {"inputs": ["objects", "task"], "hidden": [16], "chunk": 1},
@@ -98,6 +98,26 @@ def edit(root: Path, section: str, **changes: Any) -> None:
     params = yaml.safe_load((root / "params.yaml").read_text())
     params[section].update(changes)
     (root / "params.yaml").write_text(yaml.safe_dump(params))
+
+
+@pytest.fixture(scope="session")
+def migrated_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow store to copy into projects: MLflow takes seconds to make one. The tests of the adapters make
+    theirs anew."""
+    from nightshift.adapters import mlflow_tracking
+
+    root = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
+        mlflow_tracking.connect(root)
+    return root / "mlflow.db"
+
+
+def add_store(root: Path, migrated_store: Path) -> None:
+    """Give a project the MLflow store that its first run would make."""
+    (root / paths.MLFLOW_DATABASE).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(migrated_store, root / paths.MLFLOW_DATABASE)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -202,13 +203,18 @@ def test_assets_folder_without_assets_is_refused_by_name(tmp_path: Path, monkeyp
         LIBERO_OBJECT.make_env(LIBERO_OBJECT.tasks()[0])
 
 
+@pytest.mark.usefixtures("env")
 def test_importing_libero_never_prompts_and_writes_only_under_state(tmp_path: Path) -> None:
+    compiled = tmp_path / "project" / ".state" / "libero" / "numba"  # as after the first run: compiling takes long
+    shutil.copytree(os.environ["NUMBA_CACHE_DIR"], compiled)
     code = (
         "from nightshift.envs.mini.suite import LIBERO_MINI\n"
         "env = LIBERO_MINI.make_env(LIBERO_MINI.tasks()[0])\n"
         "env.reset('train', 0)\n"
         "from nightshift.envs.libero.suites import LIBERO_10\n"
         "LIBERO_10.tasks()\n"
+        "import os\n"
+        "assert os.environ['NUMBA_CACHE_DIR'] == os.path.abspath('.state/libero/numba')\n"
     )
     log = Path("/tmp/robosuite.log")
     before = log.stat().st_mtime if log.exists() else None

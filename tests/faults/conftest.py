@@ -24,13 +24,17 @@ def requested_cpus(gcs_address: str) -> int:
 
 AddNode = Callable[..., Any]
 _SMALL = {"object_store_memory": 80 * 2**20}
+_HEALTH_CHECKS = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
+"""A killed node refuses the connection and is given up after five checks: 3 s apart by default. A slow one has 10 s to
+answer each, as by default."""
 
 
 @contextlib.contextmanager
 def head_without_cpus(**settings: Any) -> Iterator[Cluster]:
     """A cluster of a head only. Ray leaves a signal handler behind, which other tests must not see."""
     handler = signal.getsignal(signal.SIGTERM)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **_SMALL, **settings})
+    head = {"num_cpus": 0, "_system_config": _HEALTH_CHECKS, **_SMALL, **settings}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()
     signal.signal(signal.SIGTERM, handler)

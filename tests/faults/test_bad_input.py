@@ -12,7 +12,7 @@ import pytest
 
 from nightshift.errors import ProjectError
 from nightshift.project import repository as projects
-from tests.conftest import edit, git, make_project, nightshift
+from tests.conftest import add_store, edit, git, make_project, nightshift
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,8 @@ def test_a_project_that_dvc_is_working_in(root: Path) -> None:
     assert time.monotonic() - started < 20
 
 
-def test_a_model_that_is_not_there(root: Path) -> None:
+def test_a_model_that_is_not_there(root: Path, migrated_store: Path) -> None:
+    add_store(root, migrated_store)
     assert "nightshift run" in refused(root, "predict", "--model", "champion")
 
 

@@ -16,7 +16,7 @@ from nightshift import files, policies
 from nightshift.pipeline.run import Session, run_stage
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.project import paths
-from tests.conftest import edit, git, make_project, nightshift
+from tests.conftest import add_store, edit, git, make_project, nightshift
 
 SECONDS = 20
 ITERATIONS = 40
@@ -77,9 +77,10 @@ def steps_trained(root: Path) -> list[int]:
 
 
 def test_ctrl_c_ends_training_and_every_process_of_ray_and_the_next_run_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = project(tmp_path / "project", workers=1)
+    add_store(root, migrated_store)
     with files.new_folder(root / paths.SFT_POLICY) as folder:
         policies.save(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7), folder)
     busy = interrupt(root, "stage", "rloo", number=signal.SIGINT)

@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.pipeline.run import Session, run_stage
 from nightshift.project import paths
-from tests.conftest import edit, make_project, nightshift
+from tests.conftest import add_store, edit, make_project
 
 COMMAND = str(Path(sys.prefix) / "bin" / "nightshift")
+STEPS = 1500
+"""Of sft: many times what it makes between a checkpoint and its end by a signal."""
 WEIGHTS = {"sft": paths.SFT_POLICY / "policy.safetensors", "rloo": paths.RLOO_POLICY / "policy.safetensors"}
 
 
 def trained(root: Path, stage: str) -> bytes:
-    done = nightshift(root, "stage", stage)
-    assert done.returncode == 0, done.stderr
+    """To the end, in this process, which is sooner there than a new one and knows as little of the killed one."""
+    with Session(root) as session:
+        run_stage(stage, session)
     return (root / WEIGHTS[stage]).read_bytes()
 
 
@@ -42,15 +46,31 @@ def kill_after_new_checkpoint(root: Path, stage: str, delay: float, look: Callab
     return process.wait() == -signal.SIGKILL
 
 
+def enter(root: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(root)
+    patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+
+
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path:
+    """A project whose dataset is made."""
     root = make_project(tmp_path_factory.mktemp("killed") / "project")
-    edit(root, "sft", steps=4000)
+    add_store(root, migrated_store)
+    edit(root, "sft", steps=STEPS)
     edit(root, "machine", checkpoint_every={"sft_steps": 50, "rloo_iterations": 1})
-    edit(root, "rloo", iterations=40)
-    for stage in ("states", "collect", "dataset"):
-        assert nightshift(root, "stage", stage).returncode == 0
+    edit(root, "rloo", iterations=12)
+    with pytest.MonkeyPatch.context() as patch, Session(root) as session:
+        enter(root, patch)
+        for stage in ("states", "collect", "dataset"):
+            run_stage(stage, session)
     return root
+
+
+@pytest.fixture
+def prepared(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project; the test runs inside it."""
+    enter(dataset, monkeypatch)
+    return dataset
 
 
 @pytest.mark.parametrize("stage", ["sft", "rloo"])
@@ -76,7 +96,7 @@ def test_a_killed_stage_resumes_its_checkpoint_after_machine_was_changed(prepare
     edit(prepared, "machine", **changed)
     resumed = trained(prepared, "sft")
     steps = [json.loads(line)["step"] for line in logged.read_text().splitlines()[count:]]
-    assert steps == [step for step in range(70, 4000, 70) if step > resumed_at] + [4000]
+    assert steps == [step for step in range(70, STEPS, 70) if step > resumed_at] + [STEPS]
     unfinished.rename(unfinished.with_name("done"))
     assert trained(prepared, "sft") == resumed
 

@@ -10,15 +10,16 @@ from nightshift.errors import CacheError
 from nightshift.pipeline import gc, run
 from nightshift.pipeline.run import Session
 from nightshift.project import paths
-from tests.conftest import make_project, nightshift
+from tests.conftest import add_store, make_project, nightshift
 
 BYTES = 1000
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One project for the module: making and migrating a store takes seconds."""
-    return make_project(tmp_path_factory.mktemp("gc") / "project")
+def root(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path:
+    root = make_project(tmp_path_factory.mktemp("gc") / "project")
+    add_store(root, migrated_store)
+    return root
 
 
 @pytest.fixture

@@ -19,15 +19,16 @@ from nightshift.errors import CacheError, ProjectError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
 from nightshift.project import environment, graph, packages, paths
-from tests.conftest import REPOSITORY, edit, git, install, make_project, nightshift
+from tests.conftest import REPOSITORY, add_store, edit, git, install, make_project, nightshift
 
 STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path:
     """A project whose stages have all run, in this process."""
     root = make_project(tmp_path_factory.mktemp("run") / "project")
+    add_store(root, migrated_store)
     edit(root, "sft", steps=20)
     edit(root, "rloo", iterations=1)
     edit(root, "evaluate", init_states=2)

@@ -15,14 +15,16 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import register
 from nightshift.statistics.intervals import Rate
+from tests.conftest import add_store
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1, "action_dim": 7}
 
 
 @pytest.fixture
-def trained(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trained(project: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose two policies are trained and evaluated; the second is better."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project}/{paths.MLFLOW_DATABASE}")
+    add_store(project, migrated_store)
     paths.DVC_LOCK.write_text("stages: {dataset: {outs: [{path: data/dataset, md5: abc.dir}]}}")
     train("sft")
     train("rloo")

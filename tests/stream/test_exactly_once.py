@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,8 @@ from tests.data.examples import make
 from tests.stream.parts import RUN, contents, open_spool
 
 ACTORS = ("left", "right")
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Thousands of small files are written and synced here; a disk would take most of the time."""
 Fault = st.sampled_from(["none", "none", "request lost", "reply lost", "request doubled", "late copy"])
 
 
@@ -51,7 +54,7 @@ class Lossy:
 class Stream(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
         self.inbox = self._open_inbox()
         self.spools = {actor: self._open_spool(actor) for actor in ACTORS}
         self.put: dict[EpisodeId, bytes] = {}
