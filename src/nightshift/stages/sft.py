@@ -22,8 +22,8 @@ _SHOW_EVERY = 20
 """Steps between two losses on the progress bar: reading one waits for the GPU."""
 _GENERATOR = "generator"
 """The name of the random generator's state in a checkpoint."""
-_AUGMENTATION_SEED = 2**32
-"""Plus the step: augmentation has no state that a checkpoint would have to hold."""
+_SEEDS_APART = 2**32
+"""Augmentation is seeded by seed and step, so a checkpoint holds no state of it."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
@@ -32,11 +32,10 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     data = dataset_store.read(paths.DATASET)
     fresh = _fresh_policy(policy, data).to(device.resolve(job.machine.device))
     learner = SftLearner(fresh, sft, microbatch_size=job.machine.microbatch_size)
-    generator = torch.Generator().manual_seed(seed)
     job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
     parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}
     with device.out_of_memory_advice("machine.microbatch_size or sft.batch_size"):
-        _train(job, learner, parts, generator, sft)
+        _train(job, learner, parts, seed, sft)
     with files.new_folder(paths.SFT_POLICY) as folder:
         policies.save(learner.policy, folder)
 
@@ -57,9 +56,10 @@ def _train(
     job: Job,
     learner: SftLearner,
     parts: Mapping[dataset_store.DatasetSplit, Demos],
-    generator: torch.Generator,
+    seed: int,
     sft: config.Sft,
 ) -> None:
+    generator = torch.Generator().manual_seed(seed)
     start = _resume(job, learner, generator)
     pin = learner.policy.device.type == "cuda"
     shown = ""
@@ -68,7 +68,7 @@ def _train(
         progress.bar("sft", total=sft.steps, done=start) as advance,
     ):
         for step in range(start, sft.steps):
-            augmentation = torch.Generator().manual_seed(_AUGMENTATION_SEED + step)
+            augmentation = torch.Generator().manual_seed(seed * _SEEDS_APART + step)
             loss = learner.update(loader.take(), augmentation)
             if step % _SHOW_EVERY == 0:
                 shown = f"loss {loss.item():.4f}"
