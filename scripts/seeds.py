@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from nightshift import config
 from nightshift.project import graph, paths
 from nightshift.reports import history
 from nightshift.statistics.intervals import of_mean
@@ -40,7 +41,7 @@ def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> No
     if not folder.exists():
         (_copy if node else _clone)(folder)
     params = folder / paths.PARAMS
-    content = merged(yaml.safe_load((PROJECT / paths.PARAMS).read_text()), {**recipe, "seed": seed})
+    content = config.merged(yaml.safe_load((PROJECT / paths.PARAMS).read_text()), {**recipe, "seed": seed})
     params.write_text(yaml.safe_dump(content, sort_keys=False))
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{folder}:{os.environ.get('PYTHONPATH', '')}"}
     if not node:
@@ -54,16 +55,6 @@ def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> No
 
 def _has_run(folder: Path, stage: str) -> bool:
     return (folder / paths.stage_receipt(stage)).exists()
-
-
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`, section by section; a policy of another family replaces the whole section."""
-    result = dict(base)
-    for name, value in changes.items():
-        known = result.get(name)
-        same_kind = isinstance(known, dict) and isinstance(value, dict) and value.get("family") == known.get("family")
-        result[name] = merged(known, value) if same_kind and isinstance(known, dict) else value
-    return result
 
 
 def _clone(folder: Path) -> None:

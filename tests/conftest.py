@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from nightshift import config
 from nightshift.adapters.tracking import JsonlTracker
+from nightshift.config import merged
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
@@ -54,12 +55,6 @@ SMALL: dict[str, Any] = {
 
 def small_params() -> dict[str, Any]:
     return merged(yaml.safe_load((REPOSITORY / "params.yaml").read_text()), SMALL)
-
-
-def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`values` with `changes`, section by section."""
-    inner = {key: merged(values[key], change) for key, change in changes.items() if isinstance(change, dict)}
-    return {**values, **changes, **inner}
 
 
 def make_project(root: Path) -> Path:

@@ -1,0 +1,60 @@
+"""A small policy that sees goes through all stages, on the real simulator with its cameras."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nightshift import config, policies
+from nightshift.config import merged
+from nightshift.data import dataset_store
+from nightshift.envs.libero.env import can_render
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
+from nightshift.stages import collect, dataset, evaluate, rloo, sft
+from tests.conftest import small_params
+from tests.pipeline.test_precheck import SEEING
+
+pytestmark = pytest.mark.skipif(not can_render(), reason="no GL library")
+
+TINY: dict[str, Any] = merged(
+    SEEING,
+    {
+        "env": {"suite": "libero_mini", "tasks": ["lift_cube"], "horizon": 40, "cameras": SEEING["env"]["cameras"]},
+        "states": {"validation_share": 0.02},
+        "collect": {"demos_per_task": 2, "attempts": 4, "disturbance": 0.0},
+        "sft": {"steps": 20, "batch_size": 8, "warmup_steps": 2},
+        "rloo": {"iterations": 1, "groups": 2, "group_size": 2, "validation": {"level": 0.2}},
+        "evaluate": {"init_states": 1, "film_frames": 3},
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> config.Params:
+    return config.Params.model_validate(merged(small_params(), TINY))
+
+
+def test_a_policy_that_sees_goes_through_all_stages(job: Callable[[str], Job], tiny: config.Params) -> None:
+    collect.run(job("collect"), seed=0, env=tiny.env, states=tiny.states, collect=tiny.collect)
+    dataset.run(job("dataset"), seed=0, dataset=tiny.dataset)
+    steps = dataset_store.read(paths.DATASET).steps("train", ["agentview", "instruction"])
+    seen = steps.observe(np.array([0, 5]))
+    assert seen["agentview"].shape == (2, 32, 32, 3)
+    assert seen["agentview"].dtype == np.uint8
+    assert seen["agentview"][0].std() > 1, "the image is empty"
+    assert (seen["agentview"][0] != seen["agentview"][1]).any(), "the hand does not move"
+    assert seen["instruction"].tolist() == ["lift the cube"] * 2
+    sft.run(job("sft"), seed=0, policy=tiny.policy, sft=tiny.sft)
+    losses = [json.loads(line) for line in (job("sft").state / "metrics.jsonl").read_text().splitlines()]
+    assert losses[-1]["sft/loss"] < 1
+    rloo.run(job("rloo"), seed=0, env=tiny.env, states=tiny.states, rloo=tiny.rloo)
+    evaluate.run(job("evaluate"), env=tiny.env, evaluate=tiny.evaluate)
+    report = json.loads(paths.EVALUATION_REPORT.read_text())
+    assert report["conditions"]["pictures"]["size"] == 32
+    assert policies.load(paths.RLOO_POLICY).observations == ["agentview", "proprio", "instruction"]
+    assert (paths.EVALUATION / "lift_cube.gif").exists(), "no film of what the policy saw"
