@@ -10,9 +10,13 @@ import ray
 import torch
 from ray.exceptions import RayError
 
+from nightshift import config
 from nightshift.errors import DeviceError
 from nightshift.learners.ranks import RayLearners
+from nightshift.rollouts.engine import EngineSettings
+from nightshift.rollouts.pool import RayPool
 from tests.learners.test_ranks import spec
+from tests.rollouts.parts import NO_CAMERAS
 
 GPUS = 2
 ON_GPU = replace(spec(), device=torch.device("cuda"))
@@ -38,3 +42,10 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     given = ray.get([rank.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for rank in learners._ranks])
     assert sorted(given) == [[0], [1]]
     learners.close()
+
+
+def test_workers_are_refused_where_the_ranks_take_all_gpus() -> None:
+    env = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6, cameras=NO_CAMERAS)
+    settings = EngineSettings(device=torch.device("cuda"), threads=1, requests_at_once=1, reserved_gpus=GPUS)
+    with pytest.raises(DeviceError, match=r"2 for the learner's ranks \(machine\.ranks\): none is left for workers"):
+        RayPool(1, env, settings)

@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_one_sentence(changes: dict[str, Any], sentence: st
 
 def test_a_gpu_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(DeviceError, match="machine.device is cuda"):
+    with pytest.raises(DeviceError, match="torch finds no GPU"):
         precheck.check(params(machine={"device": "cuda"}))
 
 

@@ -57,6 +57,8 @@ class EngineSettings:
     device: torch.device
     threads: int
     requests_at_once: int
+    reserved_gpus: int = 0
+    """Of a cluster: those that the learner's ranks take."""
 
 
 ONE_AT_A_TIME = EngineSettings(device=torch.device("cpu"), threads=1, requests_at_once=1)

@@ -13,7 +13,12 @@ from nightshift.rollouts.local import LocalPool
 
 def open_pool(machine: config.Machine, env: config.Env, device: torch.device) -> Pool:
     """`device`: what machine.device resolves to (policies/device.py)."""
-    settings = EngineSettings(device=device, threads=machine.threads, requests_at_once=machine.requests_at_once)
+    settings = EngineSettings(
+        device=device,
+        threads=machine.threads,
+        requests_at_once=machine.requests_at_once,
+        reserved_gpus=machine.ranks if machine.ranks > 1 else 0,
+    )
     if not machine.workers:
         return LocalPool(env, settings)
     packages.require("ray", f"machine.workers is {machine.workers}", "set machine.workers: 0 in params.yaml")

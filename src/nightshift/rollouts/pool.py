@@ -220,18 +220,19 @@ def _starter(env: config.Env, settings: EngineSettings, make_fleet: MakeFleet, w
     # A group of one thread each: `run` keeps to its own, since a GL context belongs to the thread that made it.
     actor = ray.remote(
         num_cpus=settings.threads,
-        num_gpus=_share_of_a_gpu(workers) if settings.device.type == "cuda" else 0,
+        num_gpus=_share_of_a_gpu(workers, settings.reserved_gpus) if settings.device.type == "cuda" else 0,
         concurrency_groups={HEARTBEAT_GROUP: 1},
     )(Worker)
     return lambda: actor.remote(env, settings, make_fleet_reference, driver)
 
 
-def _share_of_a_gpu(workers: int) -> float:
+def _share_of_a_gpu(workers: int, reserved: int) -> float:
     """What each worker asks for, so that all of them find a place: a worker acts on one GPU."""
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    if not gpus:
+    if gpus <= reserved:
+        learning = f", {reserved} for the learner's ranks (machine.ranks)" if reserved else ""
         raise DeviceError(
-            "policies are to act on cuda, and the Ray cluster has no GPU",
-            "set machine.device to cpu in params.yaml, or start Ray on a machine with a GPU",
+            f"policies are to act on cuda, and the Ray cluster has {gpus} GPUs{learning}: none is left for workers",
+            "lower machine.ranks, set machine.device to cpu in params.yaml, or add nodes with GPUs",
         )
-    return 1 / math.ceil(workers / gpus)
+    return 1 / math.ceil(workers / (gpus - reserved))
