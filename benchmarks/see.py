@@ -47,7 +47,6 @@ TASK = LIBERO_MINI.tasks()[0]
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 SIZE, CHUNK, HORIZON = 128, 8, 48
 GROUP = 8
-ROUNDS = 3
 POLICY = config.Vla(
     family="vla",
     inputs=("agentview", "wrist", "proprio", INSTRUCTION),
@@ -189,28 +188,28 @@ def utilisation(samples: list[float]) -> Iterator[None]:
         watching.join()
 
 
-def compare(where: torch.device, simulators: int, requests: int, *, shadows: bool) -> dict[str, Any]:
+def compare(where: torch.device, simulators: int, requests: int, rounds: int, *, shadows: bool) -> dict[str, Any]:
     env = environment(shadows=shadows)
     policy = fresh_policy(env)
     ours = Ours(env, policy, where, requests)
     peer = Peer(policy, where, simulators, shadows=shadows)
     ours(), peer()  # builds models and contexts
-    rounds, theirs, busy = [], [], []
-    for _ in range(ROUNDS):
+    mine, theirs, busy = [], [], []
+    for _ in range(rounds):
         with utilisation(busy):
-            rounds.append(ours())
+            mine.append(ours())
         theirs.append(peer())
     peer.close()
     ours.pool.close()
-    ratios = [mine["decisions"] / other for mine, other in zip(rounds, theirs, strict=True)]
+    ratios = [one["decisions"] / other for one, other in zip(mine, theirs, strict=True)]
     return {
         "name": f"see/{'shadows' if shadows else 'no shadows'}",
-        "ours": round(statistics.median(one["decisions"] for one in rounds), 1),
+        "ours": round(statistics.median(one["decisions"] for one in mine), 1),
         "peer": round(statistics.median(theirs), 1),
         "ratio": round(statistics.median(ratios), 2),
         "least": round(min(ratios), 2),
         "most": round(max(ratios), 2),
-        **{name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0] if name != "decisions"},
+        **{name: round(statistics.median(one[name] for one in mine), 3) for name in mine[0] if name != "decisions"},
         "gpu_percent": round(statistics.mean(busy)) if busy else None,
         "simulators": simulators,
         "groups_at_once": requests,
@@ -223,10 +222,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulators", type=int, default=CORES, help="processes of the peer")
     parser.add_argument("--requests", type=int, default=3 * CORES, help="groups of ours at once")
+    parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     where = device.resolve("auto")
     for shadows in (False, True):
-        line = compare(where, chosen.simulators, chosen.requests, shadows=shadows)
+        line = compare(where, chosen.simulators, chosen.requests, chosen.rounds, shadows=shadows)
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
