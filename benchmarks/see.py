@@ -35,7 +35,7 @@ from nightshift.envs.libero.setup import prepare, quiet
 from nightshift.envs.libero.suites import Problem
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.policies import device
-from nightshift.policies.base import Policy, to_device
+from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.rollouts.engine import INFERENCE, LOOK, SIMULATION, EngineSettings
 from nightshift.rollouts.local import LocalPool
@@ -105,35 +105,36 @@ class Ours:
 class Peer:
     """LIBERO's vector environment, drawing both cameras after every step."""
 
-    def __init__(self, policy: Policy, where: torch.device, simulators: int, *, shadows: bool) -> None:
+    def __init__(self, simulators: int, *, shadows: bool) -> None:
+        """Before this process has a GPU or a GL context: LIBERO forks, and neither survives that."""
         prepare()
         from libero.libero.envs.venv import SubprocVectorEnv
 
+        self.simulators = simulators
         self._states = LIBERO_MINI.load_init_states(TASK, "train")[:simulators]
         make = partial(drawing_env, LIBERO_MINI.problem(TASK), shadows)
         self._envs: Any = SubprocVectorEnv([make] * simulators)
         self._envs.reset()
-        self._policy, self._device = policy.to(where), where
 
-    def __call__(self) -> float:
+    def __call__(self, policy: Policy) -> float:
         """Decisions per second."""
         seen = self._envs.set_init_state(self._states)
         started = time.perf_counter()
         for _ in range(HORIZON // CHUNK):
-            for actions in self._act(seen):
+            for actions in _act(policy, seen):
                 seen, _, _, _ = self._envs.step(actions)
         return len(self._states) * (HORIZON // CHUNK) / (time.perf_counter() - started)
 
-    def _act(self, seen: Sequence[dict[str, Any]]) -> Iterator[Any]:
-        images = {ours: np.stack([one[f"{theirs}_image"] for one in seen]) for ours, theirs in CAMERAS.items()}
-        proprio = np.zeros((len(seen), 8), np.float32)
-        inputs = self._policy.inputs({**images, "proprio": proprio, INSTRUCTION: np.full(len(seen), TASK.language)})
-        with torch.inference_mode():
-            actions = self._policy.greedy(to_device(inputs, self._device)).float().cpu().numpy()
-        return iter(actions.swapaxes(0, 1))
-
     def close(self) -> None:
         self._envs.close()
+
+
+def _act(policy: Policy, seen: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    """The actions of a chunk, one step after the other."""
+    images = {ours: np.stack([one[f"{theirs}_image"] for one in seen]) for ours, theirs in CAMERAS.items()}
+    proprio = np.zeros((len(seen), 8), np.float32)
+    actions = policy.act({**images, "proprio": proprio, INSTRUCTION: np.full(len(seen), TASK.language)})
+    return iter(actions.swapaxes(0, 1))
 
 
 def drawing_env(problem: Problem, shadows: bool) -> Any:
@@ -188,17 +189,19 @@ def utilisation(samples: list[float]) -> Iterator[None]:
         watching.join()
 
 
-def compare(where: torch.device, simulators: int, requests: int, rounds: int, *, shadows: bool) -> dict[str, Any]:
+def compare(peer: Peer, where: torch.device, requests: int, rounds: int, *, shadows: bool) -> dict[str, Any]:
     env = environment(shadows=shadows)
     policy = fresh_policy(env)
     ours = Ours(env, policy, where, requests)
-    peer = Peer(policy, where, simulators, shadows=shadows)
-    ours(), peer()  # builds models and contexts
-    mine, theirs, busy = [], [], []
+    policy = policy.to(where)
+    ours(), peer(policy)  # builds models and contexts
+    mine: list[dict[str, float]] = []
+    theirs: list[float] = []
+    busy: list[float] = []
     for _ in range(rounds):
         with utilisation(busy):
             mine.append(ours())
-        theirs.append(peer())
+        theirs.append(peer(policy))
     peer.close()
     ours.pool.close()
     ratios = [one["decisions"] / other for one, other in zip(mine, theirs, strict=True)]
@@ -211,7 +214,7 @@ def compare(where: torch.device, simulators: int, requests: int, rounds: int, *,
         "most": round(max(ratios), 2),
         **{name: round(statistics.median(one[name] for one in mine), 3) for name in mine[0] if name != "decisions"},
         "gpu_percent": round(statistics.mean(busy)) if busy else None,
-        "simulators": simulators,
+        "simulators": peer.simulators,
         "groups_at_once": requests,
         "cores": CORES,
         "device": str(where),
@@ -224,9 +227,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3 * CORES, help="groups of ours at once")
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
+    peers = {shadows: Peer(chosen.simulators, shadows=shadows) for shadows in (False, True)}
     where = device.resolve("auto")
-    for shadows in (False, True):
-        line = compare(where, chosen.simulators, chosen.requests, chosen.rounds, shadows=shadows)
+    for shadows, peer in peers.items():
+        line = compare(peer, where, chosen.requests, chosen.rounds, shadows=shadows)
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 

@@ -67,7 +67,7 @@ def test_the_messages_on_the_page_about_clusters_are_the_ones_in_the_code() -> N
     for sentence in (
         "no Ray cluster answers at RAY_ADDRESS=",
         "cannot be joined: ",
-        ", one CPU each, and the cluster has ",
+        " each, and the cluster has ",
         "is not like the driver's: it has ",
         "there are no LIBERO simulation assets in ",
         "the simulator failed on ",

@@ -35,7 +35,7 @@ def test_a_policy_learns_from_all_steps_but_the_last_of_each_episode(tmp_path: P
     np.testing.assert_array_equal(steps.actions[:, 0], np.concatenate(expected))
     assert steps.mask.all()
     seen = [make().observations["objects"][:-1], make(seed=1).observations["objects"][:-1]]
-    np.testing.assert_array_equal(steps.observations["objects"], np.concatenate(seen))
+    np.testing.assert_array_equal(steps.observe(np.arange(len(steps.mask)))["objects"], np.concatenate(seen))
     assert list(steps.observations) == ["objects"]
 
 

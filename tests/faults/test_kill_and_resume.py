@@ -92,7 +92,7 @@ def test_a_killed_stage_resumes_its_checkpoint_after_machine_was_changed(prepare
     resumed_at = max(int(path.name.removeprefix("step-")) for path in unfinished.glob("step-*"))
     logged = prepared / paths.stage_metrics("sft", unfinished.name)
     count = len(logged.read_text().splitlines())
-    changed = {"microbatch_size": 8, "checkpoint_every": {"sft_steps": 70, "rloo_iterations": 3}}
+    changed = {"microbatch_size": 1024, "checkpoint_every": {"sft_steps": 70, "rloo_iterations": 3}}
     edit(prepared, "machine", **changed)
     resumed = trained(prepared, "sft")
     steps = [json.loads(line)["step"] for line in logged.read_text().splitlines()[count:]]

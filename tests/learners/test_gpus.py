@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,9 +25,12 @@ ON_GPU = replace(spec(), device=torch.device("cuda"))
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ray.init("local", num_cpus=1, num_gpus=GPUS, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield
     ray.shutdown()
+    for number, handler in handlers.items():  # Ray replaces them
+        signal.signal(number, handler)
 
 
 def test_more_ranks_than_gpus_are_refused_before_any_work() -> None:

@@ -189,7 +189,8 @@ def adopted(home: Path, done: Node, tmp_path_factory: pytest.TempPathFactory) ->
     """A project that has adopted all results of the node."""
     root = tmp_path_factory.mktemp("adopted") / "home"
     shutil.copytree(home, root, symlinks=True)
-    ended = nightshift(root, "adopt", str(done.root / "results.tar"))
+    store = f"sqlite:///{root / paths.MLFLOW_DATABASE}"  # other tests leave theirs in the environment
+    ended = nightshift(root, "adopt", str(done.root / "results.tar"), MLFLOW_TRACKING_URI=store)
     assert ended.returncode == 0, ended.stderr
     assert [line.split()[1] for line in ended.stdout.splitlines()] == STAGES
     return root

@@ -100,7 +100,7 @@ def fingerprints(root: Path) -> dict[str, str]:
 
 def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(project: Path) -> None:
     before = fingerprints(project)
-    changes = {"workers": 1, "ranks": 2, "microbatch_size": 7}
+    changes = {"device": "cpu", "workers": 1, "threads": 2, "requests_at_once": 3, "ranks": 2, "microbatch_size": 7}
     edit(project, "machine", **changes, checkpoint_every={"sft_steps": 3, "rloo_iterations": 2})
     assert set(config.Machine.model_fields) == {*changes, "checkpoint_every"}
     assert fingerprints(project) == before

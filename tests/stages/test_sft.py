@@ -7,7 +7,7 @@ import torch
 
 from nightshift import config, policies
 from nightshift.data import dataset_store
-from nightshift.errors import DataError
+from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
@@ -37,7 +37,7 @@ def test_the_policy_comes_closer_to_the_demos(job: Callable[[str], Job], params:
 @pytest.mark.usefixtures("data")
 def test_an_observation_that_is_not_there_is_named(job: Callable[[str], Job], params: config.Params) -> None:
     policy = params.policy.model_copy(update={"inputs": ("objects", "camera")})
-    with pytest.raises(DataError, match="no observation camera that this policy can read; it has"):
+    with pytest.raises(ConfigError, match=r"policy\.inputs has camera, and the observations are objects"):
         sft.run(job("sft"), seed=0, policy=policy, sft=params.sft)
 
 
