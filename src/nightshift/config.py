@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -385,6 +386,23 @@ def load(path: Path) -> Params:
 
 
 _WRONG_FAMILY = ("union_tag_invalid", "union_tag_not_found")
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, section by section, as read from YAML. A policy of another family replaces the whole
+    section."""
+    result = dict(base)
+    for name, value in changes.items():
+        known = result.get(name)
+        if isinstance(known, Mapping) and isinstance(value, Mapping) and not _is_other_family(known, value):
+            result[name] = merged(known, value)
+        else:
+            result[name] = value
+    return result
+
+
+def _is_other_family(section: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
+    return "family" in changes and changes["family"] != section.get("family")
 
 
 def _where(error: Any) -> str:

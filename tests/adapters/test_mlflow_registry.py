@@ -18,6 +18,7 @@ from nightshift.adapters import mlflow_registry, mlflow_tracking
 from nightshift.adapters.mlflow_registry import Proposal, Registration
 from nightshift.errors import RegistryError
 from nightshift.statistics.paired import EpisodeOutcome
+from tests.policies import examples
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "chunk": 1, "action_dim": 7}
 
@@ -223,3 +224,17 @@ def test_an_unknown_model_version_or_alias_says_what_there_is(root: Path, model:
     assert "champion" in error.value.next_step
     with pytest.raises(RegistryError, match="no model 'other' yet"):
         mlflow_registry.load(root, "other", "champion")
+
+
+@pytest.mark.parametrize("family", ["cnn", "vla"])
+def test_a_policy_that_sees_is_registered_with_its_images_and_its_instruction(
+    root: Path, model: str, family: str
+) -> None:
+    policy = examples.make(family)
+    with files.new_folder(root / "policies" / family) as folder:
+        policies.save(policy, folder)
+    version = register(root, model, family, "s", policy=family).version
+    loaded = mlflow_registry.load(root, model, version)
+    seen = examples.observe(3)
+    assert loaded.metadata.signature.inputs.input_names() == list(policy.shapes)
+    np.testing.assert_array_equal(loaded.predict(seen), policy.act(seen))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nightshift import config, envs
 from nightshift.envs.base import Fleet, Steps
-from nightshift.policies.base import Policy
+from nightshift.policies.base import Policy, Shapes
 from nightshift.policies.expert import Expert
 from nightshift.policies.gaussian_mlp import STATE, GaussianMlp
 from nightshift.types import INSTRUCTION, Array, Observation, RolloutRequest, Split, Task, Trajectory
@@ -43,8 +43,8 @@ class SeeingMlp(GaussianMlp):
         return {"family": "seeing", "chunk": self.chunk}
 
     @property
-    def observations(self) -> Sequence[str]:
-        return ["objects", "agentview", INSTRUCTION]
+    def shapes(self) -> Shapes:
+        return {"objects": (3,), "agentview": (8, 8, 3), INSTRUCTION: ()}
 
     def inputs(self, observations: Observation) -> dict[str, torch.Tensor]:
         colours = observations["agentview"].mean((1, 2)).astype(np.float32) / 255

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import shutil
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import nightshift
 from nightshift import policies
 from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.errors import RegistryError
+from nightshift.policies.base import Policy, observation_dtype
 from nightshift.reports import gate
 from nightshift.reports.gate import Decision
 from nightshift.statistics.intervals import Rate
@@ -233,14 +233,16 @@ def _outcomes(client: MlflowClient, version: ModelVersion, grid: str) -> Sequenc
 
 
 def _log(proposal: Proposal, scratch: Path) -> Any:
-    spec = json.loads((proposal.policy / policies.SPEC).read_text())
+    policy = policies.load(proposal.policy)
     with _hushed():
         return mlflow.pyfunc.log_model(
             name="policy",
             python_model=str(Path(__file__).parent / "policy_model.py"),
             artifacts={"policy": str(proposal.policy)},
-            signature=_signature(spec["inputs"], spec["chunk"], spec["action_dim"]),
-            input_example={name: np.zeros((1, size), np.float32) for name, size in spec["inputs"].items()},
+            signature=_signature(policy),
+            input_example={
+                name: np.zeros((1, *shape), observation_dtype(shape)) for name, shape in policy.shapes.items()
+            },
             code_paths=[str(_shipped(scratch))],
             pip_requirements=["mlflow", "torch", "numpy", "safetensors"],
         )
@@ -253,9 +255,9 @@ def _hushed() -> Iterator[None]:
         yield
 
 
-def _signature(inputs: Mapping[str, int], chunk: int, action_dim: int) -> ModelSignature:
-    observations = [TensorSpec(np.dtype(np.float32), (-1, size), name) for name, size in inputs.items()]
-    actions = TensorSpec(np.dtype(np.float32), (-1, chunk, action_dim))
+def _signature(policy: Policy) -> ModelSignature:
+    observations = [TensorSpec(observation_dtype(shape), (-1, *shape), name) for name, shape in policy.shapes.items()]
+    actions = TensorSpec(np.dtype(np.float32), (-1, policy.chunk, policy.action_dim))
     return ModelSignature(Schema(observations), Schema([actions]))
 
 

@@ -10,11 +10,11 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel
 
 from nightshift import policies
-from nightshift.policies.base import Policy
+from nightshift.policies.base import Policy, observation_dtype
 
 
 class _Acts:
-    """Observations by name, each [B, D], to chunks of actions [B, C, A].
+    """Observations by name, each [B, …], to chunks of actions [B, C, A].
 
     Apart from the model, since MLflow asks a model that is made with a `predict` for type hints, and knows none for a
     dict of arrays. The signature that it is logged with says it all.
@@ -23,7 +23,10 @@ class _Acts:
     policy: Policy
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        return self.policy.act({name: np.asarray(value, dtype=np.float32) for name, value in model_input.items()})
+        shapes = self.policy.shapes
+        return self.policy.act(
+            {name: np.asarray(model_input[name], observation_dtype(shapes[name])) for name in shapes}
+        )
 
 
 class PolicyModel(_Acts, PythonModel):  # type: ignore[misc]

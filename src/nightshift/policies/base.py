@@ -38,8 +38,8 @@ class Policy(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def observations(self) -> Sequence[str]:
-        """The names of the observations that `inputs` reads."""
+    def shapes(self) -> Shapes:
+        """Of the observations that `inputs` reads, by name."""
 
     @property
     @abstractmethod
@@ -101,6 +101,11 @@ class Policy(nn.Module, ABC):
         """
         return inputs
 
+    @property
+    def observations(self) -> Sequence[str]:
+        """The names of the observations that `inputs` reads."""
+        return list(self.shapes)
+
     def log_prob(self, inputs: Inputs, actions: Tensor, temperature: float) -> Tensor:
         """Log-density of `actions` [B, C, A], dimension by dimension: [B, C, A]."""
         return self.evaluate_actions(inputs, actions, temperature)[0]
@@ -114,6 +119,11 @@ class Policy(nn.Module, ABC):
         with torch.inference_mode():
             actions: Array = self.greedy(to_device(self.inputs(observations), self.device)).float().cpu().numpy()
         return actions
+
+
+def observation_dtype(shape: tuple[int, ...]) -> np.dtype[Any]:
+    """Of an observation of this shape: vectors are float32, images uint8, and what has no axis is a text."""
+    return np.dtype({0: np.str_, 1: np.float32}.get(len(shape), np.uint8))
 
 
 def to_device(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:

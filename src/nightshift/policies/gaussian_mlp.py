@@ -60,8 +60,8 @@ class GaussianMlp(HeadPolicy):
         }
 
     @property
-    def observations(self) -> Sequence[str]:
-        return list(self.sizes)
+    def shapes(self) -> Shapes:
+        return {name: (size,) for name, size in self.sizes.items()}
 
     @property
     def critic_size(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -52,8 +52,8 @@ class VisionPolicy(HeadPolicy):
         """The name in params.yaml."""
 
     @property
-    def observations(self) -> Sequence[str]:
-        return list(self.modalities.shapes)
+    def shapes(self) -> Shapes:
+        return self.modalities.shapes
 
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         for name, normaliser in self.normalisers.items():
