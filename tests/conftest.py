@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def params(project: Path) -> config.Params:
 
 
 @pytest.fixture
-def job(project: Path) -> Callable[[str], Job]:
+def job(project: Path) -> Iterator[Callable[[str], Job]]:
     """A job for a stage, with simulators in this process and metrics in a file."""
     pools: dict[config.Env, Pool] = {}
 
@@ -145,7 +145,9 @@ def job(project: Path) -> Callable[[str], Job]:
             commit="abc1234",
         )
 
-    return make
+    yield make
+    for pool in pools.values():
+        pool.close()
 
 
 def nightshift(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from tests.pipeline.test_precheck import SEEING
 TINY: dict[str, Any] = merged(
     SEEING,
     {
-        "env": {"suite": "libero_mini", "tasks": ["lift_cube"], "horizon": 40, "cameras": SEEING["env"]["cameras"]},
+        "env": {"suite": "libero_mini", "tasks": ["lift_cube"], "horizon": 40, "cameras": {"shadows": False}},
         "states": {"validation_share": 0.02},
         "collect": {"demos_per_task": 2, "attempts": 4, "disturbance": 0.0},
         "sft": {"steps": 60, "batch_size": 16, "learning_rate": 3.0e-3, "warmup_steps": 2},
