@@ -19,6 +19,7 @@ from tests.conftest import REPOSITORY
 
 PARAMS: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
 NULLABLE = {("rloo", "target_kl")}
+VLA: dict[str, Any] = yaml.safe_load((REPOSITORY / "recipes" / "mini_pixels.yaml").read_text())["policy"]
 LEAVES = [(section, key) for section, values in PARAMS.items() if isinstance(values, dict) for key in values]
 
 
@@ -118,3 +119,22 @@ def test_the_page_about_parameters_has_every_parameter_and_no_other() -> None:
     sections = {name: config.Params.model_fields[name].annotation for name in TABLED}
     expected = {parameter for name, section in sections.items() for parameter in names(section, name)}
     assert sorted(rows) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"rloo": {"entropy_coef": 0.1}}, "rloo.entropy_coef has no effect while rloo.learn_std is false"),
+        ({"policy": {**VLA, "head": "bins"}, "rloo": {"learn_std": True}}, "rloo.learn_std has no effect while"),
+    ],
+)
+def test_a_knob_that_would_do_nothing_with_this_policy_is_refused(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        config.load(write(tmp_path, config.merged(PARAMS, changes)))
+
+
+def test_bins_have_an_entropy_without_a_std() -> None:
+    changes = {"policy": {**VLA, "head": "bins"}, "rloo": {"entropy_coef": 0.1}}
+    config.Params.model_validate(config.merged(PARAMS, changes))

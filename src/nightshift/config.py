@@ -61,7 +61,8 @@ class CheckpointEvery(Section):
 
 
 class Machine(Section):
-    """How to run. Results depend on it by rounding at most (ranks, microbatch_size), so it is in no cache key."""
+    """How to run; in no cache key. The computation is the same, and results differ by its rounding at most: by order of
+    sums (ranks, microbatch_size), and by bfloat16 and shared batches (device: cuda)."""
 
     device: Literal["auto", "cpu", "cuda"]
     """Where policies act and learn; auto is cuda where there is a GPU."""
@@ -310,7 +311,8 @@ class Rloo(Section):
     """Whether every step weighs the same, or every episode."""
     clip: Clip
     old_log_probs: Literal["rollout", "recomputed"]
-    """As the simulator's worker computed them, or recomputed by the learner before the update."""
+    """As the simulator's worker computed them, or recomputed by the learner before the update. On a GPU they are always
+    recomputed unless staleness is 1: batches of other shapes round differently."""
     kl: Kl
     entropy_coef: NonNegative
     """Coefficient of the entropy bonus; needs learn_std."""
@@ -328,8 +330,6 @@ class Rloo(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Rloo:
-        if self.entropy_coef and not self.learn_std:
-            raise ValueError("entropy_coef has no effect while learn_std is false: entropy depends on the std alone")
         if self.kl.target is not None and not self.kl.coef:
             raise ValueError("kl.target has no effect while kl.coef is 0: give a coefficient to adapt")
         return self
@@ -362,6 +362,17 @@ class Params(Section):
     rloo: Rloo
     evaluate: Evaluate
     register_: Register = Field(alias="register")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Params:
+        gaussian = getattr(self.policy, "head", "gaussian") == "gaussian"
+        if gaussian and self.rloo.entropy_coef and not self.rloo.learn_std:
+            raise ValueError(
+                "rloo.entropy_coef has no effect while rloo.learn_std is false: a Gaussian's entropy depends on its std"
+            )
+        if self.rloo.learn_std and not gaussian:
+            raise ValueError("rloo.learn_std has no effect while policy.head is bins, which have no std")
+        return self
 
     def section(self, name: str) -> Any:
         """The section (or plain value) that params.yaml calls `name`."""
@@ -409,9 +420,9 @@ def _where(error: Any) -> str:
     location = error["loc"]
     if error["type"] in _WRONG_FAMILY:
         location += ("family",)
-    elif location[0] == "policy":
+    elif location[:1] == ("policy",):
         location = location[:1] + location[2:]  # pydantic puts the family in between
-    return ".".join(str(part) for part in location)
+    return ".".join(str(part) for part in location) or "two sections do not fit"
 
 
 def _what(error: Any) -> str:
@@ -421,6 +432,8 @@ def _what(error: Any) -> str:
         return "missing"
     if error["type"] == "union_tag_invalid":
         return f"should be one of {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
+    if not error["loc"]:
+        return str(error["ctx"]["error"])
     message = error["msg"][0].lower() + error["msg"][1:]
     hint = ""
     if isinstance(error["input"], str) and "number" in message and "e" in error["input"]:

@@ -13,6 +13,7 @@ from nightshift.algorithms.optimizer import ClippedAdamW
 from nightshift.algorithms.sft import DemoBatch, DemoLoader, SftLearner
 from nightshift.algorithms.strategy import SingleProcess
 from tests.algorithms.test_on_policy import demos, policy
+from tests.policies import examples
 
 
 def settings(**changes: Any) -> config.Optimizer:
@@ -137,3 +138,18 @@ def test_a_loader_continues_from_the_state_after_the_batch_that_was_handed_out_l
     resumed.set_state(state)
     with DemoLoader(demos(), 4, resumed, pin=False) as loader:
         assert all(torch.equal(loader.take().actions, actions) for actions in expected)
+
+
+def test_augmentation_does_not_depend_on_the_microbatch_size() -> None:
+    def learned(size: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        learner = SftLearner(examples.make("cnn"), SFT, microbatch_size=size)
+        inputs = learner.policy.inputs(examples.observe(6))
+        batch = DemoBatch(inputs, examples.demo_actions(6), torch.ones(6, examples.CHUNK, dtype=torch.bool))
+        for step in range(3):
+            learner.update(batch, torch.Generator().manual_seed(step))
+        return learner.policy.state_dict()
+
+    whole = learned(6)
+    for name, value in learned(4).items():
+        torch.testing.assert_close(value, whole[name], atol=2e-3, rtol=1e-2)

@@ -82,8 +82,7 @@ class OnPolicyLearner:
         batch = batch.with_zero_padding()
         local = rank_slice(self._strategy, len(batch))
         start = self._log_probs(batch)
-        if self._settings.old_log_probs == "recomputed" or self.policy.device.type != "cpu":
-            # On a GPU the rollouts' batches have other shapes, and so other rounding, than these.
+        if self._recomputes_log_probs:
             batch = batch.with_log_probs(start)
         history, kl = self._optimize_policy(batch, start, local, progress)
         self._optimize_critic(batch, local, progress)
@@ -91,6 +90,13 @@ class OnPolicyLearner:
             self.kl_coef.observe(_mean(history, "kl_reference"), self._episodes(batch))
         self.version += 1
         return self._metrics(history, kl)
+
+    @property
+    def _recomputes_log_probs(self) -> bool:
+        """On a GPU the rollouts' batches have other shapes, and so other rounding, than the learner's. With a staleness
+        of 1 another policy acted, whose log-probs only the rollouts have."""
+        on_gpu = self.policy.device.type != "cpu" and self._settings.sampling.staleness == 0
+        return self._settings.old_log_probs == "recomputed" or on_gpu
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of what a checkpoint must hold; `counters` are the rest."""

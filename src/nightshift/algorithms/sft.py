@@ -121,8 +121,10 @@ class SftLearner:
         """One gradient step; its loss. `generator` draws the augmentation."""
         self.optimizer.zero_grad()
         loss = torch.zeros((), device=self.policy.device)
-        for part, share in self._microbatches(batch):
-            inputs = self.policy.augment(part.inputs, generator)
+        draws = torch.rand(len(batch), self.policy.augmentation_draws, generator=generator)
+        microbatches = zip(self._microbatches(batch), torch.split(draws, self._microbatch_size), strict=True)
+        for (part, share), own in microbatches:
+            inputs = self.policy.augment(part.inputs, own)
             part_loss = self.policy.bc_loss(inputs, part.actions, part.mask) * share
             part_loss.backward()  # type: ignore[no-untyped-call]
             loss += part_loss.detach()

@@ -1,6 +1,6 @@
 """Random changes of camera images in behaviour cloning.
 
-Every image draws its own. Draws come from a generator on the CPU; arithmetic runs where the images are.
+Every image has its own draws, which come from the CPU; arithmetic runs where the images are.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601)."""
 
 
-def augment(images: Tensor, crop: int, jitter: float, generator: torch.Generator) -> Tensor:
-    """Images uint8 [B, H, W, 3], shifted and with other colours, as uint8 [B, H, W, 3]."""
+DRAWS = 5
+"""Per image: two for the shift, three for the colours."""
+
+
+def augment(images: Tensor, crop: int, jitter: float, draws: Tensor) -> Tensor:
+    """Images uint8 [B, H, W, 3], shifted and with other colours, by uniform `draws` [B, DRAWS]."""
     if crop:
-        images = shift(images, torch.randint(-crop, crop + 1, (2, len(images)), generator=generator))
+        images = shift(images, (draws[:, :2].T * (2 * crop + 1)).long() - crop)
     if jitter:
-        images = recolour(images, 1 + jitter * (2 * torch.rand((3, len(images)), generator=generator) - 1))
+        images = recolour(images, 1 + jitter * (2 * draws[:, 2:].T - 1))
     return images
 
 

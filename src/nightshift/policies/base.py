@@ -94,10 +94,16 @@ class Policy(nn.Module, ABC):
     def critic_features(self, inputs: Inputs) -> Tensor:
         """What a critic sees of the observations: [B, F], without a gradient."""
 
-    def augment(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
-        """Inputs as cloning sees them, changed at random where that does not change the right action.
+    @property
+    def augmentation_draws(self) -> int:
+        """How many random numbers `augment` takes for each observation."""
+        return 0
 
-        `generator` is on the CPU, so that a checkpoint holds it and a run repeats on any device.
+    def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
+        """Inputs as cloning sees them, changed where that does not change the right action.
+
+        `draws` [B, augmentation_draws] between 0 and 1 decide how: the learner draws them for a whole batch, so that
+        the size of its microbatches has no influence.
         """
         return inputs
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nightshift.policies import modalities
-from nightshift.policies.augmentation import augment
+from nightshift.policies.augmentation import DRAWS, augment
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import Normaliser
 from nightshift.policies.heads import HeadPolicy
@@ -68,10 +68,14 @@ class VisionPolicy(HeadPolicy):
         """The state vectors among the inputs, in standard deviations of the demos."""
         return {name: normalise(inputs[name]) for name, normalise in self.normalisers.items()}
 
-    def augment(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    @property
+    def augmentation_draws(self) -> int:
+        return DRAWS * len(self.modalities.cameras)
+
+    def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
         crop, jitter = self._spec["augmentation"]["crop"], self._spec["augmentation"]["jitter"]
-        images = {name: augment(inputs[name], crop, jitter, generator) for name in self.modalities.cameras}
-        return {**inputs, **images}
+        by_camera = zip(self.modalities.cameras, torch.split(draws, DRAWS, dim=1), strict=True)
+        return {**inputs, **{name: augment(inputs[name], crop, jitter, own) for name, own in by_camera}}
 
 
 def vision_spec(settings: config.Cnn | config.Vla, shapes: Shapes, action_dim: int) -> VisionSpec:
