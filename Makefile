@@ -19,10 +19,10 @@ serve: setup
 	$(BIN)/nightshift serve
 
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-all: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -23,6 +23,7 @@ from tests.pipeline.test_precheck import SEEING
 TINY: dict[str, Any] = merged(
     SEEING,
     {
+        "policy": {**SEEING["policy"], "chunk": 20},  # few decisions: drawing takes a third of a second without a GPU
         "env": {"suite": "libero_mini", "tasks": ["lift_cube"], "horizon": 40, "cameras": {"shadows": False}},
         "states": {"validation_share": 0.02},
         "collect": {"demos_per_task": 2, "attempts": 4, "disturbance": 0.0},
