@@ -8,7 +8,7 @@ import shutil
 import signal
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from nightshift.adapters import mlflow_tracking
 from nightshift.errors import DataError, NightshiftError, ProjectError
 from nightshift.pipeline import receipt
 from nightshift.pipeline.adopt import NODE, adopt
+from nightshift.pipeline.run import Session, fingerprint, sections, versions
 from nightshift.project import checksums, graph, paths
 from tests.compute_node import Node, make_site
 from tests.conftest import REPOSITORY, edit, git, install, make_project, nightshift
@@ -336,6 +337,49 @@ def test_a_result_that_does_not_belong_here_is_refused_by_name_before_anything_i
         adopt(project, brought, accept_versions=False)
     assert refusal.value.next_step
     assert untouched(project)
+
+
+def crafted(project: Path, brought: Path, outputs: Sequence[str]) -> receipt.Receipt:
+    """A receipt of `states` that fits the project in all but its outputs, each of which is there with its md5."""
+    session = Session(project)
+    definition = session.graph["states"]
+    for output in outputs:
+        (brought / output).parent.mkdir(parents=True, exist_ok=True)
+        (brought / output).write_text("brought")
+    written = receipt.Receipt(
+        stage="states",
+        fingerprint=fingerprint("states", session),
+        params=sections("states", session),
+        versions=versions("states", session),
+        inputs={path.as_posix(): checksums.md5(project, path) for path in definition.deps},
+        outputs={output: checksums.md5(brought, Path(output)) for output in outputs},
+        commit="unknown",
+        host="node",
+        seconds=1.0,
+    )
+    files.write_json(brought / paths.stage_receipt("states"), written.model_dump(mode="json"))
+    return written
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (["data/init_states", ".git/hooks/post-commit"], r"than dvc\.yaml: \.git/hooks/post-commit more"),
+        (["data/init_states", "src/nightshift/files.py"], r"than dvc\.yaml: src/nightshift/files\.py more"),
+        (["data/init_states", "../outside"], r"than dvc\.yaml: \.\./outside more"),
+        ([], r"than dvc\.yaml: no data/init_states"),
+    ],
+)
+def test_a_receipt_whose_outputs_are_not_those_of_its_stage_is_refused_and_copies_nothing(
+    project: Path, tmp_path: Path, outputs: list[str], words: str
+) -> None:
+    brought = tmp_path / "brought" / "job"
+    crafted(project, brought, outputs)
+    with pytest.raises(DataError, match=f"the receipt of states on node names other outputs {words}"):
+        adopt(project, brought, accept_versions=False)
+    assert untouched(project)
+    kept = [project / output for output in outputs if (project / output).is_file()]
+    assert all(path.read_text() != "brought" for path in kept)
 
 
 def test_a_file_that_is_no_archive_is_refused(project: Path, done: Node, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def _opened(source: Path, root: Path) -> Iterator[Path]:
 def _check(ordered: Sequence[Receipt], folder: Path, session: Session, *, accept_versions: bool) -> None:
     brought: dict[str, str] = {}
     for receipt in ordered:
+        _check_outputs(receipt, session)
         different = [*_other_params(receipt, session), *_other_inputs(receipt, session, brought)]
         if different:
             raise ProjectError(
@@ -75,6 +76,19 @@ def _check(ordered: Sequence[Receipt], folder: Path, session: Session, *, accept
             f"computed on {ordered[0].host} with other versions than are installed here: "
             f"{', '.join(dict.fromkeys(others))}",
             "--accept-versions records the results as computed here, and keeps those versions in MLflow",
+        )
+
+
+def _check_outputs(receipt: Receipt, session: Session) -> None:
+    """Every output is copied over the path of that name here, so a receipt names exactly those of its stage."""
+    outs = {path.as_posix() for path in session.graph[receipt.stage].outs}
+    named = receipt.outputs.keys()
+    if named != outs:
+        others = [*(f"{path} more" for path in sorted(named - outs)), *(f"no {path}" for path in sorted(outs - named))]
+        raise DataError(
+            f"the receipt of {receipt.stage} on {receipt.host} names other outputs than {paths.DVC_YAML}: "
+            f"{', '.join(others)}",
+            f"nightshift stage {receipt.stage} on the node writes it again, with the {paths.DVC_YAML} that is here",
         )
 
 
