@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nightshift import files
-from nightshift.adapters.tracking import flat, replay
+from nightshift.adapters.tracking import artifacts, flat, replay
 from nightshift.errors import DataError, ProjectError
 from nightshift.pipeline import receipt as receipts
 from nightshift.pipeline.receipt import Receipt
@@ -69,6 +69,7 @@ def _check(ordered: Sequence[Receipt], folder: Path, session: Session, *, accept
                 f"put that back here, or run nightshift stage {receipt.stage} again with what is here",
             )
         receipts.verify_outputs(receipt, folder)
+        artifacts(folder / receipt.metrics, folder)  # refuses those outside the folder
         brought |= receipt.outputs
     others = [words for receipt in ordered for words in _other_versions(receipt, session)]
     if others and not accept_versions:
