@@ -102,6 +102,13 @@ def test_every_stage_runs_and_leaves_a_receipt_with_the_sums_of_what_it_read_and
     assert logged_steps(done.root, left["sft"].metrics) == SFT_STEPS
 
 
+def test_a_machine_with_all_packages_counts_as_a_node_if_it_is_told_so(project: Path) -> None:
+    ended = nightshift(project, "stage", "states", NIGHTSHIFT_COMPUTE_NODE="1")
+    assert ended.returncode == 0, ended.stderr
+    assert [one.stage for one in receipt.read(project)] == ["states"]
+    assert not (project / paths.MLFLOW_DATABASE).exists()
+
+
 def test_simulators_on_ray_are_refused_before_any_work(done: Node, tmp_path: Path) -> None:
     node = done.copy(tmp_path / "node")
     edit(node.root, "machine", workers=2)
@@ -380,6 +387,23 @@ def test_a_receipt_whose_outputs_are_not_those_of_its_stage_is_refused_and_copie
     assert untouched(project)
     kept = [project / output for output in outputs if (project / output).is_file()]
     assert all(path.read_text() != "brought" for path in kept)
+
+
+def test_an_artifact_outside_what_was_brought_is_refused_before_anything_is_changed(
+    project: Path, tmp_path: Path
+) -> None:
+    left = crafted(project, tmp_path / "brought", [paths.INIT_STATES.as_posix()])
+    files.append_json(tmp_path / "brought" / left.metrics, {"artifact": "/etc/hostname"})
+    with pytest.raises(DataError, match="names the artifact /etc/hostname, which is outside"):
+        adopt(project, tmp_path / "brought", accept_versions=False)
+    assert untouched(project)
+
+
+def test_a_receipt_whose_fingerprint_is_no_sha256_is_damaged(project: Path, tmp_path: Path) -> None:
+    left = crafted(project, tmp_path / "brought", [paths.INIT_STATES.as_posix()]).model_dump(mode="json")
+    files.write_json(tmp_path / "brought" / paths.stage_receipt("states"), left | {"fingerprint": "../../../secret"})
+    with pytest.raises(DataError, match=r"the receipt .*states\.json is damaged"):
+        adopt(project, tmp_path / "brought", accept_versions=False)
 
 
 def test_a_file_that_is_no_archive_is_refused(project: Path, done: Node, tmp_path: Path) -> None:
