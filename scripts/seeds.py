@@ -1,8 +1,9 @@
 """Runs the pipeline for several seeds, each in a copy of the project, and prints the result of every one.
 
-A recipe is a file with the numbers that differ from params.yaml. With --node the stages run by themselves, without
-Prefect, DVC and MLflow, as on a compute node (docs/compute_node.md). A seed whose evaluation has finished is not run
-again, and an interrupted stage resumes, so an interrupted call can be repeated.
+A recipe is a file with the numbers that differ from params.yaml. With --node the stages run by themselves and leave
+receipts, as on a compute node (docs/compute_node.md): Prefect, DVC and MLflow are not used even if they are installed.
+What is done is not done again, an interrupted stage resumes, and after a change of the recipe the stages that it
+concerns run again, so the same call can be repeated. A copy keeps the code that it was made with.
 
 Examples:
     scripts/seeds.py .state/seeds 0 1 2 3 4 5 6 7 8 9
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import dropwhile
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -26,35 +28,59 @@ from typing import Any
 import yaml
 
 from nightshift import config
-from nightshift.project import graph, paths
+from nightshift.pipeline.receipt import Receipt, read
+from nightshift.pipeline.run import Session, fingerprint
+from nightshift.project import checksums, packages, paths
 from nightshift.reports import history
 from nightshift.statistics.intervals import of_mean
 
 PROJECT = Path(__file__).parents[1]
 HEADER = "| seed | after SFT | after RL | won, lost | gain | iteration kept |\n|---|---|---|---|---|---|\n"
-COPIED = (paths.PARAMS, paths.DVC_YAML, Path("src"), Path("flows"), Path("tasks"), Path("pyproject.toml"))
+COPIED = (
+    paths.PARAMS,
+    paths.DVC_YAML,
+    checksums.DVCIGNORE,
+    paths.IMPORTS,
+    Path("src"),
+    Path("flows"),
+    Path("tasks"),
+    Path("pyproject.toml"),
+)
 """What the stages need of the project, where they run without git."""
 
 
 def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> None:
     """The pipeline in a copy of the project, with this checkout's environment."""
+    prepare(folder, seed, recipe, node=node)
+    environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{folder}:{os.environ.get('PYTHONPATH', '')}"}
+    if not node:  # DVC knows what is done
+        subprocess.run([folder / ".venv/bin/nightshift", "run"], cwd=folder, env=environment, check=True)
+    elif stages := stale(folder):
+        environment[packages.AS_COMPUTE_NODE] = "1"
+        with (folder / "log").open("a") as log:
+            command = [sys.executable, "-m", "nightshift", "stage", *stages]
+            subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=log)
+
+
+def prepare(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> None:
+    """A copy of the project, with the recipe and the seed in its params.yaml."""
     if not folder.exists():
         (_copy if node else _clone)(folder)
-    params = folder / paths.PARAMS
     content = config.merged(yaml.safe_load((PROJECT / paths.PARAMS).read_text()), {**recipe, "seed": seed})
-    params.write_text(yaml.safe_dump(content, sort_keys=False))
-    environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{folder}:{os.environ.get('PYTHONPATH', '')}"}
-    if not node:
-        subprocess.run([folder / ".venv/bin/nightshift", "run"], cwd=folder, env=environment, check=True)
-        return
-    stages = [name for name in graph.load(folder) if name != "register" and not _has_run(folder, name)]
-    with (folder / "log").open("a") as log:
-        command = [sys.executable, "-m", "nightshift", "stage", *stages]
-        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=log)
+    (folder / paths.PARAMS).write_text(yaml.safe_dump(content, sort_keys=False))
 
 
-def _has_run(folder: Path, stage: str) -> bool:
-    return (folder / paths.stage_receipt(stage)).exists()
+def stale(folder: Path) -> list[str]:
+    """The first stage without a receipt of the params, code and inputs that are in the folder, and all that follow."""
+    session = Session(folder)
+    receipts = {receipt.stage: receipt for receipt in read(folder)}
+    names = [name for name in session.graph if name != "register"]
+    return list(dropwhile(lambda name: name in receipts and _is_current(receipts[name], session), names))
+
+
+def _is_current(receipt: Receipt, session: Session) -> bool:
+    made = {path: checksums.md5(session.root, Path(path)) for path in receipt.outputs}
+    return made == receipt.outputs and receipt.fingerprint == fingerprint(receipt.stage, session)
 
 
 def _clone(folder: Path) -> None:
@@ -96,14 +122,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of the copies, one per seed")
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--recipe", type=Path, help="what differs from params.yaml")
-    parser.add_argument("--node", action="store_true", help="run stages alone, without Prefect, DVC and MLflow")
+    parser.add_argument("--node", action="store_true", help="run stages alone, and leave receipts")
     parser.add_argument("--jobs", type=int, default=1, help="seeds that run side by side")
     chosen = parser.parse_args()
     recipe = yaml.safe_load(chosen.recipe.read_text()) if chosen.recipe else {}
     folders = {seed: chosen.folder.absolute() / str(seed) for seed in chosen.seeds}
-    todo = [seed for seed, folder in folders.items() if not (folder / paths.EVALUATION_REPORT).exists()]
     with ThreadPoolExecutor(chosen.jobs) as executor:
-        list(executor.map(lambda seed: run(folders[seed], seed, recipe, node=chosen.node), todo))
+        list(executor.map(lambda seed: run(folders[seed], seed, recipe, node=chosen.node), folders))
     sys.stdout.write(HEADER)
     gains = []
     for seed, folder in folders.items():

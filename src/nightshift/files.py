@@ -173,8 +173,9 @@ def read_journal(journal: Path) -> list[Any]:
     """The values that were written whole; a last line that a kill cut short is removed."""
     if not journal.exists():
         return []
-    lines = [line for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    write_bytes(journal, b"".join(lines))
+    *lines, cut = journal.read_bytes().split(b"\n")
+    if cut:
+        write_bytes(journal, b"".join(line + b"\n" for line in lines))
     return [json.loads(line) for line in lines]
 
 

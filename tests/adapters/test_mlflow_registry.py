@@ -16,7 +16,7 @@ from mlflow.tracking import MlflowClient
 from nightshift import files, policies
 from nightshift.adapters import mlflow_registry, mlflow_tracking
 from nightshift.adapters.mlflow_registry import Proposal, Registration
-from nightshift.errors import RegistryError
+from nightshift.errors import DataError, RegistryError
 from nightshift.statistics.paired import EpisodeOutcome
 from tests.policies import examples
 
@@ -238,3 +238,15 @@ def test_a_policy_that_sees_is_registered_with_its_images_and_its_instruction(
     seen = examples.observe(3)
     assert loaded.metadata.signature.inputs.input_names() == list(policy.shapes)
     np.testing.assert_array_equal(loaded.predict(seen), policy.act(seen))
+
+
+@pytest.mark.parametrize("family", ["gaussian_mlp", "vla"])
+def test_a_model_that_is_not_given_what_its_policy_reads_says_so(family: str) -> None:
+    from nightshift.adapters.policy_model import PolicyModel
+
+    model = PolicyModel()
+    model.policy = examples.make(family)
+    missing = model.policy.observations[-1]
+    seen = {name: values for name, values in examples.observe(2).items() if name != missing}
+    with pytest.raises(DataError, match=f"the policy reads {missing}, and the observations are"):
+        model.predict(None, seen)  # type: ignore[no-untyped-call]

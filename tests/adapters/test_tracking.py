@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nightshift.adapters.tracking import JsonlTracker, artifacts, replay
+from nightshift.errors import DataError
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -52,4 +55,24 @@ def test_a_record_is_replayed_to_another_tracker_with_artifacts_and_datasets(tmp
         {"step": 1, "loss": 1.0},
         {"artifact": (tmp_path / "node/reports/evaluation").as_posix()},
     ]
-    assert artifacts(path) == [Path("reports/evaluation")]
+    assert artifacts(path, tmp_path / "node") == [Path("reports/evaluation")]
+
+
+@pytest.mark.parametrize("named", ["/etc/hostname", "../secret", "reports/../../secret", "link/secret"])
+def test_an_artifact_outside_the_folder_is_neither_listed_nor_replayed(tmp_path: Path, named: str) -> None:
+    node = tmp_path / "node"
+    (node / "reports").mkdir(parents=True)
+    (node / "link").symlink_to(tmp_path)
+    (tmp_path / "secret").touch()
+    JsonlTracker(node / "metrics.jsonl").artifact(Path(named))
+    with pytest.raises(DataError, match=f"names the artifact {named}, which is outside"):
+        artifacts(node / "metrics.jsonl", node)
+    with pytest.raises(DataError, match=f"names the artifact {named}, which is outside"):
+        replay(node / "metrics.jsonl", JsonlTracker(tmp_path / "home.jsonl"), node, {})
+    assert not (tmp_path / "home.jsonl").exists()
+
+
+def test_a_record_in_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    JsonlTracker(tmp_path / "metrics.jsonl").artifact(Path("reports"))
+    monkeypatch.setattr("nightshift.files.write_bytes", None)
+    assert artifacts(tmp_path / "metrics.jsonl", tmp_path) == [Path("reports")]

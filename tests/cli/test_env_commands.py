@@ -109,7 +109,8 @@ def test_check_refuses_a_policy_input_that_the_suite_does_not_have(
     edit(project, "policy", inputs=["proprio", "smell"])
     with pytest.raises(SimulatorError, match=r"cannot run here: params\.yaml"):
         env_commands.check()
-    assert "libero_mini has no observation smell; it has proprio, state" in unwrapped(capsys.readouterr().out)
+    printed = unwrapped(capsys.readouterr().out)
+    assert "policy.inputs has smell, and the observations are proprio, state" in printed
 
 
 def test_check_of_an_unknown_suite_says_which_there_are(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,15 +206,6 @@ except SimulatorError as error:
     assert expected in done.stdout, done.stderr
 
 
-def test_an_input_that_is_not_drawn_or_does_not_exist_is_refused() -> None:
-    chosen = selected(suite="fake", cameras=cameras(names=()))
-    envs.check_observations(chosen, ["proprio", "instruction"])
-    with pytest.raises(SimulatorError, match="names the camera agentview, which"):
-        envs.check_observations(chosen, ["proprio", "agentview"])
-    with pytest.raises(SimulatorError, match="fake has no observation smell; it has proprio, objects, task"):
-        envs.check_observations(chosen, ["smell"])
-
-
 def test_conditions_differ_by_size_and_shadows_exactly_where_cameras_are_seen() -> None:
     settings = [cameras(size=size, shadows=shadows) for size in (64, 128) for shadows in (True, False)]
     seen = [str(envs.conditions(selected(cameras=one), ["wrist"])) for one in settings]

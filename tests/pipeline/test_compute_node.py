@@ -8,7 +8,7 @@ import shutil
 import signal
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from nightshift.adapters import mlflow_tracking
 from nightshift.errors import DataError, NightshiftError, ProjectError
 from nightshift.pipeline import receipt
 from nightshift.pipeline.adopt import NODE, adopt
+from nightshift.pipeline.run import Session, fingerprint, sections, versions
 from nightshift.project import checksums, graph, paths
 from tests.compute_node import Node, make_site
 from tests.conftest import REPOSITORY, edit, git, install, make_project, nightshift
@@ -99,6 +100,13 @@ def test_every_stage_runs_and_leaves_a_receipt_with_the_sums_of_what_it_read_and
             assert left[stage].outputs == sums
     assert left["sft"].commit == "unknown", "the code arrived without its history"
     assert logged_steps(done.root, left["sft"].metrics) == SFT_STEPS
+
+
+def test_a_machine_with_all_packages_counts_as_a_node_if_it_is_told_so(project: Path) -> None:
+    ended = nightshift(project, "stage", "states", NIGHTSHIFT_COMPUTE_NODE="1")
+    assert ended.returncode == 0, ended.stderr
+    assert [one.stage for one in receipt.read(project)] == ["states"]
+    assert not (project / paths.MLFLOW_DATABASE).exists()
 
 
 def test_simulators_on_ray_are_refused_before_any_work(done: Node, tmp_path: Path) -> None:
@@ -336,6 +344,66 @@ def test_a_result_that_does_not_belong_here_is_refused_by_name_before_anything_i
         adopt(project, brought, accept_versions=False)
     assert refusal.value.next_step
     assert untouched(project)
+
+
+def crafted(project: Path, brought: Path, outputs: Sequence[str]) -> receipt.Receipt:
+    """A receipt of `states` that fits the project in all but its outputs, each of which is there with its md5."""
+    session = Session(project)
+    definition = session.graph["states"]
+    for output in outputs:
+        (brought / output).parent.mkdir(parents=True, exist_ok=True)
+        (brought / output).write_text("brought")
+    written = receipt.Receipt(
+        stage="states",
+        fingerprint=fingerprint("states", session),
+        params=sections("states", session),
+        versions=versions("states", session),
+        inputs={path.as_posix(): checksums.md5(project, path) for path in definition.deps},
+        outputs={output: checksums.md5(brought, Path(output)) for output in outputs},
+        commit="unknown",
+        host="node",
+        seconds=1.0,
+    )
+    files.write_json(brought / paths.stage_receipt("states"), written.model_dump(mode="json"))
+    return written
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (["data/init_states", ".git/hooks/post-commit"], r"than dvc\.yaml: \.git/hooks/post-commit more"),
+        (["data/init_states", "src/nightshift/files.py"], r"than dvc\.yaml: src/nightshift/files\.py more"),
+        (["data/init_states", "../outside"], r"than dvc\.yaml: \.\./outside more"),
+        ([], r"than dvc\.yaml: no data/init_states"),
+    ],
+)
+def test_a_receipt_whose_outputs_are_not_those_of_its_stage_is_refused_and_copies_nothing(
+    project: Path, tmp_path: Path, outputs: list[str], words: str
+) -> None:
+    brought = tmp_path / "brought" / "job"
+    crafted(project, brought, outputs)
+    with pytest.raises(DataError, match=f"the receipt of states on node names other outputs {words}"):
+        adopt(project, brought, accept_versions=False)
+    assert untouched(project)
+    kept = [project / output for output in outputs if (project / output).is_file()]
+    assert all(path.read_text() != "brought" for path in kept)
+
+
+def test_an_artifact_outside_what_was_brought_is_refused_before_anything_is_changed(
+    project: Path, tmp_path: Path
+) -> None:
+    left = crafted(project, tmp_path / "brought", [paths.INIT_STATES.as_posix()])
+    files.append_json(tmp_path / "brought" / left.metrics, {"artifact": "/etc/hostname"})
+    with pytest.raises(DataError, match="names the artifact /etc/hostname, which is outside"):
+        adopt(project, tmp_path / "brought", accept_versions=False)
+    assert untouched(project)
+
+
+def test_a_receipt_whose_fingerprint_is_no_sha256_is_damaged(project: Path, tmp_path: Path) -> None:
+    left = crafted(project, tmp_path / "brought", [paths.INIT_STATES.as_posix()]).model_dump(mode="json")
+    files.write_json(tmp_path / "brought" / paths.stage_receipt("states"), left | {"fingerprint": "../../../secret"})
+    with pytest.raises(DataError, match=r"the receipt .*states\.json is damaged"):
+        adopt(project, tmp_path / "brought", accept_versions=False)
 
 
 def test_a_file_that_is_no_archive_is_refused(project: Path, done: Node, tmp_path: Path) -> None:

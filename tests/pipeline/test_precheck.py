@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ from nightshift import config
 from nightshift.config import merged
 from nightshift.errors import DeviceError, NightshiftError
 from nightshift.pipeline import precheck
-from nightshift.project import paths
+from nightshift.pipeline.run import Session, ensure
+from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY, edit, nightshift, small_params
 
 SEEING: dict[str, Any] = {
@@ -32,12 +36,21 @@ SEEING: dict[str, Any] = {
 }
 
 
+STAGES = graph.load(REPOSITORY)
+BEFORE_A_POLICY = ("states", "collect", "dataset", "sft")
+
+
+def check(chosen: config.Params, *stages: str) -> None:
+    """Before these stages, or all."""
+    precheck.check(chosen, [STAGES[stage] for stage in stages or STAGES])
+
+
 def params(**changes: Any) -> config.Params:
     return config.Params.model_validate(merged(merged(small_params(), SEEING), changes))
 
 
 def test_sections_that_fit_pass() -> None:
-    precheck.check(params())
+    check(params())
 
 
 @pytest.mark.parametrize(
@@ -50,17 +63,68 @@ def test_sections_that_fit_pass() -> None:
         ({"policy": {"max_words": 1}}, "the instruction 'reach near' has 2 words"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(NightshiftError, match=sentence) as refused:
-        precheck.check(params(**changes))
-    assert refused.value.next_step
-    assert "\n" not in refused.value.what
+def test_what_does_not_fit_is_one_sentence_before_every_stage_that_comes_before_a_policy(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    for stages in [[stage] for stage in BEFORE_A_POLICY] + [list(STAGES)]:
+        with pytest.raises(NightshiftError, match=sentence) as refused:
+            check(params(**changes), *stages)
+        assert refused.value.next_step
+        assert "\n" not in refused.value.what
 
 
-def test_a_gpu_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_policy_does_not_depend_on_the_section_policy() -> None:
+    check(params(policy={"inputs": ["touch"]}), "rloo", "evaluate", "register")
+
+
+def test_a_gpu_that_is_not_there_is_missed_where_policies_act_or_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(DeviceError, match="torch finds no GPU"):
-        precheck.check(params(machine={"device": "cuda"}))
+    chosen = params(machine={"device": "cuda"})
+    for stages in (["sft"], ["rloo"], ["evaluate"], list(STAGES)):
+        with pytest.raises(DeviceError, match="torch finds no GPU"):
+            check(chosen, *stages)
+    check(chosen, "states", "collect", "dataset", "register")
+
+
+WITHOUT_GL = """
+import sys
+from nightshift.errors import SimulatorError
+from tests.pipeline import test_precheck
+
+chosen = test_precheck.params(env={"suite": "libero_mini", "tasks": []}, policy={"max_words": 9})
+test_precheck.check(chosen, "dataset", "sft", "register")
+assert not {"mujoco", "robosuite", "libero"} & set(sys.modules), "the simulator was imported"
+for stages in (["states"], ["collect"], ["rloo"], ["evaluate"], []):
+    try:
+        test_precheck.check(chosen, *stages)
+        print("passed", stages)
+    except SimulatorError as error:
+        assert "no GL library works here" in error.what, error
+"""
+
+
+def test_without_gl_only_stages_that_simulate_are_refused_and_the_others_import_no_simulator() -> None:
+    environment = {**os.environ, "MUJOCO_GL": "disable", "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    command = [sys.executable, "-c", WITHOUT_GL]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_a_run_checks_every_stage_to_come_before_the_first_of_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    edit(project, "machine", device="cuda")
+    with Session(project) as session, pytest.raises(DeviceError, match="torch finds no GPU"):
+        ensure("states", session)
+    assert not (project / paths.INIT_STATES).exists()
+
+
+def test_named_stages_are_all_checked_before_the_first_of_them(project: Path) -> None:
+    done = nightshift(project, "stage", "states", "no_such_stage")
+    assert done.returncode == 1
+    assert "there is no stage 'no_such_stage'" in done.stderr + done.stdout
+    assert not (project / paths.INIT_STATES).exists()
 
 
 def test_the_first_stage_does_not_begin(project: Path) -> None:

@@ -2,37 +2,105 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from nightshift.project import paths
+import pytest
+
+from nightshift import files
+from nightshift.pipeline.receipt import Receipt
+from nightshift.pipeline.run import Session, fingerprint
+from nightshift.project import checksums, graph, paths
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Paired
+from scripts import seeds
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "seeds.py"
+SCRIPT = Path(seeds.__file__)
+STAGES = [stage for stage in graph.load(seeds.PROJECT) if stage != "register"]
+RECIPE = {"sft": {"steps": 7}}
 
 
-def finished_run(folder: Path, before: int, won: int, lost: int) -> None:
-    for path in (paths.RLOO_HISTORY, paths.EVALUATION_REPORT, paths.RECEIPT):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+def finished_run(folder: Path, seed: int, before: int, won: int, lost: int) -> None:
+    """What stages on a node leave, with results that were not computed."""
+    seeds.prepare(folder, seed, RECIPE, node=True)
     gain = Paired(states=200, won=won, lost=lost).to_json()
     candidates = [
         {"name": "sft", "overall": Rate(before, 200).to_json(), "gain": None},
         {"name": "rloo", "overall": Rate(before + won - lost, 200).to_json(), "gain": gain},
     ]
-    (folder / paths.EVALUATION_REPORT).write_text(json.dumps({"candidates": candidates}))
-    (folder / paths.RLOO_HISTORY).write_text(json.dumps({"iterations": [], "validation": [], "kept": 8}))
-    (folder / paths.RECEIPT).write_text("{}")
+    for stage in STAGES:
+        for out in graph.load(folder)[stage].outs:
+            files.write_json(folder / out / "made", stage)
+    files.write_json(folder / paths.EVALUATION_REPORT, {"candidates": candidates})
+    files.write_json(folder / paths.RLOO_HISTORY, {"iterations": [], "validation": [], "kept": 8})
+    session = Session(folder)
+    for stage in STAGES:
+        files.write_json(folder / paths.stage_receipt(stage), receipt(stage, session).model_dump(mode="json"))
+
+
+def receipt(stage: str, session: Session) -> Receipt:
+    return Receipt(
+        stage=stage,
+        fingerprint=fingerprint(stage, session),
+        params={},
+        versions={},
+        inputs={},
+        outputs={path.as_posix(): checksums.md5(session.root, path) for path in session.graph[stage].outs},
+        commit="unknown",
+        host="node",
+        seconds=1.0,
+    )
 
 
 def test_every_finished_seed_is_a_row_and_the_mean_gain_has_an_interval_over_seeds(tmp_path: Path) -> None:
-    finished_run(tmp_path / "3", 100, won=40, lost=0)
-    finished_run(tmp_path / "4", 150, won=22, lost=2)
-    told = subprocess.run(
-        [sys.executable, SCRIPT, tmp_path, "3", "4"], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
+    finished_run(tmp_path / "3", 3, 100, won=40, lost=0)
+    finished_run(tmp_path / "4", 4, 150, won=22, lost=2)
+    files.write_json(tmp_path / "recipe.yaml", RECIPE)
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        str(tmp_path),
+        "3",
+        "4",
+        "--recipe",
+        str(tmp_path / "recipe.yaml"),
+        "--node",
+    ]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert told[2].startswith("| 3 | 50.0 % (43.1 – 56.9) | 70.0 % (63.3 – 75.9) | 40, 0 | +20.0 (")
     assert told[3].endswith("| 8 |")
     assert told[-1] == "Mean gain over 2 seeds, in points: +15.0 (-48.5 – +78.5)"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "first"),
+    [(RECIPE, None), ({"sft": {"steps": 8}}, "sft"), ({**RECIPE, "evaluate": {"init_states": 3}}, "evaluate")],
+)
+def test_after_a_change_of_the_recipe_the_stages_that_it_concerns_run_again(
+    tmp_path: Path, recipe: dict[str, Any], first: str | None
+) -> None:
+    finished_run(tmp_path / "0", 0, 100, won=40, lost=0)
+    seeds.prepare(tmp_path / "0", 0, recipe, node=True)
+    assert seeds.stale(tmp_path / "0") == (STAGES[STAGES.index(first) :] if first else [])
+
+
+def test_a_stage_whose_output_or_receipt_is_missing_runs_again(tmp_path: Path) -> None:
+    finished_run(tmp_path / "0", 0, 100, won=40, lost=0)
+    (tmp_path / "0" / paths.stage_receipt("evaluate")).unlink()
+    assert seeds.stale(tmp_path / "0") == ["evaluate"]
+    shutil.rmtree(tmp_path / "0" / paths.SFT_POLICY)
+    assert seeds.stale(tmp_path / "0") == ["sft", "rloo", "evaluate"]
+
+
+def test_a_copy_has_the_inputs_of_the_project_so_that_its_results_can_be_adopted(tmp_path: Path) -> None:
+    seeds.prepare(tmp_path / "0", 0, {}, node=True)
+    stages = graph.load(seeds.PROJECT)
+    brought = [*graph.code({stage: stages[stage] for stage in STAGES}), paths.IMPORTS]
+    (tmp_path / "0" / "src/nightshift/policies/__pycache__").mkdir(exist_ok=True)
+    (tmp_path / "0" / "src/nightshift/policies/__pycache__/base.pyc").touch()
+    sums = {path: checksums.md5(tmp_path / "0", path) for path in brought}
+    assert sums == {path: checksums.md5(seeds.PROJECT, path) for path in brought}
+    assert checksums.MISSING not in sums.values()

@@ -11,6 +11,7 @@ from mlflow.pyfunc import PythonModel
 
 from nightshift import policies
 from nightshift.policies.base import Policy, observation_dtype
+from nightshift.policies.modalities import observed
 
 
 class _Acts:
@@ -25,7 +26,7 @@ class _Acts:
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         shapes = self.policy.shapes
         return self.policy.act(
-            {name: np.asarray(model_input[name], observation_dtype(shapes[name])) for name in shapes}
+            {name: np.asarray(observed(model_input, name), observation_dtype(shapes[name])) for name in shapes}
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nightshift import files
+from nightshift.errors import DataError
 
 
 class Tracker(Protocol):
@@ -59,9 +60,17 @@ class JsonlTracker:
             files.append_json(self._path, line)
 
 
-def artifacts(journal: Path) -> list[Path]:
-    """The files and folders that a JsonlTracker recorded as artifacts."""
-    return [Path(line["artifact"]) for line in files.read_journal(journal) if "artifact" in line]
+def artifacts(journal: Path, folder: Path) -> list[Path]:
+    """The files and folders that a JsonlTracker recorded as artifacts, relative to `folder`, its project."""
+    lines = files.read_journal(journal)
+    return [_inside(folder, Path(line["artifact"]), journal) for line in lines if "artifact" in line]
+
+
+def _inside(folder: Path, path: Path, journal: Path) -> Path:
+    """DataError for a path that leads out of the folder: a journal from another machine may name any file of this."""
+    if path.is_absolute() or not (folder / path).resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"{journal} names the artifact {path}, which is outside {folder}", f"remove the line of {path}")
+    return path
 
 
 def replay(journal: Path, tracker: Tracker, folder: Path, digests: Mapping[str, str]) -> None:
@@ -70,7 +79,7 @@ def replay(journal: Path, tracker: Tracker, folder: Path, digests: Mapping[str, 
         if "step" in line:
             tracker.log({name: value for name, value in line.items() if name != "step"}, line["step"])
         elif "artifact" in line:
-            tracker.artifact(folder / line["artifact"])
+            tracker.artifact(folder / _inside(folder, Path(line["artifact"]), journal))
         else:
             used = line["dataset"]
             tracker.dataset(used["name"], digests.get(used["path"], used["digest"]), Path(used["path"]))

@@ -51,6 +51,7 @@ def run() -> None:
 def stage(names: Sequence[str]) -> None:
     """Stages in one process, unconditionally; dvc.yaml calls this, so DVC is not asked."""
     with Session(enter()) as session:
+        session.precheck(names)
         for name in names:
             if packages.on_compute_node():
                 _stage_on_node(name, session)

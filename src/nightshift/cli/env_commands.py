@@ -17,6 +17,7 @@ from nightshift.cli.commands import enter
 from nightshift.envs import protocols, registry
 from nightshift.envs.base import Finding, Predicate, Suite, Verdict
 from nightshift.errors import NightshiftError, ProjectError, SimulatorError, StatesNotDrawn
+from nightshift.pipeline import precheck
 from nightshift.project import paths
 from nightshift.telemetry.console import console
 from nightshift.types import Task
@@ -210,7 +211,7 @@ def _selection(params: config.Params) -> Finding:
         held_out = sum(envs.init_state_count(task, "eval") for task in tasks)
         found = f"{params.env.suite}, tasks: {len(tasks)}, {params.env.protocol}, {horizon} steps"
         envs.check_cameras(params.env)
-        envs.check_observations(params.env, params.policy.inputs)
+        precheck.check_policy(params)
         training = sum(envs.init_state_count(task, "train") for task in tasks)
     except StatesNotDrawn as error:
         note = f"{found}; training states are not drawn yet: nightshift run does, or {error.next_step}"

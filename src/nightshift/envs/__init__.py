@@ -16,7 +16,6 @@ from nightshift.types import Split, Task
 __all__ = [
     "PortableFleets",
     "check_cameras",
-    "check_observations",
     "conditions",
     "horizon",
     "init_state_count",
@@ -73,25 +72,6 @@ def check_cameras(env: config.Env) -> None:
     selected.drawing(protocols.find(env.protocol), env.cameras)
     if env.cameras.names:
         selected.check_drawing()
-
-
-def check_observations(env: config.Env, names: Sequence[str]) -> None:
-    """Refuse inputs of a policy that it would not get with these settings: SimulatorError."""
-    cameras = suite(env.suite).cameras
-    available = observation_space(env)
-    not_drawn = [name for name in names if name in cameras and name not in available]
-    if not_drawn:
-        raise SimulatorError(
-            f"policy.inputs names the camera {', '.join(not_drawn)}, which env.cameras.names does not",
-            "add it to env.cameras.names in params.yaml",
-        )
-    unknown = [name for name in names if name not in available]
-    if unknown:
-        every = dict.fromkeys([*available, *cameras])
-        raise SimulatorError(
-            f"{env.suite} has no observation {', '.join(unknown)}; it has {', '.join(every)}",
-            "edit policy.inputs in params.yaml",
-        )
 
 
 def horizon(env: config.Env) -> int:

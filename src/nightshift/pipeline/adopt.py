@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nightshift import files
-from nightshift.adapters.tracking import flat, replay
+from nightshift.adapters.tracking import artifacts, flat, replay
 from nightshift.errors import DataError, ProjectError
 from nightshift.pipeline import receipt as receipts
 from nightshift.pipeline.receipt import Receipt
@@ -60,6 +60,7 @@ def _opened(source: Path, root: Path) -> Iterator[Path]:
 def _check(ordered: Sequence[Receipt], folder: Path, session: Session, *, accept_versions: bool) -> None:
     brought: dict[str, str] = {}
     for receipt in ordered:
+        _check_outputs(receipt, session)
         different = [*_other_params(receipt, session), *_other_inputs(receipt, session, brought)]
         if different:
             raise ProjectError(
@@ -68,6 +69,7 @@ def _check(ordered: Sequence[Receipt], folder: Path, session: Session, *, accept
                 f"put that back here, or run nightshift stage {receipt.stage} again with what is here",
             )
         receipts.verify_outputs(receipt, folder)
+        artifacts(folder / receipt.metrics, folder)  # refuses those outside the folder
         brought |= receipt.outputs
     others = [words for receipt in ordered for words in _other_versions(receipt, session)]
     if others and not accept_versions:
@@ -75,6 +77,19 @@ def _check(ordered: Sequence[Receipt], folder: Path, session: Session, *, accept
             f"computed on {ordered[0].host} with other versions than are installed here: "
             f"{', '.join(dict.fromkeys(others))}",
             "--accept-versions records the results as computed here, and keeps those versions in MLflow",
+        )
+
+
+def _check_outputs(receipt: Receipt, session: Session) -> None:
+    """Every output is copied over the path of that name here, so a receipt names exactly those of its stage."""
+    outs = {path.as_posix() for path in session.graph[receipt.stage].outs}
+    named = receipt.outputs.keys()
+    if named != outs:
+        others = [*(f"{path} more" for path in sorted(named - outs)), *(f"no {path}" for path in sorted(outs - named))]
+        raise DataError(
+            f"the receipt of {receipt.stage} on {receipt.host} names other outputs than {paths.DVC_YAML}: "
+            f"{', '.join(others)}",
+            f"nightshift stage {receipt.stage} on the node writes it again, with the {paths.DVC_YAML} that is here",
         )
 
 

@@ -12,9 +12,9 @@ import socket
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from nightshift import config, files
 from nightshift.adapters.tracking import artifacts
@@ -27,7 +27,8 @@ class Receipt(config.Section):
     """A stage that ran on a compute node."""
 
     stage: str
-    fingerprint: str
+    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """A sha256; it names the file of the metrics."""
     params: Mapping[str, Any]
     """The sections of params.yaml that the stage reads."""
     versions: Mapping[str, str]
@@ -114,7 +115,7 @@ def _packed(receipt: Receipt, root: Path) -> Iterator[Path]:
     yield from outputs
     if (root / receipt.metrics).exists():
         yield receipt.metrics
-        kept = artifacts(root / receipt.metrics)
+        kept = artifacts(root / receipt.metrics, root)
         yield from (path for path in kept if not any(path.is_relative_to(output) for output in outputs))
     yield paths.stage_receipt(receipt.stage)
 

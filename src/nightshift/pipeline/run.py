@@ -14,7 +14,7 @@ import inspect
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ class Session:
         self._pools: dict[config.Env, Pool] = {}
         self._store: DvcStore | None = None
         self._tracking: Tracking | None = None
-        self._prechecked = False
+        self._prechecked: set[str] = set()
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -114,13 +114,14 @@ class Session:
             self._pools[env] = open_pool(machine, env, resolve(machine.device))
         return self._pools[env]
 
-    def precheck(self) -> None:
-        """Before the first stage that runs: whether the sections of params.yaml fit each other."""
-        if not self._prechecked:
+    def precheck(self, stages: Iterable[str]) -> None:
+        """Before the first of these stages runs: whether params.yaml and this machine fit all of them."""
+        definitions = [definition(stage, self) for stage in stages if stage not in self._prechecked]
+        if definitions:
             from nightshift.pipeline import precheck
 
-            precheck.check(self.params)
-            self._prechecked = True
+            precheck.check(self.params, definitions)
+            self._prechecked.update(stage.name for stage in definitions)
 
     def check_unchanged(self) -> None:
         """All stages of a run have the same params, code and versions: an edit made meanwhile ends the run."""
@@ -145,8 +146,7 @@ def fingerprint(stage: str, session: Session) -> str:
 
 def run_stage(stage: str, session: Session) -> float:
     """Run nightshift.stages.<stage> with the sections it names, without DVC; returns the seconds it took."""
-    definition(stage, session)
-    session.precheck()
+    session.precheck([stage])
     run = importlib.import_module(f"{STAGES}.{stage}").run
     arguments = {
         name: session.params.section(name)
@@ -172,6 +172,7 @@ def ensure(stage: str, session: Session) -> StageResult:
         result = StageResult(stage=stage, status="restored", seconds=time.monotonic() - started, reasons=reasons)
     else:
         session.check_unchanged()
+        session.precheck(_from(stage, session))
         console.print(f"[bold cyan]▶ {stage}[/]  [dim]{'; '.join(reasons)}[/]")
         transaction = session.store.begin(stage)
         run_stage(stage, session)
@@ -180,6 +181,12 @@ def ensure(stage: str, session: Session) -> StageResult:
     _remove_checkpoints(stage, session)
     console.print(f"[green]✔ {stage}[/]  {result.status}, {result.seconds:.1f} s")
     return result
+
+
+def _from(stage: str, session: Session) -> list[str]:
+    """The stage and those after it, which a run does next."""
+    names = list(session.graph)
+    return names[names.index(stage) :]
 
 
 def timings(root: Path) -> Mapping[str, float]:

@@ -72,7 +72,11 @@ class GaussianMlp(HeadPolicy):
         self.head.normalise_by(statistics["actions"])
 
     def inputs(self, observations: Observation) -> dict[str, Tensor]:
-        return {STATE: torch.from_numpy(np.concatenate([observations[name] for name in self.sizes], axis=-1))}
+        return {
+            STATE: torch.from_numpy(
+                np.concatenate([modalities.observed(observations, name) for name in self.sizes], axis=-1)
+            )
+        }
 
     def forward(self, inputs: Inputs) -> Tensor:
         outputs: Tensor = self.net(self.normalise(inputs[STATE]))

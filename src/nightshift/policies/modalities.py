@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class Modalities:
 
     def tensors(self, observations: Observation) -> dict[str, Tensor]:
         """Images uint8 [B, H, W, 3], vectors float32 [B, D], the instruction's words int32 [B, L], on the CPU."""
-        return {name: self._tensor(name, _observed(observations, name)) for name in self.shapes}
+        return {name: self._tensor(name, observed(observations, name)) for name in self.shapes}
 
     def _tensor(self, name: str, values: NDArray[Any]) -> Tensor:
         if name == INSTRUCTION:
@@ -70,7 +70,8 @@ def select(names: Sequence[str], shapes: Shapes) -> dict[str, tuple[int, ...]]:
     return {name: shapes[name] for name in names}
 
 
-def _observed(observations: Observation, name: str) -> NDArray[Any]:
+def observed(observations: Mapping[str, Any], name: str) -> Any:
+    """The observation of that name; DataError if there is none."""
     if name not in observations:
         raise DataError(
             f"the policy reads {name}, and the observations are {', '.join(observations)}",

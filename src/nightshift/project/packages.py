@@ -8,6 +8,7 @@ only; hence versions.yaml, which git ignores and every command that looks at the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -25,11 +26,13 @@ _HEADER = "# Written by nightshift: installed versions that results depend on. d
 PIPELINE = ("dvc", "mlflow", "prefect", "ray")
 """What pyproject.toml installs with the extra `pipeline`."""
 _RECORDERS = ("dvc", "mlflow")
+AS_COMPUTE_NODE = "NIGHTSHIFT_COMPUTE_NODE"
+"""Environment variable: if it is 1, this machine counts as a compute node whatever is installed."""
 
 
 def on_compute_node() -> bool:
     """Whether DVC or MLflow is missing: then a stage leaves a receipt and its metrics in files, to be adopted later."""
-    return not all(map(_importable, _RECORDERS))
+    return os.environ.get(AS_COMPUTE_NODE) == "1" or not all(map(_importable, _RECORDERS))
 
 
 def require(package: str, why: str, otherwise: str) -> None:
