@@ -111,7 +111,7 @@ class Engine:
         self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
-        self._experts: ExpertProcesses | None = None
+        self._experts = ExpertProcesses(settings.threads)
         self._actor: tuple[str, Actor] | None = None
 
     def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
@@ -134,9 +134,12 @@ class Engine:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown()
-        if self._experts is not None:
-            self._experts.close()
+        self.close_experts()
         self._fleets.close()
+
+    def close_experts(self) -> None:
+        """Free the memory of the expert's processes; they start again when they are needed."""
+        self._experts.close()
 
     def _actor_of(self, snapshot: PolicySnapshot | None) -> Actor | None:
         """Built once per policy, however many requests it plays."""
@@ -201,7 +204,6 @@ class Engine:
         """In this process, or in others beside several threads."""
         if self._threads is None or self._settings.threads == 1:
             return Expert().act
-        self._experts = self._experts or ExpertProcesses(self._settings.threads)
         return self._experts.act
 
     def _submit(self, simulate: Callable[[], None]) -> Future[None]:

@@ -99,6 +99,8 @@ class RayPool:
             # A consumer that stops early leaves workers busy: end them, the next `run` starts new ones.
             for attempt in running.values():
                 ray.kill(attempt.actor)
+            for actor in self._idle:
+                actor.close_experts.remote()
 
     def spent(self) -> Mapping[str, float]:
         return dict(self._stopwatch.seconds)

@@ -43,6 +43,9 @@ class Worker:
         """A counter that grows with every control step; another thread may ask for it while `run` is busy."""
         return self._heartbeats
 
+    def close_experts(self) -> None:
+        self._engine.close_experts()
+
     def close(self) -> None:
         self._engine.close()
 
