@@ -26,6 +26,7 @@ import torch
 from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.errors import NightshiftError, RolloutError
+from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.expert import Expert
 from nightshift.policies.snapshot import PolicySnapshot, restore
 from nightshift.rollouts.acting import Actor
@@ -147,7 +148,8 @@ class Engine:
             return None
         if self._actor is None or self._actor[0] != snapshot.token:
             self._actor = None  # its memory is needed
-            policy = restore(snapshot, self._settings.device).eval()
+            with out_of_memory_advice(f"machine.workers, if several share the GPU, or {POLICY_SIZE}"):
+                policy = restore(snapshot, self._settings.device).eval()
             self._actor = snapshot.token, Actor(policy, share_batches=self._settings.device.type == "cuda")
         return self._actor[1]
 
@@ -197,7 +199,11 @@ class Engine:
         fleet = self._fleets.take(request.task)
         self._on_step()
         observer = Observer(names, self._cameras)
-        group = GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
+        try:
+            group = GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
+        except Exception:
+            self._fleets.give_back(fleet)  # nothing was simulated
+            raise
         return _Slot(number, group, fleet, self._submit(group.reset))
 
     def _expert(self) -> Decide:
