@@ -44,10 +44,9 @@ ROUNDS_PER_SIMULATOR = 3
 
 @dataclass
 class WaitingFleet:
-    """Simulators that sleep. `cameras` show the same picture all the time."""
+    """Simulators that sleep. Cameras show the same picture all the time."""
 
     task: Task
-    cameras: Sequence[str]
     action_space: ActionSpace = fake.ACTIONS
     count: int = 0
 
@@ -60,11 +59,11 @@ class WaitingFleet:
         nothing = np.zeros(self.count, np.bool_)
         return Steps(self._observation(), nothing, nothing)
 
-    def look(self, lanes: NDArray[np.int64]) -> Mapping[str, NDArray[np.uint8]]:
-        return {camera: np.zeros((len(lanes), SIZE, SIZE, 3), np.uint8) for camera in self.cameras}
+    def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        return {camera: np.zeros((len(lanes), SIZE, SIZE, 3), np.uint8) for camera in cameras}
 
     def sibling(self) -> Fleet:
-        return WaitingFleet(self.task, self.cameras)
+        return WaitingFleet(self.task)
 
     def scene(self, lane: int) -> Scene:
         raise NotImplementedError
@@ -80,7 +79,7 @@ class WaitingFleet:
 
 
 def make_fleet(task: Task, env: config.Env) -> Fleet:
-    return WaitingFleet(task, env.cameras.names)
+    return WaitingFleet(task)
 
 
 def policy(cameras: Sequence[str]) -> PolicySnapshot:
@@ -133,7 +132,13 @@ def measure(simulators: int, workers: int, cameras: Sequence[str]) -> dict[str, 
 
 
 def _megabytes(episode: Trajectory) -> float:
-    arrays = (*episode.observations.values(), episode.actions, episode.executed, episode.log_probs)
+    arrays = (
+        *episode.observations.values(),
+        *episode.final.values(),
+        episode.actions,
+        episode.executed,
+        episode.log_probs,
+    )
     return sum(array.nbytes for array in arrays) / 1e6
 
 
@@ -142,6 +147,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--simulators", type=int, nargs="+", default=[64, 128, 256, 512])
     chosen = parser.parse_args()
+    if min(chosen.simulators) < GROUP * chosen.workers:
+        parser.error(f"{chosen.workers} workers need at least {GROUP * chosen.workers} simulators: {GROUP} are a group")
     for cameras in ((), CAMERAS):
         for simulators in chosen.simulators:
             sys.stdout.write(json.dumps(measure(simulators, chosen.workers, cameras)) + "\n")

@@ -64,6 +64,11 @@ def test_a_level_at_which_equal_policies_could_replace_each_other_is_refused(tmp
         config.load(write(tmp_path, changed("register", level=level)))
 
 
+def test_more_threads_than_requests_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"machine: .*threads \(4\) is above requests_at_once \(3\)"):
+        config.load(write(tmp_path, changed("machine", threads=4, requests_at_once=3)))
+
+
 def test_a_number_that_yaml_reads_as_text_gets_a_hint(tmp_path: Path) -> None:
     text = (REPOSITORY / "params.yaml").read_text().replace("learning_rate: 1.0e-3", "learning_rate: 1e-3")
     with pytest.raises(ConfigError, match=r"write 3\.0e-4"):

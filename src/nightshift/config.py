@@ -69,7 +69,7 @@ class Machine(Section):
     workers: Natural
     """Simulator processes; 0 runs them in this process."""
     threads: Count
-    """Threads of each simulator process that step simulations."""
+    """Threads of each simulator process that step simulations; at most requests_at_once."""
     requests_at_once: Count
     """Requests (groups of episodes) that one simulator process plays side by side. On a GPU they share a batch."""
     ranks: Count
@@ -77,6 +77,15 @@ class Machine(Section):
     microbatch_size: Count
     """Decisions per backward pass: lower it when memory runs out. Gradients are accumulated over a minibatch."""
     checkpoint_every: CheckpointEvery
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Machine:
+        if self.threads > self.requests_at_once:
+            raise ValueError(
+                f"threads ({self.threads}) is above requests_at_once ({self.requests_at_once}): a thread steps one "
+                "request at a time, so raise requests_at_once or lower threads"
+            )
+        return self
 
 
 class Cameras(Section):

@@ -61,7 +61,7 @@ def test_a_fleet_shows_what_a_single_simulation_shows_in_the_same_state_bit_for_
     fleet.reset("train", [3, 8])
     action = np.full((2, 7), 0.5, np.float32)
     fleet.step(action, np.ones(2, np.bool_))
-    seen = fleet.look(np.arange(2))
+    seen = fleet.look(np.arange(2), PLAIN.names)
     alone = LIBERO_MINI.make_env(TASK, DEFAULT, PLAIN)
     for lane, state in enumerate((3, 8)):
         alone.reset("train", state)
@@ -79,31 +79,39 @@ def test_images_do_not_depend_on_which_simulations_are_drawn_or_in_which_order(f
     fleet.reset("train", [0, 1, 2])
     sibling = fleet.sibling()
     sibling.reset("train", [5])
-    every = fleet.look(np.arange(3))
-    sibling.look(np.zeros(1, np.int64))
-    some = fleet.look(np.array([2, 0]))
+    every = fleet.look(np.arange(3), PLAIN.names)
+    sibling.look(np.zeros(1, np.int64), PLAIN.names)
+    some = fleet.look(np.array([2, 0]), PLAIN.names)
     for camera in PLAIN.names:
         np.testing.assert_array_equal(some[camera], every[camera][[2, 0]], err_msg=camera)
+
+
+def test_only_the_cameras_that_are_asked_for_are_drawn(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [0, 1])
+    both = fleet.look(np.arange(2), PLAIN.names)
+    one = fleet.look(np.arange(2), ["wrist"])
+    assert list(one) == ["wrist"]
+    np.testing.assert_array_equal(one["wrist"], both["wrist"])
 
 
 def test_all_siblings_are_drawn_by_one_context_which_outlives_them(fleet: LiberoFleet) -> None:
     fleet.reset("train", [0])
     sibling = fleet.sibling()
     sibling.reset("train", [0])
-    ours, theirs = fleet.look(np.zeros(1, np.int64)), sibling.look(np.zeros(1, np.int64))
+    ours, theirs = fleet.look(np.zeros(1, np.int64), PLAIN.names), sibling.look(np.zeros(1, np.int64), PLAIN.names)
     np.testing.assert_array_equal(ours["wrist"], theirs["wrist"])
     assert sibling._lanes[0]._renderer is fleet._lanes[0]._renderer
     sibling.close()
-    np.testing.assert_array_equal(fleet.look(np.zeros(1, np.int64))["wrist"], ours["wrist"])
+    np.testing.assert_array_equal(fleet.look(np.zeros(1, np.int64), PLAIN.names)["wrist"], ours["wrist"])
 
 
 def test_an_image_asked_for_by_another_thread_is_refused_with_the_reason(fleet: LiberoFleet) -> None:
-    fleet.look(np.zeros(1, np.int64))
+    fleet.look(np.zeros(1, np.int64), PLAIN.names)
     caught: list[str] = []
 
     def look() -> None:
         try:
-            fleet.look(np.zeros(1, np.int64))
+            fleet.look(np.zeros(1, np.int64), PLAIN.names)
         except SimulatorError as error:
             caught.append(str(error))
 
@@ -117,8 +125,8 @@ def test_shadows_change_pixels(fleet: LiberoFleet) -> None:
     fleet.reset("train", [0])
     shaded = LIBERO_MINI.make_fleet(TASK, DEFAULT, cameras(names=("agentview",), shadows=True))
     shaded.reset("train", [0])
-    with_shadows = shaded.look(np.zeros(1, np.int64))["agentview"][0]
-    without = fleet.look(np.zeros(1, np.int64))["agentview"][0]
+    with_shadows = shaded.look(np.zeros(1, np.int64), ["agentview"])["agentview"][0]
+    without = fleet.look(np.zeros(1, np.int64), PLAIN.names)["agentview"][0]
     shaded.close()
     assert (without.astype(int) - with_shadows).max() > DARK, "somewhere lies a shadow"
 

@@ -110,7 +110,7 @@ env = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=9, came
 envs.check_cameras(env)
 fleet = envs.make_fleet(envs.tasks(env)[0], env)
 fleet.reset("eval", [0])
-fleet.look(np.zeros(1, int))
+fleet.look(np.zeros(1, int), ["agentview"])
 fleet.step(np.zeros((1, 7), np.float32), np.ones(1, bool))
 envs.conditions(env, [])
 [envs.suite(name) for name in registry.names()]

@@ -15,11 +15,12 @@ from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNE
 from ray.cluster_utils import Cluster
 
 
-def requested_cpus(gcs_address: str) -> int:
-    """CPUs that Ray holds as requested from an autoscaler."""
+def requested_bundles(gcs_address: str) -> list[dict[str, float]]:
+    """Resources that Ray holds as requested from an autoscaler, each on one node."""
     client = GcsClient(address=gcs_address)
     request = client.internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL, namespace=None)
-    return sum(bundle["CPU"] for bundle in json.loads(request or "[]"))
+    bundles: list[dict[str, float]] = json.loads(request or "[]")
+    return bundles
 
 
 AddNode = Callable[..., Any]

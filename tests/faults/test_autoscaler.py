@@ -13,7 +13,7 @@ import ray
 
 from nightshift.cluster.capacity import Capacity
 from nightshift.cluster.connection import start_ray
-from tests.faults.conftest import head_without_cpus, requested_cpus
+from tests.faults.conftest import head_without_cpus, requested_bundles
 
 WORKERS = 2
 DEADLINE_SECONDS = 60
@@ -75,6 +75,6 @@ def test_a_missing_node_is_requested_and_the_request_is_withdrawn() -> None:
     waiting.join(DEADLINE_SECONDS)
     assert not waiting.is_alive(), "the autoscaler added no node"
     assert capacity.workers == WORKERS
-    assert requested_cpus(ray.get_runtime_context().gcs_address) == WORKERS
+    assert requested_bundles(ray.get_runtime_context().gcs_address) == [{"CPU": 1}] * WORKERS
     capacity.release()
-    assert requested_cpus(ray.get_runtime_context().gcs_address) == 0
+    assert requested_bundles(ray.get_runtime_context().gcs_address) == []

@@ -12,17 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
 from nightshift import config, envs
 from nightshift.cluster import capacity, version_check
+from nightshift.cluster.capacity import Capacity
+from nightshift.cluster.connection import start_ray
 from nightshift.errors import RolloutError
+from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
-from tests.faults.conftest import AddNode, requested_cpus
+from tests.faults.conftest import AddNode, requested_bundles
 from tests.rollouts.parts import NO_CAMERAS
 from tests.rollouts.test_pool import ENV, POLICY, actions, requests, same
 
@@ -168,15 +172,28 @@ def test_fewer_cpus_than_workers_play_all_and_a_new_node_is_taken_up(
     assert pool.workers == 3
 
 
-def test_missing_cpus_are_requested_from_an_autoscaler_until_the_pool_closes(
+def test_room_for_workers_is_requested_from_an_autoscaler_until_the_pool_closes(
     cluster: Cluster, add_node: AddNode
 ) -> None:
-    add_node(1)
-    pool = RayPool(4, ENV)
+    """Room on one node for each: loose CPUs of several nodes are of no use to a worker with several threads."""
+    add_node(3)
+    two_threads = EngineSettings(device=torch.device("cpu"), threads=2, requests_at_once=2)
+    pool = RayPool(4, ENV, two_threads)
     dict(pool.run(requests(1), POLICY))
-    assert requested_cpus(cluster.address) == 4
+    assert pool.workers == 1
+    assert requested_bundles(cluster.address) == [{"CPU": 2}] * 4
     pool.close()
-    assert requested_cpus(cluster.address) == 0
+    assert requested_bundles(cluster.address) == []
+
+
+def test_a_worker_with_a_share_of_a_gpu_needs_it_beside_its_cpus(cluster: Cluster, add_node: AddNode) -> None:
+    add_node(4)
+    add_node(2, num_gpus=1)
+    start_ray(cpus=1)
+    needs = Capacity(6, cpus_each=1, gpus_each=1 / 3)
+    assert needs.available_workers() == 2
+    assert requested_bundles(cluster.address) == [{"CPU": 1, "GPU": 1 / 3}] * 6
+    needs.release()
 
 
 def test_a_cluster_without_any_cpu_is_waited_for_and_said_so(

@@ -1,7 +1,8 @@
-"""What ranks ask of a Ray cluster with GPUs, on one whose GPUs are only counted."""
+"""What ranks and workers ask of a Ray cluster with GPUs, on one whose GPUs are only counted."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.errors import DeviceError
 from nightshift.learners.ranks import RayLearners
 from nightshift.rollouts.engine import EngineSettings
@@ -20,13 +21,14 @@ from tests.learners.test_ranks import spec
 from tests.rollouts.parts import NO_CAMERAS
 
 GPUS = 2
+ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6, cameras=NO_CAMERAS)
 ON_GPU = replace(spec(), device=torch.device("cuda"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ray.init("local", num_cpus=1, num_gpus=GPUS, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init("local", num_cpus=2, num_gpus=GPUS, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield
     ray.shutdown()
     for number, handler in handlers.items():  # Ray replaces them
@@ -48,8 +50,22 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     learners.close()
 
 
+def test_every_worker_draws_on_the_gpu_that_it_acts_on() -> None:
+    pool = RayPool(GPUS, ENV, EngineSettings(device=torch.device("cuda"), threads=1, requests_at_once=1))
+    workers = [pool._start_worker() for _ in range(GPUS)]
+    drawing = [worker.__ray_call__.remote(lambda _: os.environ["MUJOCO_EGL_DEVICE_ID"]) for worker in workers]
+    assert sorted(ray.get(drawing)) == ["0", "1"]
+    for worker in workers:
+        ray.kill(worker)
+
+
+def test_a_choice_of_the_user_where_to_draw_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "3")
+    envs.draw_on_gpu(1)
+    assert os.environ["MUJOCO_EGL_DEVICE_ID"] == "3"
+
+
 def test_workers_are_refused_where_the_ranks_take_all_gpus() -> None:
-    env = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6, cameras=NO_CAMERAS)
     settings = EngineSettings(device=torch.device("cuda"), threads=1, requests_at_once=1, reserved_gpus=GPUS)
     with pytest.raises(DeviceError, match=r"2 for the learner's ranks \(machine\.ranks\): none is left for workers"):
-        RayPool(1, env, settings)
+        RayPool(1, ENV, settings)

@@ -21,7 +21,7 @@ import torch
 from nightshift import config
 from nightshift.cluster.object_store import ObjectStoreWeights
 from nightshift.envs import fake
-from nightshift.errors import RolloutError
+from nightshift.errors import DeviceError, RolloutError
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.learners.local import LocalLearner
 from nightshift.learners.opening import open_learners
@@ -33,7 +33,7 @@ from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Sampler
 from nightshift.types import RolloutRequest, Trajectory
 from tests.algorithms.test_on_policy import CHUNK, MIXED, demo_steps, groups, policy, settings
-from tests.rollouts.parts import NO_CAMERAS
+from tests.rollouts.parts import NO_CAMERAS, run_out_of_memory
 
 CPU = torch.device("cpu")
 
@@ -90,6 +90,12 @@ LONG: dict[str, Any] = {"epochs": 150, "target_kl": None}
 def undisturbed() -> LearnerState:
     """By two ranks."""
     return trained(2, updates=3, **LONG)
+
+
+def test_weights_that_do_not_fit_on_the_gpu_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GaussianMlp, "to", run_out_of_memory)
+    with pytest.raises(DeviceError, match=r"not enough memory.*\n.*lower the size of the policy"):
+        LocalLearner(spec())
 
 
 def test_two_ranks_make_the_updates_of_one(undisturbed: LearnerState) -> None:

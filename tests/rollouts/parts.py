@@ -32,6 +32,11 @@ def policy(chunk: int = 1) -> GaussianMlp:
     return made
 
 
+def run_out_of_memory(*_: Any) -> Any:
+    """As a GPU does."""
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
 class SeeingMlp(GaussianMlp):
     """Sees a camera, a state vector and the instruction: mean colours, the vector and the number of letters."""
 
@@ -60,6 +65,8 @@ class Seeing:
     """Called in the thread that simulates, with the init state."""
     looks: list[tuple[int, list[int]]] = field(default_factory=list)
     """Init state and lanes of every drawing."""
+    drawn: set[str] = field(default_factory=set)
+    """Cameras."""
     begun: list[int] = field(default_factory=list)
     """Init states in the order in which they were reset."""
     fleets: list[SeeingFleet] = field(default_factory=list)
@@ -94,12 +101,14 @@ class SeeingFleet:
         self.steps += active
         return self._fleet.step(actions, active)
 
-    def look(self, lanes: NDArray[np.int64]) -> Mapping[str, NDArray[np.uint8]]:
+    def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         self._check_thread()
         self._parts.looks.append((self.state, lanes.tolist()))
+        self._parts.drawn.update(cameras)
+        positions = {camera: self._cameras.names.index(camera) for camera in cameras}
         return {
             camera: np.stack([self._image(lane, 100 * position) for lane in lanes.tolist()])
-            for position, camera in enumerate(self._cameras.names)
+            for camera, position in positions.items()
         }
 
     def render(self, lane: int) -> NDArray[np.uint8]:

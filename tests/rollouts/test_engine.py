@@ -24,7 +24,17 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.rollout import GroupPlay, Lanes, Observer
 from nightshift.types import INSTRUCTION, Array, Controller, RolloutRequest, Trajectory
 from tests.rollouts.faulty import Faulty, Unstable, raise_something
-from tests.rollouts.parts import CAMERAS, NO_CAMERAS, Seeing, SeeingFleet, SeeingMlp, assert_same, plain_loop, policy
+from tests.rollouts.parts import (
+    CAMERAS,
+    NO_CAMERAS,
+    Seeing,
+    SeeingFleet,
+    SeeingMlp,
+    assert_same,
+    plain_loop,
+    policy,
+    run_out_of_memory,
+)
 
 HORIZON = 12
 CHUNK = 5
@@ -203,10 +213,10 @@ def test_cameras_that_fail_cost_only_their_request(seeing: PolicySnapshot, monke
     undisturbed = play(wanted, seeing, settings(3), env=SEEN, make_fleet=Seeing())
     draw = SeeingFleet.look
 
-    def fail(fleet: Any, lanes: Any) -> Any:
+    def fail(fleet: Any, lanes: Any, cameras: Any) -> Any:
         if fleet.state == 2:
             raise OSError("no framebuffer")
-        return draw(fleet, lanes)
+        return draw(fleet, lanes, cameras)
 
     monkeypatch.setattr(SeeingFleet, "look", fail)
     results = play(wanted, seeing, settings(3), env=SEEN, make_fleet=Seeing())
@@ -224,12 +234,24 @@ def test_an_error_for_people_ends_the_run_as_it_was_raised_and_the_pool_goes_on(
 
 
 def test_a_gpu_without_enough_memory_is_one_sentence_with_the_setting_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    def overflow(*_: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    monkeypatch.setattr(GaussianMlp, "greedy", overflow)
+    monkeypatch.setattr(GaussianMlp, "greedy", run_out_of_memory)
     with pytest.raises(DeviceError, match=r"not enough memory.*\n.*lower machine.requests_at_once"):
         play([request(0, "greedy")], snapshot(policy()))
+
+
+def test_weights_that_do_not_fit_on_the_gpu_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GaussianMlp, "to", run_out_of_memory)
+    with pytest.raises(DeviceError, match=r"not enough memory.*\n.*lower machine.workers.* or the size of the policy"):
+        play([request(0, "greedy")], snapshot(policy()))
+
+
+def test_a_request_that_cannot_begin_costs_no_fleet() -> None:
+    made = Seeing()
+    pool = LocalPool(ENV, make_fleet=made)
+    for _ in range(3):
+        assert not dict(pool.run([request(0, seed=-1)], snapshot(policy())))[0][0].valid
+    assert dict(pool.run([request(0)], snapshot(policy())))[0][0].valid
+    assert len(made.fleets) == 1
 
 
 def test_a_policy_that_needs_a_camera_that_is_not_drawn_is_refused(seeing: PolicySnapshot) -> None:
@@ -272,6 +294,12 @@ def test_the_expert_records_every_vector_and_every_camera_at_every_step() -> Non
         assert one.observations["agentview"][:, 0, 0, 0].tolist() == list(range(one.length))
         assert one.observations["wrist"][:, 0, 0, 0].tolist() == [100 + step for step in range(one.length)]
         assert (one.final["agentview"] == one.length).all()
+
+
+def test_only_the_cameras_that_the_policy_sees_are_drawn(seeing: PolicySnapshot) -> None:
+    made = Seeing()
+    play([request(0)], seeing, env=SEEN, make_fleet=made)
+    assert made.drawn == {"agentview"}
 
 
 @pytest.mark.parametrize("env", [ENV, SEEN])

@@ -1,7 +1,10 @@
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import ray
 import torch
 
 from nightshift import config
+from nightshift.cluster import connection
 from nightshift.errors import SimulatorError
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
@@ -50,6 +54,25 @@ def same(one: list[Any], other: list[Any]) -> bool:
 def test_ray_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
     here = dict(LocalPool(ENV).run(requests(5), POLICY))
     assert same(actions(dict(pool.run(requests(5), POLICY))), actions(here))
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "shared_gb", "expected_gb"),
+    [(64, 32, 16), (16, 8, 4), (256, 128, 16), (64, 4, 3), (64, 0.0625, 0.25)],
+)
+def test_the_object_store_has_room_for_images_where_the_machine_has(
+    memory_gb: float, shared_gb: float, expected_gb: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": int(memory_gb * 2**30) // 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    free = int(shared_gb * 2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(connection, "_SHARED_MEMORY", tmp_path)
+    assert connection._object_store_bytes() == expected_gb * 2**30
+
+
+def test_no_requests_are_no_episodes(pool: RayPool) -> None:
+    assert list(pool.run([], POLICY)) == []
 
 
 def test_weights_arrive_in_their_own_dtype_without_a_copy(pool: RayPool) -> None:

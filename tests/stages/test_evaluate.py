@@ -145,10 +145,34 @@ def test_another_grid_has_another_digest(job: Callable[[str], Job], params: conf
 
 def test_a_film_is_an_animation_and_a_strip_of_stills(tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 255, (9, 32, 48, 3), dtype=np.uint8)
-    figures.film(tmp_path, "lift_cube", frames, strip_frames=4)
+    figures.film(tmp_path, "lift_cube", frames, frame_steps=8, strip_frames=4)
     with Image.open(tmp_path / "lift_cube.gif") as film, Image.open(tmp_path / "lift_cube.png") as strip:
         assert getattr(film, "n_frames", 1) == 9
+        assert film.info["duration"] == 8 * 30, "30 ms per control step, whatever a frame stands for"
         assert strip.size == (4 * 48, 32)
+
+
+def test_a_film_of_what_a_policy_saw_ends_with_the_final_image() -> None:
+    request = RolloutRequest(task="near", split="eval", init_state=0, controller="greedy", seed=0)
+    steps = np.zeros((11, 7), np.float32)
+    seen = {camera: np.full((2, 4, 4, 3), shade, np.uint8) for camera, shade in (("agentview", 10), ("wrist", 20))}
+    trajectory = Trajectory(
+        request=request,
+        member=0,
+        observations=seen,
+        final={camera: images[0] + 1 for camera, images in seen.items()},
+        actions=steps,
+        executed=steps,
+        log_probs=steps,
+        chunk=8,
+        success=True,
+        unstable=False,
+        version=0,
+    )
+    frames = evaluate._frames(trajectory, ["agentview", "wrist"])
+    assert frames is not None
+    assert frames.shape == (3, 4, 8, 3)
+    assert frames[:, 0, [0, 4], 0].tolist() == [[10, 20], [10, 20], [11, 21]]
 
 
 def test_more_states_than_there_are_is_refused(params: config.Params) -> None:

@@ -7,11 +7,13 @@ import torch
 
 from nightshift import config, policies
 from nightshift.data import dataset_store
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, DeviceError
 from nightshift.learners import checkpoint
 from nightshift.pipeline.job import Job
+from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.project import paths
 from nightshift.stages import collect, dataset, sft
+from tests.rollouts.parts import run_out_of_memory
 
 
 @pytest.fixture
@@ -39,6 +41,15 @@ def test_an_observation_that_is_not_there_is_named(job: Callable[[str], Job], pa
     policy = params.policy.model_copy(update={"inputs": ("objects", "camera")})
     with pytest.raises(ConfigError, match=r"policy\.inputs has camera, and the observations are objects"):
         sft.run(job("sft"), seed=0, policy=policy, sft=params.sft)
+
+
+@pytest.mark.usefixtures("data")
+def test_weights_that_do_not_fit_on_the_gpu_are_one_sentence(
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GaussianMlp, "to", run_out_of_memory)
+    with pytest.raises(DeviceError, match=r"not enough memory.*\n.*lower the size of the policy"):
+        run(job, params)
 
 
 @pytest.mark.usefixtures("data")

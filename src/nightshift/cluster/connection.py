@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
 
 from nightshift.errors import RolloutError
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
-_OBJECT_STORE_BYTES = 256 * 2**20
+_SHARED_MEMORY = Path("/dev/shm")
+_OBJECT_STORE_BYTES = (256 * 2**20, 16 * 2**30)
+"""At least, at most. The answer to a bundle of requests with images is a gigabyte: what does not fit goes to disk."""
 _CONNECT_SECONDS = 10.0
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
 
@@ -32,10 +36,19 @@ def start_ray(cpus: int) -> None:
             "local",  # not a cluster that another user started on this machine
             num_cpus=cpus,
             include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
+            object_store_memory=_object_store_bytes(),
             log_to_driver=False,
             logging_level="error",
         )
+
+
+def _object_store_bytes() -> int:
+    """A quarter of the memory, which is taken only as it is used. Beyond what shared memory has room for, Ray would
+    put the store into a folder of /tmp, so a small one (64 MB in a container by default) gets the least."""
+    least, most = _OBJECT_STORE_BYTES
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    shared = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.exists() else 0
+    return max(least, min(most, memory // 4, shared * 3 // 4))
 
 
 @contextlib.contextmanager

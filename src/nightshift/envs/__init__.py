@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "PortableFleets",
     "check_cameras",
     "conditions",
+    "draw_on_gpu",
     "horizon",
     "init_state_count",
     "init_states_digest",
@@ -72,6 +74,14 @@ def check_cameras(env: config.Env) -> None:
     selected.drawing(protocols.find(env.protocol), env.cameras)
     if env.cameras.names:
         selected.check_drawing()
+
+
+def draw_on_gpu(index: int) -> None:
+    """Call it before anything is drawn, in a process that shares a machine with several GPUs.
+
+    mujoco draws on the first GPU whatever CUDA_VISIBLE_DEVICES says. The user's own choice stays.
+    """
+    os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
 
 
 def horizon(env: config.Env) -> int:

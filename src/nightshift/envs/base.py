@@ -52,7 +52,7 @@ class Drawing:
     """How camera images are drawn: what their pixels depend on besides the state of the simulation."""
 
     cameras: tuple[str, ...]
-    """What `Fleet.look` draws; an Env draws any camera of its suite."""
+    """Of env.cameras.names: what is recorded and what policies may read."""
     resolution: int
     """Pixels as they are drawn. Images are square."""
     size: int
@@ -129,8 +129,8 @@ class Fleet(Protocol):
         """Step the active simulators with their rows of `actions` [N, A]; the others stay as they are."""
         ...
 
-    def look(self, lanes: NDArray[np.int64]) -> Mapping[str, NDArray[np.uint8]]:
-        """Images of the cameras in env.cameras.names for those simulators, each [len(lanes), S, S, 3]."""
+    def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        """Images of those cameras for those simulators, each [len(lanes), S, S, 3]."""
         ...
 
     def sibling(self) -> Fleet:

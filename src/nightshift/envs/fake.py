@@ -64,7 +64,7 @@ class FakeSuite(Suite):
     def make_fleet(
         self, task: Task, protocol: Protocol, cameras: config.Cameras, train_states: States | None = None
     ) -> SequentialFleet:
-        return SequentialFleet(lambda: self.make_env(task, protocol, cameras), cameras.names)
+        return SequentialFleet(lambda: self.make_env(task, protocol, cameras))
 
 
 class FakeEnv:

@@ -13,10 +13,8 @@ from nightshift.types import Array, Observation, Scene, Split, Task
 
 
 class SequentialFleet:
-    def __init__(self, make: Callable[[], Env], cameras: Sequence[str] = ()) -> None:
-        """`cameras`: what `look` draws."""
+    def __init__(self, make: Callable[[], Env]) -> None:
         self._make = make
-        self._cameras = cameras
         self._envs = [make()]
         self._observation: dict[str, Array] = {}
 
@@ -47,12 +45,12 @@ class SequentialFleet:
                 self._observation[name][lane] = values
         return Steps(self._observation, success, unstable)
 
-    def look(self, lanes: NDArray[np.int64]) -> Mapping[str, NDArray[np.uint8]]:
-        images = [self._envs[lane].camera_images(self._cameras) for lane in lanes.tolist()]
-        return {camera: np.stack([image[camera] for image in images]) for camera in self._cameras}
+    def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        images = [self._envs[lane].camera_images(cameras) for lane in lanes.tolist()]
+        return {camera: np.stack([image[camera] for image in images]) for camera in cameras}
 
     def sibling(self) -> SequentialFleet:
-        return SequentialFleet(self._make, self._cameras)
+        return SequentialFleet(self._make)
 
     def scene(self, lane: int) -> Scene:
         return self._envs[lane].scene()

@@ -11,7 +11,7 @@ from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.algorithms.strategy import Strategy
 from nightshift.learners.base import LearnerSpec, LearnerState
-from nightshift.policies.device import out_of_memory_advice
+from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 
 
@@ -43,7 +43,8 @@ class Rank:
     def __init__(self, spec: LearnerSpec, strategy: Strategy | None = None) -> None:
         torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
         torch.manual_seed(spec.seed)  # for the initial weights of a critic
-        policy = restore(spec.policy, spec.device)
+        with out_of_memory_advice(POLICY_SIZE):
+            policy = restore(spec.policy, spec.device)
         demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
         self._learner = OnPolicyLearner(
             policy,
@@ -65,7 +66,8 @@ class Rank:
         return LearnerState(tensors=self._learner.tensors(), counters=self._learner.counters)
 
     def restore(self, state: LearnerState) -> None:
-        self._learner.restore(state.tensors, state.counters)
+        with out_of_memory_advice(POLICY_SIZE):
+            self._learner.restore(state.tensors, state.counters)
 
     @property
     def microbatches(self) -> int:

@@ -19,6 +19,10 @@ def resolve(setting: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if present and setting != "cpu" else "cpu")
 
 
+POLICY_SIZE = "the size of the policy (section policy)"
+"""What to lower where the weights alone do not fit."""
+
+
 @contextlib.contextmanager
 def out_of_memory_advice(setting: str) -> Iterator[None]:
     """Turn the GPU's running out of memory into a sentence that says which setting to lower."""

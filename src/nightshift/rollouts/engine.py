@@ -26,6 +26,7 @@ import torch
 from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.errors import NightshiftError, RolloutError
+from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.expert import Expert
 from nightshift.policies.snapshot import PolicySnapshot, restore
 from nightshift.rollouts.acting import Actor
@@ -111,7 +112,7 @@ class Engine:
         self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
-        self._experts: ExpertProcesses | None = None
+        self._experts = ExpertProcesses(settings.threads)
         self._actor: tuple[str, Actor] | None = None
 
     def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
@@ -134,9 +135,12 @@ class Engine:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown()
-        if self._experts is not None:
-            self._experts.close()
+        self.close_experts()
         self._fleets.close()
+
+    def close_experts(self) -> None:
+        """Free the memory of the expert's processes; they start again when they are needed."""
+        self._experts.close()
 
     def _actor_of(self, snapshot: PolicySnapshot | None) -> Actor | None:
         """Built once per policy, however many requests it plays."""
@@ -144,7 +148,8 @@ class Engine:
             return None
         if self._actor is None or self._actor[0] != snapshot.token:
             self._actor = None  # its memory is needed
-            policy = restore(snapshot, self._settings.device).eval()
+            with out_of_memory_advice(f"machine.workers, if several share the GPU, or {POLICY_SIZE}"):
+                policy = restore(snapshot, self._settings.device).eval()
             self._actor = snapshot.token, Actor(policy, share_batches=self._settings.device.type == "cuda")
         return self._actor[1]
 
@@ -194,14 +199,17 @@ class Engine:
         fleet = self._fleets.take(request.task)
         self._on_step()
         observer = Observer(names, self._cameras)
-        group = GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
+        try:
+            group = GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
+        except Exception:
+            self._fleets.give_back(fleet)  # nothing was simulated
+            raise
         return _Slot(number, group, fleet, self._submit(group.reset))
 
     def _expert(self) -> Decide:
         """In this process, or in others beside several threads."""
         if self._threads is None or self._settings.threads == 1:
             return Expert().act
-        self._experts = self._experts or ExpertProcesses(self._settings.threads)
         return self._experts.act
 
     def _submit(self, simulate: Callable[[], None]) -> Future[None]:

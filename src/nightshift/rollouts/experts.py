@@ -7,8 +7,11 @@ It is a function of the scene alone, so any process can decide for any episode.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 from nightshift.policies.expert import Expert
 from nightshift.types import Array, Scene
@@ -18,19 +21,58 @@ Decide = Callable[[Scene], Array]
 
 
 class ExpertProcesses:
-    """Starts at most `count` processes, when they are first needed."""
+    """At most `count` processes, each with torch in its memory: they start when they are needed, also after `close`."""
 
     def __init__(self, count: int) -> None:
-        # Not forked: this process may have threads and a GPU.
-        self._executor = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+        self._count = count
+        self._lock = threading.Lock()
+        self._executor: ProcessPoolExecutor | None = None
 
     def act(self, scene: Scene) -> Array:
-        """Waits without holding the GIL; any number of threads may call it."""
-        return self._executor.submit(_act, scene).result()
+        """Waits without holding the GIL; any number of threads may call it.
+
+        If a process dies, all calls that wait raise BrokenProcessPool, and later ones get new processes.
+        """
+        executor = self._started()
+        try:
+            return executor.submit(_act, scene).result()
+        except BrokenProcessPool:
+            self._discard(executor)
+            raise
 
     def close(self) -> None:
-        self._executor.shutdown(cancel_futures=True)
+        """While no thread waits for an action."""
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(cancel_futures=True)
+
+    def _started(self) -> ProcessPoolExecutor:
+        with self._lock:
+            if self._executor is None:
+                # Not forked: this process may have threads and a GPU.
+                spawn = multiprocessing.get_context("spawn")
+                self._executor = ProcessPoolExecutor(self._count, mp_context=spawn, initializer=_end_with_parent)
+            return self._executor
+
+    def _discard(self, broken: ProcessPoolExecutor) -> None:
+        """It has ended its other processes itself."""
+        with self._lock:
+            if self._executor is broken:
+                self._executor = None
 
 
 def _act(scene: Scene) -> Array:
     return Expert().act(scene)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its processes, and they would wait for work for ever."""
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

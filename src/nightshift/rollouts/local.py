@@ -38,6 +38,7 @@ class LocalPool:
                         yield index, trajectories
         finally:
             self._thread.submit(turns.close).result()
+            self._engine.close_experts()
 
     def spent(self) -> Mapping[str, float]:
         return dict(self._engine.stopwatch.seconds)

@@ -62,10 +62,11 @@ class RayPool:
     ) -> None:
         """A worker without progress for `timeout` seconds is stuck; a bundle is no straggler for `grace` seconds."""
         start_ray(workers * settings.threads)
-        self.capacity = Capacity(workers, cpus_each=settings.threads)
+        gpus_each = _share_of_a_gpu(workers, settings.reserved_gpus) if settings.device.type == "cuda" else 0
+        self.capacity = Capacity(workers, cpus_each=settings.threads, gpus_each=gpus_each)
         self._requests_at_once = settings.requests_at_once
         self._timeout = timeout
-        self._start_worker = _starter(env, settings, make_fleet or envs.portable_fleets(env), workers)
+        self._start_worker = _starter(env, settings, make_fleet or envs.portable_fleets(env), gpus_each)
         self._idle: deque[Any] = deque()
         self._stragglers = StragglerDetector(grace)
         self._sent: PolicySnapshot | None = None
@@ -73,7 +74,7 @@ class RayPool:
 
     @property
     def workers(self) -> int:
-        """As many as were asked for, or as the cluster had CPUs for when last looked at."""
+        """As many as were asked for, or as the cluster had room for when last looked at."""
         return self.capacity.workers
 
     def run(
@@ -99,6 +100,8 @@ class RayPool:
             # A consumer that stops early leaves workers busy: end them, the next `run` starts new ones.
             for attempt in running.values():
                 ray.kill(attempt.actor)
+            for actor in self._idle:
+                actor.close_experts.remote()
 
     def spent(self) -> Mapping[str, float]:
         return dict(self._stopwatch.seconds)
@@ -114,7 +117,7 @@ class RayPool:
 
     def _bundles(self, requests: int) -> Iterator[Bundle]:
         """Of requests by their number; they depend on the settings, not on what the cluster has at the moment."""
-        size = min(self._requests_at_once, -(-requests // self.capacity.wanted))
+        size = max(1, min(self._requests_at_once, -(-requests // self.capacity.wanted)))
         return (tuple(range(first, min(first + size, requests))) for first in range(0, requests, size))
 
     def _begin(
@@ -213,14 +216,14 @@ class _WorkerFailure(Exception):
         self.process_died = process_died
 
 
-def _starter(env: config.Env, settings: EngineSettings, make_fleet: MakeFleet, workers: int) -> Callable[[], Any]:
+def _starter(env: config.Env, settings: EngineSettings, make_fleet: MakeFleet, gpus_each: float) -> Callable[[], Any]:
     """What starts a worker."""
     make_fleet_reference = ray.put(make_fleet)  # sent to every node once
     driver = version_check.versions(env.suite)
     # A group of one thread each: `run` keeps to its own, since a GL context belongs to the thread that made it.
     actor = ray.remote(
         num_cpus=settings.threads,
-        num_gpus=_share_of_a_gpu(workers, settings.reserved_gpus) if settings.device.type == "cuda" else 0,
+        num_gpus=gpus_each,
         concurrency_groups={HEARTBEAT_GROUP: 1},
     )(Worker)
     return lambda: actor.remote(env, settings, make_fleet_reference, driver)

@@ -179,7 +179,7 @@ class Observer:
         self._outdated[:] = False
 
     def _draw(self, fleet: Fleet, lanes: Lanes) -> None:
-        images = fleet.look(lanes)
+        images = fleet.look(lanes, self._cameras)
         for camera in self._cameras:
             if camera not in self.seen:
                 self.seen[camera] = np.zeros((len(self._outdated), *images[camera].shape[1:]), np.uint8)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from nightshift import config
+import ray
+
+from nightshift import config, envs
 from nightshift.cluster import version_check
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet
@@ -26,6 +28,7 @@ class Worker:
     ) -> None:
         """`driver`: the driver's package versions, where it may be on another machine."""
         self._mismatch = version_check.mismatch_error(driver, env.suite) if driver is not None else None
+        _draw_on_own_gpu()
         self._engine = Engine(env, settings, make_fleet, self._beat)
         self._heartbeats = 0
 
@@ -43,8 +46,18 @@ class Worker:
         """A counter that grows with every control step; another thread may ask for it while `run` is busy."""
         return self._heartbeats
 
+    def close_experts(self) -> None:
+        self._engine.close_experts()
+
     def close(self) -> None:
         self._engine.close()
 
     def _beat(self) -> None:
         self._heartbeats += 1
+
+
+def _draw_on_own_gpu() -> None:
+    """A worker that draws elsewhere than it acts would crowd the first GPU of its node."""
+    for gpu in ray.get_gpu_ids() if ray.is_initialized() else ():
+        if str(gpu).isdigit():  # not a UUID: EGL knows numbers only
+            envs.draw_on_gpu(int(gpu))

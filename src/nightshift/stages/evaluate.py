@@ -102,7 +102,8 @@ def _outcomes(
             request = trajectory.request
             frames = _frames(trajectory, cameras) if film_frames and request.init_state == 0 else None
             if frames is not None:
-                figures.film(_films(job), request.task, frames, film_frames)
+                frame_steps = trajectory.chunk if cameras else _FRAME_EVERY
+                figures.film(_films(job), request.task, frames, frame_steps=frame_steps, strip_frames=film_frames)
             outcome: EpisodeOutcome = {
                 "task": request.task,
                 "init_state": request.init_state,
@@ -118,10 +119,14 @@ def _outcomes(
 
 
 def _frames(trajectory: Trajectory, cameras: Sequence[str]) -> NDArray[np.uint8] | None:
-    """The episode [F, H, W, 3] as the policy saw it, its cameras side by side; else as it was drawn for people."""
+    """The episode [F, H, W, 3] as the policy saw it, its cameras side by side; else as it was drawn for people.
+
+    Both end with the final image, which shows the success.
+    """
     if not trajectory.valid or not cameras:
         return trajectory.frames
-    return np.concatenate([trajectory.observations[camera] for camera in cameras], axis=2)
+    seen = [np.concatenate([trajectory.observations[one], trajectory.final[one][None]]) for one in cameras]
+    return np.concatenate(seen, axis=2)
 
 
 def _results(found: Sequence[Candidate], outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> list[dict[str, Any]]:

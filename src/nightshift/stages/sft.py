@@ -30,7 +30,8 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     data = dataset_store.read(paths.DATASET)
-    fresh = _fresh_policy(policy, data).to(device.resolve(job.machine.device))
+    with device.out_of_memory_advice(device.POLICY_SIZE):
+        fresh = _fresh_policy(policy, data).to(device.resolve(job.machine.device))
     learner = SftLearner(fresh, sft, microbatch_size=job.machine.microbatch_size)
     job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
     parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}

@@ -20,7 +20,7 @@ class LiberoFleet:
         fleet = LIBERO_MINI.make_fleet(task)
         observation = fleet.reset("train", [0, 1, 2, 3])
         observation, success, unstable = fleet.step(np.zeros((4, 7), np.float32), np.ones(4, bool))
-        images = fleet.look(np.arange(4))
+        images = fleet.look(np.arange(4), ["wrist"])
     """
 
     def __init__(self, first: LiberoEnv, *, owner: bool = True) -> None:
@@ -76,12 +76,11 @@ class LiberoFleet:
             self._success[lane] = self._lanes[lane].is_solved()
         return Steps(self._observation, self._success, self._unstable)
 
-    def look(self, lanes: NDArray[np.int64]) -> Mapping[str, NDArray[np.uint8]]:
-        drawing = self._lanes[0].drawing
-        shape = (len(lanes), drawing.size, drawing.size, 3)
-        images = {camera: np.empty(shape, np.uint8) for camera in drawing.cameras}
+    def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        size = self._lanes[0].drawing.size
+        images = {camera: np.empty((len(lanes), size, size, 3), np.uint8) for camera in cameras}
         for row, lane in enumerate(lanes.tolist()):
-            for camera, image in self._lanes[lane].camera_images(drawing.cameras).items():
+            for camera, image in self._lanes[lane].camera_images(cameras).items():
                 images[camera][row] = image
         return images
 

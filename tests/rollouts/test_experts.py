@@ -1,0 +1,108 @@
+"""The expert's processes: none stays when it is not needed, and one that dies is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pytest
+import torch
+
+from nightshift import config, envs
+from nightshift.policies.expert import Expert
+from nightshift.rollouts.engine import EngineSettings
+from nightshift.rollouts.experts import ExpertProcesses
+from nightshift.rollouts.local import LocalPool
+from nightshift.types import RolloutRequest, Scene
+from tests.rollouts.parts import NO_CAMERAS, assert_same
+
+ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
+IN_PROCESSES = EngineSettings(device=torch.device("cpu"), threads=2, requests_at_once=2)
+SECONDS = 30
+
+PARENT = """
+import multiprocessing, sys, time
+from tests.rollouts.test_experts import scene
+from nightshift.rollouts.experts import ExpertProcesses
+experts = ExpertProcesses(1)
+experts.act(scene())
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+time.sleep(600)
+"""
+
+
+def scene() -> Scene:
+    fleet = envs.make_fleet(envs.tasks(ENV)[0], ENV)
+    fleet.reset("train", [0])
+    return fleet.scene(0)
+
+
+def wanted() -> list[RolloutRequest]:
+    return [
+        RolloutRequest(task="near", split="train", init_state=state, controller="expert", seed=state)
+        for state in range(4)
+    ]
+
+
+@pytest.fixture
+def experts() -> Iterator[ExpertProcesses]:
+    made = ExpertProcesses(1)
+    yield made
+    made.close()
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError), open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_processes_of_a_parent_that_is_killed_end() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert pids
+    assert all(is_alive(pid) for pid in pids)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + SECONDS
+    while left := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    parent.stdout.close()
+
+
+def test_a_process_that_dies_is_replaced(experts: ExpertProcesses) -> None:
+    expected = Expert().act(scene())
+    np.testing.assert_array_equal(experts.act(scene()), expected)
+    (process,) = multiprocessing.active_children()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with pytest.raises(BrokenProcessPool):
+        experts.act(scene())
+    np.testing.assert_array_equal(experts.act(scene()), expected)
+
+
+def test_no_process_stays_after_a_run_and_the_next_run_plays_the_same() -> None:
+    pool = LocalPool(ENV, IN_PROCESSES)
+    runs = []
+    for _ in range(2):
+        running = pool.run(wanted())
+        played = dict([next(running)])
+        assert multiprocessing.active_children(), "the expert decided in this process"
+        played.update(running)
+        assert not multiprocessing.active_children()
+        runs.append(played)
+    pool.close()
+    for index in range(len(wanted())):
+        assert_same(runs[0][index][0], runs[1][index][0])
