@@ -26,6 +26,7 @@ from nightshift.rollouts.local import LocalPool
 settings.register_profile("nightshift", deadline=None)
 settings.load_profile("nightshift")
 
+TOOLS = ("PREFECT_", "MLFLOW_")
 REPOSITORY = Path(__file__).parent.parent
 os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
@@ -113,6 +114,16 @@ def add_store(root: Path, migrated_store: Path) -> None:
     """Give a project the MLflow store that its first run would make."""
     (root / paths.MLFLOW_DATABASE).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(migrated_store, root / paths.MLFLOW_DATABASE)
+
+
+@pytest.fixture(autouse=True)
+def _tools_environment() -> Iterator[None]:
+    """A command that a test calls in this process leaves variables of Prefect and MLflow that name its project."""
+    before = {name: value for name, value in os.environ.items() if name.startswith(TOOLS)}
+    yield
+    for name in [name for name in os.environ if name.startswith(TOOLS)]:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ def test_two_ranks_make_the_updates_of_one(undisturbed: LearnerState) -> None:
     assert_close(undisturbed, trained(1, updates=3, **LONG))
 
 
+@pytest.mark.slow
 def test_three_ranks_make_the_updates_of_one_and_clone_in_microbatches() -> None:
     changes: dict[str, Any] = {"advantage_estimator": "gae", "bc_weight": 5.0}
     assert_close(trained(3, microbatch_size=3, **changes), trained(1, microbatch_size=1000, **changes))
