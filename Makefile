@@ -19,10 +19,10 @@ serve: setup
 	$(BIN)/nightshift serve
 
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-all: setup
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
