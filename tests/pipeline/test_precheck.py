@@ -139,4 +139,4 @@ def test_the_first_stage_does_not_begin(project: Path) -> None:
 def test_recipes_are_params_that_fit(recipe: Path) -> None:
     base = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     chosen = merged(base, yaml.safe_load(recipe.read_text()))
-    config.Params.model_validate(chosen)
+    precheck.check_policy(config.Params.model_validate(chosen))
