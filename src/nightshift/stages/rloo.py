@@ -1,4 +1,4 @@
-"""Reinforcement learning: play groups of episodes on Ray, make the actions of the successful ones more likely."""
+"""Reinforcement learning: play groups of episodes, make the actions of the successful ones more likely."""
 
 from __future__ import annotations
 

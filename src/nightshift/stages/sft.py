@@ -23,7 +23,7 @@ _SHOW_EVERY = 20
 _GENERATOR = "generator"
 """The name of the random generator's state in a checkpoint."""
 _SEEDS_APART = 2**32
-"""Augmentation is seeded by seed and step, so a checkpoint holds no state of it."""
+"""More than a run has steps, so that no step of two seeds has the same augmentation."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
@@ -69,6 +69,7 @@ def _train(
         progress.bar("sft", total=sft.steps, done=start) as advance,
     ):
         for step in range(start, sft.steps):
+            # Seeded by the step, so that a checkpoint need not hold its state.
             augmentation = torch.Generator().manual_seed(seed * _SEEDS_APART + step)
             loss = learner.update(loader.take(), augmentation)
             if step % _SHOW_EVERY == 0:
