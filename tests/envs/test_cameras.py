@@ -151,11 +151,11 @@ def test_a_reduced_image_is_the_mean_over_areas_rounded_to_the_nearest(size: int
     image = random_image(8)
     factor = 8 // size
     means = image.reshape(size, factor, size, factor, 3).mean(axis=(1, 3))
-    np.testing.assert_array_equal(averaged(image, size), np.floor(means + 0.5).astype(np.uint8))
+    np.testing.assert_array_equal(averaged(image[None], size)[0], np.floor(means + 0.5).astype(np.uint8))
 
 
 def test_averaging_a_white_image_does_not_overflow() -> None:
-    assert (averaged(np.full((256, 256, 3), 255, np.uint8), 1) == 255).all()
+    assert (averaged(np.full((1, 256, 256, 3), 255, np.uint8), 1) == 255).all()
 
 
 @needs_assets
@@ -170,7 +170,7 @@ def test_liberos_own_suites_are_drawn_as_published_and_then_averaged() -> None:
         pytest.skip("no GL library works here")
     full = published.camera_images(names)["agentview"]
     assert full.shape == (256, 256, 3)
-    np.testing.assert_array_equal(small.camera_images(names)["agentview"], averaged(full, 32))
+    np.testing.assert_array_equal(small.camera_images(names)["agentview"], averaged(full[None], 32)[0])
     published.close()
     small.close()
 

@@ -11,6 +11,8 @@ import importlib
 import os
 import threading
 import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
 import mujoco
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import Drawing
+from nightshift.envs.libero.frames import FrameCopies
 from nightshift.envs.libero.setup import NO_GL, prepare
 from nightshift.errors import SimulatorError
 
@@ -40,7 +43,7 @@ class CameraRenderer:
 
     Example:
         renderer = CameraRenderer(model, drawing, film_size=256)
-        image = renderer.image(data, "agentview")  # [S, S, 3]
+        images = renderer.images([data], 1, ["agentview"])["agentview"]  # [1, S, S, 3]
     """
 
     def __init__(self, model: mujoco.MjModel, drawing: Drawing, film_size: int) -> None:
@@ -54,16 +57,20 @@ class CameraRenderer:
         self._thread: int | None = None
         self._failed = False
 
-    def image(self, data: mujoco.MjData, camera: str) -> Image:
-        """An observation, as `Drawing` says."""
+    def images(self, simulations: Iterable[mujoco.MjData], count: int, cameras: Sequence[str]) -> dict[str, Image]:
+        """Observations [count, S, S, 3] by camera, as `Drawing` says. A simulation is asked for when the one before it
+        is drawn."""
         if not self.can_draw():
             raise SimulatorError("camera images cannot be drawn: no GL library works here", NO_GL)
-        pixels = averaged(self._pixels(data, camera, self._drawing.resolution), self._drawing.size)
-        return pixels[::-1, ::-1] if self._drawing.rotated else pixels  # LIBERO's images have the lowest row first
+        views = ((data, camera) for data in simulations for camera in cameras)
+        pixels = averaged(self._pixels(views, count * len(cameras), self._drawing.resolution), self._drawing.size)
+        if self._drawing.rotated:
+            pixels = pixels[:, ::-1, ::-1]  # LIBERO's images have the lowest row first
+        return {camera: pixels[number :: len(cameras)] for number, camera in enumerate(cameras)}
 
     def film_frame(self, data: mujoco.MjData) -> Image | None:
         """An upright image for people; None where no GL library works."""
-        return self._pixels(data, "agentview", self._film_size)[::-1] if self.can_draw() else None
+        return self._pixels([(data, "agentview")], 1, self._film_size)[0, ::-1] if self.can_draw() else None
 
     def can_draw(self) -> bool:
         if self._context is None and not self._failed:
@@ -86,8 +93,8 @@ class CameraRenderer:
     def __del__(self) -> None:
         self.close()
 
-    def _pixels(self, data: mujoco.MjData, camera: str, size: int) -> Image:
-        """[size, size, 3], the lowest row first."""
+    def _pixels(self, views: Iterable[tuple[mujoco.MjData, str]], count: int, size: int) -> Image:
+        """[count, size, size, 3], the lowest row first."""
         assert self._context is not None
         if threading.get_ident() != self._thread:
             raise SimulatorError(
@@ -95,15 +102,16 @@ class CameraRenderer:
                 "call look, render and camera_images of all fleets of a task from one thread",
             )
         self._context.gl.make_current()
-        scene = self._context.scene
+        scene, area = self._context.scene, mujoco.MjrRect(0, 0, size, size)
         scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self._drawing.shadows
         scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = self._drawing.shadows
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        mujoco.mjv_updateScene(self._model, data, self._option, None, self._views[camera], everything, scene)
-        out, area = np.empty((size, size, 3), np.uint8), mujoco.MjrRect(0, 0, size, size)
-        mujoco.mjr_render(area, scene, self._context.mjr)
-        mujoco.mjr_readPixels(out, None, area, self._context.mjr)
-        return out
+        with closing(FrameCopies(self._context.mjr, count, size)) as copies:
+            for row, (data, camera) in enumerate(views):
+                mujoco.mjv_updateScene(self._model, data, self._option, None, self._views[camera], everything, scene)
+                mujoco.mjr_render(area, scene, self._context.mjr)
+                copies.add(row)
+            return copies.fetch()
 
 
 def _view(camera: int) -> mujoco.MjvCamera:
@@ -131,12 +139,13 @@ class _Context:
 
 
 def averaged(pixels: Image, size: int) -> Image:
-    """Pixels [S, S, 3] as [size, size, 3]: each the mean over an area, rounded to the nearest. `size` divides S."""
-    factor = len(pixels) // size
+    """Images [N, S, S, 3] as [N, size, size, 3]: each pixel the mean over an area, rounded to the nearest. `size`
+    divides S."""
+    factor = pixels.shape[1] // size
     if factor == 1:
         return pixels
-    cells = [pixels[i::factor, k::factor] for i in range(factor) for k in range(factor)]
-    total = np.zeros((size, size, 3), np.uint32)
+    cells = [pixels[:, i::factor, k::factor] for i in range(factor) for k in range(factor)]
+    total = np.zeros((len(pixels), size, size, 3), np.uint32)
     for cell in cells:
         total += cell
     return ((total + len(cells) // 2) // len(cells)).astype(np.uint8)

@@ -89,7 +89,6 @@ class LiberoEnv:
             "task": np.eye(task.suite_size, dtype=np.float32)[task.index],
             INSTRUCTION: np.array(task.language),
         }
-        self.drawing = drawing
         self._renderer = CameraRenderer(self._model, drawing, protocol.resolution)
         self._domain_lock = threading.Lock()
         self._init_states: dict[str, States] = {} if train_states is None else {"train": train_states}
@@ -177,17 +176,21 @@ class LiberoEnv:
         return np.concatenate([[self._data.time], self._data.qpos, self._data.qvel])
 
     def camera_images(self, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
-        self._light()
-        return {camera: self._renderer.image(self._data, camera) for camera in cameras}
+        return {camera: images[0] for camera, images in self.images_of([self], cameras).items()}
+
+    def images_of(self, simulations: Sequence[LiberoEnv], cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
+        """Images [N, S, S, 3] of simulations of this one's model."""
+        return self._renderer.images((simulation.lit() for simulation in simulations), len(simulations), cameras)
 
     def render(self) -> NDArray[np.uint8] | None:
-        self._light()
-        return self._renderer.film_frame(self._data)
+        return self._renderer.film_frame(self.lit())
 
-    def _light(self) -> None:
-        """Light what is switched on. Only images depend on it."""
+    def lit(self) -> mujoco.MjData:
+        """The simulation's data, to be drawn before another's: what is switched on is lit in the model that they share.
+        Only images depend on it."""
         with self._bound():
             self._domain._post_process()
+        return self._data
 
     def close(self) -> None:
         """Simulations of the same model cannot draw afterwards either."""

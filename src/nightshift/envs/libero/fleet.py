@@ -77,12 +77,7 @@ class LiberoFleet:
         return Steps(self._observation, self._success, self._unstable)
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
-        size = self._lanes[0].drawing.size
-        images = {camera: np.empty((len(lanes), size, size, 3), np.uint8) for camera in cameras}
-        for row, lane in enumerate(lanes.tolist()):
-            for camera, image in self._lanes[lane].camera_images(cameras).items():
-                images[camera][row] = image
-        return images
+        return self._lanes[0].images_of([self._lanes[lane] for lane in lanes.tolist()], cameras)
 
     def scene(self, lane: int) -> Scene:
         return self._lanes[lane].scene()

@@ -1,0 +1,77 @@
+"""Copies of the frames that a GL context draws, fetched from the GPU together.
+
+`mujoco.mjr_readPixels` waits for its frame: the GPU is idle while the next one is prepared, and the processor while it
+is drawn. Here the GPU copies each finished frame into a buffer of its own, and only `fetch` waits. The pixels are the
+same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+_FRAMEBUFFER, _READ_FRAMEBUFFER, _DRAW_FRAMEBUFFER = 0x8D40, 0x8CA8, 0x8CA9
+_COLOR_ATTACHMENT0, _COLOR_BUFFER_BIT = 0x8CE0, 0x4000
+_PIXEL_PACK_BUFFER, _STREAM_READ, _PACK_ALIGNMENT = 0x88EB, 0x88E1, 0x0D05
+_RGB, _UNSIGNED_BYTE, _NEAREST, _NO_ERROR = 0x1907, 0x1401, 0x2600, 0
+"""From the registry of OpenGL."""
+CHANNELS = 3
+
+
+class FrameCopies:
+    """Room for `count` frames [size, size, 3] of a context, which must be current until `close`.
+
+    Example:
+        copies = FrameCopies(context, count=2, size=128)
+        for row in range(2):
+            mujoco.mjr_render(area, scene, context)
+            copies.add(row)
+        frames = copies.fetch()
+        copies.close()
+    """
+
+    def __init__(self, context: mujoco.MjrContext, count: int, size: int) -> None:
+        self._context = context
+        self._shape = (count, size, size, CHANNELS)
+        # Python's GIL stays with this thread in calls that only add to the GPU's queue: threads that simulate would
+        # take it in between, and a frame needs several such calls. The call that waits lets the GIL go.
+        platform = importlib.import_module("OpenGL.platform").PLATFORM
+        self._waiting: Any = platform.GL
+        self._gl: Any = ctypes.PyDLL(platform.GL._name)
+        self._buffer = ctypes.c_uint()
+        self._gl.glGenBuffers(1, ctypes.byref(self._buffer))
+        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
+        self._gl.glBufferData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(int(np.prod(self._shape))), None, _STREAM_READ)
+        self._gl.glPixelStorei(_PACK_ALIGNMENT, 1)
+
+    def add(self, row: int) -> None:
+        """Copy the frame that was drawn last, at the lower left of the context's offscreen buffer."""
+        gl, drawn, resolved = self._gl, self._context.offFBO, self._context.offFBO_r
+        _, height, width, _ = self._shape
+        gl.glBindFramebuffer(_READ_FRAMEBUFFER, drawn)
+        gl.glReadBuffer(_COLOR_ATTACHMENT0)
+        if self._context.offSamples:
+            gl.glBindFramebuffer(_DRAW_FRAMEBUFFER, resolved)
+            gl.glDrawBuffer(_COLOR_ATTACHMENT0)
+            gl.glBlitFramebuffer(0, 0, width, height, 0, 0, width, height, _COLOR_BUFFER_BIT, _NEAREST)
+            gl.glBindFramebuffer(_READ_FRAMEBUFFER, resolved)
+            gl.glReadBuffer(_COLOR_ATTACHMENT0)
+        offset = ctypes.c_void_p(row * height * width * CHANNELS)
+        gl.glReadPixels(0, 0, width, height, _RGB, _UNSIGNED_BYTE, offset)
+        gl.glBindFramebuffer(_FRAMEBUFFER, drawn)
+
+    def fetch(self) -> NDArray[np.uint8]:
+        """All frames [count, size, size, 3], each with its lowest row first."""
+        frames = np.empty(self._shape, np.uint8)
+        size, target = ctypes.c_ssize_t(frames.nbytes), ctypes.c_void_p(frames.ctypes.data)
+        self._waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
+        return frames
+
+    def close(self) -> None:
+        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
+        self._gl.glDeleteBuffers(1, ctypes.byref(self._buffer))
