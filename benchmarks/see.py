@@ -84,7 +84,7 @@ class Ours:
         self._policy = snapshot(policy)
         self._requests = [
             RolloutRequest(task=TASK.name, split="train", init_state=n, controller="sample", seed=n, count=GROUP)
-            for n in range(2 * requests)
+            for n in range(requests)
         ]
 
     def __call__(self) -> dict[str, float]:
