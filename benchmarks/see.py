@@ -47,6 +47,7 @@ TASK = LIBERO_MINI.tasks()[0]
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 SIZE, CHUNK, HORIZON = 128, 8, 48
 GROUP = 8
+SHADOWS = {"both": (False, True), "on": (True,), "off": (False,)}
 POLICY = config.Vla(
     family="vla",
     inputs=("agentview", "wrist", "proprio", INSTRUCTION),
@@ -226,8 +227,9 @@ def main() -> None:
     parser.add_argument("--simulators", type=int, default=CORES, help="processes of the peer")
     parser.add_argument("--requests", type=int, default=3 * CORES, help="groups of ours at once")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shadows", choices=SHADOWS, default="both")
     chosen = parser.parse_args()
-    peers = {shadows: Peer(chosen.simulators, shadows=shadows) for shadows in (False, True)}
+    peers = {shadows: Peer(chosen.simulators, shadows=shadows) for shadows in SHADOWS[chosen.shadows]}
     where = device.resolve("auto")
     for shadows, peer in peers.items():
         line = compare(peer, where, chosen.requests, chosen.rounds, shadows=shadows)

@@ -24,6 +24,8 @@ from nightshift.stages import states
 from tests.envs.test_suites import needs_assets
 from tests.rollouts.parts import NO_CAMERAS
 
+ARM = slice(1, 8)
+"""Joint angles of the arm in an init state, after the time."""
 TASK = "pick_up_the_milk_and_place_it_in_the_basket"
 OBJECT = config.Env(suite="libero_object", tasks=(TASK,), protocol="openvla-oft", horizon="auto", cameras=NO_CAMERAS)
 FEW = config.States(per_task=4, validation_share=0.25)
@@ -106,6 +108,16 @@ def test_a_train_state_is_never_an_evaluation_state_and_never_solved(job: Callab
     assert same is not None
     np.testing.assert_array_equal(same, train[2])
     env.reset("train", 3)
+
+
+@needs_assets
+def test_the_arm_starts_as_differently_as_in_liberos_evaluation_states(job: Callable[[str], Job]) -> None:
+    run(job("states"))
+    (task,) = envs.tasks(OBJECT)
+    drawn, held_out = (LIBERO_OBJECT.load_init_states(task, split)[:, ARM] for split in ("train", "eval"))
+    rest = held_out.mean(axis=0)
+    assert 0.7 < np.std(drawn - rest) / np.std(held_out - rest) < 1.4, "28 and 350 joint angles"
+    assert np.abs(drawn - rest).max() < 5 * np.std(held_out - rest)
 
 
 @needs_assets

@@ -63,14 +63,15 @@ class CameraRenderer:
         if not self.can_draw():
             raise SimulatorError("camera images cannot be drawn: no GL library works here", NO_GL)
         views = ((data, camera) for data in simulations for camera in cameras)
-        pixels = averaged(self._pixels(views, count * len(cameras), self._drawing.resolution), self._drawing.size)
-        if self._drawing.rotated:
-            pixels = pixels[:, ::-1, ::-1]  # LIBERO's images have the lowest row first
+        resolution, rotated = self._drawing.resolution, self._drawing.rotated  # LIBERO's own have the lowest row first
+        pixels = averaged(self._pixels(views, count * len(cameras), resolution, rotated=rotated), self._drawing.size)
         return {camera: pixels[number :: len(cameras)] for number, camera in enumerate(cameras)}
 
     def film_frame(self, data: mujoco.MjData) -> Image | None:
         """An upright image for people; None where no GL library works."""
-        return self._pixels([(data, "agentview")], 1, self._film_size)[0, ::-1] if self.can_draw() else None
+        if not self.can_draw():
+            return None
+        return self._pixels([(data, "agentview")], 1, self._film_size, rotated=False)[0, ::-1]
 
     def can_draw(self) -> bool:
         if self._context is None and not self._failed:
@@ -93,8 +94,8 @@ class CameraRenderer:
     def __del__(self) -> None:
         self.close()
 
-    def _pixels(self, views: Iterable[tuple[mujoco.MjData, str]], count: int, size: int) -> Image:
-        """[count, size, size, 3], the lowest row first."""
+    def _pixels(self, views: Iterable[tuple[mujoco.MjData, str]], count: int, size: int, *, rotated: bool) -> Image:
+        """[count, size, size, 3], the lowest row first before they are rotated."""
         assert self._context is not None
         if threading.get_ident() != self._thread:
             raise SimulatorError(
@@ -106,7 +107,7 @@ class CameraRenderer:
         scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self._drawing.shadows
         scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = self._drawing.shadows
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        with closing(FrameCopies(self._context.mjr, count, size)) as copies:
+        with closing(FrameCopies(self._context.mjr, count, size, rotated=rotated)) as copies:
             for row, (data, camera) in enumerate(views):
                 mujoco.mjv_updateScene(self._model, data, self._option, None, self._views[camera], everything, scene)
                 mujoco.mjr_render(area, scene, self._context.mjr)

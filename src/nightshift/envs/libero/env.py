@@ -76,6 +76,7 @@ class LiberoEnv:
         self._domain._observables = {}  # unused, and robosuite would compute them every substep
         self._sim = self._domain.sim
         self._robot = self._domain.robots[0]
+        self._robot.initialization_noise = {"magnitude": suite.arm_noise, "type": "gaussian"}
         self._model: mujoco.MjModel = self._sim.model._model
         self._stepping = CompiledStepping(self._domain) if compiled else None
         self.observer, self.goal = _compiled_parts(self._domain)
@@ -197,7 +198,7 @@ class LiberoEnv:
         self._renderer.close()
 
     def sample_state(self, seed: int) -> NDArray[np.float64] | None:
-        """A state drawn from LIBERO's placement samplers: robot at rest, objects settled on the table, time 0.
+        """A state drawn from LIBERO's samplers: arm at rest near its pose, objects settled on the table, time 0.
 
         None where something fell over or was pushed away while it settled: the samplers let objects overlap.
         """

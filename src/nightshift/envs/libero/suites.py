@@ -75,6 +75,8 @@ class LiberoSuite(Suite):
     action_space = ACTIONS
     packages = {"mujoco": "mujoco", "robosuite": "robosuite", "libero": "hf-libero"}  # noqa: RUF012
     cameras = ("agentview", "wrist")
+    arm_noise = 0.0
+    """Standard deviation of the arm's joints in drawn init states, in radians."""
 
     @abstractmethod
     def instructions(self) -> Mapping[str, str]:
@@ -167,6 +169,7 @@ class BenchmarkSuite(LiberoSuite):
     """A suite of LIBERO's own benchmark: it ships evaluation states alone, and its assets have to be downloaded."""
 
     draws_train_states = True
+    arm_noise = 0.02  # robosuite's default, which the evaluation states were drawn with
 
     def __init__(self, name: str) -> None:
         self.name = name
