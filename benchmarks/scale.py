@@ -30,6 +30,7 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(
 from nightshift import config, policies
 from nightshift.envs import fake
 from nightshift.envs.base import ActionSpace, Fleet, Steps
+from nightshift.envs.sequential_fleet import step_by_step
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.pool import RayPool
@@ -58,6 +59,9 @@ class WaitingFleet:
         time.sleep(STEP_SECONDS)
         nothing = np.zeros(self.count, np.bool_)
         return Steps(self._observation(), nothing, nothing)
+
+    def advance(self, actions: Array, active: NDArray[np.bool_]) -> tuple[Steps, NDArray[np.int64]]:
+        return step_by_step(self, actions, active)
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         return {camera: np.zeros((len(lanes), SIZE, SIZE, 3), np.uint8) for camera in cameras}

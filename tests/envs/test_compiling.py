@@ -16,14 +16,15 @@ from nightshift.envs.mini.suite import LIBERO_MINI
 _COMPILE = """
 from nightshift.envs.libero.compiling import compile_control_step
 compile_control_step()
-from nightshift.envs.libero.goal import _judge
+from nightshift.envs.libero.chunks import play
+from nightshift.envs.libero.goal import judge
 from nightshift.envs.libero.observations import _write
 from nightshift.envs.libero.osc import advance
-stats = [f.stats for f in (advance, _write, _judge)]
+stats = [f.stats for f in (advance, _write, judge, play)]
 print(*(sum(counts.values()) for s in stats for counts in (s.cache_hits, s.cache_misses)))
 """
-COMPILED, LOADED = "0 1 0 1 0 1\n", "1 0 1 0 1 0\n"
-"""Hits and misses of numba's cache, of the three functions."""
+COMPILED, LOADED = "0 1 0 1 0 1 0 1\n", "1 0 1 0 1 0 1 0\n"
+"""Hits and misses of numba's cache, of the four functions."""
 
 
 def start(cache: Path) -> subprocess.Popen[str]:
@@ -42,11 +43,12 @@ def test_what_is_compiled_ahead_is_what_simulations_call() -> None:
     fleet = LIBERO_MINI.make_fleet(LIBERO_MINI.tasks()[0])
     fleet.reset("train", [0, 1])
     fleet.step(np.zeros((2, LIBERO_MINI.action_space.size), np.float32), np.array([True, False]))
-    from nightshift.envs.libero.goal import _judge
+    from nightshift.envs.libero.chunks import play
+    from nightshift.envs.libero.goal import judge
     from nightshift.envs.libero.observations import _write
     from nightshift.envs.libero.osc import advance
 
-    assert [len(compiled.signatures) for compiled in (advance, _write, _judge)] == [1, 1, 1]
+    assert [len(compiled.signatures) for compiled in (advance, _write, judge, play)] == [1, 1, 1, 1]
 
 
 def test_nothing_is_compiled_ahead_for_the_fake_suite() -> None:

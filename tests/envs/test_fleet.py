@@ -110,12 +110,51 @@ def test_one_whose_physics_is_unstable_is_told_apart_from_those_that_go_on(fleet
     assert not success.any()
 
 
+def test_a_chunk_is_its_steps_one_by_one_bit_for_bit(fleet: LiberoFleet) -> None:
+    actions, active = random_actions(6, 3), np.array([True, False, True])
+    steps = play(fleet, [5, 6, 7], actions, active)
+    fleet.reset("train", [5, 6, 7])
+    after, made = fleet.advance(actions.swapaxes(0, 1), active)
+    assert made.tolist() == [STEPS, 0, STEPS]
+    for name, values in after.observation.items():
+        np.testing.assert_array_equal(values, steps[name][-1], err_msg=name)
+
+
+def test_a_chunk_ends_where_the_task_is_solved_and_goes_on_where_it_only_might_be() -> None:
+    fleet, expert = LIBERO_MINI.make_fleet(LIBERO_MINI.tasks()[TRAY]), Expert()
+    fleet.reset("eval", [3])
+    actions: list[Array] = []
+    while len(actions) < 100:  # the expert needs fewer
+        actions.append(expert.act(fleet.scene(0)))
+        if fleet.step(actions[-1][None], np.ones(1, np.bool_)).success[0]:
+            break
+    used = len(actions)
+    expected = {name: values.copy() for name, values in fleet._observation.items()}
+    fleet.reset("eval", [3, 3])
+    rest = np.zeros((5, ACTION_DIM), np.float32)
+    chunk = np.stack([np.concatenate([actions, rest]), np.zeros((used + 5, ACTION_DIM))]).astype(np.float32)
+    after, made = fleet.advance(chunk, np.ones(2, np.bool_))
+    assert (made.tolist(), after.success.tolist()) == ([used, used + 5], [True, False])
+    for name, values in expected.items():
+        np.testing.assert_array_equal(after.observation[name][0], values[0], err_msg=name)
+
+
+def test_an_unstable_simulation_ends_its_chunk_and_no_other(fleet: LiberoFleet) -> None:
+    fleet.reset("train", [0, 1, 2])
+    fleet._lanes[1]._data.qvel[:] = 1e12
+    after, made = fleet.advance(np.zeros((3, 4, ACTION_DIM), np.float32), EVERY)
+    assert (made.tolist(), after.unstable.tolist()) == ([4, 1, 4], [False, True, False])
+
+
 def test_a_bad_action_is_refused_before_any_simulation_moves(fleet: LiberoFleet) -> None:
     before = {name: values.copy() for name, values in fleet.reset("train", [0, 1, 2]).items()}
     actions = np.zeros((3, ACTION_DIM), np.float32)
+    rest = actions.copy()
     actions[1, 3] = np.nan
-    with pytest.raises(SimulatorError, match="place_can_in_tray, step 1"):
+    with pytest.raises(SimulatorError, match="place_can_in_tray, step 1:"):
         fleet.step(actions, EVERY)
+    with pytest.raises(SimulatorError, match="place_can_in_tray, step 3:"):
+        fleet.advance(np.stack([rest, rest, actions], axis=1), EVERY)
     for lane, env in enumerate(fleet._lanes[:3]):
         for name, values in env.observe().items():
             np.testing.assert_array_equal(values, before[name][lane])

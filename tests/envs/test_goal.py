@@ -30,8 +30,10 @@ REAL = [
 
 def judged(env: LiberoEnv) -> tuple[bool, bool]:
     """Whether the goal may hold, and whether the physics is unstable."""
+    from nightshift.envs.libero.goal import judge
+
     possible, unstable = np.zeros((2, 1), np.bool_)
-    env.goal.judge(env.observation_addresses[None], np.zeros(1, np.int64), possible, unstable)
+    judge(env.observation_addresses[None], np.zeros(1, np.int64), *env.goal.constants, possible, unstable)
     return bool(possible[0]), bool(unstable[0])
 
 

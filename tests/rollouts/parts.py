@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nightshift import config, envs
 from nightshift.envs.base import Fleet, Steps
+from nightshift.envs.sequential_fleet import step_by_step
 from nightshift.policies.base import Policy, Shapes
 from nightshift.policies.expert import Expert
 from nightshift.policies.gaussian_mlp import STATE, GaussianMlp
@@ -100,6 +101,9 @@ class SeeingFleet:
         self._parts.before_step(self.state)
         self.steps += active
         return self._fleet.step(actions, active)
+
+    def advance(self, actions: Array, active: NDArray[np.bool_]) -> tuple[Steps, NDArray[np.int64]]:
+        return step_by_step(self, actions, active)
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         self._check_thread()

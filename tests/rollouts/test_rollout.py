@@ -14,6 +14,7 @@ from nightshift.algorithms.batch import collate
 from nightshift.algorithms.critic import ValueNetwork, with_gae
 from nightshift.data import episode
 from nightshift.envs.base import Fleet
+from nightshift.envs.sequential_fleet import step_by_step
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import snapshot
 from nightshift.rollouts.engine import ONE_AT_A_TIME
@@ -128,6 +129,9 @@ class Thrown:
         if self._steps == AT_STEP:
             self._fleet._lanes[0]._data.qvel[:] = 1e12
         return self._fleet.step(actions, active)
+
+    def advance(self, actions: Any, active: Any) -> Any:
+        return step_by_step(self, actions, active)
 
 
 def thrown(task: Task, env: config.Env) -> Fleet:

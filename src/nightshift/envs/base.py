@@ -129,6 +129,11 @@ class Fleet(Protocol):
         """Step the active simulators with their rows of `actions` [N, A]; the others stay as they are."""
         ...
 
+    def advance(self, actions: Array, active: NDArray[np.bool_]) -> tuple[Steps, NDArray[np.int64]]:
+        """Up to T steps of the active simulators with their rows of `actions` [N, T, A]. A simulator that succeeds or
+        becomes unstable stops there. Returns what follows the last step of each, and the number of its steps [N]."""
+        ...
+
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         """Images of those cameras for those simulators, each [len(lanes), S, S, 3]."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,25 @@ from numpy.typing import NDArray
 from nightshift.envs.base import ActionSpace, Env, Steps
 from nightshift.errors import UnstablePhysics
 from nightshift.types import Array, Observation, Scene, Split, Task
+
+
+class _Stepping(Protocol):
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps: ...
+
+
+def step_by_step(fleet: _Stepping, actions: Array, active: NDArray[np.bool_]) -> tuple[Steps, NDArray[np.int64]]:
+    """`Fleet.advance` of a fleet that has `step` alone."""
+    going, made = active.copy(), np.zeros(len(active), np.int64)
+    success, unstable = np.zeros((2, len(active)), np.bool_)
+    observation: Observation = {}
+    for step in range(actions.shape[1]):
+        if going.any():
+            observation, solved, broken = fleet.step(actions[:, step], going)
+            made += going
+            success |= going & solved
+            unstable |= going & broken
+            going &= ~(solved | broken)
+    return Steps(observation, success, unstable), made
 
 
 class SequentialFleet:
@@ -44,6 +64,9 @@ class SequentialFleet:
             for name, values in observation.items():
                 self._observation[name][lane] = values
         return Steps(self._observation, success, unstable)
+
+    def advance(self, actions: Array, active: NDArray[np.bool_]) -> tuple[Steps, NDArray[np.int64]]:
+        return step_by_step(self, actions, active)
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         images = [self._envs[lane].camera_images(cameras) for lane in lanes.tolist()]

@@ -39,7 +39,7 @@ class GroupPlay:
         on_step: Callable[[], None],
         expert: Decide,
     ) -> None:
-        """At most `horizon` control steps, with a call of `on_step` after each."""
+        """At most `horizon` control steps, with a call of `on_step` after each chunk of them."""
         self.request = request
         self.active = np.ones(request.count, np.bool_)
         self.generators = [np.random.default_rng([request.seed, member, 0]) for member in range(request.count)]
@@ -90,9 +90,7 @@ class GroupPlay:
         """Control steps until a decision or a film's frame is due, or all episodes ended."""
         if self._expert is not None:
             self._let_decide(self._expert)
-        self._step()
-        while not (self.done or self._is_decision_due or self._is_frame_due):
-            self._step()
+        self._play(self._steps_to_go)
 
     def trajectories(self, version: int) -> list[Trajectory]:
         """`version`: of the policy that acted."""
@@ -107,19 +105,27 @@ class GroupPlay:
         every = self.request.frames_every
         return bool(every) and not self.done and self._recording.steps % every == 0
 
+    @property
+    def _steps_to_go(self) -> int:
+        """Until the actions are used up, a film's frame is due, or the horizon is reached."""
+        steps, every = self._recording.steps, self.request.frames_every
+        film = every - steps % every if every else self._horizon
+        return min(self._actions.shape[1] - self._used, self._horizon - steps, film)
+
     def _let_decide(self, expert: Decide) -> None:
         lanes = np.flatnonzero(self.active)
         actions = np.stack([expert(self._fleet.scene(lane)) for lane in lanes.tolist()])[:, None]
         self.decide(lanes, actions, np.zeros_like(actions))
 
-    def _step(self) -> None:
-        actions, log_probs = self._actions[:, self._used], self._log_probs[:, self._used]
-        self._used += 1
-        disturbed = actions + self._disturbances()
+    def _play(self, steps: int) -> None:
+        chosen = slice(self._used, self._used + steps)
+        self._used += steps
+        actions, log_probs = self._actions[:, chosen], self._log_probs[:, chosen]
+        disturbed = actions + np.stack([self._disturbances() for _ in range(steps)], axis=1)
         executed = self._fleet.action_space.clip(disturbed)
-        after = self._fleet.step(disturbed, self.active)
+        after, made = self._fleet.advance(disturbed, self.active)
         self._on_step()
-        self._recording.add_step(self.active, actions, executed, log_probs)
+        self._recording.add_steps(made, actions, executed, log_probs)
         self._recording.add_ends(self.active, after)
         self._observer.shows(after, self.active)
         self.active &= ~(after.success | after.unstable)
@@ -192,30 +198,29 @@ class _Recording:
     def __init__(self, request: RolloutRequest) -> None:
         self._request = request
         self._decisions: list[tuple[Lanes, Observation]] = []
-        self._steps: list[tuple[Array, Array, Array]] = []
+        self._chunks: list[tuple[Array, Array, Array]] = []
         self._lengths = np.zeros(request.count, np.int64)
+        self.steps = 0
+        """Of the longest episode, so far."""
         self._success, self.unstable = np.zeros((2, request.count), np.bool_)
         self.frames: list[list[NDArray[np.uint8]]] = [[] for _ in range(request.count)]
-
-    @property
-    def steps(self) -> int:
-        """So far."""
-        return len(self._steps)
 
     def add_decision(self, lanes: Lanes, seen: Observation) -> None:
         """Episodes only ever end, so each has its row in the first decisions and in none after them."""
         self._decisions.append((lanes, {name: values[lanes] for name, values in seen.items()}))
 
-    def add_step(self, active: NDArray[np.bool_], actions: Array, executed: Array, log_probs: Array) -> None:
-        self._steps.append((actions, executed, log_probs))
-        self._lengths[active] += 1
+    def add_steps(self, made: NDArray[np.int64], actions: Array, executed: Array, log_probs: Array) -> None:
+        """`made` [N] steps of these, [N, T, A] each."""
+        self._chunks.append((actions, executed, log_probs))
+        self._lengths += made
+        self.steps += int(made.max())
 
     def add_ends(self, active: NDArray[np.bool_], after: Steps) -> None:
         self.unstable |= active & after.unstable
         self._success |= active & after.success & ~after.unstable
 
     def trajectories(self, final: Observation, chunk: int, version: int) -> list[Trajectory]:
-        actions, executed, log_probs = (np.stack(column, axis=1) for column in zip(*self._steps, strict=True))
+        actions, executed, log_probs = (np.concatenate(column, axis=1) for column in zip(*self._chunks, strict=True))
         found = []
         for lane, length in enumerate(self._lengths.tolist()):
             frames = self.frames[lane]

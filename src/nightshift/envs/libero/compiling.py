@@ -24,21 +24,25 @@ LOCK = "compile.lock"
 def compile_control_step() -> None:
     """Compile or load the functions for the types that simulations pass, one process at a time."""
     use_project_caches()
-    from numba import boolean, float32, float64, int32, int64
+    from numba import boolean, float32, float64, int32, int64, types
 
-    from nightshift.envs.libero.goal import _judge
+    from nightshift.envs.libero.chunks import play
+    from nightshift.envs.libero.goal import judge
     from nightshift.envs.libero.observations import _write
     from nightshift.envs.libero.osc import advance
 
     vector, matrix = float64[::1], float64[:, ::1]
     indices, joints, rows, shown = int64[::1], int32[::1], int64[:, ::1], float32[:, ::1]
-    limits = (matrix, indices, matrix, matrix, vector, float64)
+    control = (indices, vector, rows, joints, joints, indices, matrix, indices, matrix, matrix, vector, float64)
+    goal, flags = (indices, rows, matrix), (boolean[::1], boolean[::1])
+    both = types.Tuple(control), types.Tuple(goal)  # type: ignore[no-untyped-call]
     folder = Path(os.environ["NUMBA_CACHE_DIR"])
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / LOCK):
-        advance.compile((rows, matrix, int64, indices, vector, rows, joints, joints, indices, *limits))
+        advance.compile((rows, matrix, int64, *control))
         _write.compile((rows, indices, indices, indices, rows, int64, shown, shown, shown, shown))
-        _judge.compile((rows, indices, indices, rows, matrix, boolean[::1], boolean[::1]))
+        judge.compile((rows, indices, *goal, *flags))
+        play.compile((rows, rows, float64[:, :, ::1], int64, *both, indices, *flags))
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ class LiberoEnv:
 
     def step(self, action: Array) -> Step:
         self._steps += 1
-        success = self._advance(usable_actions(self._task, self._steps, np.asarray(action)[None])[0])
+        success = self._advance(usable_actions(self._task, self._steps, np.reshape(action, (1, 1, -1)))[0, 0])
         if self.is_unstable():
             what = f"{self._task.name}, step {self._steps}: the physics became unstable and MuJoCo gave up"
             raise UnstablePhysics(what, "reset the environment and go on with another episode")
@@ -283,11 +283,14 @@ def _compiled_parts(domain: Any) -> tuple[Observer, Goal]:
     return Observer(domain), Goal(domain)
 
 
-def usable_actions(task: Task, step: int, actions: Array) -> NDArray[np.float64]:
-    """`actions` [N, A], clipped to the action space as LIBERO does; others are refused."""
+def usable_actions(task: Task, first: int, actions: Array) -> NDArray[np.float64]:
+    """`actions` [N, T, A] of the steps from number `first` on, clipped to the action space as LIBERO does; others are
+    refused."""
     values = np.asarray(actions, dtype=np.float64)
-    if values.ndim != 2 or values.shape[1] != ACTIONS.size or not np.isfinite(values).all():  # noqa: PLR2004
-        what = f"{task.name}, step {step}: action {np.array2string(values, precision=3)} is not usable"
+    steps = np.isfinite(values).all(axis=(0, 2))
+    if values.shape[2] != ACTIONS.size or not steps.all():
+        bad = int(np.argmin(steps))
+        what = f"{task.name}, step {first + bad}: action {np.array2string(values[:, bad], precision=3)} is not usable"
         raise SimulatorError(what, f"give {ACTIONS.size} finite numbers; a policy that does not has diverged")
     return np.clip(values, ACTIONS.low, ACTIONS.high)
 

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from nightshift.envs.base import ActionSpace, Steps
 from nightshift.envs.libero.env import LiberoEnv, usable_actions
-from nightshift.envs.libero.stepping import Addresses
+from nightshift.envs.libero.stepping import Addresses, Found, Made
 from nightshift.types import Array, Observation, Scene, Split, Task
+
+Lanes = NDArray[np.int64]
 
 
 class LiberoFleet:
@@ -30,7 +32,6 @@ class LiberoFleet:
         self._step_addresses: Addresses = np.empty((0, 0), np.int64)
         self._observation_addresses = self._step_addresses
         self._observation: dict[str, Array] = {}
-        self._possible, self._success, self._unstable = np.zeros((3, 0), np.bool_)
         self._steps = 0
 
     @property
@@ -58,23 +59,33 @@ class LiberoFleet:
             lane.check_settled(split, state)
         rows = [lane.observe() for lane, _ in used]
         self._observation = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        self._possible, self._success, self._unstable = np.zeros((3, len(used)), np.bool_)
         self._steps = 0
         return self._observation
 
     def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
-        """Python runs per call, not per simulation, but for those that may have reached the goal: threads share it."""
-        self._steps += 1
-        first = self._lanes[0]
+        return self.advance(actions[:, None], active)[0]
+
+    def advance(self, actions: Array, active: NDArray[np.bool_]) -> tuple[Steps, NDArray[np.int64]]:
+        """Python runs per call, not per simulation and step, but where a simulation may have reached the goal."""
         (lanes,) = active.nonzero()  # a third of the time of np.flatnonzero
-        addresses = self._observation_addresses[lanes]
-        first.stepping.step(self._step_addresses[lanes], usable_actions(self.task, self._steps, actions[lanes]))
-        first.observer.write(addresses, lanes, self._observation)
-        self._possible[:], self._success[:], self._unstable[:] = False, False, False
-        first.goal.judge(addresses, lanes, self._possible, self._unstable)
-        for lane in self._possible.nonzero()[0].tolist():
-            self._success[lane] = self._lanes[lane].is_solved()
-        return Steps(self._observation, self._success, self._unstable)
+        usable = usable_actions(self.task, self._steps + 1, actions[lanes])
+        made = np.zeros(len(lanes), np.int64)
+        success, unstable = np.zeros((2, len(active)), np.bool_)
+        (going,) = (made < usable.shape[1]).nonzero()
+        while going.size:
+            made[going], possible, unstable[lanes[going]] = self._play(lanes[going], usable[going], made[going])
+            stopped = going[possible]
+            success[lanes[stopped]] = [self._lanes[lane].is_solved() for lane in lanes[stopped].tolist()]
+            going = stopped[~success[lanes[stopped]] & (made[stopped] < usable.shape[1])]
+        self._steps += int(made.max(initial=0))
+        self._lanes[0].observer.write(self._observation_addresses[lanes], lanes, self._observation)
+        steps = np.zeros(len(active), np.int64)
+        steps[lanes] = made
+        return Steps(self._observation, success, unstable), steps
+
+    def _play(self, lanes: Lanes, actions: NDArray[np.float64], made: Made) -> tuple[Made, *Found]:
+        first, rows = self._lanes[0], (self._step_addresses[lanes], self._observation_addresses[lanes])
+        return made, *first.stepping.play(rows, first.goal, actions, made)
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         return self._lanes[0].images_of([self._lanes[lane] for lane in lanes.tolist()], cameras)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import mujoco
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from nightshift.envs.libero.observations import Field
 from nightshift.envs.libero.osc import array_at, counts_at
@@ -63,20 +62,12 @@ class Goal:
         model: mujoco.MjModel = domain.sim.model._model
         found = [necessary(domain, predicate) for predicate in domain.parsed_problem["goal_state"]]
         conditions = [condition for condition in found if condition is not None]
-        self._sizes = np.array([model.nq, model.nsite, model.nbody])
-        self._conditions = np.array([one[:3] for one in conditions], np.int64).reshape(-1, 3)
-        self._bounds = np.array([one.bounds for one in conditions], np.float64).reshape(-1, 3)
-
-    def judge(
-        self,
-        addresses: NDArray[np.int64],
-        lanes: NDArray[np.int64],
-        possible: NDArray[np.bool_],
-        unstable: NDArray[np.bool_],
-    ) -> None:
-        """Whether LIBERO's predicates may hold, and whether the physics is unstable, in the simulations at `addresses`
-        [N, fields] (as of `Observer`), into the rows `lanes` [N]."""
-        _judge(addresses, lanes, self._sizes, self._conditions, self._bounds, possible, unstable)
+        self.constants = (
+            np.array([model.nq, model.nsite, model.nbody]),
+            np.array([one[:3] for one in conditions], np.int64).reshape(-1, 3),
+            np.array([one.bounds for one in conditions], np.float64).reshape(-1, 3),
+        )
+        """Arguments of `judge`."""
 
 
 def necessary(domain: Any, predicate: Sequence[str]) -> Condition | None:
@@ -138,7 +129,9 @@ def range_where(test: Callable[[float], bool], limits: Sequence[float]) -> tuple
 
 
 @numba.njit(cache=True, nogil=True)
-def _judge(addresses, lanes, sizes, conditions, bounds, possible, unstable):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+def judge(addresses, lanes, sizes, conditions, bounds, possible, unstable):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    """Whether LIBERO's predicates may hold, and whether the physics is unstable, in the simulations at `addresses`
+    [N, fields] (as of `Observer`), into the rows `lanes` [N]."""
     nq, sites, bodies = sizes
     for index in range(len(addresses)):
         row, lane = addresses[index], lanes[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 
 from nightshift.envs.libero.suites import ACTIONS
 
+if TYPE_CHECKING:
+    from nightshift.envs.libero.goal import Goal
+
 Addresses = NDArray[np.int64]
 """Memory addresses of a simulation's arrays, [fields], or of several simulations', [N, fields]."""
+Made = NDArray[np.int64]
+Found = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
 
 class Lane:
@@ -43,9 +48,10 @@ class CompiledStepping:
     """
 
     def __init__(self, domain: Any) -> None:
+        from nightshift.envs.libero.chunks import play
         from nightshift.envs.libero.osc import advance
 
-        self._advance = advance
+        self._advance, self._play = advance, play
         self._robot = domain.robots[0]
         self._model: mujoco.MjModel = domain.sim.model._model
         self._constants = self._read_constants(int(domain.control_timestep / domain.model_timestep))
@@ -57,6 +63,17 @@ class CompiledStepping:
         """One control step of every simulation; `mj_step1` must have run on each."""
         assert actions.shape == (len(addresses), ACTIONS.size)
         self._advance(addresses, actions, self._model._address, *self._constants)
+
+    def play(self, rows: tuple[Addresses, Addresses], goal: Goal, actions: NDArray[np.float64], made: Made) -> Found:
+        """Control steps of every simulation with its `actions` [N, T, A], from number `made` [N] on, which is updated.
+
+        Stops a simulation whose goal may be reached or whose physics is unstable: [N] both. `rows` are addresses of its
+        control and of its state.
+        """
+        possible, unstable = np.zeros((2, len(made)), np.bool_)
+        control = self._constants
+        self._play(*rows, actions, self._model._address, control, goal.constants, made, possible, unstable)
+        return possible, unstable
 
     def _read_constants(self, substeps: int) -> tuple[Any, ...]:
         """Indices, limits and gains, in the order of `advance`'s arguments."""
