@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.sorting import ArtifactSort
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.nightly import CRON, nightly
@@ -17,10 +18,10 @@ from flows.pipeline import pipeline
 from nightshift.errors import ProjectError, RolloutError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session, StageResult
-from nightshift.project import graph
-from tests.conftest import REPOSITORY, make_project
+from nightshift.project import graph, paths
+from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 
-STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]
+STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "evaluate", "register"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,6 +70,29 @@ def test_prefect_shows_cached_and_restored_stages_as_such_with_their_artifacts(c
     with get_client(sync_client=True) as client:
         keys = {artifact.key for artifact in client.read_artifacts()}
     assert {f"stage-{stage}" for stage in STAGES} | {"summary", "success"} <= keys
+
+
+def test_prefect_shows_a_training_stage_that_is_not_chosen_as_skipped_and_goes_on(
+    tmp_path: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_project(tmp_path / "project")
+    add_store(root, migrated_store)
+    choose(root)
+    edit(root, "sft", steps=20)
+    edit(root, "evaluate", init_states=2)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    results = pipeline.with_options(flow_run_name="skipping")()
+    assert {r.stage: r.status for r in results} == dict.fromkeys(STAGES, "ran") | {"rloo": "skipped"}
+    tasks = runs_of("skipping")
+    assert {name: task.state_name for name, task in tasks.items()} == dict.fromkeys(STAGES, "Completed") | {
+        "rloo": "Skipped"
+    }
+    assert tasks["rloo"].state.message == "rloo is skipped: not in algorithms"
+    with get_client(sync_client=True) as client:
+        newest = {artifact.key: artifact for artifact in client.read_artifacts(sort=ArtifactSort.CREATED_ASC)}
+    assert "| rloo | skipped | " in str(newest["summary"].data)
+    assert "mlflow-sft" in newest and "mlflow-rloo" not in newest
 
 
 def test_a_fault_of_a_simulator_is_tried_again_and_any_other_error_is_not(
