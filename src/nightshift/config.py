@@ -381,8 +381,11 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
-        if self.skips("rloo"):
-            return self
+        if "rloo" in self.algorithms:
+            self._check_rloo()
+        return self
+
+    def _check_rloo(self) -> None:
         gaussian = getattr(self.policy, "head", "gaussian") == "gaussian"
         if gaussian and self.rloo.entropy_coef and not self.rloo.learn_std:
             raise ValueError(
@@ -390,7 +393,6 @@ class Params(Section):
             )
         if self.rloo.learn_std and not gaussian:
             raise ValueError("rloo.learn_std has no effect while policy.head is bins, which have no std")
-        return self
 
     def skips(self, stage: str) -> bool:
         """Whether this is a training stage that is not chosen."""
