@@ -9,6 +9,7 @@ from prefect import flow
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import environment
 from tasks._summary import summarise
+from tasks.choose import choose
 from tasks.collect import collect
 from tasks.dataset import dataset
 from tasks.evaluate import evaluate
@@ -27,7 +28,8 @@ def pipeline() -> list[StageResult]:
         demos = collect(session, starts)
         data = dataset(session, demos)
         cloned = sft(session, data)
-        trained = rloo(session, starts, cloned)
+        chosen = choose(session)
+        trained = rloo(session, chosen, starts, cloned)
         report = evaluate(session, cloned, trained)
         model = register(session, data, trained, report)
-        return summarise(session, [starts, demos, data, cloned, trained, report, model])
+        return summarise(session, [starts, demos, data, cloned, chosen, trained, report, model])

@@ -18,9 +18,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import dropwhile
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,7 +35,9 @@ from nightshift.reports import history
 from nightshift.statistics.intervals import of_mean
 
 PROJECT = Path(__file__).parents[1]
-HEADER = "| seed | after SFT | after RL | won, lost | gain | iteration kept |\n|---|---|---|---|---|---|\n"
+HEADER = (
+    "| seed | after SFT | trained by | after it | won, lost | gain | iteration kept |\n|---|---|---|---|---|---|---|\n"
+)
 COPIED = (
     paths.PARAMS,
     paths.DVC_YAML,
@@ -55,11 +57,18 @@ def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> No
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{folder}:{os.environ.get('PYTHONPATH', '')}"}
     if not node:  # DVC knows what is done
         subprocess.run([folder / ".venv/bin/nightshift", "run"], cwd=folder, env=environment, check=True)
-    elif stages := stale(folder):
-        environment[packages.AS_COMPUTE_NODE] = "1"
-        with (folder / "log").open("a") as log:
-            command = [sys.executable, "-m", "nightshift", "stage", *stages]
-            subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=log)
+        return
+    environment[packages.AS_COMPUTE_NODE] = "1"
+    if "choose" in stale(folder):  # what it writes decides whether training stages are stale
+        run_stages(folder, ["choose"], environment)
+    if stages := stale(folder):
+        run_stages(folder, stages, environment)
+
+
+def run_stages(folder: Path, stages: Sequence[str], environment: Mapping[str, str]) -> None:
+    with (folder / "log").open("a") as log:
+        command = [sys.executable, "-m", "nightshift", "stage", *stages]
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=log)
 
 
 def prepare(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> None:
@@ -71,11 +80,18 @@ def prepare(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -
 
 
 def stale(folder: Path) -> list[str]:
-    """The first stage without a receipt of the params, code and inputs that are in the folder, and all that follow."""
+    """The stages without a receipt of the params, code and inputs that are in the folder, and those that read what they
+    make."""
     session = Session(folder)
     receipts = {receipt.stage: receipt for receipt in read(folder)}
-    names = [name for name in session.graph if name != "register"]
-    return list(dropwhile(lambda name: name in receipts and _is_current(receipts[name], session), names))
+    found: list[str] = []
+    made_again: set[Path] = set()
+    for name, stage in session.graph.items():
+        current = name in receipts and _is_current(receipts[name], session)
+        if name != "register" and (not current or made_again & set(stage.deps)):
+            found.append(name)
+            made_again.update(stage.outs)
+    return found
 
 
 def _is_current(receipt: Receipt, session: Session) -> bool:
@@ -95,17 +111,22 @@ def _copy(folder: Path) -> None:
         shutil.copytree(PROJECT / path, target) if (PROJECT / path).is_dir() else shutil.copy2(PROJECT / path, target)
 
 
-def row(seed: int, first: dict[str, Any], last: dict[str, Any], kept: int | str) -> str:
-    gain = last["gain"]
-    before, after = _rate(first["overall"]), _rate(last["overall"])
+def row(seed: int, clone: dict[str, Any], trained: dict[str, Any], kept: int | str) -> str:
+    gain = trained["gain"]
+    before, after = _rate(clone["overall"]), _rate(trained["overall"])
     points = _points(gain["gain"], gain["low"], gain["high"])
-    return f"| {seed} | {before} | {after} | {gain['won']}, {gain['lost']} | {points} | {kept} |\n"
+    counts = f"{gain['won']}, {gain['lost']}"
+    return f"| {seed} | {before} | {trained['name']} | {after} | {counts} | {points} | {kept} |\n"
 
 
-def summary(gains: Sequence[float]) -> str:
+def row_of_clone(seed: int, clone: dict[str, Any]) -> str:
+    return f"| {seed} | {_rate(clone['overall'])} | – | – | – | – | – |\n"
+
+
+def summary(name: str, gains: Sequence[float]) -> str:
     if len(gains) == 1:
         return ""
-    return f"\nMean gain over {len(gains)} seeds, in points: {_points(mean(gains), *of_mean(gains))}\n"
+    return f"\nMean gain of {name} over {len(gains)} seeds, in points: {_points(mean(gains), *of_mean(gains))}\n"
 
 
 def _points(gain: float, low: float, high: float) -> str:
@@ -129,14 +150,23 @@ def main() -> None:
     folders = {seed: chosen.folder.absolute() / str(seed) for seed in chosen.seeds}
     with ThreadPoolExecutor(chosen.jobs) as executor:
         list(executor.map(lambda seed: run(folders[seed], seed, recipe, node=chosen.node), folders))
+    report(folders)
+
+
+def report(folders: Mapping[int, Path]) -> None:
+    """A row per seed and training stage, and the mean gain of each stage."""
     sys.stdout.write(HEADER)
-    gains = []
+    gains: dict[str, list[float]] = defaultdict(list)
     for seed, folder in folders.items():
-        first, *_, last = json.loads((folder / paths.EVALUATION_REPORT).read_text())["candidates"]
-        found = history.read(folder / paths.MODELS / last["name"])
-        gains.append(last["gain"]["gain"])
-        sys.stdout.write(row(seed, first, last, found.kept if found else "–"))
-    sys.stdout.write(summary(gains))
+        clone, *others = json.loads((folder / paths.EVALUATION_REPORT).read_text())["candidates"]
+        if not others:
+            sys.stdout.write(row_of_clone(seed, clone))
+        for trained in others:
+            found = history.read(folder / paths.MODELS / trained["name"])
+            gains[trained["name"]].append(trained["gain"]["gain"])
+            sys.stdout.write(row(seed, clone, trained, found.kept if found else "–"))
+    for name, values in gains.items():
+        sys.stdout.write(summary(name, values))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from nightshift.pipeline import run
 from nightshift.pipeline.run import Session, StageResult
 
 Result = StageResult | State[StageResult]
-"""A stage that ran gives its result; any other a state that Prefect shows as Cached or Restored."""
+"""A stage that ran gives its result; any other a state that Prefect shows as Cached, Restored or Skipped."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +47,8 @@ def ensure(stage: str, session: Session) -> Result:
     result = run.ensure(stage, session)
     create_markdown_artifact(_markdown(result, session), key=f"stage-{stage}", description=f"{stage}: {result.status}")
     if result.status != "ran":
-        message = f"{stage} is {result.status}: its result is in dvc.lock or the run-cache"
+        why = ", ".join(result.reasons) if result.status == "skipped" else "its result is in dvc.lock or the run-cache"
+        message = f"{stage} is {result.status}: {why}"
         return Completed(name=result.status.capitalize(), message=message, data=result)
     create_link_artifact(session.tracking.page(stage), key=f"mlflow-{stage}", link_text=f"{stage} in MLflow")
     return result

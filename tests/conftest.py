@@ -96,6 +96,12 @@ def edit(root: Path, section: str, **changes: Any) -> None:
     (root / "params.yaml").write_text(yaml.safe_dump(params))
 
 
+def choose(root: Path, *algorithms: str) -> None:
+    """Change the training stages that run."""
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    (root / "params.yaml").write_text(yaml.safe_dump({**params, "algorithms": list(algorithms)}))
+
+
 @pytest.fixture(scope="session")
 def migrated_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow store to copy into projects: MLflow takes seconds to make one. The tests of the adapters make

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from nightshift import config
 from nightshift.errors import ConfigError
+from nightshift.project import graph
 from tests.conftest import REPOSITORY
 
 PARAMS: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
@@ -122,7 +123,7 @@ def test_the_page_about_parameters_has_every_parameter_and_no_other() -> None:
     page = (REPOSITORY / "docs" / "parameters.md").read_text()
     rows = re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)
     sections = {name: config.Params.model_fields[name].annotation for name in TABLED}
-    expected = {parameter for name, section in sections.items() for parameter in names(section, name)}
+    expected = {parameter for name, section in sections.items() for parameter in names(section, name)} | {"algorithms"}
     assert sorted(rows) == sorted(expected)
 
 
@@ -138,6 +139,25 @@ def test_a_knob_that_would_do_nothing_with_this_policy_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         config.load(write(tmp_path, config.merged(PARAMS, changes)))
+
+
+def test_a_knob_of_a_stage_that_is_not_chosen_may_do_nothing(tmp_path: Path) -> None:
+    changes = {"algorithms": [], "rloo": {"entropy_coef": 0.1}}
+    assert config.load(write(tmp_path, config.merged(PARAMS, changes))).skips("rloo")
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "sentence"),
+    [(["rloo", "rloo"], "contains a name twice"), (["ppo"], "input should be 'rloo'"), ("rloo", "valid tuple")],
+)
+def test_algorithms_are_names_of_training_stages_each_once(tmp_path: Path, algorithms: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithms.*: .*{sentence}"):
+        config.load(write(tmp_path, {**PARAMS, "algorithms": algorithms}))
+
+
+def test_the_clone_and_all_that_follows_training_is_never_skipped() -> None:
+    params = config.Params.model_validate({**PARAMS, "algorithms": []})
+    assert [stage for stage in graph.load(REPOSITORY) if params.skips(stage)] == list(config.ALGORITHMS)
 
 
 def test_bins_have_an_entropy_without_a_std() -> None:

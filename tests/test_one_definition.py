@@ -10,6 +10,7 @@ import grimp
 import pytest
 import yaml
 
+from nightshift import config
 from nightshift.envs import registry
 from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY
@@ -27,6 +28,7 @@ OUTPUTS = {
     "collect": [paths.DEMOS],
     "dataset": [paths.DATASET],
     "sft": [paths.SFT_POLICY],
+    "choose": [paths.choice(algorithm) for algorithm in config.ALGORITHMS],
     "rloo": [paths.RLOO_POLICY],
     "evaluate": [paths.EVALUATION],
     "register": [paths.RECEIPT],
@@ -87,6 +89,21 @@ def test_every_policy_that_is_evaluated_can_be_registered() -> None:
     evaluated, registered = ([d for d in GRAPH[s].deps if d.parent == paths.MODELS] for s in ("evaluate", "register"))
     assert evaluated == registered
     assert evaluated[0] == paths.SFT_POLICY, "gains are measured from the clone"
+
+
+def test_the_training_stages_that_can_be_chosen_are_those_between_the_clone_and_the_evaluation() -> None:
+    models = {stage: d.outs for stage, d in GRAPH.items() if any(out.parent == paths.MODELS for out in d.outs)}
+    assert models.keys() - {"sft"} == set(config.ALGORITHMS)
+    for stage in config.ALGORITHMS:
+        assert models[stage] == (paths.MODELS / stage,)
+        assert models[stage][0] in GRAPH["evaluate"].deps
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_only_a_training_stages_own_choice_is_in_its_key(stage: str) -> None:
+    choices = [dep for dep in GRAPH[stage].deps if dep.is_relative_to(paths.CHOICES)]
+    assert choices == ([paths.choice(stage)] if stage in config.ALGORITHMS else [])
+    assert ("algorithms" in GRAPH[stage].params) == (stage == "choose")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -35,6 +35,11 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Names = Annotated[tuple[Name, ...], AfterValidator(_unique)]
+
+Algorithm = Literal["rloo"]
+"""The training stages that can be chosen, each a stage of this name. The clone (sft) is always trained."""
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+Algorithms = Annotated[tuple[Algorithm, ...], AfterValidator(_unique)]
 
 Auto = Literal["auto"]
 """Let the evaluation protocol say."""
@@ -361,6 +366,8 @@ class Register(Section):
 
 class Params(Section):
     seed: Natural
+    algorithms: Algorithms
+    """The training stages that run; empty evaluates the clone alone."""
     machine: Machine
     env: Env
     states: States
@@ -374,6 +381,11 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
+        if "rloo" in self.algorithms:
+            self._check_rloo()
+        return self
+
+    def _check_rloo(self) -> None:
         gaussian = getattr(self.policy, "head", "gaussian") == "gaussian"
         if gaussian and self.rloo.entropy_coef and not self.rloo.learn_std:
             raise ValueError(
@@ -381,7 +393,10 @@ class Params(Section):
             )
         if self.rloo.learn_std and not gaussian:
             raise ValueError("rloo.learn_std has no effect while policy.head is bins, which have no std")
-        return self
+
+    def skips(self, stage: str) -> bool:
+        """Whether this is a training stage that is not chosen."""
+        return stage in ALGORITHMS and stage not in self.algorithms
 
     def section(self, name: str) -> Any:
         """The section (or plain value) that params.yaml calls `name`."""

@@ -83,7 +83,7 @@ def test_ctrl_c_ends_training_and_every_process_of_ray_and_the_next_run_resumes(
     add_store(root, migrated_store)
     with files.new_folder(root / paths.SFT_POLICY) as folder:
         policies.save(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7), folder)
-    busy = interrupt(root, "stage", "rloo", number=signal.SIGINT)
+    busy = interrupt(root, "stage", "choose", "rloo", number=signal.SIGINT)
     assert any("raylet" in line for line in busy)
     assert is_empty(root), inhabitants(root)
     done = len(steps_trained(root))

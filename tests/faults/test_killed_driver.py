@@ -42,7 +42,7 @@ def undisturbed(project: Path) -> Outcome:
         patch.chdir(project)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project / paths.MLFLOW_DATABASE}")
         with Session(project) as session:
-            for stage in ("states", "collect", "dataset", "sft", "rloo"):
+            for stage in ("states", "collect", "dataset", "sft", "choose", "rloo"):
                 run_stage(stage, session)
     history = json.loads((project / paths.RLOO_HISTORY).read_text())["iterations"]
     learned = [iteration["update/loss"] for iteration in history]

@@ -17,10 +17,10 @@ from flows.pipeline import pipeline
 from nightshift.errors import ProjectError, RolloutError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session, StageResult
-from nightshift.project import graph
-from tests.conftest import REPOSITORY, make_project
+from nightshift.project import graph, paths
+from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 
-STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]
+STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "evaluate", "register"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,11 +46,14 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
+def named(name: str) -> FlowRunFilter:
+    return FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+
+
 def runs_of(name: str) -> dict[str, Any]:
     """Task runs by name of the newest flow run of that name."""
     with get_client(sync_client=True) as client:
-        chosen = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
-        return {task.name: task for task in client.read_task_runs(flow_run_filter=chosen)}
+        return {task.name: task for task in client.read_task_runs(flow_run_filter=named(name))}
 
 
 def test_the_flow_runs_every_stage_of_dvc_yaml_once_and_in_order(calls: list[str]) -> None:
@@ -69,6 +72,30 @@ def test_prefect_shows_cached_and_restored_stages_as_such_with_their_artifacts(c
     with get_client(sync_client=True) as client:
         keys = {artifact.key for artifact in client.read_artifacts()}
     assert {f"stage-{stage}" for stage in STAGES} | {"summary", "success"} <= keys
+
+
+def test_prefect_shows_a_training_stage_that_is_not_chosen_as_skipped_and_goes_on(
+    tmp_path: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_project(tmp_path / "project")
+    add_store(root, migrated_store)
+    choose(root)
+    edit(root, "sft", steps=20)
+    edit(root, "evaluate", init_states=2)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    results = pipeline.with_options(flow_run_name="skipping")()
+    assert {r.stage: r.status for r in results} == dict.fromkeys(STAGES, "ran") | {"rloo": "skipped"}
+    tasks = runs_of("skipping")
+    assert {name: task.state_name for name, task in tasks.items()} == dict.fromkeys(STAGES, "Completed") | {
+        "rloo": "Skipped"
+    }
+    assert tasks["rloo"].state.message == "rloo is skipped: not in algorithms"
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(flow_run_filter=named("skipping"))
+    artifacts = {artifact.key: str(artifact.data) for artifact in found}
+    assert "| rloo | skipped | " in artifacts["summary"]
+    assert [key for key in artifacts if key in ("mlflow-sft", "mlflow-rloo")] == ["mlflow-sft"]
 
 
 def test_a_fault_of_a_simulator_is_tried_again_and_any_other_error_is_not(

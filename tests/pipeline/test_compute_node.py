@@ -23,7 +23,7 @@ from nightshift.pipeline.adopt import NODE, adopt
 from nightshift.pipeline.run import Session, fingerprint, sections, versions
 from nightshift.project import checksums, graph, paths
 from tests.compute_node import Node, make_site
-from tests.conftest import REPOSITORY, edit, git, install, make_project, nightshift
+from tests.conftest import REPOSITORY, choose, edit, git, install, make_project, nightshift
 
 STAGES = [stage for stage in graph.load(REPOSITORY) if stage != "register"]
 """All that need no registry."""
@@ -133,7 +133,7 @@ def test_registering_says_that_it_needs_mlflow(node: Node) -> None:
 
 def test_a_package_that_a_stage_computes_with_is_missed_before_it_works(node: Node, tmp_path: Path) -> None:
     without = Node(node.root, make_site(tmp_path / "site", "scipy"))
-    assert "this needs the package scipy, which is not installed here" in refused(without, "stage", "rloo")
+    assert "this needs the package scipy, which is not installed here" in refused(without, "stage", "choose", "rloo")
     assert not (node.root / paths.STATE / "rloo").exists()
 
 
@@ -253,6 +253,25 @@ def test_adopting_again_changes_nothing(adopted_copy: Path, done: Node) -> None:
     assert {len(found) for found in stage_runs(adopted_copy).values()} == {1}
 
 
+def test_a_training_stage_that_is_not_chosen_is_skipped_on_the_node_and_stays_skipped_at_home(
+    adopted_copy: Path, done: Node, tmp_path: Path
+) -> None:
+    node = done.copy(tmp_path / "node")
+    for root in (node.root, adopted_copy):
+        choose(root)
+    ran = node.run("stage", "choose", "rloo", "evaluate")
+    assert ran.returncode == 0, ran.stderr
+    assert "– rloo  skipped (not in algorithms)" in ran.stdout
+    assert [one.stage for one in receipt.read(node.root) if one.skipped] == ["rloo"]
+    new = [one.stage for one, new in adopt(adopted_copy, node.root, accept_versions=False) if new]
+    assert new == ["choose", "rloo", "evaluate"]
+    assert (adopted_copy / paths.RLOO_POLICY / paths.SKIPPED).exists()
+    runs = stage_runs(adopted_copy)
+    assert (len(runs["evaluate"]), len(runs["rloo"])) == (2, 1), "MLflow has no run of a stage that was skipped"
+    with Session(adopted_copy) as session:
+        assert not any(session.store.reasons(stage) for stage in STAGES)
+
+
 def test_other_versions_are_refused_unless_accepted_and_then_stay_on_record(
     adopted_copy: Path, done: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +382,7 @@ def crafted(project: Path, brought: Path, outputs: Sequence[str]) -> receipt.Rec
         commit="unknown",
         host="node",
         seconds=1.0,
+        skipped=False,
     )
     files.write_json(brought / paths.stage_receipt("states"), written.model_dump(mode="json"))
     return written

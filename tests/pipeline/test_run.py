@@ -21,7 +21,7 @@ from nightshift.pipeline.run import Session
 from nightshift.project import environment, graph, packages, paths
 from tests.conftest import REPOSITORY, add_store, edit, git, install, make_project, nightshift
 
-STAGES = ["states", "collect", "dataset", "sft", "rloo", "evaluate", "register"]
+STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "evaluate", "register"]
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,7 @@ def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restor
         "collect": "cached",
         "dataset": "cached",
         "sft": "cached",
+        "choose": "cached",
         "rloo": "ran",
         "evaluate": "ran",
         "register": "ran",
@@ -117,13 +118,13 @@ def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restore
     assert "fresh" in rows["dataset"]
     assert re.search(r"stale +versions\.yaml: torch \S+ → 9\.9\.9", rows["sft"])
     assert "follows sft, rloo" in plan.stdout
-    upstream = {"states": "cached", "collect": "cached", "dataset": "cached"}
+    unchanged = {"states": "cached", "collect": "cached", "dataset": "cached", "choose": "cached"}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(other)
         result = ensure_all(project)
-        assert result == upstream | {"sft": "ran", "rloo": "ran", "evaluate": "ran", "register": result["register"]}
+        assert result == unchanged | {"sft": "ran", "rloo": "ran", "evaluate": "ran", "register": result["register"]}
         assert "Data and pipelines are up to date" in dvc(project, "repro")
-    assert ensure_all(project) | {"register": ""} == upstream | {
+    assert ensure_all(project) | {"register": ""} == unchanged | {
         "sft": "restored",
         "rloo": "restored",
         "evaluate": "restored",

@@ -8,6 +8,7 @@ import pytest
 
 from nightshift import files
 from nightshift.errors import DataError
+from nightshift.project import paths
 from nightshift.reports import history
 from nightshift.reports.candidates import candidates
 from nightshift.statistics.intervals import Rate
@@ -43,6 +44,12 @@ def test_candidates_are_the_policy_inputs_of_evaluate_in_the_order_of_dvc_yaml(r
     found = candidates(root)
     assert [candidate.name for candidate in found] == ["zeta", "alpha"], "a folder of an old stage is not evaluated"
     assert [candidate.folder for candidate in found] == [root / "models/zeta", root / "models/alpha"]
+
+
+def test_a_training_stage_that_was_skipped_has_no_candidate(root: Path) -> None:
+    with files.new_folder(root / "models/alpha") as folder:
+        files.write_json(folder / paths.SKIPPED, {"skipped": "not in algorithms"})
+    assert [candidate.name for candidate in candidates(root)] == ["zeta"]
 
 
 def test_the_label_is_the_algorithm_of_the_history_or_the_name_of_the_folder(root: Path) -> None:

@@ -33,7 +33,7 @@ def finished_run(folder: Path, seed: int, before: int, won: int, lost: int) -> N
     ]
     for stage in STAGES:
         for out in graph.load(folder)[stage].outs:
-            files.write_json(folder / out / "made", stage)
+            files.write_json(folder / out if out.suffix else folder / out / "made", stage)
     files.write_json(folder / paths.EVALUATION_REPORT, {"candidates": candidates})
     files.write_json(folder / paths.RLOO_HISTORY, {"iterations": [], "validation": [], "kept": 8})
     session = Session(folder)
@@ -52,6 +52,7 @@ def receipt(stage: str, session: Session) -> Receipt:
         commit="unknown",
         host="node",
         seconds=1.0,
+        skipped=False,
     )
 
 
@@ -70,21 +71,60 @@ def test_every_finished_seed_is_a_row_and_the_mean_gain_has_an_interval_over_see
         "--node",
     ]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert told[2].startswith("| 3 | 50.0 % (43.1 – 56.9) | 70.0 % (63.3 – 75.9) | 40, 0 | +20.0 (")
+    assert told[2].startswith("| 3 | 50.0 % (43.1 – 56.9) | rloo | 70.0 % (63.3 – 75.9) | 40, 0 | +20.0 (")
     assert told[3].endswith("| 8 |")
-    assert told[-1] == "Mean gain over 2 seeds, in points: +15.0 (-48.5 – +78.5)"
+    assert told[-1] == "Mean gain of rloo over 2 seeds, in points: +15.0 (-48.5 – +78.5)"
+
+
+def test_every_training_stage_has_its_rows_and_a_clone_alone_has_one_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clone = {"name": "sft", "overall": Rate(100, 200).to_json(), "gain": None}
+    gain = Paired(states=200, won=40, lost=0).to_json()
+    others = [{"name": name, "overall": Rate(140, 200).to_json(), "gain": gain} for name in ("rloo", "another")]
+    files.write_json(tmp_path / "0" / paths.EVALUATION_REPORT, {"candidates": [clone]})
+    files.write_json(tmp_path / "1" / paths.EVALUATION_REPORT, {"candidates": [clone, *others]})
+    seeds.report({seed: tmp_path / str(seed) for seed in (0, 1)})
+    _, _, first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "| 0 | 50.0 % (43.1 – 56.9) | – | – | – | – | – |"
+    assert [line.split(" | ")[2] for line in (second, third)] == ["rloo", "another"]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "first"),
-    [(RECIPE, None), ({"sft": {"steps": 8}}, "sft"), ({**RECIPE, "evaluate": {"init_states": 3}}, "evaluate")],
+    ("recipe", "concerned"),
+    [
+        (RECIPE, []),
+        ({"sft": {"steps": 8}}, ["sft", "rloo", "evaluate"]),
+        ({**RECIPE, "evaluate": {"init_states": 3}}, ["evaluate"]),
+        ({**RECIPE, "algorithms": []}, ["choose", "rloo", "evaluate"]),
+    ],
 )
 def test_after_a_change_of_the_recipe_the_stages_that_it_concerns_run_again(
-    tmp_path: Path, recipe: dict[str, Any], first: str | None
+    tmp_path: Path, recipe: dict[str, Any], concerned: list[str]
 ) -> None:
     finished_run(tmp_path / "0", 0, 100, won=40, lost=0)
     seeds.prepare(tmp_path / "0", 0, recipe, node=True)
-    assert seeds.stale(tmp_path / "0") == (STAGES[STAGES.index(first) :] if first else [])
+    assert seeds.stale(tmp_path / "0") == concerned
+
+
+def test_a_training_stage_stands_if_choosing_again_chooses_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "0"
+    finished_run(folder, 0, 100, won=40, lost=0)
+    (folder / paths.stage_receipt("choose")).unlink()
+    ran: list[list[str]] = []
+
+    def run_stages(folder: Path, stages: list[str], _: object) -> None:
+        ran.append(stages)
+        for stage in stages:
+            files.write_json(
+                folder / paths.stage_receipt(stage), receipt(stage, Session(folder)).model_dump(mode="json")
+            )
+
+    monkeypatch.setattr(seeds, "run_stages", run_stages)
+    seeds.run(folder, 0, RECIPE, node=True)
+    assert ran == [["choose"]]
 
 
 def test_a_stage_whose_output_or_receipt_is_missing_runs_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ class StageStatus:
     """Why its recorded result no longer stands, in words."""
     follows: tuple[str, ...]
     """Stale stages that it gets its inputs from."""
+    skipped: bool = False
+    """Whether it is a training stage that is not chosen."""
 
     @property
     def fresh(self) -> bool:
@@ -59,17 +61,29 @@ class DvcStore:
     def close(self) -> None:
         self._repo.close()
 
-    def status(self) -> list[StageStatus]:
-        """Every stage in graph order."""
+    def status(self, skipped: Collection[str] = ()) -> list[StageStatus]:
+        """Every stage in graph order; `skipped` names the training stages that are not chosen."""
         with self._locked() as repo:
-            statuses: dict[str, StageStatus] = {}
+            statuses: list[StageStatus] = []
+            stale: set[str] = set()
             for stage in _in_order(repo):
+                name = stage.addressing
                 above = [s.addressing for s in repo.index.graph.successors(stage)]
-                follows = tuple(name for name in above if name in statuses and not statuses[name].fresh)
-                statuses[stage.addressing] = StageStatus(
-                    name=stage.addressing, reasons=tuple(self._reasons(stage)), follows=follows
+                status = StageStatus(
+                    name=name,
+                    reasons=tuple(self._reasons(stage)),
+                    follows=tuple(other for other in above if other in stale),
+                    skipped=name in skipped,
                 )
-            return list(statuses.values())
+                statuses.append(status)
+                if not status.fresh and not (status.skipped and self._stays_skipped(stage)):
+                    stale.add(name)
+            return statuses
+
+    def _stays_skipped(self, stage: Stage) -> bool:
+        """Whether its recorded output says that it was skipped: it will say so again, whatever its inputs are."""
+        marked = all((self._root / str(out) / paths.SKIPPED).exists() for out in stage.outs)
+        return marked and not stage.changed_outs()
 
     def reasons(self, name: str) -> tuple[str, ...]:
         """Why this stage alone is not as dvc.lock records it; empty when it is fresh."""

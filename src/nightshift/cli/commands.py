@@ -19,7 +19,7 @@ from nightshift import config, envs
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
-from nightshift.pipeline.run import Session, StageResult, run_stage
+from nightshift.pipeline.run import NOT_CHOSEN, Session, StageResult, ensure, run_stage
 from nightshift.project import environment, graph, packages, paths, repository, versions
 from nightshift.telemetry.console import console, show_warnings
 
@@ -38,14 +38,28 @@ def run() -> None:
     started = time.monotonic()
     root = enter(own_prefect=True)
     statuses = _statuses(root)
-    if all(status.fresh for status in statuses):
-        results = [StageResult(stage=status.name, status="cached", seconds=0.0) for status in statuses]
+    stale = [status.name for status in statuses if not status.fresh and not status.skipped]
+    if not stale:
+        results = _nothing_stale(root, statuses)
     else:
-        stale = [status.name for status in statuses if not status.fresh]
         console.print(f"[bold]nightshift[/]  to do: {', '.join(stale)}   [dim](nightshift plan says why)[/]")
         with _compiling(root):
             results = _run_flow()
     console.print(summary.render(summary.gather(root, results, time.monotonic() - started)))
+
+
+def _nothing_stale(root: Path, statuses: Sequence[StageStatus]) -> list[StageResult]:
+    """The results without a flow. Other inputs of a skipped stage are recorded, so that `dvc repro` finds it fresh."""
+    results = {status.name: StageResult(stage=status.name, status="cached", seconds=0.0) for status in statuses}
+    skipped = [status for status in statuses if status.skipped]
+    results |= {
+        status.name: StageResult(stage=status.name, status="skipped", seconds=0.0, reasons=(NOT_CHOSEN,))
+        for status in skipped
+    }
+    if outdated := [status.name for status in skipped if not status.fresh]:
+        with Session(root) as session:
+            results |= {name: ensure(name, session) for name in outdated}
+    return list(results.values())
 
 
 def stage(names: Sequence[str]) -> None:
@@ -57,6 +71,8 @@ def stage(names: Sequence[str]) -> None:
                 _stage_on_node(name, session)
             else:
                 run_stage(name, session)
+            if session.params.skips(name):
+                console.print(f"[dim]– {name}  skipped ({NOT_CHOSEN})[/]")
 
 
 def _stage_on_node(name: str, session: Session) -> None:
@@ -92,12 +108,23 @@ def plan() -> None:
     for column in ("stage", "", "why"):
         table.add_column(column, style="bold" if column == "stage" else "")
     for status in _statuses(enter()):
-        why = list(status.reasons)
-        if status.follows and why != [NEVER_RUN]:
-            why.append(f"follows {', '.join(status.follows)}")
-        mark = Text("○ fresh", style="green") if status.fresh else Text("● stale", style="yellow")
-        table.add_row(status.name, mark, Text("\n".join(why), style="dim"))
+        table.add_row(status.name, _mark(status), Text("\n".join(_why(status)), style="dim"))
     console.print(table)
+
+
+def _mark(status: StageStatus) -> Text:
+    if status.skipped:
+        return Text("– skipped", style="dim")
+    return Text("○ fresh", style="green") if status.fresh else Text("● stale", style="yellow")
+
+
+def _why(status: StageStatus) -> list[str]:
+    if status.skipped:
+        return [f"({NOT_CHOSEN})"]
+    why = list(status.reasons)
+    if status.follows and why != [NEVER_RUN]:
+        why.append(f"follows {', '.join(status.follows)}")
+    return why
 
 
 def package_versions() -> None:
@@ -231,9 +258,10 @@ def _run_flow() -> list[StageResult]:
 
 def _statuses(root: Path) -> list[StageStatus]:
     repository.check(root)
-    config.load(root / paths.PARAMS)
-    packages.record(root, graph.load(root))
-    return DvcStore(root).status()
+    params = config.load(root / paths.PARAMS)
+    stages = graph.load(root)
+    packages.record(root, stages)
+    return DvcStore(root).status([stage for stage in stages if params.skips(stage)])
 
 
 def _check_port(port: int, command: str) -> None:

@@ -121,10 +121,11 @@ def _take_over(receipt: Receipt, folder: Path, session: Session) -> bool:
     """False if it is recorded here already. A kill leaves a stage that is stale, and is adopted by the same command."""
     if not session.store.reasons(receipt.stage) and session.store.digests(receipt.stage) == receipt.outputs:
         return False
+    if receipt.skipped:
+        _record(receipt, folder, session)
+        return True
     current = fingerprint(receipt.stage, session)
     with session.tracking.stage(receipt.stage, current, receipt.params) as tracker:
-        for path in receipt.outputs:
-            files.replace_by_copy(folder / path, session.root / path)
         metrics = session.root / paths.stage_metrics(receipt.stage, current)
         if (folder / receipt.metrics).exists():
             files.write_bytes(metrics, (folder / receipt.metrics).read_bytes())
@@ -132,6 +133,13 @@ def _take_over(receipt: Receipt, folder: Path, session: Session) -> bool:
         tracker.tag({NODE: receipt.host, f"{NODE}.commit": receipt.commit, f"{NODE}.seconds": f"{receipt.seconds:g}"})
         tracker.tag({f"{NODE}.{package}": version for package, version in receipt.versions.items()})
         record_time(session.root, receipt.stage, receipt.seconds)
-        files.write_json(session.root / paths.stage_receipt(receipt.stage), receipt.model_dump(mode="json"))
-        session.store.record(receipt.stage)
+        _record(receipt, folder, session)
     return True
+
+
+def _record(receipt: Receipt, folder: Path, session: Session) -> None:
+    """Outputs and receipt into place, then into dvc.lock."""
+    for path in receipt.outputs:
+        files.replace_by_copy(folder / path, session.root / path)
+    files.write_json(session.root / paths.stage_receipt(receipt.stage), receipt.model_dump(mode="json"))
+    session.store.record(receipt.stage)

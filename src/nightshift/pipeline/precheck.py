@@ -21,7 +21,7 @@ from nightshift.types import INSTRUCTION
 def check(params: config.Params, stages: Iterable[Definition]) -> None:
     """ConfigError, DeviceError or SimulatorError: a camera, an image size, an input, an instruction, the device."""
     chosen = list(stages)
-    if not all(map(_reads_policies, chosen)):
+    if any(map(_comes_before_policies, chosen)):
         check_policy(params)
     if any(map(_simulates, chosen)):
         envs.check_cameras(params.env)
@@ -38,6 +38,11 @@ def check_policy(params: config.Params) -> None:
     instructions = np.array([task.language for task in envs.tasks(params.env)])
     seen = {name: np.zeros((len(instructions), *shapes[name]), space[name].dtype) for name in policy.observations}
     policy.inputs(seen | ({INSTRUCTION: instructions} if INSTRUCTION in seen else {}))
+
+
+def _comes_before_policies(stage: Definition) -> bool:
+    """Then the policy in params.yaml has to be one that can be built; choosing algorithms concerns no policy."""
+    return not _reads_policies(stage) and "algorithms" not in stage.params
 
 
 def _simulates(stage: Definition) -> bool:

@@ -41,6 +41,8 @@ class Receipt(config.Section):
     host: str
     seconds: float
     """Of the last run; one that was resumed took longer in all."""
+    skipped: bool
+    """Whether it was not in `algorithms`: its outputs say so and hold no policy."""
 
     @property
     def metrics(self) -> Path:
@@ -62,6 +64,7 @@ def run_with_receipt(stage: str, session: Session) -> Path:
         commit=session.commit,
         host=socket.gethostname(),
         seconds=round(seconds, 2),
+        skipped=session.params.skips(stage),
     )
     path = session.root / paths.stage_receipt(stage)
     files.write_json(path, written.model_dump(mode="json"))

@@ -2,7 +2,8 @@
 
 Prefect task ─┐                ┌─ fresh in dvc.lock ──────────────► cached
               ├─► ensure ──────┼─ made before, in the run-cache ──► restored
-nightshift run┘                └─ else begin ► run_stage ► commit ► ran
+nightshift run┘                ├─ else begin ► run_stage ► commit ► ran
+                               └─ not in `algorithms` ────────────► skipped
 dvc repro ──► nightshift stage X ──► run_stage (DVC itself decides, and commits)
 """
 
@@ -40,7 +41,9 @@ STAGES = "nightshift.stages"
 TIMINGS = paths.STATE / "timings.json"
 LOCK = paths.STATE / "run.lock"
 
-Status = Literal["ran", "cached", "restored"]
+NOT_CHOSEN = "not in algorithms"
+
+Status = Literal["ran", "cached", "restored", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +58,7 @@ class StageResult:
     seconds: float
     """How long this run spent on it."""
     reasons: tuple[str, ...] = ()
-    """Why the result in dvc.lock did not stand."""
+    """Why the result in dvc.lock did not stand, or why the stage was skipped."""
 
 
 class Session:
@@ -115,8 +118,9 @@ class Session:
         return self._pools[env]
 
     def precheck(self, stages: Iterable[str]) -> None:
-        """Before the first of these stages runs: whether params.yaml and this machine fit all of them."""
-        definitions = [definition(stage, self) for stage in stages if stage not in self._prechecked]
+        """Before the first of these stages runs: whether params.yaml and this machine fit all that are not skipped."""
+        named = [definition(stage, self) for stage in stages if stage not in self._prechecked]
+        definitions = [stage for stage in named if not self.params.skips(stage.name)]
         if definitions:
             from nightshift.pipeline import precheck
 
@@ -145,7 +149,14 @@ def fingerprint(stage: str, session: Session) -> str:
 
 
 def run_stage(stage: str, session: Session) -> float:
-    """Run nightshift.stages.<stage> with the sections it names, without DVC; returns the seconds it took."""
+    """Run nightshift.stages.<stage> with the sections it names, without DVC; returns the seconds it took.
+
+    A training stage that is not chosen leaves a folder that says so.
+    """
+    _check_choice(stage, session)
+    if session.params.skips(stage):
+        _skip(stage, session)
+        return 0.0
     session.precheck([stage])
     run = importlib.import_module(f"{STAGES}.{stage}").run
     arguments = {
@@ -166,6 +177,11 @@ def ensure(stage: str, session: Session) -> StageResult:
     """Bring the stage's outputs up to date at the least cost. Call it for the stages above it first."""
     started = time.monotonic()
     reasons = session.store.reasons(stage)
+    if session.params.skips(stage):
+        if reasons:
+            _run_and_commit(stage, session)
+        console.print(f"[dim]– {stage}  skipped ({NOT_CHOSEN})[/]")
+        return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(NOT_CHOSEN,))
     if not reasons:
         result = StageResult(stage=stage, status="cached", seconds=time.monotonic() - started)
     elif session.store.restore(stage):
@@ -174,13 +190,40 @@ def ensure(stage: str, session: Session) -> StageResult:
         session.check_unchanged()
         session.precheck(_from(stage, session))
         console.print(f"[bold cyan]▶ {stage}[/]  [dim]{'; '.join(reasons)}[/]")
-        transaction = session.store.begin(stage)
-        run_stage(stage, session)
-        session.store.commit(transaction)
+        _run_and_commit(stage, session)
         result = StageResult(stage=stage, status="ran", seconds=time.monotonic() - started, reasons=reasons)
     _remove_checkpoints(stage, session)
     console.print(f"[green]✔ {stage}[/]  {result.status}, {result.seconds:.1f} s")
     return result
+
+
+def _run_and_commit(stage: str, session: Session) -> None:
+    transaction = session.store.begin(stage)
+    run_stage(stage, session)
+    session.store.commit(transaction)
+
+
+def _check_choice(stage: str, session: Session) -> None:
+    """The file that `choose` wrote is in the key of a training stage, so it has to say what params.yaml says."""
+    if stage not in config.ALGORITHMS:
+        return
+    path = session.root / paths.choice(stage)
+    try:
+        recorded = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        recorded = None
+    if recorded != {"chosen": not session.params.skips(stage)}:
+        raise ProjectError(
+            f"{paths.choice(stage)} does not say whether algorithms in {paths.PARAMS} has {stage}",
+            f"nightshift stage choose {stage}",
+        )
+
+
+def _skip(stage: str, session: Session) -> None:
+    """Always the same folder, so that what reads it stays fresh when an input of the stage changes."""
+    for out in session.graph[stage].outs:
+        with files.new_folder(session.root / out) as folder:
+            files.write_json(folder / paths.SKIPPED, {"skipped": NOT_CHOSEN})
 
 
 def _from(stage: str, session: Session) -> list[str]:
@@ -254,7 +297,9 @@ def _digest(path: Path) -> str:
 
 
 def _plain(section: Any) -> Any:
-    return section.model_dump(mode="json") if isinstance(section, config.Section) else section
+    if isinstance(section, config.Section):
+        return section.model_dump(mode="json")
+    return list(section) if isinstance(section, tuple) else section
 
 
 def _lock(root: Path) -> FileLock:

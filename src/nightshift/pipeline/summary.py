@@ -21,7 +21,12 @@ from nightshift.pipeline.run import StageResult, timings
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
 
-MARKS = {"ran": ("● ran", "bold green"), "cached": ("○ cached", "dim"), "restored": ("◐ restored", "cyan")}
+MARKS = {
+    "ran": ("● ran", "bold green"),
+    "cached": ("○ cached", "dim"),
+    "restored": ("◐ restored", "cyan"),
+    "skipped": ("– skipped", "dim"),
+}
 BIN = ".venv/bin/nightshift"
 _BAR = 16
 _WIDTH = 96
@@ -114,7 +119,7 @@ def _stages(summary: Summary) -> Table:
     for result in summary.results:
         label, style = MARKS[result.status]
         why = "; ".join(result.reasons)
-        if result.status != "ran" and result.stage in summary.took:
+        if result.status in ("cached", "restored") and result.stage in summary.took:
             why = f"took {clock(summary.took[result.stage])} when it ran"
         table.add_row(result.stage, Text(label, style=style), clock(result.seconds), why)
     return table

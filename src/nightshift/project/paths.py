@@ -17,9 +17,13 @@ INIT_STATES = Path("data/init_states")
 DEMOS = Path("data/demos")
 IMPORTS = Path("data/imports")
 DATASET = Path("data/dataset")
+CHOICES = Path("data/algorithms")
+"""A file per training stage that can be chosen: whether it is."""
 MODELS = Path("models")
 """A folder per training stage: a policy, and its history if the stage has iterations."""
 HISTORY = "history.json"
+SKIPPED = "skipped.json"
+"""In place of a policy where the training stage was not chosen."""
 SFT_POLICY = MODELS / "sft"
 RLOO_POLICY = MODELS / "rloo"
 RLOO_HISTORY = RLOO_POLICY / HISTORY
@@ -37,6 +41,11 @@ PICTURES = STATE / "pictures"
 METRICS = STATE / "metrics"
 RECEIPTS = STATE / "receipts"
 """What stages on a compute node leave for `nightshift adopt`."""
+
+
+def choice(algorithm: str) -> Path:
+    """Whether this training stage is chosen: written by `choose`, and an input of the training stage."""
+    return CHOICES / f"{algorithm}.json"
 
 
 def stage_state(stage: str, fingerprint: str) -> Path:

@@ -25,10 +25,11 @@ class Candidate:
 def candidates(root: Path) -> list[Candidate]:
     """In the order of dvc.yaml, simplest first: the first is what gains are measured from, and wins ties.
 
-    One more training stage is one more input of `evaluate` and `register` there, and nothing else.
+    One more training stage is one more input of `evaluate` and `register` there, and nothing else. One that was skipped
+    has no policy.
     """
-    folders = [path for path in graph.load(root)["evaluate"].deps if path.parent == paths.MODELS]
-    return [_candidate(root / folder) for folder in folders]
+    folders = [root / path for path in graph.load(root)["evaluate"].deps if path.parent == paths.MODELS]
+    return [_candidate(folder) for folder in folders if not (folder / paths.SKIPPED).exists()]
 
 
 def _candidate(folder: Path) -> Candidate:
