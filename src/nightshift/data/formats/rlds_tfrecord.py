@@ -94,6 +94,8 @@ def _entries(path: Path, info: Mapping[str, Any], load: Callable[..., Episode]) 
         shards = list(_shards(path, info))
     except _PARSE_ERRORS as error:
         raise DataError(f"{path / INFO} is not the description of a TFDS dataset: {error!r}", _REMEDY) from None
+    if not shards:
+        raise DataError(f"{path / INFO} lists no shards of episodes", _REMEDY)
     for split, shard, file, count in shards:
         prefix = f"{common.name_in_key(split.name)}-{shard:05d}"
         records, damage = _records(file, count, path)
