@@ -290,7 +290,7 @@ def test_work_without_end_is_refused_before_it_is_done(content: bytes, said: str
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_what_python_writes_is_never_too_much_work(protocol: int) -> None:
-    value = {
+    value: dict[str, Any] = {
         "scalars": [np.float32(n) for n in range(500)],
         "arrays": [np.full(2, n) for n in range(200)],
         "sets": [{n, n + 1} for n in range(200)],
