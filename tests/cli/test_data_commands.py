@@ -20,6 +20,7 @@ from nightshift.cli import data_commands, dataset_view
 from nightshift.data import dataset_store, importing, sources
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.formats import hdf5, lerobot
+from nightshift.data.limits import Limits
 from nightshift.data.statistics import Histogram
 from nightshift.errors import DataError
 from nightshift.pipeline import run
@@ -89,6 +90,17 @@ def test_broken_episodes_can_be_left_out_and_are_listed(
     assert "demo_1, step 3" in printed
     assert "demo_4: dones has 9 steps and actions has 6" in printed
     assert len(EpisodeStore(paths.IMPORTS / "goal").keys()) == 4
+
+
+def test_a_limit_of_the_user_admits_a_larger_episode(project: Path, tmp_path: Path) -> None:
+    path = demo_file(tmp_path / "goal.hdf5", count=1)
+    with pytest.raises(DataError, match=r"goal\.hdf5, demo_0 would unpack from") as refusal:
+        data_commands.import_episodes(path, "hdf5", "goal", "", skip_broken=False, max_episode_gb=1e-6)
+    assert "--max-episode-gb 1" in refusal.value.next_step
+    with pytest.raises(DataError, match="an episode cannot have at most -1 GB"):
+        data_commands.import_episodes(path, "hdf5", "goal", "", skip_broken=False, max_episode_gb=-1)
+    data_commands.import_episodes(path, "hdf5", "goal", "", skip_broken=False, max_episode_gb=1)
+    assert len(EpisodeStore(paths.IMPORTS / "goal").keys()) == 1
 
 
 def test_an_import_without_success_is_refused(project: Path, tmp_path: Path) -> None:
@@ -175,9 +187,9 @@ def test_an_import_that_stopped_goes_on_without_decoding_again(
     decoded = []
     load = hdf5.load
 
-    def watched(path: Path, demo: str, task: str) -> Any:
+    def watched(path: Path, demo: str, task: str, limits: Limits) -> Any:
         decoded.append(demo)
-        return load(path, demo, task)
+        return load(path, demo, task, limits)
 
     monkeypatch.setattr(hdf5, "load", watched)
     take(path, skip_broken=True)

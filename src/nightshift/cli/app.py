@@ -91,9 +91,12 @@ def import_(
     name: Annotated[str, typer.Option(help="what to call it here")],
     task: Annotated[str, typer.Option(help="the task, where the source does not say it")] = "",
     skip_broken: Annotated[bool, typer.Option("--skip-broken", help="leave broken episodes out and list them")] = False,
+    max_episode_gb: Annotated[
+        float | None, typer.Option(help="how large an episode may be in memory, instead of the default limit")
+    ] = None,
 ) -> None:
     """Bring in successful episodes from another format; run again to resume."""
-    data_commands.import_episodes(path, format, name, task, skip_broken=skip_broken)
+    data_commands.import_episodes(path, format, name, task, skip_broken=skip_broken, max_episode_gb=max_episode_gb)
 
 
 @app.command()

@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.text import Text
 
 from nightshift.cli.commands import enter
-from nightshift.data import dataset_store, formats
+from nightshift.data import dataset_store, formats, limits
 from nightshift.data.episode import Episode
+from nightshift.data.limits import Limits
 from nightshift.errors import DataError
 from nightshift.project import paths
 from nightshift.telemetry import progress
@@ -28,14 +29,17 @@ _ADMITTED = {
 """Words for what episodes say of themselves in their metadata."""
 
 
-def import_episodes(path: Path, format: str, name: str, task: str, *, skip_broken: bool) -> None:
+def import_episodes(
+    path: Path, format: str, name: str, task: str, *, skip_broken: bool, max_episode_gb: float | None = None
+) -> None:
     """A source in another format as data/imports/NAME, tracked by DVC."""
     from nightshift.adapters.dvc_store import DvcStore
     from nightshift.data import importing
 
     path = Path(os.path.abspath(path))
     root = enter()
-    job = importing.Import(path=path, format=format, name=name, task=task)
+    allowed = limits.DEFAULT if max_episode_gb is None else Limits.of_gigabytes(max_episode_gb)
+    job = importing.Import(path=path, format=format, name=name, task=task, limits=allowed)
     with importing.alone(job):
         state = importing.begin(job)
         if state.done:

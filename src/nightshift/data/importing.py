@@ -20,9 +20,11 @@ from pathlib import Path
 
 from nightshift import files
 from nightshift.data import formats
-from nightshift.data.episode import Episode
+from nightshift.data import limits as unpacking
+from nightshift.data.episode import Episode, columns
 from nightshift.data.episode_store import SCHEMA, EpisodeStore
 from nightshift.data.formats import EpisodeRef
+from nightshift.data.limits import Limits
 from nightshift.data.sources import DEMOS
 from nightshift.errors import DataError
 from nightshift.project import locks, paths
@@ -41,6 +43,7 @@ class Import:
     format: str
     name: str
     task: str = ""
+    limits: Limits = unpacking.DEFAULT
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name == DEMOS:
@@ -48,8 +51,9 @@ class Import:
                 f"{self.name!r} cannot be the name of an import",
                 f"use letters, digits, _ and -; {DEMOS} is taken by the stage collect",
             )
-        if not self.path.exists():
-            raise DataError(f"{self.path} does not exist")
+        with formats.reading(str(self.path)):
+            if not self.path.exists():
+                raise DataError(f"{self.path} does not exist", "give a file or folder that does")
         if self.target.exists() or self.pointer.exists():
             raise DataError(
                 f"{self.target if self.target.exists() else self.pointer} already exists",
@@ -74,10 +78,20 @@ class Import:
     @cached_property
     def state(self) -> Path:
         """The folder for episodes until the import is complete; it depends on the content of the source."""
-        found = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
-        stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found if file.is_file()]
+        stamps = [(str(file), status.st_size, status.st_mtime_ns) for file, status in self._files]
         content = json.dumps([str(self.path.resolve()), self.format, self.task, stamps])
         return paths.stage_state("import", hashlib.sha256(content.encode()).hexdigest())
+
+    @cached_property
+    def stored(self) -> int:
+        """The bytes of the source; a file with several names counts once."""
+        return sum({(status.st_dev, status.st_ino): status.st_size for _, status in self._files}.values())
+
+    @cached_property
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        with formats.reading(str(self.path)):
+            found = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
+            return [(file, file.stat()) for file in found if file.is_file()]
 
 
 @dataclass(kw_only=True)
@@ -88,7 +102,9 @@ class Progress:
     kept: set[str]
     unsolved: set[str]
     broken: dict[str, str] = field(default_factory=dict)
-    """Error messages of the episodes that were left out because they are invalid, by key."""
+    """Error messages of the episodes and files that were left out because they are invalid, by key."""
+    unpacked: int = 0
+    """The bytes of all episodes so far."""
 
     @property
     def done(self) -> int:
@@ -111,15 +127,26 @@ def alone(job: Import) -> Iterator[None]:
 
 def begin(job: Import) -> Progress:
     """List the episodes of the source and those that an earlier attempt has already imported."""
-    entries = formats.reader(job.format).list_episodes(job.path, job.task)
+    entries = formats.reader(job.format).list_episodes(job.path, job.task, job.limits)
     listed = {entry.key for entry in entries}
-    kept = listed & set(EpisodeStore(job.state).keys())
-    return Progress(entries=entries, kept=kept, unsolved=listed & set(files.read_journal(job.state / UNSOLVED)))
+    store = EpisodeStore(job.state)
+    kept = listed & set(store.keys())
+    return Progress(
+        entries=entries,
+        kept=kept,
+        unsolved=listed & set(files.read_journal(job.state / UNSOLVED)),
+        unpacked=sum(store.path(key).stat().st_size for key in kept),
+    )
 
 
 def gather(job: Import, progress: Progress, *, skip_broken: bool, watch: Callable[[str], None]) -> None:
-    """Import the remaining episodes; an invalid one raises DataError, or is left out if `skip_broken` is set."""
+    """Import the remaining episodes; an invalid one raises DataError, or is left out if `skip_broken` is set.
+
+    What the listing found to be broken is reported first, before hours of decoding.
+    """
     store = EpisodeStore(job.state)
+    if not skip_broken and (errors := [entry.error for entry in progress.entries if entry.error]):
+        raise _with_remedy(errors[0])
     for entry in progress.entries:
         if entry.key in progress.kept or entry.key in progress.unsolved:
             continue
@@ -127,9 +154,13 @@ def gather(job: Import, progress: Progress, *, skip_broken: bool, watch: Callabl
             _take(entry, job, store, progress)
         except DataError as error:
             if not skip_broken:
-                raise DataError(error.what, _join(error.next_step, "leave such episodes out: --skip-broken")) from None
+                raise _with_remedy(error) from None
             progress.broken[entry.key] = error.what
         watch(f"{len(progress.kept)} kept")
+
+
+def _with_remedy(error: DataError) -> DataError:
+    return DataError(error.what, _join(error.next_step, "leave such episodes out: --skip-broken"))
 
 
 def finish(job: Import, progress: Progress) -> Mapping[str, int]:
@@ -155,7 +186,12 @@ def _take(entry: EpisodeRef, job: Import, store: EpisodeStore, progress: Progres
         files.append_json(job.state / UNSOLVED, entry.key)
         progress.unsolved.add(entry.key)
         return
-    store.check(episode, str(job.path))
+    with formats.reading(entry.where):
+        if episode.actions.ndim != 2:  # noqa: PLR2004
+            raise DataError(f"{entry.where}: actions has shape {list(episode.actions.shape)}, not [N, A]")
+        store.check(episode, str(job.path))
+        progress.unpacked += sum(column.nbytes for column in columns(episode).values())
+        job.limits.check_source(progress.unpacked, job.stored, str(job.path))
     store.put(entry.key, episode)
     progress.kept.add(entry.key)
 

@@ -2,25 +2,27 @@
 
 A pickle is a program that can call any global that it names. Here it can name only `ALLOWED_GLOBALS`, and numpy's
 constructors are replaced by ones that check their arguments, because numpy's own trust the shapes and sizes in a file.
-A pickle cannot modify objects of this process. Arrays are read-only views of the bytes in the file.
+A pickle cannot modify objects of this process. Arrays are read-only views of the bytes in the file. `pickle_work`
+bounds the time and memory that unpickling takes.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 import pickle
-import pickletools
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.data import pickle_work
 from nightshift.errors import DataError
 
 AllowedGlobals = Mapping[str, Callable[..., Any]]
@@ -45,30 +47,41 @@ UNPICKLING_ERRORS = (
     RuntimeError,
 )
 """Raised by Python for data that is truncated, damaged or not a pickle."""
+_AGAIN = "copy the file again, or write it again where it was made"
 _DTYPE = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248]|c8|c16|[SU]\d{1,6})")
 _MOST_DIMENSIONS = 32
-_DEEPEST_TUPLE = 100
-_MOST_TUPLES_IN_ONE = 10_000
 
 
 def load(path: Path, allowed: AllowedGlobals | None = None) -> Any:
     """Load a pickle; DataError if it names a global that is neither in `ALLOWED_GLOBALS` nor in `allowed`."""
+    size = path.stat().st_size
+    if not size:
+        raise DataError(f"{path} is not a readable pickle: it is empty", _AGAIN)
     with path.open("rb") as stream:
+        with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as view:
+            check_work(cast(IO[bytes], view), size, str(path))
         return _load(stream, str(path), allowed or {})
 
 
 def loads(content: bytes, name: str, allowed: AllowedGlobals | None = None) -> Any:
     """`load` for a pickle in memory; `name` identifies it in error messages."""
+    check_work(BytesIO(content), len(content), name)
     return _load(BytesIO(content), name, allowed or {})
+
+
+def check_work(stream: IO[bytes], size: int, name: str) -> None:
+    """DataError if this pickle of `size` bytes would take too long to unpickle, or is none."""
+    try:
+        pickle_work.check(stream, size)
+    except UNPICKLING_ERRORS as error:
+        raise DataError(f"{name} is not a readable pickle: {error}", _AGAIN) from None
 
 
 def _load(stream: IO[bytes], name: str, allowed: AllowedGlobals) -> Any:
     try:
-        _reject_tuple_bombs(stream)
-        stream.seek(0)
         return _resolve(_Unpickler(stream, name, {**ALLOWED_GLOBALS, **allowed}).load(), {})
     except UNPICKLING_ERRORS as error:
-        raise DataError(f"{name} is not a readable pickle: {error}") from None
+        raise DataError(f"{name} is not a readable pickle: {error}", _AGAIN) from None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -210,60 +223,6 @@ ALLOWED_GLOBALS: AllowedGlobals = {
         )
     },
 }
-
-
-def _reject_tuple_bombs(stream: IO[bytes]) -> None:
-    """Refuse nested tuples that are small in the file but take forever to hash; the unpickler hashes keys as it reads.
-
-    Simulates the stack of the unpickler with a `_TupleSize` for every object.
-    """
-    stack: list[_TupleSize | None] = []  # None is a MARK
-    memo: dict[Any, _TupleSize | None] = {}
-    for opcode, argument, _ in pickletools.genops(stream):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
-        elif opcode.name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif opcode.name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif opcode.name == "DUP":
-            stack.append(stack[-1])
-        elif opcode.name == "MARK":
-            stack.append(None)
-        else:
-            taken = _popped(stack, opcode)
-            made = _TupleSize.around(taken) if opcode.name.startswith("TUPLE") else _NO_TUPLE
-            stack.extend(made for _ in opcode.stack_after)
-
-
-class _TupleSize(NamedTuple):
-    """The cost of hashing a value: the nesting depth and the total number of its tuples."""
-
-    depth: int
-    total: int
-
-    @classmethod
-    def around(cls, entries: Sequence[_TupleSize]) -> _TupleSize:
-        depth = 1 + max((entry.depth for entry in entries), default=0)
-        total = 1 + sum(entry.total for entry in entries)
-        if depth > _DEEPEST_TUPLE or total > _MOST_TUPLES_IN_ONE:
-            raise pickle.UnpicklingError(f"it contains a tuple of depth {depth} with {total} tuples")
-        return cls(depth, total)
-
-
-_NO_TUPLE = _TupleSize(0, 0)
-
-
-def _popped(stack: list[_TupleSize | None], opcode: pickletools.OpcodeInfo) -> list[_TupleSize]:
-    """Pop the arguments of an opcode from the stack."""
-    before = list(opcode.stack_before)
-    taken: list[_TupleSize] = []
-    if pickletools.markobject in before:
-        while (entry := stack.pop()) is not None:
-            taken.append(entry)
-        before = before[: before.index(pickletools.markobject)]
-    taken += [entry for entry in (stack.pop() for _ in before) if entry is not None]
-    return taken
 
 
 def _resolve(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +143,129 @@ def test_a_raw_file_says_what_it_lacks(tmp_path: Path) -> None:
         only(write_robomimic(tmp_path / "raw.hdf5", {"demo_0": demo}, {}))
 
 
-def test_a_file_that_points_at_another_file_is_refused(tmp_path: Path) -> None:
+def secret(path: Path) -> Path:
+    """A file of the machine with everything that a demo could want to link to."""
+    return write_libero(path, {"demo_0": libero_demo(steps=3, seed=7)})
+
+
+@pytest.mark.parametrize(
+    ("place", "target"),
+    [
+        ("data", "/data"),
+        ("data/demo_0", "/data/demo_0"),
+        ("data/demo_0/obs", "/data/demo_0/obs"),
+        ("data/demo_0/obs/ee_pos", "/data/demo_0/obs/ee_pos"),
+        ("data/demo_0/actions", "/data/demo_0/actions"),
+        ("mask", "/data"),
+        ("mask/train", "/data/demo_0/actions"),
+    ],
+)
+@pytest.mark.parametrize("soft", [False, True], ids=["external", "soft"])
+def test_a_link_is_refused_wherever_it_hangs(tmp_path: Path, place: str, target: str, soft: bool) -> None:
+    """A soft link may lead through an external one, so its target says nothing."""
+    other = secret(tmp_path / "secret.hdf5")
     path = write_libero(tmp_path / "a.hdf5", {"demo_0": libero_demo(steps=3, seed=0)})
-    with h5py.File(tmp_path / "secret.hdf5", "w") as other:
-        other["salaries"] = np.zeros((3, 7))
     with h5py.File(path, "a") as file:
-        file["data/demo_0/leak"] = h5py.ExternalLink(str(tmp_path / "secret.hdf5"), "salaries")
-    with pytest.raises(DataError, match="demo_0, leak is not an array in this file"):
+        if place in file:
+            del file[place]
+        file["elsewhere"] = h5py.ExternalLink(str(other), "/")
+        file[place] = h5py.SoftLink(f"/elsewhere{target}") if soft else h5py.ExternalLink(str(other), target)
+    kind = "a soft link" if soft else "a link to another file"
+    name = place.rpartition("/")[2]
+    with pytest.raises(DataError, match=rf"a\.hdf5, .*{name} is {kind}, which is not followed"):
         only(path)
+
+
+def test_a_name_with_a_slash_is_not_followed_as_a_path(tmp_path: Path) -> None:
+    """No library writes such a name, but a file can hold it, and the path may lead through a link."""
+    path = write_libero(tmp_path / "a.hdf5", {"demo_0": {**libero_demo(steps=3, seed=0), "zzzz_actions": np.zeros(3)}})
+    path.write_bytes(path.read_bytes().replace(b"zzzz_actions", b"zzzz/actions"))
+    with pytest.raises(DataError, match="demo_0, zzzz/actions is refused: its name would be followed as a path"):
+        only(path)
+
+
+def test_arrays_stored_in_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(np.zeros((3, 7)).tobytes())
+    other = secret(tmp_path / "secret.hdf5")
+    with h5py.File(other) as file:
+        layout = h5py.VirtualLayout((3, 7), "f8")
+        layout[:] = h5py.VirtualSource(file["data/demo_0/actions"])
+    for name in ("external", "virtual"):
+        path = write_libero(tmp_path / f"{name}.hdf5", {"demo_0": libero_demo(steps=3, seed=0)})
+        with h5py.File(path, "a") as file:
+            demo = file["data/demo_0"]
+            if name == "external":
+                demo.create_dataset(name, (3, 7), "f8", external=[(str(tmp_path / "raw"), 0, h5py.h5f.UNLIMITED)])
+            else:
+                demo.create_virtual_dataset(name, layout)
+        with pytest.raises(DataError, match=f"demo_0, {name} is stored in other files"):
+            only(path)
+
+
+@pytest.mark.parametrize("how", ["gzip", "never written", "one huge chunk"])
+def test_what_a_demo_unpacks_to_is_checked_before_it_is_read(tmp_path: Path, how: str) -> None:
+    """85 kB once gave 1.6 GB."""
+    path = write_libero(tmp_path / "bomb.hdf5", {"demo_0": libero_demo(steps=4, seed=0)})
+    rows = (4, 100_000_000)
+    with h5py.File(path, "a") as file:
+        demo = file["data/demo_0"]
+        if how == "one huge chunk":
+            demo.create_dataset("obs/zeros", (4, 1), "f4", chunks=(4, 10**8), maxshape=(4, None), compression="gzip")
+        else:
+            demo.create_dataset("obs/zeros", rows, "f4", chunks=(1, 10**7), compression=how if how == "gzip" else None)
+        if how == "gzip":
+            demo["obs/zeros"].id.write_direct_chunk((0, 0), zlib.compress(bytes(4 * 10**7)))
+    assert path.stat().st_size < 200_000
+    with pytest.raises(DataError, match=r"bomb\.hdf5, demo_0 would unpack from .* kB to 1\.6 GB") as refusal:
+        only(path)
+    assert "--max-episode-gb 2" in refusal.value.next_step
+
+
+def test_a_mask_cannot_name_more_demos_than_there_are(tmp_path: Path) -> None:
+    path = write_robomimic(tmp_path / "lift.hdf5", {"demo_0": robomimic_demo(steps=3, seed=0)}, {})
+    with h5py.File(path, "a") as file:
+        file.create_dataset("mask/train", 10**9, h5py.string_dtype())
+    with pytest.raises(DataError, match=r"/mask/train has shape \[1000000000\]; the file has 1 demos"):
+        only(path)
+
+
+def test_masks_of_text_of_any_length_are_read(tmp_path: Path) -> None:
+    path = write_robomimic(tmp_path / "lift.hdf5", {"demo_0": robomimic_demo(steps=3, seed=0)}, {})
+    with h5py.File(path, "a") as file:
+        file["mask/better"] = ["demo_0"]
+    assert only(path).metadata[hdf5.FILTER_KEYS] == ["better"]
+
+
+def test_an_attribute_of_many_texts_is_refused_unread(tmp_path: Path) -> None:
+    path = write_libero(tmp_path / "a.hdf5", {"demo_0": libero_demo(steps=3, seed=0)})
+    with h5py.File(path, "a") as file:
+        file["data"].attrs["env_args"] = ["{}"] * 1000
+    with pytest.raises(DataError, match="the attribute env_args is not a text"):
+        only(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "becomes"), [((4,), (5, 1)), ((4, 7), (5, 7)), ((4, 2, 3), None), ((4, 0), None)], ids=str
+)
+def test_actions_are_vectors(tmp_path: Path, shape: tuple[int, ...], becomes: tuple[int, ...] | None) -> None:
+    path = write_libero(tmp_path / "a.hdf5", {"demo_0": {**libero_demo(steps=4, seed=0), "actions": np.zeros(shape)}})
+    if becomes:
+        assert only(path).actions.shape == becomes
+        return
+    with pytest.raises(DataError, match=r"a\.hdf5, demo_0, actions has shape .*; actions are \[N, A\]"):
+        only(path)
+
+
+def test_files_of_a_folder_may_be_links_within_it_only(tmp_path: Path) -> None:
+    folder = tmp_path / "suite"
+    folder.mkdir()
+    write_libero(folder / "a.hdf5", {"demo_0": libero_demo(steps=3, seed=0)})
+    (folder / "b.hdf5").symlink_to("a.hdf5")
+    (folder / "c.hdf5").symlink_to(secret(tmp_path / "secret.hdf5"))
+    first, second, third = hdf5.list_episodes(folder, "")
+    assert first.load().length == second.load().length == 4
+    with pytest.raises(DataError, match=r"c\.hdf5 is refused: it is a link to .*secret\.hdf5, which is outside"):
+        third.load()
 
 
 def test_big_endian_arrays_keep_their_values(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightshift.data import limits
 from nightshift.data.episode import Episode
 from nightshift.data.formats import ENDS_MID_EPISODE, STARTS_MID_EPISODE, hil_serl
+from nightshift.data.limits import Limits
 from nightshift.errors import DataError
 
 Transition = dict[str, Any]
@@ -232,3 +235,72 @@ def test_the_task_must_be_given(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.pkl", run_of(2, first=0))
     with pytest.raises(DataError, match=r"does not contain the name of its task\n.*--task NAME"):
         hil_serl.list_episodes(path, "")
+
+
+def test_a_damaged_file_of_a_buffer_leaves_the_episodes_of_the_others(tmp_path: Path) -> None:
+    run = run_of(9, first=0)
+    for step, piece in {1000: run[:4], 2000: run[4:7], 3000: run[7:]}.items():
+        dump(tmp_path / f"transitions_{step}.pkl", piece)
+    (tmp_path / "transitions_2000.pkl").write_bytes(b"\x80\x04damaged")
+    first, second, third = hil_serl.list_episodes(tmp_path, "insert_ram")
+    assert (first.load().length, third.load().length) == (5, 3)
+    assert first.load().metadata[ENDS_MID_EPISODE] and third.load().metadata[STARTS_MID_EPISODE]
+    assert second.error and "transitions_2000.pkl is not a readable pickle" in second.error.what
+
+
+def test_files_of_a_buffer_may_be_links_within_it_only(tmp_path: Path) -> None:
+    dump(tmp_path / "secret.pkl", run_of(2, first=0))
+    dump(tmp_path / "buffer/transitions_1.pkl", run_of(3, first=10))
+    (tmp_path / "buffer/transitions_2.pkl").symlink_to("../secret.pkl")
+    first, second = hil_serl.list_episodes(tmp_path / "buffer", "insert_ram")
+    assert first.load().length == 4
+    assert second.error and "transitions_2.pkl is refused: it is a link to" in second.error.what
+
+
+def test_one_transition_repeated_by_reference_is_bounded_before_it_is_stacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (transition,) = run_of(1, first=0, done=False)
+    transition["next_observations"] = transition["observations"]
+    path = dump(tmp_path / "a.pkl", [transition] * 5000)
+    assert path.stat().st_size < 20_000
+    (entry,) = hil_serl.list_episodes(path, "insert_ram", Limits(floor=10**5, ceiling=10**6))
+    with pytest.raises(DataError, match=r"a\.pkl.* would unpack from .* kB to 1\.2 MB"):
+        entry.load()
+    monkeypatch.setattr(limits, "RATIO", 10)
+    with pytest.raises(DataError, match=r"a\.pkl has .* kB and its episodes more than"):
+        hil_serl.list_episodes(path, "insert_ram", Limits(floor=10**3, ceiling=10**4))
+
+
+@pytest.mark.parametrize(
+    ("action", "becomes"), [(np.float32(1), (4, 1)), (np.zeros((1, 7), np.float32), None)], ids=str
+)
+def test_actions_are_vectors(tmp_path: Path, action: Any, becomes: tuple[int, ...] | None) -> None:
+    path = dump(tmp_path / "a.pkl", run_of(3, first=0, actions=np.asarray(action)))
+    if becomes:
+        assert load(path)[0].actions.shape == becomes
+        return
+    with pytest.raises(DataError, match=r"a\.pkl.*: actions has shape \[3, 1, 7\]; actions are \[N, A\]"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"observations": {1: np.zeros(2), "a": np.zeros(2)}, "next_observations": {"b": np.zeros(2)}},
+        {"rewards": 10**400},
+        {"masks": np.str_("1")},
+        {"masks": float("nan")},
+        {"infos": {"grasp_penalty": np.zeros(3)}},
+        {"observations": {}, "next_observations": {}},
+    ],
+)
+def test_odd_transitions_are_episodes_or_data_errors(tmp_path: Path, changes: dict[str, Any]) -> None:
+    transitions = [*run_of(2, first=0), *run_of(2, first=10, **changes), *run_of(2, first=20)]
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps(transitions))
+    lengths = []
+    for entry in hil_serl.list_episodes(path, "insert_ram"):
+        with contextlib.suppress(DataError):
+            lengths.append(entry.load().length)
+    assert lengths[0] == lengths[-1] == 3

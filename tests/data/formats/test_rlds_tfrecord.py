@@ -1,6 +1,8 @@
 import hashlib
 import json
+import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from nightshift.data.formats import (
     tfrecord,
 )
 from nightshift.data.formats.rlds_tfrecord import FEATURES, INFO, list_episodes, write
+from nightshift.data.limits import Limits
 from nightshift.data.tensors import DTYPES
 from nightshift.errors import DataError
 from tests.data.examples import assert_same, episodes, make, with_images
@@ -199,12 +202,13 @@ def all_of(folder: Path) -> list[Episode]:
     return [entry.load() for entry in list_episodes(folder, "")]
 
 
-def test_a_shard_that_is_cut_at_any_place_is_refused_while_listing(folder: Path) -> None:
+def test_a_shard_that_is_cut_at_any_place_is_noticed_by_listing_and_its_whole_records_are_read(folder: Path) -> None:
     shard, whole = one_small(folder)
     for size in range(len(whole)):
         shard.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=rf"{shard.name} (ends inside record|holds \d episodes)"):
-            list_episodes(folder, "")
+        *sound, broken = list_episodes(folder, "")
+        assert [entry.load().length for entry in sound] == [2] * (2 * size // len(whole))
+        assert re.search(rf"{shard.name} (ends inside record|holds \d episodes)", str(broken.error))
 
 
 def test_a_flipped_bit_in_any_byte_is_refused(folder: Path) -> None:
@@ -236,11 +240,13 @@ def test_a_missing_shard_and_a_wrong_count_are_named(folder: Path) -> None:
     info = json.loads((folder / INFO).read_text())
     info["splits"][0]["shardLengths"][2] = "2"
     (folder / INFO).write_text(json.dumps(info))
-    with pytest.raises(DataError, match=r"00002-of-00003 holds 1 episodes; dataset_info.json says 2"):
-        list_episodes(folder, "")
     next(folder.glob("*00001-of-00003")).unlink()
+    first, second, third, fourth = list_episodes(folder, "")
+    assert (first.load().length, third.load().length) == (6, 6)
     with pytest.raises(DataError, match="00001-of-00003 cannot be read"):
-        list_episodes(folder, "")
+        second.load()
+    with pytest.raises(DataError, match=r"00002-of-00003 holds 1 episodes; dataset_info.json says 2"):
+        fourth.load()
 
 
 @pytest.mark.parametrize(
@@ -453,3 +459,75 @@ def test_images_of_several_sizes_are_rejected(folder: Path) -> None:
         shard.write_bytes(tfrecord.frame_record(tf_example.encode({**features, "steps/observation/wrist": images})))
         with pytest.raises(DataError, match=sentence):
             list_episodes(folder, "")[-1].load()
+
+
+def test_shards_may_be_links_within_the_dataset_only(folder: Path, tmp_path: Path) -> None:
+    write(folder, [make(seed=seed) for seed in range(2)], shard_bytes=1)
+    first, second = sorted(folder.glob("*.tfrecord-*"))
+    first.rename(folder / "inside")
+    first.symlink_to("inside")
+    second.rename(tmp_path / "secret")
+    second.symlink_to(tmp_path / "secret")
+    sound, refused = list_episodes(folder, "")
+    assert_same(sound.load(), make(seed=0))
+    assert refused.error and f"{second.name} is refused: it is a link to" in refused.error.what
+    (folder / INFO).rename(tmp_path / INFO)
+    (folder / INFO).symlink_to(tmp_path / INFO)
+    with pytest.raises(DataError, match=f"{INFO} is refused: it is a link to"):
+        list_episodes(folder, "")
+
+
+def with_feature(folder: Path, feature: Mapping[str, Any], value: bytes) -> None:
+    """An external episode of three steps, each with this value of a feature "odd"."""
+    external(folder, three())
+    (shard,) = folder.glob("*.tfrecord-*")
+    features = tf_example.decode(tfrecord.read(tfrecord.scan(shard)[0]))
+    shard.write_bytes(tfrecord.frame_record(tf_example.encode({**features, "steps/odd": [value] * 3})))
+    declared = json.loads((folder / FEATURES).read_text())
+    declared["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"]["features"]["odd"] = feature
+    (folder / FEATURES).write_text(json.dumps(declared))
+
+
+def black(size: int) -> bytes:
+    (png,) = tfds_features.encode(tfds_features.Feature(kind="image"), np.zeros((1, size, size, 3), np.uint8))
+    return bytes(png)
+
+
+@pytest.mark.parametrize(
+    ("feature", "value"),
+    [
+        (leaf("Tensor", dtype="uint8", encoding="zlib", shape={"dimensions": ["12000000"]}), zlib.compress(bytes(9))),
+        (leaf("Image", shape={"dimensions": ["2000", "2000", "3"]}), black(2000)),
+        (leaf("Image", shape={"dimensions": ["-1", "-1", "3"]}), black(2000)),
+    ],
+    ids=["zlib", "image", "image of any size"],
+)
+def test_what_a_record_decodes_to_is_checked_before_it_is_decoded(folder: Path, feature: Any, value: bytes) -> None:
+    with_feature(folder, feature, value)
+    (entry,) = list_episodes(folder, "push", Limits(floor=10**6, ceiling=10**9))
+    with pytest.raises(DataError, match=r"record 0 would unpack from .* to 36\.0 MB"):
+        entry.load()
+
+
+def test_an_image_of_another_size_than_declared_is_refused_undecoded(folder: Path) -> None:
+    with_feature(folder, leaf("Image", shape={"dimensions": ["8", "8", "3"]}), black(2000))
+    with pytest.raises(DataError, match=r"steps/odd holds an image of \[2000, 2000\], but \[8, 8, 3\] is declared"):
+        list_episodes(folder, "push")[0].load()
+
+
+@pytest.mark.parametrize("shape", [["-2", "3"], ["0", "8", "3"], ["8"], ["8", "8", "3", "3"]], ids=str)
+@pytest.mark.parametrize("kind", ["Tensor", "Image"])
+def test_shapes_that_are_none_are_refused(folder: Path, kind: str, shape: list[str]) -> None:
+    with_feature(folder, leaf(kind, dtype="uint8", shape={"dimensions": shape}), b"")
+    with pytest.raises(DataError, match=r"odd (is an image of shape|has no fixed shape|holds strings)"):
+        list_episodes(folder, "push")[0].load()
+
+
+@pytest.mark.parametrize(("shape", "becomes"), [((3,), (3, 1)), ((3, 2, 2), None)], ids=str)
+def test_actions_are_vectors(folder: Path, shape: tuple[int, ...], becomes: tuple[int, ...] | None) -> None:
+    entry = external(folder, three(action=np.zeros(shape, np.float32)))
+    if becomes:
+        assert entry.load().actions.shape == becomes
+        return
+    with pytest.raises(DataError, match=r"record 0: action has shape \[3, 2, 2\]; actions are \[N, A\]"):
+        entry.load()

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -201,3 +202,42 @@ def test_a_tensor_that_claims_to_be_larger_than_its_content_is_refused(form: str
     folder = folder_of(tmp_path / "c", form, [content])
     with pytest.raises(DataError, match=r"trajectory_0_w.* shape \[2199023255552, 2\] has a smaller storage"):
         TrajectoryReplay().load_checkpoint(folder)
+
+
+def test_a_compressed_archive_is_refused_before_torch_unpacks_it(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "theirs", "pt", [rollout(1)])
+    file = path / "trajectory_0_w.pt"
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    with pytest.raises(DataError, match=r"trajectory_0_w\.pt is refused: .* in it is compressed"):
+        TrajectoryReplay().load_checkpoint(path)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, form: str) -> None:
+    path = folder_of(tmp_path / "theirs", form, [rollout(1)])
+    file = path / f"trajectory_0_w.{form}"
+    file.rename(tmp_path / "secret")
+    file.symlink_to(tmp_path / "secret")
+    with pytest.raises(DataError, match=rf"trajectory_0_w\.{form} is refused: it is a link to"):
+        TrajectoryReplay().load_checkpoint(path)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"curr_obs": 7},
+        {"rewards": torch.zeros(0, 2)},
+        {"dones": torch.zeros(9, 2, dtype=torch.bool)},
+        {"actions": "text"},
+        {"terminations": torch.zeros(1, 1)},
+    ],
+)
+def test_odd_fields_are_data_errors(tmp_path: Path, form: str, changes: dict[str, Any]) -> None:
+    path = folder_of(tmp_path / "theirs", form, [{**rollout(1), **changes}])
+    with pytest.raises(DataError, match=rf"trajectory_0_w\.{form}"):
+        TrajectoryReplay().load_checkpoint(path)

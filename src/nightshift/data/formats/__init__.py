@@ -1,19 +1,23 @@
 """Episodes in other projects' formats. A new format is one new module here and one line in `MODULES`.
 
-A format that can be read has `list_episodes(path, task)`; one that can be written has `write(path, episodes)`. Readers
-do not guess: if a file does not contain the task, the user has to name it.
+A format that can be read has `list_episodes(path, task, limits)`; one that can be written has `write(path, episodes)`.
+Readers do not guess: if a file does not contain the task, the user has to name it. They open files through
+`symlinks.check`, compute what an episode unpacks to before they unpack it (`limits`), and raise only DataError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from nightshift.data.episode import Episode
-from nightshift.errors import DataError
+from nightshift.data.limits import Limits
+from nightshift.errors import DataError, NightshiftError
 
 MODULES = {
     "hdf5": "nightshift.data.formats.hdf5",
@@ -38,14 +42,47 @@ ENDS_MID_EPISODE = "ends_mid_episode"
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeRef:
-    """One episode of a source: a key that is stable between listings, and a function that loads it."""
+    """One episode of a source: a key that is stable between listings, and how to read it."""
 
     key: str
-    load: Callable[[], Episode]
+    where: str  # file and episode, for messages
+    read: Callable[[], Episode]
+    error: DataError | None = None  # known from the listing: why this part of the source cannot be read
+
+    @classmethod
+    def broken(cls, key: str, error: DataError) -> EpisodeRef:
+        """A part of a source that cannot be listed, such as one damaged file of many. It fails to load."""
+        return cls(key=key, where="", read=partial(_raise, error), error=error)
+
+    def load(self) -> Episode:
+        with reading(self.where):
+            return self.read()
+
+
+@contextlib.contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Let only NightshiftError out of the block that reads `where`.
+
+    The readers refuse by name what they know to be wrong. What is left is damage that a library notices (h5py, Arrow,
+    PIL, FFmpeg, protobuf, …), and the types of their errors have no common base.
+    """
+    try:
+        yield
+    except NightshiftError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {error.filename or where}", "download the data again") from None
+    except PermissionError as error:
+        raise DataError(f"{error.filename or where} cannot be read: permission denied", "allow yourself to") from None
+    except MemoryError:
+        raise DataError(f"{where} does not fit into memory", "download it again, or leave it out") from None
+    except Exception as error:
+        said = " ".join(f"{error}".split())[:300] or type(error).__name__
+        raise DataError(f"{where} is damaged or has another layout: {said}", "download it again") from error
 
 
 class Reader(Protocol):
-    def list_episodes(self, path: Path, task: str) -> Sequence[EpisodeRef]:
+    def list_episodes(self, path: Path, task: str, limits: Limits = ...) -> Sequence[EpisodeRef]:
         """The episodes of a file or folder, in order; `task` is used where the source has none ("": not given)."""
         ...
 
@@ -69,3 +106,7 @@ def _module(name: str, known: Sequence[str]) -> object:
     if name not in known:
         raise DataError(f"the format {name!r} is not supported", f"use one of {', '.join(known)}")
     return importlib.import_module(MODULES[name])
+
+
+def _raise(error: DataError) -> NoReturn:
+    raise error

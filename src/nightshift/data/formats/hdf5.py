@@ -8,12 +8,15 @@ In robomimic observation t precedes action t. In LIBERO it follows action t, bec
 returns. `states` always precede the action, so comparing them with the joint positions tells which case a file is: if
 the joints match the next state, observations are shifted to the next action, and the first action, which has no
 observation, is dropped. `dones` flags termination; robosuite's reward of a solved task is 1, sparse or shaped.
+
+Only what is stored in the file itself is read: HDF5 can link groups, arrays and parts of arrays to any other file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -22,9 +25,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from nightshift.data import limits as unpacking
+from nightshift.data import symlinks
 from nightshift.data.episode import NO_POLICY, Episode, with_last
-from nightshift.data.formats import OBSERVATIONS_SHIFTED, REPEATED_FINAL, EpisodeRef, common
-from nightshift.data.tensors import Column
+from nightshift.data.formats import OBSERVATIONS_SHIFTED, REPEATED_FINAL, EpisodeRef, common, reading
+from nightshift.data.limits import Limits
+from nightshift.data.tensors import DTYPES, Column
 from nightshift.errors import DataError
 
 SOURCE = "hdf5"
@@ -42,31 +48,49 @@ _JOINTS = slice(1, 8)
 _JOINT_STATES = "obs/joint_states"
 _MIN_DISTANCE_RATIO = 4
 """Observations are shifted if the joints are this many times closer to the next state than to the current one."""
-_READ_ERRORS = (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, MemoryError, OverflowError)
-"""Raised by h5py for a file that is truncated, damaged or has another layout."""
+_COPY = "copy it into the file: h5py's Group.copy with expand_soft and expand_external"
 
 
-def list_episodes(path: Path, task: str) -> list[EpisodeRef]:
+def list_episodes(path: Path, task: str, limits: Limits = unpacking.DEFAULT) -> list[EpisodeRef]:
     """The demos of one file, or of all files of a folder such as a LIBERO suite."""
-    places = [(file, demo) for file in _files(path) for demo in _demos(file)]
-    return [
-        EpisodeRef(key=common.episode_key(position, demo), load=partial(load, file, demo, task))
-        for position, (file, demo) in enumerate(places)
-    ]
+    found: list[EpisodeRef] = []
+    with reading(str(path)):
+        for file in common.files_of(path, SUFFIXES):
+            try:
+                symlinks.check(file, path)
+                demos = _demos(file)
+            except DataError as error:
+                if file == path:
+                    raise
+                found.append(EpisodeRef.broken(common.episode_key(len(found), file.stem), error))
+                continue
+            for demo in demos:
+                key = common.episode_key(len(found), demo)
+                read = partial(load, file, demo, task, limits)
+                found.append(EpisodeRef(key=key, where=f"{file}, {demo}", read=read))
+    return found
 
 
-def load(path: Path, demo: str, task: str) -> Episode:
+def load(path: Path, demo: str, task: str, limits: Limits = unpacking.DEFAULT) -> Episode:
     where = f"{path}, {demo}"
-    with _opened(path) as file:
-        described = _description(file["data"])
-        arrays = _arrays(file["data"][demo], where)
-        filters = _filters(file, demo)
+    with _opened(path) as data:
+        described = _description(data, where)
+        datasets = _datasets(_group(data, demo, where), where)
+        stored = min(sum(array.id.get_storage_size() for array in datasets.values()), path.stat().st_size)
+        limits.check_episode(sum(map(_nbytes, datasets.values())), stored, where)
+        arrays = {name: common.native_dtype(array[()], f"{where}, {name}") for name, array in datasets.items()}
+        filters = _filters(data.parent, demo, limits, str(path))
+    return _episode(path, demo, task, arrays, {**described, **filters})
+
+
+def _episode(path: Path, demo: str, task: str, arrays: dict[str, Column], described: Mapping[str, Any]) -> Episode:
+    where = f"{path}, {demo}"
     _check(arrays, where)
-    final = _group(arrays, "next_obs")
+    final = _folder(arrays, "next_obs")
     shifted = not final and _observations_follow_actions(arrays)
     if shifted:
         arrays = {name: array if name.startswith("obs/") else array[1:] for name, array in arrays.items()}
-    actions, rewards = arrays["actions"], arrays["rewards"]
+    actions, rewards = common.action_matrix(arrays["actions"], f"{where}, actions"), arrays["rewards"]
     steps = len(actions) + 1
     solved = bool(np.all(rewards[-1] >= SUCCESS_REWARD))
     terminated = bool(np.all(arrays["dones"][-1])) if "dones" in arrays else solved
@@ -74,7 +98,7 @@ def load(path: Path, demo: str, task: str) -> Episode:
     return Episode(
         observations={
             name: seen if shifted else with_last(seen, final[name][-1] if final else seen[-1])
-            for name, seen in _group(arrays, "obs").items()
+            for name, seen in _folder(arrays, "obs").items()
         },
         actions=with_last(actions),
         rewards=with_last(rewards),
@@ -94,64 +118,81 @@ def load(path: Path, demo: str, task: str) -> Episode:
             language=_language(described),
         ),
         extras={name: with_last(a) for name, a in arrays.items() if name not in _STANDARD and "/" not in name},
-        metadata={**described, **filters, **{flag: True for flag, holds in flags.items() if holds}},
+        metadata={**described, **{flag: True for flag, holds in flags.items() if holds}},
     )
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-    if not found:
-        raise DataError(f"{path} has no {' or '.join(SUFFIXES)} files")
-    return found
-
-
 def _demos(path: Path) -> list[str]:
-    with _opened(path) as file:
-        return sorted(file["data"], key=common.natural_sort_key)
+    with _opened(path) as data:
+        return sorted(data, key=common.natural_sort_key)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
-    try:
-        with h5py.File(path, "r") as file:
-            if "data" not in file:
-                raise DataError(f"{path} is neither a LIBERO nor a robomimic file: it has no group 'data'")
-            yield file
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
-    except _READ_ERRORS as error:
-        raise DataError(f"{path} is damaged or has another layout: {error}", "download the file again") from None
+def _opened(path: Path) -> Iterator[h5py.Group]:
+    """The group "data" of a file."""
+    with reading(str(path)), h5py.File(path, "r") as file:
+        if "data" not in list(file):
+            raise DataError(
+                f"{path} is neither a LIBERO nor a robomimic file: it has no group 'data'", "give a file of demos"
+            )
+        yield _group(file, "data", str(path))
 
 
-def _arrays(demo: h5py.Group, where: str) -> dict[str, Column]:
-    """All arrays of a demo: "actions", "obs/agentview_rgb", ..."""
-    found: dict[str, Column] = {}
+def _member(group: h5py.Group, name: str, where: str) -> Any:
+    """The object with this name in a group, if it is in this file; the kind of the link is checked before it is
+    followed."""
+    if "/" in name:
+        raise DataError(f"{where}, {name} is refused: its name would be followed as a path", "rename it")
+    kind = group.id.links.get_info(name.encode("utf-8", "surrogateescape")).type
+    if kind != h5py.h5l.TYPE_HARD:
+        named = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "a link to another file"}
+        raise DataError(f"{where}, {name} is {named.get(kind, 'a link')}, which is not followed", _COPY)
+    return group[name]
+
+
+def _group(parent: h5py.Group, name: str, where: str) -> h5py.Group:
+    group = _member(parent, name, where)
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{where}, {name} is not a group", "give a file of demos as LIBERO or robomimic write it")
+    return group
+
+
+def _datasets(demo: h5py.Group, where: str) -> dict[str, h5py.Dataset]:
+    """All arrays of a demo, not yet read: "actions", "obs/agentview_rgb", ..."""
+    found: dict[str, h5py.Dataset] = {}
     for name in demo:
         if name in _FOLDERS:
-            found |= {f"{name}/{inner}": _array(demo[name], inner, f"{where}, {name}") for inner in demo[name]}
+            folder = _group(demo, name, where)
+            found |= {f"{name}/{inner}": _dataset(folder, inner, f"{where}, {name}") for inner in folder}
         else:
-            found[name] = _array(demo, name, where)
+            found[name] = _dataset(demo, name, where)
     return found
 
 
-def _array(group: h5py.Group, name: str, where: str) -> Column:
-    """Read an array that is stored in the file; external links are refused, as they could point to any local file."""
-    link, array = group.get(name, getlink=True), group[name]
-    if not isinstance(link, h5py.HardLink) or not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
-        raise DataError(f"{where}, {name} is not an array in this file")
-    if array.shape is None or not array.shape:
-        raise DataError(f"{where}, {name} is not an array of steps")
-    return common.native_dtype(array[()], f"{where}, {name}")
+def _dataset(group: h5py.Group, name: str, where: str) -> h5py.Dataset:
+    array = _member(group, name, where)
+    if not isinstance(array, h5py.Dataset):
+        raise DataError(f"{where}, {name} is not an array", "remove it from the demo")
+    if array.external or array.is_virtual:
+        raise DataError(f"{where}, {name} is stored in other files, which are not read", _COPY)
+    if not array.shape:
+        raise DataError(f"{where}, {name} is not an array of steps", "remove it from the demo")
+    if array.dtype.name not in DTYPES:
+        raise DataError(f"{where}, {name} is of dtype {array.dtype}; episodes hold {', '.join(DTYPES)}", "convert it")
+    return array
 
 
-def _group(arrays: Mapping[str, Column], folder: str) -> dict[str, Column]:
+def _nbytes(array: h5py.Dataset) -> int:
+    """The memory that reading the array takes: all of it, or one chunk if that is larger."""
+    return int(max(math.prod(array.shape), math.prod(array.chunks or ())) * array.dtype.itemsize)
+
+
+def _folder(arrays: Mapping[str, Column], folder: str) -> dict[str, Column]:
     return {name.removeprefix(f"{folder}/"): a for name, a in arrays.items() if name.startswith(f"{folder}/")}
 
 
 def _check(arrays: Mapping[str, Column], where: str) -> None:
-    obs, next_obs = (sorted(_group(arrays, folder)) for folder in _FOLDERS)
+    obs, next_obs = (sorted(_folder(arrays, folder)) for folder in _FOLDERS)
     missing = [name for name in _STANDARD if name not in arrays] + ([] if obs else ["observations"])
     if missing:
         raise DataError(f"{where} has no {missing[0]}", "add observations with robomimic's dataset_states_to_obs first")
@@ -178,40 +219,63 @@ def _observations_follow_actions(arrays: Mapping[str, Column]) -> bool:
     return bool(_MIN_DISTANCE_RATIO * to_next < to_own)
 
 
-def _description(data: h5py.Group) -> dict[str, Any]:
-    return {name: _parsed(data.attrs[name]) for name in _DESCRIPTIONS if name in data.attrs}
+def _description(data: h5py.Group, where: str) -> dict[str, Any]:
+    return {name: _parsed(_text(data, name, where)) for name in _DESCRIPTIONS if name in data.attrs}
 
 
-def _parsed(text: Any) -> Any:
+def _text(data: h5py.Group, name: str, where: str) -> str:
+    """A text attribute. An array of texts is refused: all its entries can be one long text in the file."""
+    if data.attrs.get_id(name).shape != ():
+        raise DataError(f"{where}: the attribute {name} is not a text", "write it as robomimic does")
+    text = data.attrs[name]
+    return text.decode() if isinstance(text, bytes) else str(text)
+
+
+def _parsed(text: str) -> Any:
     """Attributes are JSON or plain text."""
-    text = text.decode() if isinstance(text, bytes) else text
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _filters(file: h5py.File, demo: str) -> dict[str, list[str]]:
+def _filters(file: h5py.Group, demo: str, limits: Limits, where: str) -> dict[str, list[str]]:
     """The filter keys of robomimic (train, valid, better, ...) that contain this demo."""
-    masks = file.get("mask", {})
-    names = [name for name in sorted(masks) if demo.encode() in {bytes(entry) for entry in masks[name][()]}]
+    if "mask" not in list(file):
+        return {}
+    masks, most = _group(file, "mask", where), len(file["data"])
+    names = [n for n in sorted(masks) if demo in _members(_member(masks, n, f"{where}, mask"), most, limits, where)]
     return {FILTER_KEYS: names} if names else {}
+
+
+def _members(mask: Any, most: int, limits: Limits, where: str) -> set[str]:
+    """The demos that a filter key lists."""
+    if not isinstance(mask, h5py.Dataset) or mask.external or mask.is_virtual or mask.dtype.kind not in "SO":
+        raise DataError(f"{where}: {mask.name} is not a list of demos", "delete it from the file")
+    if mask.ndim != 1 or len(mask) > most:
+        raise DataError(f"{where}: {mask.name} has shape {list(mask.shape)}; the file has {most} demos", "correct it")
+    if mask.dtype.kind == "S":
+        limits.check_episode(_nbytes(mask), mask.id.get_storage_size(), f"{where}, {mask.name}")
+        return {bytes(entry).decode() for entry in mask[()]}
+    # Texts of variable length are read one by one, because all can be the same long text in the file.
+    return {bytes(mask[index]).decode() for index in range(len(mask))}
 
 
 def _task(described: Mapping[str, Any]) -> str:
     """The task is the name of LIBERO's BDDL file, or of robomimic's environment."""
     if "bddl_file_name" in described:
-        return PurePosixPath(described["bddl_file_name"]).stem
+        return PurePosixPath(str(described["bddl_file_name"])).stem
     arguments = described.get("env_args")
     return str(arguments.get("env_name", "")) if isinstance(arguments, Mapping) else ""
 
 
 def _suite(described: Mapping[str, Any]) -> str:
     """The suite is the name of the folder of LIBERO's BDDL file."""
-    return PurePosixPath(described.get("bddl_file_name", "")).parent.name
+    return PurePosixPath(str(described.get("bddl_file_name", ""))).parent.name
 
 
 def _language(described: Mapping[str, Any]) -> str:
     problem = described.get("problem_info")
     said = problem.get("language_instruction", "") if isinstance(problem, Mapping) else ""
-    return (said if isinstance(said, str) else " ".join(said)).strip('"')
+    words = said if isinstance(said, list) else [said]
+    return " ".join(map(str, words)).strip('"')

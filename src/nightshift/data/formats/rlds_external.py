@@ -21,7 +21,7 @@ import numpy as np
 
 from nightshift.data import rlds, rlds_validation
 from nightshift.data.episode import Episode
-from nightshift.data.formats import REPEATED_FINAL
+from nightshift.data.formats import REPEATED_FINAL, common
 from nightshift.data.formats.tfds_features import Feature
 from nightshift.data.formats.tfrecord import Record
 from nightshift.data.tensors import Column
@@ -115,8 +115,7 @@ def _one_action(columns: dict[str, Column], where: str) -> dict[str, Column]:
         kinds = ", ".join(f"{name} is {parts[name].dtype}" for name in chosen)
         raise DataError(f"{where}: the parts of its action have different dtypes: {kinds}")
     if "action" in parts:
-        whole = parts["action"]
-        return {**columns, "action": whole.reshape(len(whole), 1) if whole.ndim == 1 else whole}
+        return {**columns, "action": common.action_matrix(parts["action"], f"{where}: action")}
     flat = [parts[name].reshape(len(parts[name]), -1) for name in chosen]
     rest = {name: column for name, column in columns.items() if name not in chosen}
     return {**rest, "action": np.concatenate(flat, axis=1)}

@@ -10,8 +10,9 @@ is JSON in the metadata of the episode. Reading such a dataset returns the same 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,15 @@ from typing import Any
 
 from nightshift import files
 from nightshift.data import episode as episodes_
-from nightshift.data import rlds
+from nightshift.data import limits as unpacking
+from nightshift.data import rlds, symlinks
 from nightshift.data.episode import Episode
-from nightshift.data.formats import EpisodeRef, rlds_external, tf_example, tfds_features, tfrecord
+from nightshift.data.formats import EpisodeRef, common, reading, rlds_external, tf_example, tfds_features, tfrecord
 from nightshift.data.formats.rlds_external import LANGUAGE, DecodedRecord, TfdsSplit
 from nightshift.data.formats.tf_example import NotAnExample, Values
 from nightshift.data.formats.tfds_features import TEXT, BadFeature, Feature
 from nightshift.data.formats.tfrecord import Record
+from nightshift.data.limits import Limits
 from nightshift.data.schema import Schema
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
@@ -54,17 +57,18 @@ class Layout:
         return _HEADER in self.episode
 
 
-def list_episodes(path: Path, task: str) -> Sequence[EpisodeRef]:
+def list_episodes(path: Path, task: str, limits: Limits = unpacking.DEFAULT) -> Sequence[EpisodeRef]:
     """The episodes of all splits; only those of the split "train" are for training.
 
     A key consists of split, shard and record number. Listing reads the record headers only.
     """
-    info = _json(path / INFO)
-    layout = _layout(path / FEATURES)
-    rlds_external.check_steps(layout.steps, str(path / FEATURES))
-    if not layout.is_ours:
-        rlds_external.check_task(layout.steps, task, str(path / FEATURES))
-    return list(_entries(path, info, layout, task))
+    with reading(str(path)):
+        info = _json(path / INFO)
+        layout = _layout(path / FEATURES)
+        rlds_external.check_steps(layout.steps, str(path / FEATURES))
+        if not layout.is_ours:
+            rlds_external.check_task(layout.steps, task, str(path / FEATURES))
+        return list(_entries(path, info, partial(_load, layout=layout, task=task, limits=limits)))
 
 
 def write(path: Path, episodes: Iterable[Episode], shard_bytes: int = SHARD_BYTES) -> None:
@@ -85,21 +89,33 @@ def write(path: Path, episodes: Iterable[Episode], shard_bytes: int = SHARD_BYTE
         files.write_json(new / INFO, _info_json([split.finish() for split in splits.values()]))
 
 
-def _entries(path: Path, info: Mapping[str, Any], layout: Layout, task: str) -> Iterator[EpisodeRef]:
+def _entries(path: Path, info: Mapping[str, Any], load: Callable[..., Episode]) -> Iterator[EpisodeRef]:
     try:
         shards = list(_shards(path, info))
     except _PARSE_ERRORS as error:
         raise DataError(f"{path / INFO} is not the description of a TFDS dataset: {error!r}", _REMEDY) from None
+    if not shards:
+        raise DataError(f"{path / INFO} lists no shards of episodes", _REMEDY)
     for split, shard, file, count in shards:
-        records = tfrecord.scan(file)
-        if len(records) != count:
-            raise DataError(
-                f"{file} holds {len(records)} episodes; {INFO} says {count}",
-                "download the dataset again: it is incomplete",
-            )
+        prefix = f"{common.name_in_key(split.name)}-{shard:05d}"
+        records, damage = _records(file, count, path)
         for record in records:
-            key = f"{split.name}-{shard:05d}-{record.number:06d}"
-            yield EpisodeRef(key=key, load=partial(_load, record, layout, split, task))
+            read = partial(load, record, split=split)
+            yield EpisodeRef(key=f"{prefix}-{record.number:06d}", where=record.label, read=read)
+        if damage:
+            yield EpisodeRef.broken(f"{prefix}-{len(records):06d}", damage)
+
+
+def _records(file: Path, count: int, root: Path) -> tuple[list[Record], DataError | None]:
+    """The records of a shard up to the first damage, and what is wrong with it."""
+    try:
+        found, error = tfrecord.scan_until_damage(symlinks.check(file, root))
+    except DataError as refusal:
+        return [], refusal
+    if not error and len(found) != count:
+        said = f"{file} holds {len(found)} episodes; {INFO} says {count}"
+        return found, DataError(said, "download the dataset again: it is incomplete")
+    return found, error
 
 
 def _shards(path: Path, info: Mapping[str, Any]) -> Iterator[tuple[TfdsSplit, int, Path, int]]:
@@ -130,8 +146,9 @@ def _file_name(template: str, split: TfdsSplit, shard: int, shards: int) -> str:
     return template
 
 
-def _load(record: Record, layout: Layout, split: TfdsSplit, task: str) -> Episode:
+def _load(record: Record, *, split: TfdsSplit, layout: Layout, task: str, limits: Limits) -> Episode:
     where = record.label
+    limits.check_episode(record.length, record.length, where)
     try:
         values = tf_example.decode(tfrecord.read(record))
     except NotAnExample as error:
@@ -139,6 +156,7 @@ def _load(record: Record, layout: Layout, split: TfdsSplit, task: str) -> Episod
     count = len(_feature(values, f"{_STEPS}is_first", where))
     if not count:
         raise DataError(f"{where} is an episode without steps", "leave it out")
+    _check_size(record, layout, values, count, limits)
     steps = {n: _decoded(f, values, f"{_STEPS}{n}", count, where) for n, f in layout.steps.items()}
     about = {n: _decoded(f, values, n, 1, where)[0] for n, f in layout.episode.items()}
     if not layout.is_ours:
@@ -150,9 +168,29 @@ def _load(record: Record, layout: Layout, split: TfdsSplit, task: str) -> Episod
         raise DataError(f"{where} is not an episode as Nightshift writes it: {error!r}") from None
 
 
+def _check_size(record: Record, layout: Layout, values: Mapping[str, Values], count: int, limits: Limits) -> None:
+    """Check what the features of a record decode to before they are decoded."""
+    named = [
+        *((f"{_STEPS}{name}", feature, count) for name, feature in layout.steps.items()),
+        *((name, feature, 1) for name, feature in layout.episode.items()),
+    ]
+    total = 0
+    for name, feature, number in named:
+        with _naming(name, record.label):
+            total += tfds_features.nbytes(feature, _feature(values, name, record.label), number)
+    limits.check_episode(total, record.length, record.label)
+
+
 def _decoded(feature: Feature, values: Mapping[str, Values], name: str, count: int, where: str) -> Any:
-    try:
+    with _naming(name, where):
         return tfds_features.decode(feature, _feature(values, name, where), count)
+
+
+@contextlib.contextmanager
+def _naming(name: str, where: str) -> Iterator[None]:
+    """Add the location to a BadFeature."""
+    try:
+        yield
     except BadFeature as error:
         raise DataError(f"{where}: {name} {error}", "prepare the dataset again") from None
 
@@ -181,12 +219,9 @@ def _layout(path: Path) -> Layout:
 
 
 def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", _REMEDY) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}", "download the dataset again") from None
+    if not path.is_file():
+        raise DataError(f"{path} cannot be read: there is no such file", _REMEDY)
+    return common.read_json(path, path.parent)
 
 
 def _layout_of(episode: Episode) -> Layout:

@@ -7,6 +7,7 @@ decoded with libjpeg's accurate DCT; TensorFlow's faster default differs from it
 
 from __future__ import annotations
 
+import io
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from nightshift.data.formats.tf_example import Values
 from nightshift.data.tensors import DTYPES, Column
@@ -39,6 +41,8 @@ class Feature:
 
 
 TEXT = Feature(kind="text")
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF")
+"""The encodings of images in TFDS."""
 
 
 def feature_of(column: Column) -> Feature:
@@ -74,6 +78,16 @@ def decode(feature: Feature, values: Values, count: int) -> Column | list[str]:
     if feature.kind == "image":
         return _images(feature, values)
     return _from_bytes(feature, values)
+
+
+def nbytes(feature: Feature, values: Values, count: int) -> int:
+    """What `count` values decode to, in bytes, without decoding them."""
+    if feature.kind == "text":
+        return 0  # texts are not compressed
+    itemsize = np.dtype(feature.dtype).itemsize
+    if feature.kind == "image" and _UNKNOWN in feature.shape and isinstance(values, list):
+        return sum(math.prod(_image_size(value)) for value in values) * max(1, abs(feature.shape[-1])) * itemsize
+    return count * math.prod(feature.shape) * itemsize
 
 
 def parse(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Feature]]:
@@ -121,10 +135,16 @@ def _leaf(node: Mapping[str, Any], where: str) -> Feature:
     if dtype not in DTYPES:
         raise BadFeature(f"{where} is a tensor of {dtype} {list(shape)}; read are {', '.join(DTYPES)}")
     if kind == "Image":
-        return Feature(kind="image", dtype=dtype, shape=shape or (_UNKNOWN, _UNKNOWN, 3))
-    if _UNKNOWN in shape:
+        return Feature(kind="image", dtype=dtype, shape=_image_shape(shape or (_UNKNOWN, _UNKNOWN, 3), where))
+    if any(size < 0 for size in shape):
         raise BadFeature(f"{where} has no fixed shape: {list(shape)}")
     return Feature(kind="tensor", dtype=dtype, shape=shape, encoding=content.get("encoding") or "none")
+
+
+def _image_shape(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
+    if len(shape) != _IMAGE_AXES or any(size < 1 and size != _UNKNOWN for size in shape):
+        raise BadFeature(f"{where} is an image of shape {list(shape)}, not of height, width and channels")
+    return shape
 
 
 def _leaf_json(feature: Feature) -> dict[str, Any]:
@@ -216,9 +236,21 @@ def _images(feature: Feature, values: list[bytes]) -> Column:
     return np.stack(images)
 
 
+def _image_size(content: bytes) -> tuple[int, int]:
+    """Height and width from the header of an image: a kilobyte of PNG can hold gigabytes of pixels."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            return image.height, image.width
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadFeature(f"holds an image that cannot be decoded: {error}") from None
+
+
 def _decode_image(feature: Feature, content: bytes) -> Column:
     as_bytes = feature.dtype == "float32"  # TFDS stores the four bytes of a float as four channels
     channels = 4 if as_bytes else feature.shape[-1]
+    height, width = _image_size(content)
+    if feature.shape[0] not in (height, _UNKNOWN) or feature.shape[1] not in (width, _UNKNOWN):
+        raise BadFeature(f"holds an image of {[height, width]}, but {list(feature.shape)} is declared")
     try:
         read: Column | None = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error:

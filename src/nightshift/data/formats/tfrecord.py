@@ -43,19 +43,28 @@ def frame_record(record: bytes) -> bytes:
 
 def scan(path: Path) -> list[Record]:
     """The locations of all records of a file; reads only their 12-byte headers."""
+    found, damage = scan_until_damage(path)
+    if damage:
+        raise damage
+    return found
+
+
+def scan_until_damage(path: Path) -> tuple[list[Record], DataError | None]:
+    """The locations of the records before the first damage, and the damage: after it no record can be found."""
     found: list[Record] = []
     try:
-        stream = path.open("rb")
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            offset = 0
+            while offset < size:
+                record = _next(stream, path, len(found), offset, size)
+                found.append(record)
+                offset = record.offset + record.length + _TAIL.size
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", _REMEDY) from None
-    with stream:
-        size = os.fstat(stream.fileno()).st_size
-        offset = 0
-        while offset < size:
-            record = _next(stream, path, len(found), offset, size)
-            found.append(record)
-            offset = record.offset + record.length + _TAIL.size
-    return found
+        return found, DataError(f"{path} cannot be read: {error.strerror}", _REMEDY)
+    except DataError as error:
+        return found, error
+    return found, None
 
 
 def read(record: Record) -> bytes:

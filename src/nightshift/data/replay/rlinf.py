@@ -7,6 +7,7 @@ end an episode, no rollout epoch begins, and the row's curr_obs equals the previ
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nightshift.data import unpickling
+from nightshift.data import symlinks, unpickling
+from nightshift.data.formats import reading
 from nightshift.data.replay.index import TrajectoryEntry
 from nightshift.data.replay.trajectory import FLAGS, RowIndices, TrajectoryBatch
 from nightshift.data.replay.validation import check
@@ -28,12 +30,14 @@ _NESTED = ("forward_inputs", "curr_obs", "next_obs")
 
 
 def read(path: Path, entry: TrajectoryEntry) -> TrajectoryBatch:
-    content = _load(path)
+    with reading(str(path)):
+        content = _load(symlinks.check(path, path.parent))
     try:
-        trajectory = from_rollout(content, entry.max_episode_length, entry.model_weights_id)
-        check(trajectory)
-    except (DataError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"{path} is not a trajectory that can be read: {error}") from None
+        with reading("it"):
+            trajectory = from_rollout(content, entry.max_episode_length, entry.model_weights_id)
+            check(trajectory)
+    except DataError as error:
+        raise DataError(f"{path} is not a trajectory that can be read: {error.what}", error.next_step) from None
     if trajectory.num_samples != entry.num_samples:
         raise DataError(f"{path} has {trajectory.num_samples} samples and the index says {entry.num_samples}")
     return trajectory
@@ -64,6 +68,7 @@ def from_rollout(content: Mapping[str, Any], max_episode_length: int, model_weig
 
 def _load(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".pt":
+        _check_archive(path)
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except unpickling.UNPICKLING_ERRORS as error:
@@ -74,6 +79,22 @@ def _load(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise DataError(f"{path} does not hold a trajectory but a {type(content).__name__}")
     return content
+
+
+def _check_archive(path: Path) -> None:
+    """Check a file of torch.save before torch reads it: it is a zip whose entries are not compressed, and one is a
+    pickle."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > path.stat().st_size:
+                    raise DataError(
+                        f"{path} is refused: {entry.filename} in it is compressed", "save it with torch.save"
+                    )
+                if entry.filename.endswith(".pkl"):
+                    unpickling.check_work(io.BytesIO(archive.read(entry)), entry.file_size, str(path))
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path} is refused: torch.save did not write it: {error}", "save it again") from None
 
 
 def _storage(content: bytes) -> Any:

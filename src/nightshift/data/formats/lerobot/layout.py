@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +60,44 @@ def location(number: int) -> dict[str, int]:
     return {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
 
 
-def inside(root: Path, relative: str) -> Path:
-    """The path of a file of the dataset; raises DataError if it is outside of the dataset."""
-    path = root / relative
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"{root} is refused: it refers to {relative}, which is outside of it")
-    return path
+_TEMPLATE_FIELD = re.compile(r"\{(\w+)(:0?\d?d?)?\}")
+
+
+def fill(template: Any, values: Mapping[str, Any]) -> str:
+    """The file name of a template such as `DATA_PATH`; ValueError for other format fields than plain numbers and names,
+    with which a template could ask for gigabytes of padding."""
+    if not isinstance(template, str) or re.search(r"[{}]", _TEMPLATE_FIELD.sub("", template)):
+        raise ValueError(f"{template!r} is not a template of file names")
+    return template.format(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """A column as info.json declares it."""
+
+    dtype: str  # "image" and "video" for cameras
+    shape: tuple[int, ...]  # of one frame; of cameras [H, W, channels]
+
+
+def parse_features(declared: Any, where: str) -> dict[str, Feature]:
+    """The features of info.json; DataError if a dtype or a shape is not one."""
+    features: dict[str, Feature] = {}
+    for name, entry in dict(declared).items():
+        dtype, shape = entry["dtype"], entry["shape"]
+        sized = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+        if not isinstance(dtype, str) or not sized:
+            raise DataError(
+                f"{where} declares {name} as {dtype!r} of shape {shape!r}; a shape is a list of positive numbers",
+                "correct it, or convert the dataset again",
+            )
+        features[name] = Feature(dtype=dtype, shape=_channels_last(shape, entry.get("names")))
+    return features
+
+
+def _channels_last(shape: list[int], names: Any) -> tuple[int, ...]:
+    """LeRobot declares images channels first or last, and `names` says which; files always hold them last."""
+    first = isinstance(names, list) and len(names) == len(shape) > 1 and str(names[0]).startswith("channel")
+    return (*shape[1:], shape[0]) if first else tuple(shape)
 
 
 def feature(dtype: str, shape: tuple[int, ...], names: list[str] | None = None) -> dict[str, Any]:

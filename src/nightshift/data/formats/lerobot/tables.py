@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
@@ -30,18 +32,37 @@ def images(files: Sequence[bytes]) -> pa.Array:
     return pa.array([{"bytes": content, "path": None} for content in files], IMAGE)
 
 
-def to_numpy(column: pa.ChunkedArray, where: str) -> Column:
-    """The numbers of a column as a flat array; info.json declares the shape."""
+def to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...], where: str) -> Column:
+    """The numbers of a column as [T, *shape]; DataError if its rows do not have this shape."""
     array = column.combine_chunks()
     array = array.storage if isinstance(array.type, pa.ExtensionType) else array
+    sizes: list[int] = []
     while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type) or pa.types.is_large_list(array.type):
+        size = _row_length(array, math.prod(sizes), where)
+        sizes.append(size)
         array = array.flatten()
     if array.null_count:
-        raise DataError(f"{where} has {array.null_count} empty values")
+        raise DataError(f"{where} has {array.null_count} empty values", "fill them, or convert the dataset again")
     if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type) or pa.types.is_boolean(array.type)):
-        raise DataError(f"{where} is a column of {array.type}, not of numbers")
+        raise DataError(f"{where} is a column of {array.type}, not of numbers", "convert the dataset again")
+    count = math.prod(shape)
+    if tuple(sizes) not in (shape, (count,), () if count == 1 else (count,)):
+        raise DataError(f"{where} has rows of shape {sizes}, but {list(shape)} is declared", "correct meta/info.json")
     found: Column = array.to_numpy(zero_copy_only=False)
-    return found
+    return found.reshape(len(column), *shape)
+
+
+def _row_length(array: pa.Array, rows_per_step: int, where: str) -> int:
+    """The length that all lists of a column have."""
+    lengths = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(lengths != (lengths[0] if len(lengths) else 0))
+    if not len(lengths) or not len(wrong):
+        return int(lengths[0]) if len(lengths) else 0
+    step = int(wrong[0]) // max(1, rows_per_step)
+    raise DataError(
+        f"{where} is ragged: its lists have {lengths[0]} entries, and {max(0, lengths[wrong[0]])} at step {step}",
+        "convert the dataset again with rows of one length",
+    )
 
 
 def with_index(table: pa.Table, index: str) -> pa.Table:
