@@ -122,7 +122,7 @@ def test_a_batch_that_never_came_is_not_counted_by_mixer_or_sources(error: Excep
     online, demos = Counting(0), Failing(1)
     demos.error = error
     mixer = Mixer({"online": online, "demos": demos}, {"online": 0.5, "demos": 0.5})
-    with pytest.raises(type(error), match="there is nothing|too few"):
+    with pytest.raises(type(error), match=str(error)):
         mixer.sample(7)
     assert (online.counted, mixer.state_dict()["position"]) == (0, 0)
     demos.error = None

@@ -81,7 +81,7 @@ def lines(path: Path) -> list[str]:
 
 def stored_keys(folder: Path) -> list[str]:
     names = [path.stem for path in (folder / "learner" / "inbox" / "episodes").glob("*.safetensors")]
-    return [name.partition(".")[2] for name in names]
+    return [name.split(".", 2)[2] for name in names]
 
 
 def acknowledged(folder: Path) -> set[str]:

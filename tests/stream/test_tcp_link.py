@@ -111,7 +111,7 @@ def test_a_link_reconnects_to_a_restarted_learner(tmp_path: Path, endpoint: Lear
     first.close()
     with pytest.raises(LinkDown, match=f"no learner at 127.0.0.1:{port}"):
         list(link.send([message(episode_id(1))]))
-    endpoint.inbox.close()
+    endpoint.close()
     with closing(Server(open_endpoint(tmp_path), port=port)):
         acks = list(link.send([message(episode_id(0)), message(episode_id(1))]))
         assert [r.outcome for r in acks] == ["duplicate", "accepted"]
@@ -309,7 +309,7 @@ def test_a_frame_larger_than_allowed_is_not_taken_into_memory(
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x02"), frame(b"\x82\xa8protocol\x01\xa7secured\xc2")],
+    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x01"), frame(b"\x82\xa8protocol\x02\xa7secured\xc2")],
 )
 def test_an_actor_survives_a_learner_that_sends_invalid_frames(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -35,6 +35,7 @@ def test_the_version_goes_on_after_a_restart_and_the_weights_are_still_there(tmp
     first = WeightPublisher(tmp_path)
     for _ in range(5):
         first.publish(ARRAYS)
+    first.close()
     second = WeightPublisher(tmp_path)
     assert second.version == 4
     assert second.latest() == first.latest()

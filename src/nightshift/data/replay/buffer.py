@@ -11,12 +11,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
+from nightshift.closing import Closing
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.replay import checkpoint, validation
@@ -34,7 +34,7 @@ CACHE_SIZE = 16_384
 """Files that are mapped at a time: a quarter of what Linux allows a process by default (vm.max_map_count)."""
 
 
-class TrajectoryReplay:
+class TrajectoryReplay(Closing):
     """Trajectories [T, B, …], sampled uniformly over transitions, with replacement.
 
     Example:
@@ -84,14 +84,6 @@ class TrajectoryReplay:
 
     def __len__(self) -> int:
         return len(self._index)
-
-    def __enter__(self) -> TrajectoryReplay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def size(self) -> int:
