@@ -9,6 +9,7 @@ import pytest
 
 from nightshift.data import episode as episodes
 from nightshift.errors import DataError, StreamError
+from nightshift.stream.episode_id import EpisodeId
 from nightshift.stream.message import Ack, Message
 from nightshift.stream.spool import EPOCH, SpoolLimits
 from tests.data.examples import assert_same, make
@@ -141,6 +142,23 @@ def test_an_episode_that_breaks_the_schema_is_refused_before_it_is_spooled(tmp_p
         spool.put(make(rewards=np.array([0, 0, 0, np.nan, 0, 0], np.float32)))
     spool.put(make())
     assert len(list(spool.unacknowledged())) == 2
+
+
+def test_waiting_episodes_are_not_sorted_again_for_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_spool(tmp_path) as spool:
+        made = [spool.put(make(steps=2, seed=seed)) for seed in range(20)]
+    with open_spool(tmp_path) as again:
+        made.append(again.put(make(steps=2, seed=20)))
+        compared: list[int] = []
+        monkeypatch.setattr(EpisodeId, "__lt__", lambda *_: compared.append(1))
+        sent = []
+        while batch := list(again.unacknowledged(4)):
+            sent.extend(message.header.episode_id for message in batch)
+            for message in batch:
+                again.handle_ack(accept(message))
+        assert sent == made
+        assert not compared
+        assert again.metrics()["stream/spooled_bytes"] == 0
 
 
 def _try_to_open(folder: Path, said: "multiprocessing.Queue[str]") -> None:

@@ -6,6 +6,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 
 from nightshift.errors import ProjectError, StreamError
 from nightshift.stream import server as server_module
+from nightshift.stream import tcp_link, wire
 from nightshift.stream.link import LearnerEndpoint, LinkDown
 from nightshift.stream.message import Message
 from nightshift.stream.sender import Sender
 from nightshift.stream.server import Server
 from nightshift.stream.tcp_link import TcpLink
-from nightshift.stream.wire import MAGIC
+from nightshift.stream.wire import MAGIC, Channel
 from tests.data.examples import make
 from tests.stream.parts import contents, episode_id, message, message_of, open_endpoint, open_spool
 
@@ -101,6 +103,20 @@ def test_weights_are_sent_only_if_they_are_newer(endpoint: LearnerEndpoint, serv
     assert latest == endpoint.publisher.latest()
     assert link.weights(latest.version) is None
     link.close()
+
+
+def test_weights_may_be_larger_than_an_episode(
+    endpoint: LearnerEndpoint, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a real run 4 GiB and 64 GiB."""
+    monkeypatch.setattr(tcp_link, "Channel", partial(Channel, max_payload=1000))
+    monkeypatch.setattr(wire, "_MAX_KEPT_BYTES", 2000)
+    endpoint.publisher.publish({"w": np.arange(5000, dtype=np.float32)})
+    link = TcpLink("127.0.0.1", server.port)
+    weights = link.weights(-1)
+    link.close()
+    assert weights is not None
+    np.testing.assert_array_equal(weights.arrays()["w"], np.arange(5000))
 
 
 def test_a_link_reconnects_to_a_restarted_learner(tmp_path: Path, endpoint: LearnerEndpoint) -> None:
