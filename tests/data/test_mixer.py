@@ -172,7 +172,12 @@ def test_the_order_is_computed_once_whatever_is_sampled(monkeypatch: pytest.Monk
     """Dealing costs an index lookup per sample, not a decision."""
     decisions = []
     decide = _Schedule._next
-    monkeypatch.setattr(_Schedule, "_next", lambda self: decisions.append(1) or decide(self))
+
+    def record(schedule: _Schedule) -> int:
+        decisions.append(schedule)
+        return decide(schedule)
+
+    monkeypatch.setattr(_Schedule, "_next", record)
     mixer = two(0.37)
     for _ in range(20):
         mixer.sample(256, num_batches=20)

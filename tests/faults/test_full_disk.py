@@ -56,7 +56,12 @@ def load_checkpoint(folder: Path) -> Callable[[], object]:
 
 def write_replay(folder: Path) -> Callable[[], object]:
     replay = TrajectoryReplay(auto_save_path=folder / "replay")
-    return lambda: (replay.add_episodes([make()]), replay.flush())
+
+    def write() -> None:
+        replay.add_episodes([make()])
+        replay.flush()
+
+    return write
 
 
 def put_into_store(folder: Path) -> Callable[[], object]:

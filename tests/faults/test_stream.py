@@ -151,7 +151,8 @@ def test_weights_that_were_being_published_leave_no_file_behind_wherever_their_l
 ) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.faults.stream_processes"])
-    exits, versions = [], []
+    exits: list[int | None] = []
+    versions: list[int] = []
     while not exits or exits[-1]:  # until an event is never reached
         process = context.Process(target=publish_and_die, args=(tmp_path, len(exits) + 1))
         process.start()

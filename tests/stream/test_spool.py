@@ -151,7 +151,7 @@ def test_waiting_episodes_are_not_sorted_again_for_every_batch(tmp_path: Path, m
         made.append(again.put(make(steps=2, seed=20)))
         compared: list[int] = []
         monkeypatch.setattr(EpisodeId, "__lt__", lambda *_: compared.append(1))
-        sent = []
+        sent: list[EpisodeId] = []
         while batch := list(again.unacknowledged(4)):
             sent.extend(message.header.episode_id for message in batch)
             for message in batch:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nightshift.data import mmap
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.mixer import Mixer
 from nightshift.data.replay import TrajectoryReplay, gather, trajectory_from_episode
 from nightshift.errors import DataError
 from tests.data.examples import make, with_images
+from tests.data.replay.examples import record_opened_files
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="mappings are listed in /proc")
 
@@ -44,7 +44,7 @@ def test_episodes_of_a_store_are_sampled_as_if_they_were_in_memory(tmp_path: Pat
     in_memory, in_files = TrajectoryReplay(), TrajectoryReplay(cache_size=2)
     assert in_memory.add_episodes(list(store)) == in_files.add_episodes(store) == list(range(6))
     for _ in range(10):
-        view = {"frame_stack": 2, "n_step": 3, "discount": 0.9}
+        view: dict[str, Any] = {"frame_stack": 2, "n_step": 3, "discount": 0.9}
         assert same(in_files.sample(16, **view), in_memory.sample(16, **view))
 
 
@@ -63,10 +63,10 @@ def test_pictures_in_files_are_not_copied_into_memory(tmp_path: Path) -> None:
     store = EpisodeStore(tmp_path)
     store.put("a", with_images(steps=50, size=256))
     pictures = sum(column.nbytes for column in store.get("a").observations.values())
-    for add in (lambda replay: replay.add_episodes(store), lambda replay: replay.add_episodes([store.get("a")])):
+    for added in (store, [store.get("a")]):
         replay = TrajectoryReplay()
         tracemalloc.start()
-        add(replay)
+        replay.add_episodes(added)
         replay.sample(1)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -102,9 +102,7 @@ def test_what_falls_out_of_the_capacity_is_let_go_of(tmp_path: Path) -> None:
 def test_a_file_is_mapped_once_while_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = TrajectoryReplay()
     replay.add_episodes(a_store(tmp_path, 4))
-    opened: list[Path] = []
-    view = mmap.view
-    monkeypatch.setattr(mmap, "view", lambda path: opened.append(path) or view(path))
+    opened = record_opened_files(monkeypatch)
     for _ in range(20):
         replay.sample(30)
     assert sorted(path.name for path in opened) == [f"{seed:03d}.safetensors" for seed in range(4)]
@@ -180,7 +178,12 @@ def test_a_mixed_batch_copies_every_frame_once(monkeypatch: pytest.MonkeyPatch) 
     """Straight from the memory of its source to its place in the batch."""
     copied: list[Any] = []
     copy = gather.gather
-    monkeypatch.setattr(gather, "gather", lambda sources, out: copied.append(out) or copy(sources, out))
+
+    def record(sources: gather.Addresses, out: Any) -> None:
+        copied.append(out)
+        copy(sources, out)
+
+    monkeypatch.setattr(gather, "gather", record)
     mixer, _, _ = mix(frame_stack=1)
     batch = mixer.sample(64)
     frames = [frames for key in ("curr_obs", "next_obs") for frames in batch[key].values()]
