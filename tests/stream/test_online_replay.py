@@ -80,6 +80,16 @@ def test_samples_per_insert_stay_in_the_band(inbox: Inbox) -> None:
     replay.sample(4, timeout=0)
 
 
+def test_a_learner_can_ask_whether_a_batch_would_come_at_once(inbox: Inbox) -> None:
+    replay = open_replay(inbox)
+    assert not replay.can_sample(4)
+    arrive(inbox, range(2))
+    assert replay.can_sample(4)
+    assert not replay.can_sample(500)
+    assert replay.metrics()["rate_limiter/samples"] == 0
+    assert replay.metrics()["online_replay/transitions"] == 10
+
+
 def test_every_stored_episode_is_inserted_once(inbox: Inbox) -> None:
     arrive(inbox, range(5))
     replay = open_replay(inbox, WIDE)

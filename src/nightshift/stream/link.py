@@ -14,8 +14,8 @@ from nightshift.stream.inbox import Inbox
 from nightshift.stream.message import Ack, Message
 from nightshift.stream.weights import WeightPublisher, Weights
 
-INBOX, WEIGHTS = "inbox", "weights"
-"""The folders of a learner's endpoint."""
+INBOX_FOLDER = "inbox"
+WEIGHTS_FOLDER = "weights"
 
 
 class LinkDown(StreamError):
@@ -46,7 +46,7 @@ class LearnerEndpoint(Closing):
     @classmethod
     def open(cls, folder: Path, *, run: str, ranges: Mapping[str, Range] | None = None) -> LearnerEndpoint:
         """The inbox and the weights in one folder, which holds all that a restarted learner needs of them."""
-        return cls(Inbox(folder / INBOX, run=run, ranges=ranges), WeightPublisher(folder / WEIGHTS))
+        return cls(Inbox(folder / INBOX_FOLDER, run=run, ranges=ranges), WeightPublisher(folder / WEIGHTS_FOLDER))
 
     def close(self) -> None:
         self.inbox.close()

@@ -51,6 +51,11 @@ class OnlineReplay:
         """The number of transitions that can be sampled now."""
         return self._replay.total_samples
 
+    def can_sample(self, count: int) -> bool:
+        """Whether `sample(count)` would return at once, after all episodes were inserted that may be."""
+        self._insert_stored()
+        return self._limiter.can_sample(count)
+
     def sample(self, count: int, /, timeout: float | None = None) -> TransitionBatch:
         """Sample a batch as soon as the rate limiter allows it; TimeoutError if too few episodes arrive in time."""
         with self._allowed(count, timeout):
@@ -63,7 +68,8 @@ class OnlineReplay:
             yield batch
 
     def metrics(self) -> dict[str, float]:
-        return {**self._inbox.metrics(), **self._limiter.metrics()}
+        held = {"online_replay/transitions": self.total_samples, "online_replay/waiting_transitions": self._waiting}
+        return {**self._inbox.metrics(), **self._limiter.metrics(), **{name: float(n) for name, n in held.items()}}
 
     def state_dict(self) -> dict[str, Any]:
         """The JSON state for a checkpoint."""
@@ -101,9 +107,14 @@ class OnlineReplay:
             self._insert_stored()
             yield
 
+    @property
+    def _waiting(self) -> int:
+        """Transitions in the inbox that are not inserted yet."""
+        return max(self._inbox.transitions - self._inserted_transitions, 0)
+
     def _has_room(self) -> bool:
-        waiting = self._inbox.transitions - self._inserted_transitions
-        return waiting <= 0 or self._limiter.can_insert(waiting)
+        waiting = self._waiting
+        return not waiting or self._limiter.can_insert(waiting)
 
     def _insert_stored(self) -> bool:
         """Insert all stored episodes that the rate limiter admits; True if there was at least one."""

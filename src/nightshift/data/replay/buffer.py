@@ -234,7 +234,7 @@ class TrajectoryReplay(Closing):
         return self._count(entry)
 
     def _reserve_numbers(self, count: int) -> int:
-        """The first of `count` episode numbers that no episode of this buffer has."""
+        """The first of `count` episode numbers, which this buffer gives to no other episode."""
         with self._lock:
             first = max(self._next_number, self._counter)
             self._next_number = first + count
