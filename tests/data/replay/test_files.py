@@ -13,7 +13,8 @@ import pytest
 
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.mixer import Mixer
-from nightshift.data.replay import TrajectoryReplay, gather, trajectory_from_episode
+from nightshift.data.replay import TrajectoryBatch, TrajectoryReplay, gather, trajectory_from_episode
+from nightshift.data.replay.episodes import StoreFile
 from nightshift.errors import DataError
 from tests.data.examples import make, with_images
 from tests.data.replay.examples import record_opened_files
@@ -106,6 +107,25 @@ def test_a_file_is_mapped_once_while_it_is_open(tmp_path: Path, monkeypatch: pyt
     for _ in range(20):
         replay.sample(30)
     assert sorted(path.name for path in opened) == [f"{seed:03d}.safetensors" for seed in range(4)]
+
+
+def test_the_whole_of_a_file_is_checked_when_it_is_first_opened_and_not_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[bool] = []
+    read = StoreFile.read
+
+    def record(file: StoreFile, *, verify: bool) -> TrajectoryBatch:
+        checked.append(verify)
+        return read(file, verify=verify)
+
+    monkeypatch.setattr(StoreFile, "read", record)
+    replay = TrajectoryReplay(cache_size=1)
+    replay.add_episodes(a_store(tmp_path, 3))
+    for _ in range(10):
+        replay.sample(20)
+    assert checked.count(True) == 3
+    assert checked.count(False) > 3
 
 
 def test_a_file_that_is_gone_or_shorter_is_named(tmp_path: Path) -> None:
