@@ -69,7 +69,7 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 @contextlib.contextmanager
 def staged(path: Path, chunks: Iterable[bytes | memoryview]) -> Iterator[Path]:
     """A temporary file beside `path` whose content has reached the disk; `settle` it, or it is gone after the block."""
-    with _translate_errors(path):
+    with translated_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
         try:
@@ -99,7 +99,7 @@ def new_folder(path: Path, known: Mapping[str, str] | None = None) -> Iterator[P
 
     `known` may name the sha256 sums of files that were summed as they were written, so that they are not read again.
     """
-    with _translate_errors(path):
+    with translated_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep_temporaries(path.parent, path.name)
         temporary = _temporary(path)
@@ -120,7 +120,7 @@ def replace_by_copy(source: Path, path: Path) -> None:
     if not source.is_dir():
         write_bytes(path, source.read_bytes())
         return
-    with _translate_errors(path):
+    with translated_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep_temporaries(path.parent, path.name)
         temporary = _temporary(path)
@@ -163,7 +163,7 @@ def verify_folder(path: Path, remedy: str, only: Collection[str] | None = None) 
 
 def append_json(journal: Path, value: Any) -> None:
     """Add one line to a journal."""
-    with _translate_errors(journal):
+    with translated_errors(journal):
         journal.parent.mkdir(parents=True, exist_ok=True)
         with journal.open("a") as stream:
             stream.write(json.dumps(value) + "\n")
@@ -268,7 +268,7 @@ def _write(stream: BufferedWriter, content: memoryview) -> None:
 
 
 @contextlib.contextmanager
-def _translate_errors(path: Path) -> Iterator[None]:
+def translated_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's errors into errors for people."""
     try:
         yield

@@ -41,8 +41,26 @@ def test_an_invalid_first_episode_declares_no_schema(tmp_path: Path) -> None:
 def test_temporary_files_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
     EpisodeStore(tmp_path).put("a", make())
     (tmp_path / ".b.safetensors.partial-0123abcd").write_bytes(b"half an episode")
-    assert EpisodeStore(tmp_path).keys() == ["a"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", SCHEMA]
+    EpisodeStore(tmp_path).put("c", make())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "c.safetensors", SCHEMA]
+
+
+def test_reading_a_store_leaves_the_temporary_files_of_its_writer_alone(tmp_path: Path) -> None:
+    EpisodeStore(tmp_path).put("a", make())
+    temporary = tmp_path / ".b.safetensors.partial-0123abcd"
+    temporary.write_bytes(b"half an episode")
+    reader = EpisodeStore(tmp_path)
+    assert [len(list(reader)), "a" in reader, reader.keys()] == [1, True, ["a"]]
+    assert temporary.exists()
+
+
+def test_an_episode_is_not_replaced_by_another_under_its_key(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path)
+    store.put("a", make(seed=1))
+    with pytest.raises(DataError, match=r"a\.safetensors holds another episode"):
+        store.put("a", make(seed=2))
+    assert_same(store.get("a"), make(seed=1))
+    store.put("a", make(seed=1))  # the same episode again, as after a kill
 
 
 @pytest.mark.parametrize("key", ["", "../a", "a/b", ".hidden", "a\0b", "ä"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -9,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.data.mixer import Mixer
+from nightshift.data.mixer import Mixer, _Schedule
 from nightshift.errors import DataError
 
 
 class Numbers:
     """A source that says who it is."""
 
-    def __init__(self, value: int, total_samples: int = 10, **more: Any) -> None:
-        self.total_samples = total_samples
+    def __init__(self, value: int, **more: Any) -> None:
         self._value = value
         self._more = more
 
@@ -94,14 +95,102 @@ def test_a_resumed_mixer_continues_the_schedule(sizes: list[int], cut: int) -> N
     assert found == expected
 
 
-def test_an_empty_source_is_reported_and_the_schedule_does_not_advance() -> None:
-    demos = Numbers(1, total_samples=0)
-    mixer = Mixer({"online": Numbers(0), "demos": demos}, {"online": 0.5, "demos": 0.5})
-    with pytest.raises(DataError, match="source demos is empty"):
-        mixer.sample(8)
-    demos.total_samples = 1
-    assert mixer.state_dict() == {"counts": [0, 0]}
+class Failing(Numbers):
+    """A source that has nothing yet."""
+
+    error: Exception | None = DataError("there is nothing to sample")
+
+    def sample(self, count: int, /) -> dict[str, Any]:
+        if self.error:
+            raise self.error
+        return super().sample(count)
+
+
+class Counting(Numbers):
+    """A source that counts what was sampled for good."""
+
+    counted = 0
+
+    @contextlib.contextmanager
+    def sampling(self, count: int, /) -> Iterator[dict[str, Any]]:
+        yield self.sample(count)
+        self.counted += count
+
+
+@pytest.mark.parametrize("error", [DataError("there is nothing to sample"), TimeoutError("too few episodes arrived")])
+def test_a_batch_that_never_came_is_not_counted_by_mixer_or_sources(error: Exception) -> None:
+    online, demos = Counting(0), Failing(1)
+    demos.error = error
+    mixer = Mixer({"online": online, "demos": demos}, {"online": 0.5, "demos": 0.5})
+    with pytest.raises(type(error), match=str(error)):
+        mixer.sample(7)
+    assert (online.counted, mixer.state_dict()["position"]) == (0, 0)
+    demos.error = None
     assert np.bincount(mixer.sample(8)["source"]).tolist() == [4, 4]
+    assert online.counted == 4
+
+
+def test_an_empty_source_is_named() -> None:
+    mixer = Mixer({"online": Numbers(0), "demos": Failing(1)}, {"online": 0.5, "demos": 0.5})
+    with pytest.raises(DataError, match="the source demos: there is nothing to sample"):
+        mixer.sample(8)
+
+
+def test_a_changed_ratio_restarts_the_order() -> None:
+    before, after, fresh = two(0.3), two(0.6), two(0.6)
+    before.sample(7)
+    after.sample(3)
+    after.load_state_dict(before.state_dict())
+    assert after.sample(9)["source"].tolist() == fresh.sample(9)["source"].tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sources": ["online", "rehearsal"]},
+        {"sources": ["demos", "online"]},
+        {"sources": ["online"]},
+        {"position": 10},
+        {"position": -1},
+        {"position": 1.5},
+        {"position": float("nan")},
+        {"position": True},
+        {"position": None},
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
+    mixer = two(0.3)
+    mixer.sample(5)
+    with pytest.raises(DataError, match="state"):
+        mixer.load_state_dict({**mixer.state_dict(), **change})
+    with pytest.raises(DataError, match="state"):
+        mixer.load_state_dict({})
+    assert mixer.state_dict()["position"] == 5
+
+
+def test_the_order_is_computed_once_whatever_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dealing costs an index lookup per sample, not a decision."""
+    decisions = []
+    decide = _Schedule._next
+
+    def record(schedule: _Schedule) -> int:
+        decisions.append(schedule)
+        return decide(schedule)
+
+    monkeypatch.setattr(_Schedule, "_next", record)
+    mixer = two(0.37)
+    for _ in range(20):
+        mixer.sample(256, num_batches=20)
+    assert len(decisions) == 100
+
+
+def test_shares_without_a_small_common_denominator_are_rounded_to_a_millionth() -> None:
+    shares = [0.123457, 0.234561, 0.111119, 0.530863]
+    names = [f"s{i}" for i in range(4)]
+    mixer = Mixer({n: Numbers(i) for i, n in enumerate(names)}, dict(zip(names, shares, strict=True)))
+    found = [float(Fraction(share)) for share in mixer.state_dict()["shares"]]
+    assert sum(found) == 1
+    np.testing.assert_allclose(found, shares, atol=1e-6)
 
 
 def test_a_source_with_other_fields_or_fewer_rows_is_reported() -> None:

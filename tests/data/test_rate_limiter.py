@@ -66,6 +66,11 @@ def test_a_queue_samples_every_item_once() -> None:
         (2, 5, 1.9, "must be at least 4"),
         (0.5, 5, 0.9, "must be at least 2"),
         (1, 5, (6.0, 10.0), "min_diff is 6, above the 5"),
+        (1, 5, (10.0, 2.0), "min_diff is 10.0 and max_diff is 2.0"),
+        (1, 5, float("nan"), "min_diff is nan"),
+        (float("nan"), 5, 4.0, "samples_per_insert is nan"),
+        (float("inf"), 5, 4.0, "samples_per_insert is inf"),
+        (1, float("nan"), 4.0, "min_size_to_sample is nan"),
     ],
 )
 def test_limits_that_would_deadlock_are_rejected(
@@ -95,6 +100,18 @@ def test_a_timeout_reports_the_counters() -> None:
         limiter.wait_for_sample(0)
 
 
+def test_samples_whose_batch_never_came_are_not_counted() -> None:
+    limiter = RateLimiter(RateLimits.sample_to_insert_ratio(1, min_size_to_sample=1, error_buffer=5))
+    limiter.wait_for_insert(4)
+    with pytest.raises(DataError), limiter.sampling(3):
+        assert limiter.state_dict()["samples"] == 3  # nobody else may take them meanwhile
+        raise DataError("the file is damaged")
+    assert limiter.state_dict()["samples"] == 0
+    with limiter.sampling(2):
+        pass
+    assert limiter.state_dict()["samples"] == 2
+
+
 def test_a_checkpoint_restores_the_counters_and_not_the_limits() -> None:
     """A checkpoint that brought its old limits back would block forever."""
     before = RateLimiter(RateLimits.sample_to_insert_ratio(1, min_size_to_sample=2, error_buffer=2))
@@ -116,6 +133,8 @@ def test_a_checkpoint_restores_the_counters_and_not_the_limits() -> None:
         {"inserts": -1, "samples": 0, "deletes": 0},
         {"inserts": 1, "samples": 0, "deletes": 2},
         {"inserts": 1.5, "samples": 0, "deletes": 0},
+        {"inserts": float("nan"), "samples": 0, "deletes": 0},
+        {"inserts": 0, "samples": 4, "deletes": 0},
     ],
 )
 def test_a_damaged_checkpoint_is_refused(state: Mapping[str, int]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from nightshift.stream.sender import Sender
 from nightshift.stream.server import Server
 from nightshift.stream.spool import Spool, SpoolLimits
 from nightshift.stream.tcp_link import TcpLink
+from nightshift.stream.weights import WeightPublisher
 from tests.data.examples import make
 from tests.stream.parts import RUN, open_endpoint
 
@@ -108,3 +111,19 @@ def _journal(path: Path, line: str) -> None:
         stream.write(line + "\n")
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def publish_and_die(folder: Path, event: int) -> None:
+    """Publishes weights and is killed at the `event`th system call that Python reports on the way."""
+    publisher = WeightPublisher(folder)
+    seen = 0
+
+    def hook(name: str, arguments: object) -> None:
+        nonlocal seen
+        if name.startswith(("open", "os.")):
+            seen += 1
+            if seen == event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    publisher.publish({"w": np.full(1000, publisher.version + 1, np.float32)})

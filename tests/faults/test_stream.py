@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import signal
 import socket
 import time
 from collections import Counter
@@ -16,9 +17,11 @@ from typing import Any
 import pytest
 
 from nightshift.data import episode as episodes
+from nightshift.data.episode import NO_POLICY
 from nightshift.stream.inbox import Inbox
 from nightshift.stream.message import MessageHeader
-from tests.faults.stream_processes import actor, cable, episode, learner, play
+from nightshift.stream.weights import WEIGHTS, WeightPublisher
+from tests.faults.stream_processes import actor, cable, episode, learner, play, publish_and_die
 from tests.stream.parts import RUN, contents
 
 ACTORS = ("left", "middle", "right")
@@ -81,7 +84,7 @@ def lines(path: Path) -> list[str]:
 
 def stored_keys(folder: Path) -> list[str]:
     names = [path.stem for path in (folder / "learner" / "inbox" / "episodes").glob("*.safetensors")]
-    return [name.partition(".")[2] for name in names]
+    return [name.split(".", 2)[2] for name in names]
 
 
 def acknowledged(folder: Path) -> set[str]:
@@ -141,6 +144,27 @@ def test_what_is_stored_is_what_was_acknowledged_each_once_whichever_process_is_
     killed = kill_at_random(processes, 30)
     assert killed.total() >= 10, f"too little was killed while it worked: {killed}"
     check(processes, 60)
+
+
+def test_weights_that_were_being_published_leave_no_file_behind_wherever_their_learner_is_killed(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.faults.stream_processes"])
+    exits: list[int | None] = []
+    versions: list[int] = []
+    while not exits or exits[-1]:  # until an event is never reached
+        process = context.Process(target=publish_and_die, args=(tmp_path, len(exits) + 1))
+        process.start()
+        process.join()
+        exits.append(process.exitcode)
+        with WeightPublisher(tmp_path) as publisher:
+            versions.append(publisher.version)
+        assert {path.name for path in tmp_path.iterdir()} <= {"lock", WEIGHTS}
+    assert exits[:-1] == [-signal.SIGKILL] * (len(exits) - 1)
+    assert len(exits) >= 4
+    assert versions == sorted(versions)
+    assert versions[-1] > NO_POLICY
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from nightshift.stream.inbox import Inbox
 from nightshift.stream.link import LearnerEndpoint
 from nightshift.stream.message import Message, MessageHeader, checksum
 from nightshift.stream.spool import Spool
-from nightshift.stream.weights import WeightPublisher
 from tests.data.examples import PROVENANCE, make
 
 RUN = "night-1"
@@ -24,7 +23,7 @@ def open_spool(folder: Path, actor: str = "arm", **options: Any) -> Spool:
 
 
 def open_endpoint(folder: Path) -> LearnerEndpoint:
-    return LearnerEndpoint(Inbox(folder / "inbox", run=RUN), WeightPublisher(folder / "weights"))
+    return LearnerEndpoint.open(folder, run=RUN)
 
 
 def episode_id(number: int, *, run: str = RUN, actor: str = "arm", epoch: int = 1) -> EpisodeId:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from nightshift import files
 from nightshift.data import episode as episodes
-from nightshift.errors import DataError, StreamError
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.errors import DataError, ProjectError, StreamError
 from nightshift.stream.episode_id import EpisodeId
-from nightshift.stream.inbox import Inbox
+from nightshift.stream.inbox import NO_ROOM, Inbox
 from nightshift.stream.message import Message, MessageHeader
 from tests.data.examples import assert_same
 from tests.stream.parts import RUN, contents, episode_id, episode_of, message, message_of
@@ -104,6 +105,7 @@ def test_a_bad_episode_is_rejected_and_named_and_the_stream_lives_on(
         "inbox/accepted": 2,
         "inbox/duplicate": 0,
         "inbox/rejected": 2,
+        "inbox/deferred": 0,
         "inbox/stored": 2,
     }
 
@@ -184,6 +186,119 @@ def test_a_full_disk_raises_instead_of_rejecting_the_episode(tmp_path: Path, mon
     assert inbox.receive(message(episode_id(1))).outcome == "accepted"
 
 
+def test_looking_at_a_live_inbox_does_not_hurt_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the writing and the renaming of an episode somebody lists and loads what is there."""
+    inbox = open_inbox(tmp_path)
+    inbox.receive(message(episode_id(0)))
+    seen: list[int] = []
+    write = files._write
+
+    def look(*arguments: Any) -> None:
+        write(*arguments)
+        seen.append(len(list(EpisodeStore(tmp_path / "episodes"))))
+
+    monkeypatch.setattr(files, "_write", look)
+    assert inbox.receive(message(episode_id(1))).outcome == "accepted"
+    assert inbox.receive(message(episode_id(2))).outcome == "accepted"
+    assert seen == [1, 2]
+
+
+def test_a_rename_that_fails_is_one_error_and_the_next_episode_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that has to grow can fail on a full disk."""
+    inbox = open_inbox(tmp_path)
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    inbox.receive(message(episode_id(0)))
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", full)
+        with pytest.raises(ProjectError, match="no space left on the disk"):
+            inbox.receive(message(episode_id(1)))
+    assert inbox.receive(message(episode_id(1))).outcome == "accepted"
+    assert [stored.position for stored in inbox.stored_after(0)] == [1, 2]
+
+
+class SlowDisk:
+    """Syncs of the folder wait until `release` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.started, self.release = threading.Event(), threading.Event()
+        monkeypatch.setattr(files, "sync", self._sync)
+
+    def _sync(self, path: Path) -> None:
+        self.count += 1
+        self.started.set()
+        assert self.release.wait(60)
+
+
+def test_readers_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = open_inbox(tmp_path)
+    inbox.receive(message(episode_id(0)))
+    disk = SlowDisk(monkeypatch)
+    writer = threading.Thread(target=lambda: inbox.receive(message(episode_id(1))))
+    writer.start()
+    assert disk.started.wait(60)
+    # What is not on disk yet is not shown, and nothing here blocks.
+    assert [stored.position for stored in inbox.stored_after(0)] == [1]
+    assert not inbox.wait_for_episode(1, timeout=0)
+    assert inbox.metrics()["inbox/stored"] == len(inbox) == 1
+    assert inbox.transitions == 5
+    disk.release.set()
+    writer.join()
+    assert inbox.wait_for_episode(1, timeout=0)
+
+
+def test_episodes_that_arrive_during_a_sync_share_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = open_inbox(tmp_path)
+    inbox.receive(message(episode_id(0)))
+    disk = SlowDisk(monkeypatch)
+    outcomes: list[str] = []
+    sent = [message(episode_id(number)) for number in range(1, 9)]
+    writers = [threading.Thread(target=lambda m=m: outcomes.append(inbox.receive(m).outcome)) for m in [*sent, sent[0]]]
+    writers[0].start()
+    assert disk.started.wait(60)
+    for writer in writers[1:]:
+        writer.start()
+    while len(list((tmp_path / "episodes").glob("0*"))) < 9:  # all are renamed
+        threading.Event().wait(0.01)
+    assert not outcomes
+    disk.release.set()
+    for writer in writers:
+        writer.join()
+    assert sorted(outcomes) == ["accepted"] * 8 + ["duplicate"]
+    assert disk.count == 2
+    assert [stored.position for stored in inbox.stored_after(0)] == list(range(1, 10))
+
+
+def test_episodes_are_deferred_while_there_is_no_room_and_duplicates_are_not(tmp_path: Path) -> None:
+    inbox = open_inbox(tmp_path)
+    inbox.receive(message(episode_id(0)))
+    room = [False]
+    inbox.accept_while(lambda: room[0])
+    ack = inbox.receive(message(episode_id(1)))
+    assert (ack.outcome, ack.reason) == ("deferred", NO_ROOM)
+    assert inbox.receive(message(episode_id(0))).outcome == "duplicate"
+    room[0] = True
+    assert inbox.receive(message(episode_id(1))).outcome == "accepted"
+    assert inbox.metrics()["inbox/deferred"] == 1
+
+
+def test_a_restarted_learner_knows_the_transitions_without_opening_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_inbox(tmp_path) as inbox:
+        for number in range(3):
+            inbox.receive(message(episode_id(number)))
+    monkeypatch.delattr("nightshift.data.mmap.view")
+    again = open_inbox(tmp_path)
+    assert [stored.transitions for stored in again.stored_after(0)] == [5, 5, 5]
+    assert again.transitions == 15
+
+
 def test_a_restarted_learner_syncs_the_folder_before_it_acknowledges_duplicates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +315,7 @@ def test_a_hundred_thousand_episodes_are_known_without_asking_the_disk(tmp_path:
     (tmp_path / "episodes").mkdir(parents=True)
     for number in range(100_000):
         header = MessageHeader(EpisodeId(RUN, "arm", 1, number), 0)
-        (tmp_path / "episodes" / f"{number + 1:09d}.{header.key}.safetensors").touch()
+        (tmp_path / "episodes" / f"{number + 1:09d}.5.{header.key}.safetensors").touch()
     inbox = open_inbox(tmp_path)
     assert len(inbox) == 100_000
     (tmp_path / "episodes").rename(tmp_path / "elsewhere")

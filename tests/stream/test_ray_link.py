@@ -59,6 +59,19 @@ def test_several_actors_deliver_over_ray_while_the_endpoint_is_killed_and_nothin
     assert all(stored.load().provenance.origin == stored.header.episode_id.key for stored in stored_episodes)
 
 
+def test_an_endpoint_whose_learner_does_not_read_defers_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: the class is an ordinary one."""
+    monkeypatch.setattr(ray_link, "MAX_UNREAD", 3)
+    endpoint = RayLearnerEndpoint(tmp_path, RUN)
+    sent = [message(episode_id(number)) for number in range(4)]
+    outcomes = [endpoint.store(each.header, each.payload).outcome for each in sent]
+    assert outcomes == ["accepted"] * 3 + ["deferred"]
+    endpoint.stored_after(1)
+    assert endpoint.store(sent[-1].header, sent[-1].payload).outcome == "accepted"
+
+
 def test_outcomes_and_weights_travel_over_ray_and_the_version_goes_on_after_a_restart(endpoint: Any) -> None:
     link = RayLink(endpoint)
     good, bad = message(episode_id(0)), message_of(episode_id(1), b"garbage" * 9)

@@ -6,6 +6,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 
 from nightshift.errors import ProjectError, StreamError
 from nightshift.stream import server as server_module
+from nightshift.stream import tcp_link, wire
 from nightshift.stream.link import LearnerEndpoint, LinkDown
 from nightshift.stream.message import Message
 from nightshift.stream.sender import Sender
 from nightshift.stream.server import Server
 from nightshift.stream.tcp_link import TcpLink
-from nightshift.stream.wire import MAGIC
+from nightshift.stream.wire import MAGIC, Channel
 from tests.data.examples import make
 from tests.stream.parts import contents, episode_id, message, message_of, open_endpoint, open_spool
 
@@ -103,6 +105,20 @@ def test_weights_are_sent_only_if_they_are_newer(endpoint: LearnerEndpoint, serv
     link.close()
 
 
+def test_weights_may_be_larger_than_an_episode(
+    endpoint: LearnerEndpoint, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a real run 4 GiB and 64 GiB."""
+    monkeypatch.setattr(tcp_link, "Channel", partial(Channel, max_payload=1000))
+    monkeypatch.setattr(wire, "_MAX_KEPT_BYTES", 2000)
+    endpoint.publisher.publish({"w": np.arange(5000, dtype=np.float32)})
+    link = TcpLink("127.0.0.1", server.port)
+    weights = link.weights(-1)
+    link.close()
+    assert weights is not None
+    np.testing.assert_array_equal(weights.arrays()["w"], np.arange(5000))
+
+
 def test_a_link_reconnects_to_a_restarted_learner(tmp_path: Path, endpoint: LearnerEndpoint) -> None:
     first = Server(endpoint)
     port = first.port
@@ -111,7 +127,7 @@ def test_a_link_reconnects_to_a_restarted_learner(tmp_path: Path, endpoint: Lear
     first.close()
     with pytest.raises(LinkDown, match=f"no learner at 127.0.0.1:{port}"):
         list(link.send([message(episode_id(1))]))
-    endpoint.inbox.close()
+    endpoint.close()
     with closing(Server(open_endpoint(tmp_path), port=port)):
         acks = list(link.send([message(episode_id(0)), message(episode_id(1))]))
         assert [r.outcome for r in acks] == ["duplicate", "accepted"]
@@ -309,7 +325,7 @@ def test_a_frame_larger_than_allowed_is_not_taken_into_memory(
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x02"), frame(b"\x82\xa8protocol\x01\xa7secured\xc2")],
+    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x01"), frame(b"\x82\xa8protocol\x02\xa7secured\xc2")],
 )
 def test_an_actor_survives_a_learner_that_sends_invalid_frames(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

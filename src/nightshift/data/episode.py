@@ -7,7 +7,7 @@ final observation; its action, reward and discount are undefined. So N steps are
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.data import tensors
-from nightshift.data.tensors import Column
+from nightshift.data.tensors import Column, Content
 from nightshift.errors import DataError
 from nightshift.types import Provenance, Trajectory
 
@@ -139,10 +139,10 @@ def save(episode: Episode, path: Path) -> None:
     tensors.write(path, columns(episode), json.dumps(header(episode)))
 
 
-def load(path: Path) -> Episode:
-    """Load an episode; its arrays are memory-mapped views of the file."""
+def load(path: Path, verify: Callable[[Content], None] | None = None) -> Episode:
+    """Load an episode; its arrays are memory-mapped views of the file, all of which `verify` may read first."""
     try:
-        return _decode(*tensors.read(path))
+        return _decode(*tensors.read(path, verify))
     except _DECODING_ERRORS as error:
         raise DataError(f"{path} is not an episode: {error}") from None
 

@@ -2,7 +2,7 @@
 
 The first episode declares the schema of the store; an episode that violates it is refused before anything is written.
 After put() returns the episode is durable, so the caller may drop its copy. Demos, imports, an actor's spool and a
-learner's inbox are episode stores.
+learner's inbox are episode stores. One process writes a store; any number may read it meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EpisodeStore:
         """`ranges` of fields become part of the schema that the first episode declares."""
         self.folder = folder
         self._ranges = ranges
-        files.sweep_temporaries(folder)
+        self._is_swept = False
         self._schema = _read_schema(folder / SCHEMA)
 
     @property
@@ -49,10 +49,20 @@ class EpisodeStore:
         return episodes.load(self.path(key))
 
     def put(self, key: str, episode: Episode) -> None:
-        """Store an episode; it is durable when this returns."""
+        """Store an episode; it is durable when this returns. An episode is never replaced by another."""
         path = self.path(key)
+        if path.exists():
+            self._check_same(episode, path)
+            return
+        self.sweep()
         self.admit(episode, str(path))
         episodes.save(episode, path)
+
+    def sweep(self) -> None:
+        """Delete the temporary files of a killed writer, once; for the one process that writes this store."""
+        if not self._is_swept:
+            files.sweep_temporaries(self.folder)
+            self._is_swept = True
 
     def admit(self, episode: Episode, where: str) -> None:
         """Check an episode, and declare its schema if it is the first."""
@@ -68,6 +78,10 @@ class EpisodeStore:
         if not _KEY.fullmatch(key):
             raise DataError(f"{key!r} cannot be the name of an episode", "use letters, digits, dots and dashes")
         return self.folder / f"{key}{SUFFIX}"
+
+    def _check_same(self, episode: Episode, path: Path) -> None:
+        if episodes.to_bytes(episode) != path.read_bytes():
+            raise DataError(f"{path} holds another episode", "use another key, or delete that file first")
 
     def _declare(self, schema: Schema) -> None:
         files.write_json(self.folder / SCHEMA, schema.to_json())

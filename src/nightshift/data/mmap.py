@@ -35,15 +35,15 @@ def view(path: Path) -> NDArray[np.uint8]:
                 return np.zeros(0, np.uint8)
             if sys.platform != "linux":
                 return np.memmap(stream, dtype=np.uint8, mode="r")
-            return np.asarray(_Mapping(stream.fileno(), size))
+            return np.asarray(MappedFile(stream.fileno(), size))
     except OSError as error:
         if error.errno not in _NEXT_STEPS:
             raise
         raise DataError(f"{path} cannot be opened: {error.strerror}", _NEXT_STEPS[error.errno]) from None
 
 
-class _Mapping:
-    """The base object of the numpy views; unmapped when the last view is deleted."""
+class MappedFile:
+    """The read-only base object of the numpy views; unmapped when the last view is deleted."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)

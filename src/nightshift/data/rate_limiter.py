@@ -10,9 +10,11 @@ Deletes reduce the number of items and do not change d. Thread-safe.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nightshift.errors import DataError
@@ -28,10 +30,12 @@ class RateLimits:
     max_diff: float
 
     def __post_init__(self) -> None:
-        if self.samples_per_insert <= 0:
-            raise ValueError(f"samples_per_insert is {self.samples_per_insert}; it must be above 0")
-        if self.min_size_to_sample < 1:
+        if not 0 < self.samples_per_insert < math.inf:
+            raise ValueError(f"samples_per_insert is {self.samples_per_insert}; it must be above 0 and finite")
+        if not self.min_size_to_sample >= 1:
             raise ValueError(f"min_size_to_sample is {self.min_size_to_sample}; it must be at least 1")
+        if not self.min_diff <= self.max_diff:
+            raise ValueError(f"min_diff is {self.min_diff} and max_diff is {self.max_diff}; the first must be lower")
 
     @classmethod
     def sample_to_insert_ratio(
@@ -107,6 +111,18 @@ class RateLimiter:
             self._samples += count
             self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def sampling(self, count: int = 1, timeout: float | None = None) -> Iterator[None]:
+        """As `wait_for_sample`, but the samples are not counted if the block raises: their batch never came."""
+        self.wait_for_sample(count, timeout)
+        try:
+            yield
+        except BaseException:
+            with self._changed:
+                self._samples -= count
+                self._changed.notify_all()
+            raise
+
     def delete(self, count: int = 1) -> None:
         """Count deleted items; never blocks."""
         with self._changed:
@@ -122,12 +138,21 @@ class RateLimiter:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restore the counters; the limits stay as configured."""
-        counts = [state.get(name) for name in ("inserts", "samples", "deletes")]
-        if any(type(count) is not int or count < 0 for count in counts) or state["deletes"] > state["inserts"]:
-            raise DataError(f"{dict(state)} is not the state of a rate limiter")
+        self.check_state(state)
         with self._changed:
             self._inserts, self._samples, self._deletes = state["inserts"], state["samples"], state["deletes"]
             self._changed.notify_all()
+
+    @staticmethod
+    def check_state(state: Mapping[str, int]) -> None:
+        """Raise DataError for counters that no rate limiter can have."""
+        counts = [state.get(name) for name in ("inserts", "samples", "deletes")]
+        if (
+            any(type(count) is not int or count < 0 for count in counts)
+            or state["deletes"] > state["inserts"]
+            or (state["samples"] and not state["inserts"])
+        ):
+            raise DataError(f"{dict(state)} is not the state of a rate limiter", "resume from another checkpoint")
 
     def metrics(self) -> dict[str, float]:
         with self._changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from nightshift.data import mmap
 from nightshift.errors import DataError
 
 Column = NDArray[Any]
+Content = NDArray[np.uint8]
 
 SUFFIX = ".safetensors"
 
@@ -58,10 +59,13 @@ def to_bytes(columns: Mapping[str, Column], note: str) -> bytes:
     return b"".join(chunks(columns, note))
 
 
-def read(path: Path) -> tuple[dict[str, Column], str]:
-    """The arrays of a file as read-only memory-mapped views, and its note."""
+def read(path: Path, verify: Callable[[Content], None] | None = None) -> tuple[dict[str, Column], str]:
+    """The arrays of a file as read-only memory-mapped views, and its note; `verify` may read all of it first."""
+    content = mmap.view(path)
+    if verify is not None:
+        verify(content)
     try:
-        return _parse(mmap.view(path))
+        return _parse(content)
     except _PARSE_ERRORS as error:
         raise DataError(f"{path} is not a readable safetensors file: {error}") from None
 
@@ -99,7 +103,7 @@ def chunks(columns: Mapping[str, Column], note: str) -> Iterator[bytes | memoryv
             yield np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8).data
 
 
-def _parse(content: NDArray[np.uint8]) -> tuple[dict[str, Column], str]:
+def _parse(content: Content) -> tuple[dict[str, Column], str]:
     length = int.from_bytes(content[:_LENGTH_BYTES].tobytes(), "little")
     if len(content) < _LENGTH_BYTES or length > min(len(content) - _LENGTH_BYTES, _MAX_HEADER_BYTES):
         raise ValueError("its header does not fit into it")
@@ -119,7 +123,7 @@ def _parse(content: NDArray[np.uint8]) -> tuple[dict[str, Column], str]:
     return columns, note
 
 
-def _column(name: str, entry: Mapping[str, Any], data: NDArray[np.uint8], nbytes: int) -> Column:
+def _column(name: str, entry: Mapping[str, Any], data: Content, nbytes: int) -> Column:
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     if any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"{name} has shape {list(shape)}")

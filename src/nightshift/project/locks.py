@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,8 @@ def acquire(path: Path, refusal: Callable[[str], NightshiftError]) -> FileLock:
     except Timeout:
         holder = path.read_text(errors="replace").strip()
         raise refusal(holder or "unknown") from None
-    path.write_text(f"{os.getpid()}\n")  # filelock itself does not record the holder
+    with contextlib.suppress(OSError):  # only the error message above needs it, and the disk may be full
+        path.write_text(f"{os.getpid()}\n")  # filelock itself does not record the holder
     return lock
 
 
@@ -34,9 +36,12 @@ class Claim:
 
     def __init__(self, folder: Path, error: type[NightshiftError]) -> None:
         """`error` is raised if the folder is in use, by another process or by this one."""
-        _make(folder)
         next_step = "stop it or close what holds it, or use another folder"
-        self._lock = acquire(folder / LOCK, lambda holder: error(f"{folder} is in use by process {holder}", next_step))
+        with files.translated_errors(folder):
+            _make(folder)
+            self._lock = acquire(
+                folder / LOCK, lambda holder: error(f"{folder} is in use by process {holder}", next_step)
+            )
 
     def release(self) -> None:
         self._lock.release()

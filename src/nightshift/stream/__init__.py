@@ -8,7 +8,8 @@
            Sender ── Link.send(messages) ──────────────▶ Inbox.receive ─▶ disk: one rename commits the episode,
               │                                            │              its ID, its position and its checksum
               │◀──────────── acks ─────────────────────────┘
-              │   accepted or duplicate: deleted from the spool; rejected: moved to rejected/ with the reason
+              │   accepted or duplicate: deleted from the spool; rejected: moved to rejected/ with the reason;
+              │   deferred: sent again later
               │
               └── Link.weights(newer_than) ─────────────▶ WeightPublisher.latest
                         ◀── newer weights, or None ────────┘
@@ -17,7 +18,7 @@ An episode stays in the spool until its ack has arrived, and it is in the inbox 
 process is killed, the episode is therefore in the spool, in the inbox or in both; the inbox holds it at most once,
 because its file name contains its episode ID.
 
-Backpressure: `put` blocks while the spool is full, the sender waits for acks, and the learner acknowledges after it has
-written to disk. The learner never blocks on an actor.
+Backpressure: the learner defers episodes while its rate limiter does not admit those that have arrived, and `put`
+blocks while the spool is full. The learner never blocks on an actor, and weights reach an actor that waits.
 Links: in one process (`link`), between processes of a Ray cluster (`ray_link`), over TCP (`tcp_link`, `server`).
 """

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from nightshift.errors import DataError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_KEY = re.compile(r"([^.]+)\.([^.]+)\.([0-9]{10})\.([0-9]{9})")
+_KEY = re.compile(r"([^.]+)\.([^.]+)\.([0-9]{20})\.([0-9]{9})")
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class EpisodeId:
     """Episode `number` of one epoch of an actor; an epoch begins each time the actor process starts.
 
-    Example: EpisodeId(run="night-7", actor="arm-left", epoch=1794732133, number=41)
+    Example: EpisodeId(run="night-7", actor="arm-left", epoch=17947321338059214637, number=41)
     """
 
     run: str
@@ -29,13 +29,13 @@ class EpisodeId:
                 raise DataError(
                     f"{name!r} cannot be the name of a run or an actor", "use at most 64 letters, digits, _ and -"
                 )
-        if not (0 <= self.epoch < 10**10 and 0 <= self.number < 10**9):
+        if not (0 <= self.epoch < 10**20 and 0 <= self.number < 10**9):
             raise DataError(f"epoch {self.epoch}, number {self.number} is out of range for an episode ID")
 
     @property
     def key(self) -> str:
         """A valid file name; keys sort in the same order as IDs."""
-        return f"{self.run}.{self.actor}.{self.epoch:010d}.{self.number:09d}"
+        return f"{self.run}.{self.actor}.{self.epoch:020d}.{self.number:09d}"
 
     @classmethod
     def from_key(cls, key: str) -> EpisodeId:

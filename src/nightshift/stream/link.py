@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from nightshift.closing import Closing
+from nightshift.data.schema import Range
 from nightshift.errors import NightshiftError, StreamError
 from nightshift.stream.inbox import Inbox
 from nightshift.stream.message import Ack, Message
 from nightshift.stream.weights import WeightPublisher, Weights
+
+INBOX_FOLDER = "inbox"
+WEIGHTS_FOLDER = "weights"
 
 
 class LinkDown(StreamError):
@@ -31,11 +37,20 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True)
-class LearnerEndpoint:
+class LearnerEndpoint(Closing):
     """What a learner offers to actors over any link: an inbox for episodes and a publisher of weights."""
 
     inbox: Inbox
     publisher: WeightPublisher
+
+    @classmethod
+    def open(cls, folder: Path, *, run: str, ranges: Mapping[str, Range] | None = None) -> LearnerEndpoint:
+        """The inbox and the weights in one folder, which holds all that a restarted learner needs of them."""
+        return cls(Inbox(folder / INBOX_FOLDER, run=run, ranges=ranges), WeightPublisher(folder / WEIGHTS_FOLDER))
+
+    def close(self) -> None:
+        self.inbox.close()
+        self.publisher.close()
 
 
 class LocalLink:

@@ -16,7 +16,7 @@ from nightshift.stream.episode_id import EpisodeId
 _CHECKSUM = re.compile(r"[0-9a-f]{8}")
 
 Buffer = bytes | memoryview
-AckOutcome = Literal["accepted", "duplicate", "rejected"]
+AckOutcome = Literal["accepted", "duplicate", "rejected", "deferred"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The learner's answer to a message. After accepted or duplicate the episode is durable in the inbox."""
+    """The learner's answer to a message. After accepted or duplicate the episode is durable in the inbox.
+
+    A deferred episode is to be sent again later: the learner has no room for it now.
+    """
 
     header: MessageHeader
     outcome: AckOutcome
-    reason: str = ""  # why it was rejected, for the log
+    reason: str = ""  # why it was rejected or deferred
 
 
 def checksum(pieces: Iterable[Buffer]) -> int:

@@ -12,13 +12,15 @@ from ray.exceptions import RayError, RayTaskError
 
 from nightshift.data.tensors import Column
 from nightshift.errors import NightshiftError
-from nightshift.stream.inbox import Inbox, StoredEpisode
-from nightshift.stream.link import LinkDown
+from nightshift.stream.inbox import StoredEpisode
+from nightshift.stream.link import LearnerEndpoint, LinkDown
 from nightshift.stream.message import Ack, Buffer, Message, MessageHeader
-from nightshift.stream.weights import WeightPublisher, Weights
+from nightshift.stream.weights import Weights
 
 REPLY_TIMEOUT = 60.0
 """Seconds to wait for a reply of the endpoint, including a restart by Ray."""
+MAX_UNREAD = 256
+"""Episodes beyond the position that the learner asked for last; more are deferred until it asks again."""
 _MAX_IN_FLIGHT = 2
 _MAX_CONCURRENCY = 8
 
@@ -27,8 +29,10 @@ class RayLearnerEndpoint:
     """The class of the Ray actor. Its state is in its folder, so a restart loses nothing."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        self._inbox = Inbox(folder / "inbox", run=run)
-        self._publisher = WeightPublisher(folder / "weights")
+        endpoint = LearnerEndpoint.open(folder, run=run)
+        self._inbox, self._publisher = endpoint.inbox, endpoint.publisher
+        self._read = 0
+        self._inbox.accept_while(lambda: len(self._inbox.stored_after(self._read)) < MAX_UNREAD)
 
     def store(self, header: MessageHeader, payload: Buffer) -> Ack:
         return self._inbox.receive(Message(header, payload))
@@ -40,7 +44,8 @@ class RayLearnerEndpoint:
         return self._publisher.publish(arrays)
 
     def stored_after(self, position: int) -> list[StoredEpisode]:
-        """For a learner on the same machine, which can open the files."""
+        """For a learner on the same machine, which can open the files; it has read everything up to `position`."""
+        self._read = position
         return self._inbox.stored_after(position)
 
     def metrics(self) -> dict[str, float]:

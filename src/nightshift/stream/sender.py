@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import threading
 from collections.abc import Iterator
 
+from nightshift.closing import Closing
 from nightshift.data.episode import NO_POLICY
 from nightshift.errors import NightshiftError
 from nightshift.stream.link import Link, LinkDown
@@ -22,17 +22,21 @@ _FIRST_BACKOFF = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Sender:
-    """Retries with exponential backoff while the link is down. `Spool.put` raises the error that stops the thread."""
+class Sender(Closing):
+    """Retries with exponential backoff while the link is down or the learner defers what it is sent.
+
+    `Spool.put` raises the error that stops the thread.
+    """
 
     def __init__(self, spool: Spool, link: Link, *, poll_interval: float = 1.0, max_backoff: float = 5.0) -> None:
-        """`poll_interval`: seconds between polls for weights while idle; `max_backoff`: between retries, at most."""
+        """`poll_interval`: seconds between polls for weights while idle or deferred; `max_backoff`: between retries."""
         self._spool = spool
         self._link = link
         self._poll_interval = poll_interval
         self._max_backoff = max_backoff
         self._latest_weights: Weights | None = None
-        self._failures = 0
+        self._failures = 0  # since the last progress
+        self._deferred = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
         self._thread.start()
@@ -68,21 +72,35 @@ class Sender:
             self._send_batch()
             self._latest_weights = self._link.weights(self.version) or self._latest_weights
         except LinkDown as error:
-            self._spool.set_link_error(error.what)
+            self._spool.set_obstacle(error.what, is_link_failure=True)
             if not self._failures:
                 _log.warning("%s; episodes stay in the spool until it is back", error.what)
-            backoff = min(self._max_backoff, _FIRST_BACKOFF * 2 ** min(self._failures, 10))
-            self._failures += 1
-            self._stop.wait(backoff * random.uniform(0.5, 1))
+            self._back_off(self._max_backoff)
         else:
-            self._spool.set_link_error("")
-            self._failures = 0
-            self._spool.wait_for_work(self._poll_interval, self._stop)
+            self._spool.set_obstacle(self._deferred)
+            if self._deferred:
+                self._back_off(self._poll_interval)
+            else:
+                self._failures = 0
+                self._spool.wait_for_work(self._poll_interval, self._stop)
+
+    def _back_off(self, longest: float) -> None:
+        backoff = min(longest, _FIRST_BACKOFF * 2 ** min(self._failures, 10))
+        self._failures += 1
+        self._stop.wait(backoff * random.uniform(0.5, 1))
 
     def _send_batch(self) -> None:
+        """Send until the learner defers a message; those in flight are still acknowledged."""
+        self._deferred = ""
         for ack in self._link.send(self._messages()):
             self._spool.handle_ack(ack)
-            self._failures = 0  # an ack is progress, so a link that fails once per message is retried without backoff
+            if ack.outcome == "deferred":
+                self._deferred = ack.reason
+            else:  # progress, so a link that fails once per message is retried without backoff
+                self._failures = 0
 
     def _messages(self) -> Iterator[Message]:
-        return itertools.takewhile(lambda _: not self._stop.is_set(), self._spool.unacknowledged(BATCH_SIZE))
+        for message in self._spool.unacknowledged(BATCH_SIZE):
+            if self._stop.is_set() or self._deferred:
+                return
+            yield message

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from nightshift.closing import Closing
 from nightshift.errors import DataError, NightshiftError, StreamError
 from nightshift.stream.handshake import AuthenticationError, check_token, server_handshake
 from nightshift.stream.link import LearnerEndpoint
@@ -33,7 +34,7 @@ _MAX_REASON_LENGTH = 2000
 _log = logging.getLogger(__name__)
 
 
-class Server:
+class Server(Closing):
     def __init__(
         self,
         endpoint: LearnerEndpoint,

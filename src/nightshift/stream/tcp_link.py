@@ -12,7 +12,7 @@ from nightshift.errors import StreamError
 from nightshift.stream.handshake import check_token, client_handshake
 from nightshift.stream.link import LinkDown
 from nightshift.stream.message import Ack, AckOutcome, Message, MessageHeader
-from nightshift.stream.weights import Weights
+from nightshift.stream.weights import MAX_FILE_BYTES, Weights
 from nightshift.stream.wire import DEFAULT_TIMEOUT, Channel, ProtocolError, int_field, str_field
 
 _MAX_IN_FLIGHT = 2
@@ -51,7 +51,7 @@ class TcpLink:
     def weights(self, newer_than: int) -> Weights | None:
         with self._channel() as channel:
             channel.send({"ask": "weights", "newer_than": newer_than})
-            answer, payload = _answer(channel)
+            answer, payload = _answer(channel, MAX_FILE_BYTES)
             if answer.get("version", 0) is None:
                 return None
             return Weights(int_field(answer, "version"), bytes(payload))
@@ -101,8 +101,8 @@ class TcpLink:
         return channel
 
 
-def _answer(channel: Channel) -> tuple[dict[str, Any], memoryview]:
-    answer, payload = channel.receive()
+def _answer(channel: Channel, max_payload: int = 0) -> tuple[dict[str, Any], memoryview]:
+    answer, payload = channel.receive(max_payload=max_payload)
     if "error" in answer:
         raise StreamError(str_field(answer, "error"))
     return answer, payload

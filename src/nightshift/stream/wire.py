@@ -26,6 +26,8 @@ DEFAULT_TIMEOUT = 30.0
 """Seconds that a frame may take, in addition to the time that its size allows."""
 _MIN_BYTES_PER_SECOND = 2**20
 """A connection below this throughput times out."""
+_MAX_KEPT_BYTES = 2**28
+"""A connection does not keep larger receive buffers."""
 _PREFIX = struct.Struct(">4sIQ")
 _TIMEVAL = struct.Struct("ll")
 
@@ -82,8 +84,10 @@ class Channel:
         return self._timeout + size / _MIN_BYTES_PER_SECOND
 
     def _buffer(self, size: int) -> memoryview:
-        """One of two receive buffers in turn; np.empty does not commit memory before data arrives."""
+        """One of two receive buffers in turn, or a new one; np.empty does not commit memory before data arrives."""
         self._buffers.reverse()
+        if size > _MAX_KEPT_BYTES:
+            return np.empty(size, np.uint8).data
         if len(self._buffers[0]) < size:
             self._buffers[0] = np.empty(size, np.uint8)
         return self._buffers[0].data[:size]

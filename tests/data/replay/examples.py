@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from nightshift.data import mmap
 from nightshift.data.replay import TrajectoryBatch
 
 Steps = list[list[tuple[int, int, str]]]
@@ -69,3 +72,16 @@ def _env_rows(draw: st.DrawFn, env: int, length: int) -> list[tuple[int, int, st
             t += 2 if happens == "gap" else 1
     turn = draw(st.integers(0, length - 1))
     return rows[turn:] + rows[:turn]
+
+
+def record_opened_files(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A list to which every file is added that is mapped from now on."""
+    opened: list[Path] = []
+    view = mmap.view
+
+    def record(path: Path) -> NDArray[np.uint8]:
+        opened.append(path)
+        return view(path)
+
+    monkeypatch.setattr(mmap, "view", record)
+    return opened

@@ -1,15 +1,12 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.data import episode
 from nightshift.data.episode import Episode
 from nightshift.data.replay import TrajectoryReplay, trajectory_from_episode
 from nightshift.errors import DataError
-from tests.data.examples import episodes, make, with_images
+from tests.data.examples import episodes, make
 
 
 @given(st.lists(episodes(min_steps=2), min_size=1, max_size=4), st.integers(0, 2**31))
@@ -28,16 +25,6 @@ def test_every_sample_is_a_transition_of_its_episode(some: list[Episode], seed: 
         assert batch["mask"][row] == one.masks[t]
         assert batch["intervene_flags"][row] == one.interventions[t]
         assert batch["versions"][row] == one.policy_versions[t]
-
-
-def test_an_episode_that_lies_in_a_file_is_sampled_from_that_file(tmp_path: Path) -> None:
-    episode.save(with_images(), tmp_path / "a.safetensors")
-    loaded = episode.load(tmp_path / "a.safetensors")
-    replay = TrajectoryReplay()
-    replay.add_trajectories([trajectory_from_episode(loaded, 0)])
-    held = trajectory_from_episode(loaded, 0).frames["front"]
-    assert np.shares_memory(held, loaded.observations["front"])
-    np.testing.assert_array_equal(replay.sample(3)["curr_obs"]["front"].shape, (3, 8, 8, 3))
 
 
 def test_an_episode_without_a_transition_is_refused_by_name() -> None:

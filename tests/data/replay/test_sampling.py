@@ -214,7 +214,7 @@ def test_a_mixer_draws_from_replays() -> None:
     online.add_trajectories([plain(uid=1)])
     view: dict[str, Any] = {"frame_stack": 2, "n_step": 3, "discount": 0.9}
     mixer = Mixer({"online": online.source(**view), "demos": demos.source(**view)}, {"online": 0.5, "demos": 0.5})
-    with pytest.raises(DataError, match="source demos is empty"):
+    with pytest.raises(DataError, match="source demos: the replay buffer is empty"):
         mixer.sample(8)
     demos.add_trajectories([plain(uid=2)])
     batch = mixer.sample(8, num_batches=3)

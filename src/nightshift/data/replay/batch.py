@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nightshift.data.replay.address_table import AFTER, BEFORE, FRAMES, Selection
 from nightshift.data.replay.buffer_pool import BufferPool
-from nightshift.data.replay.gather import Addresses, gather, gather_all, prefetch
+from nightshift.data.replay.gather import Addresses, Rows, gather, gather_all, prefetch
 from nightshift.data.replay.trajectory import FORWARD_INPUTS, NO_ROW, RowIndices
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
@@ -42,11 +42,9 @@ class TransitionSpec:
             raise DataError(f"a return over {self.n_step} steps needs a discount", "pass `discount`")
 
 
-def assemble(
-    selection: Selection, rows: RowIndices, spec: TransitionSpec, pool: BufferPool, *, cold: bool
-) -> TransitionBatch:
-    """The transitions that begin at these rows; `cold` if some files are not in the page cache yet."""
-    reader = _Reader(selection, pool)
+def assemble(selection: Selection, rows: RowIndices, spec: TransitionSpec, *, cold: bool) -> TransitionBatch:
+    """The transitions that begin at these rows, with frames as `Rows`; `cold` if some files may not be cached yet."""
+    reader = _Reader(selection)
     last, rewards, steps = _returns(reader, rows, spec)
     batch: TransitionBatch = {"rewards": rewards}
     trajectory = selection.example.trajectory
@@ -64,44 +62,71 @@ def assemble(
     return _nested(batch)
 
 
+def gathered(batch: TransitionBatch, pool: BufferPool) -> TransitionBatch:
+    """The batch with all of its `Rows` copied into arrays."""
+    jobs: list[tuple[Addresses, Column]] = []
+    complete = _with_arrays(batch, pool, jobs)
+    gather_all(jobs)
+    return complete
+
+
+def _with_arrays(batch: TransitionBatch, pool: BufferPool, jobs: list[tuple[Addresses, Column]]) -> TransitionBatch:
+    """The batch with arrays in place of `Rows`, which are filled by `jobs`."""
+    complete: TransitionBatch = {}
+    for name, value in batch.items():
+        complete[name] = value
+        if isinstance(value, dict):
+            complete[name] = _with_arrays(value, pool, jobs)
+        elif isinstance(value, Rows):
+            complete[name] = pool.empty(value.shape, value.dtype)
+            sources = value.addresses.ravel()
+            if value.is_cold:
+                prefetch(sources, complete[name].nbytes // len(sources))
+            jobs.append((sources, complete[name].reshape(len(sources), -1)))
+    return complete
+
+
 class _Reader:
     """Reads columns of the trajectories of one batch."""
 
-    def __init__(self, selection: Selection, pool: BufferPool) -> None:
+    def __init__(self, selection: Selection) -> None:
         self._selection = selection
-        self._pool = pool
 
     def column(self, name: str, rows: RowIndices) -> Column:
         """The column's values [n, …, …] at row numbers [n, …], row i in the trajectory of sample i."""
-        sources, out = self._job(name, rows)
-        gather(sources, out)
+        example = self._selection.example.arrays[name]
+        out: Column = np.empty((rows.size, *example.shape[1:]), example.dtype)
+        gather(self._addresses(name, rows).ravel(), out)
         return out.reshape(*rows.shape, *out.shape[1:])
 
-    def frames(self, wanted: Mapping[str, RowIndices], *, squeeze: bool, cold: bool) -> dict[str, dict[str, Column]]:
+    def frames(self, wanted: Mapping[str, RowIndices], *, squeeze: bool, cold: bool) -> dict[str, dict[str, Rows]]:
         """Frames by key and camera name, for frame numbers [n, k]; `squeeze` drops the axis k."""
-        jobs: list[tuple[Addresses, Column]] = []
-        found: dict[str, dict[str, Column]] = {}
-        for key, numbers in wanted.items():
-            found[key] = {}
-            shape = numbers.shape[:1] if squeeze else numbers.shape
-            for name in self._selection.example.trajectory.frames:
-                sources, out = self._job(f"{FRAMES}{name}", numbers)
-                jobs.append((sources, out))
-                found[key][name] = out.reshape(*shape, *out.shape[1:])
-        if cold:
-            for sources, out in jobs:
-                prefetch(sources, out.nbytes // len(out))
-        gather_all(jobs)
-        return found
+        return {
+            key: {
+                name: self._frames_of(name, numbers, squeeze=squeeze, cold=cold)
+                for name in self._selection.example.trajectory.frames
+            }
+            for key, numbers in wanted.items()
+        }
 
-    def _job(self, name: str, rows: RowIndices) -> tuple[Addresses, Column]:
-        """The addresses of the rows, and an array to copy them into."""
-        example = self._selection.example.arrays[name]
-        base_addresses = self._selection.base_addresses[:, self._selection.columns[name]].reshape(
-            -1, *[1] * (rows.ndim - 1)
+    def _frames_of(self, name: str, numbers: RowIndices, *, squeeze: bool, cold: bool) -> Rows:
+        example = self._selection.example.arrays[f"{FRAMES}{name}"]
+        return Rows(
+            addresses=self._addresses(f"{FRAMES}{name}", numbers),
+            shape=(*(numbers.shape[:1] if squeeze else numbers.shape), *example.shape[1:]),
+            dtype=example.dtype,
+            owners=(self._selection,),
+            is_cold=cold,
         )
-        sources = (base_addresses + rows * (example.nbytes // len(example))).ravel()
-        return sources, self._pool.empty((rows.size, *example.shape[1:]), example.dtype)
+
+    def _addresses(self, name: str, rows: RowIndices) -> Addresses:
+        """The address of the column's row in memory for each of the row numbers [n, …]."""
+        example = self._selection.example.arrays[name]
+        base_addresses = self._selection.base_addresses[:, self._selection.columns[name]]
+        sources: Addresses = base_addresses.reshape(-1, *[1] * (rows.ndim - 1)) + rows * (
+            example.nbytes // len(example)
+        )
+        return sources
 
 
 def _returns(reader: _Reader, rows: RowIndices, spec: TransitionSpec) -> tuple[RowIndices, Column, NDArray[np.int64]]:

@@ -6,30 +6,35 @@ are copied or files written.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
+from nightshift.closing import Closing
+from nightshift.data.episode import Episode
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.replay import checkpoint, validation
-from nightshift.data.replay.batch import TransitionBatch, TransitionSpec, assemble
+from nightshift.data.replay.batch import TransitionBatch, TransitionSpec, assemble, gathered
 from nightshift.data.replay.buffer_pool import BufferPool
 from nightshift.data.replay.disk_storage import OnDiskStorage
+from nightshift.data.replay.episodes import files_of_store, trajectory_from_episode
 from nightshift.data.replay.index import INDEX, METADATA, OLDEST, TrajectoryEntry, TrajectoryIndex, to_json
-from nightshift.data.replay.storage import InMemoryStorage, Storage
+from nightshift.data.replay.storage import EpisodeFile, InMemoryStorage, Storage
 from nightshift.data.replay.trajectory import NO_ROW, RowIndices, TrajectoryBatch, as_immutable
 from nightshift.errors import DataError
 
 SEED = 1234
-CACHE_SIZE = 1024
+CACHE_SIZE = 16_384
+"""Files that are mapped at a time: a quarter of what Linux allows a process by default (vm.max_map_count)."""
 
 
-class TrajectoryReplay:
+class TrajectoryReplay(Closing):
     """Trajectories [T, B, …], sampled uniformly over transitions, with replacement.
 
     Example:
@@ -50,8 +55,8 @@ class TrajectoryReplay:
         """Sample from the newest `sample_window_size` trajectories and keep the newest `capacity`; 0 means all.
 
         With `auto_save_path` every trajectory is written to a file in that folder, which no other buffer may use until
-        this one is closed, and at most `cache_size` files are open at a time. Without it all trajectories stay in
-        memory, and only a checkpoint writes them to disk.
+        this one is closed. Without it trajectories stay in memory, those of `add_files` in their files, and only a
+        checkpoint writes them to disk. At most `cache_size` files are open at a time.
         """
         if min(sample_window_size, capacity) < 0 or cache_size < 1:
             raise DataError(
@@ -65,6 +70,7 @@ class TrajectoryReplay:
         self._lock = threading.RLock()
         self._index = TrajectoryIndex()
         self._counter = 0
+        self._next_number = 0
         self._is_closed = False
         self._pool = BufferPool()
         self._generator = torch.Generator().manual_seed(seed)
@@ -73,18 +79,11 @@ class TrajectoryReplay:
             if auto_save_path is None
             else OnDiskStorage(auto_save_path, cache_size, self._index, self._lock, self._describe)
         )
-        self._storage: Storage = self._on_disk or InMemoryStorage(self._index)
+        self._in_memory = InMemoryStorage(self._index, cache_size)
+        self._storage: Storage = self._on_disk or self._in_memory
 
     def __len__(self) -> int:
         return len(self._index)
-
-    def __enter__(self) -> TrajectoryReplay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def size(self) -> int:
@@ -103,7 +102,10 @@ class TrajectoryReplay:
 
     @random_state.setter
     def random_state(self, state: bytes) -> None:
-        self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        try:
+            self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"these {len(state)} bytes are not the state of a random generator: {error}") from None
 
     def is_ready(self, min_samples: int) -> bool:
         return self._index.window_samples(self.sample_window_size) >= min_samples
@@ -122,6 +124,25 @@ class TrajectoryReplay:
                 validation.check_schema(schema, schemas[0])
             return [self._add(trajectory) for trajectory in kept]
 
+    def add_episodes(self, episodes: EpisodeStore | Iterable[Episode]) -> list[int]:
+        """As `add_trajectories`, of episodes, which this buffer numbers; those of a store stay in its files."""
+        if isinstance(episodes, EpisodeStore):
+            return self.add_files(files_of_store(episodes, self._reserve_numbers(len(episodes.keys()))))
+        listed = list(episodes)
+        first = self._reserve_numbers(len(listed))
+        return self.add_trajectories([trajectory_from_episode(one, n) for n, one in enumerate(listed, first)])
+
+    def add_files(self, files: Sequence[EpisodeFile]) -> list[int]:
+        """As `add_trajectories`, of episodes that stay in their files; each is opened when it is first sampled.
+
+        With `auto_save_path` they are copied to that folder instead.
+        """
+        self._check_open()
+        if self._on_disk is not None:
+            return self.add_trajectories([file.read(verify=True) for file in files])
+        with self._lock:
+            return [self._add_file(file) for file in files]
+
     def sample(
         self, num_chunks: int, *, frame_stack: int = 1, n_step: int = 1, discount: float | None = None
     ) -> TransitionBatch:
@@ -135,7 +156,7 @@ class TrajectoryReplay:
         an episode repeats its first frame. Rewards are summed over up to `n_step` steps of one episode; `next_obs` and
         the flags are those of the last of these steps.
         """
-        return self._sample(num_chunks, TransitionSpec(frame_stack=frame_stack, n_step=n_step, discount=discount))
+        return self.source(frame_stack=frame_stack, n_step=n_step, discount=discount).sample(num_chunks)
 
     def source(self, *, frame_stack: int = 1, n_step: int = 1, discount: float | None = None) -> ReplaySource:
         """This buffer as a source for a `Mixer`; the arguments are those of `sample`."""
@@ -210,12 +231,30 @@ class TrajectoryReplay:
         entry = TrajectoryEntry.of(self._counter, trajectory)
         self._index.append(entry)
         self._storage.put(entry, trajectory)
+        return self._count(entry)
+
+    def _reserve_numbers(self, count: int) -> int:
+        """The first of `count` episode numbers, which this buffer gives to no other episode."""
+        with self._lock:
+            first = max(self._next_number, self._counter)
+            self._next_number = first + count
+            return first
+
+    def _add_file(self, file: EpisodeFile) -> int:
+        entry = TrajectoryEntry.of_episode(self._counter, file.num_samples)
+        self._index.append(entry)
+        self._in_memory.put_file(entry, file)
+        return self._count(entry)
+
+    def _count(self, entry: TrajectoryEntry) -> int:
+        """Count an entry that was added, and remove the oldest beyond `capacity`."""
         self._counter += 1
         while self.capacity and len(self._index) > self.capacity:
             self._storage.remove(self._index.pop_oldest())
         return entry.trajectory_id
 
-    def _sample(self, num_chunks: int, spec: TransitionSpec) -> TransitionBatch:
+    def _deal(self, num_chunks: int, spec: TransitionSpec) -> TransitionBatch:
+        """A batch whose frames are not copied yet (`gather.Rows`)."""
         if num_chunks < 1:
             raise DataError(f"num_chunks is {num_chunks}", "sample at least one transition")
         self._storage.wait_for_writer()
@@ -226,7 +265,7 @@ class TrajectoryReplay:
                 self._storage.open(self._index[trajectory_id] for trajectory_id in self._index.ids(absent).tolist())
             selection = self._storage.table.select(self._index.slots(positions))
             self._storage.evict()
-        return assemble(selection, rows, spec, self._pool, cold=len(absent) > 0)
+        return assemble(selection, rows, spec, cold=len(absent) > 0)
 
     def _draw(self, count: int) -> tuple[RowIndices, RowIndices]:
         available = self._index.window_samples(self.sample_window_size)
@@ -259,4 +298,14 @@ class ReplaySource:
         return self.replay.total_samples
 
     def sample(self, count: int, /) -> TransitionBatch:
-        return self.replay._sample(count, self.spec)
+        return gathered(self.replay._deal(count, self.spec), self.replay._pool)
+
+    @contextlib.contextmanager
+    def sampling(self, count: int, /) -> Iterator[TransitionBatch]:
+        """A batch with frames as `gather.Rows`; if the block raises, the next batch is the same one."""
+        before = self.replay.random_state
+        try:
+            yield self.replay._deal(count, self.spec)
+        except BaseException:
+            self.replay.random_state = before
+            raise

@@ -26,8 +26,8 @@ from nightshift.data.replay import trajectory_file
 from nightshift.data.replay.address_table import AddressTable, FlatTrajectory
 from nightshift.data.replay.index import INDEX, METADATA, OLDEST, TrajectoryEntry, TrajectoryIndex, to_json
 from nightshift.data.replay.staging import commit_staged, link, link_checked, stage_files
-from nightshift.data.replay.storage import TrajectoryExport, TrajectoryLoader, open_file
-from nightshift.data.replay.trajectory import NO_ROW, TrajectoryBatch
+from nightshift.data.replay.storage import OpenFiles, TrajectoryExport, TrajectoryLoader, open_file
+from nightshift.data.replay.trajectory import TrajectoryBatch
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError, NightshiftError
 from nightshift.project.locks import Claim
@@ -62,7 +62,7 @@ class OnDiskStorage:
         self._lock = lock
         self._describe = describe
         self._pending: dict[int, tuple[TrajectoryEntry, int]] = {}  # by id: not written yet, with their slots
-        self._opened: dict[int, int] = {}  # by id: slots of open files, in the order of opening
+        self._open = OpenFiles(self.table, index, cache_size)
         self._sums: dict[int, str] = {}  # by id: sha256 of existing files
         self._to_delete: list[Path] = []  # files to delete once the index on disk no longer lists them
         self._unlisted = 0  # changes since the index was written
@@ -86,20 +86,16 @@ class OnDiskStorage:
         for entry in entries:
             _prefetch_header(self._path(entry))
         for entry in entries:
-            self._register(entry, open_file(self._path(entry), entry))
+            self._open.add(entry.trajectory_id, open_file(self._path(entry), entry))
 
     def evict(self) -> None:
-        while len(self._opened) > self._cache_size:
-            trajectory_id = next(iter(self._opened))
-            self.table.remove(self._opened.pop(trajectory_id))
-            self._index.set_slot(trajectory_id, NO_ROW)
+        self._open.evict()
 
     def remove(self, entry: TrajectoryEntry) -> None:
         trajectory_id = entry.trajectory_id
         if trajectory_id in self._pending:
             self.table.remove(self._pending.pop(trajectory_id)[1])
-        if trajectory_id in self._opened:
-            self.table.remove(self._opened.pop(trajectory_id))
+        self._open.close(trajectory_id)
         if self._sums.pop(trajectory_id, None):
             self._to_delete.append(self._path(entry))
         self._unlisted += 1
@@ -126,7 +122,8 @@ class OnDiskStorage:
         self._holds_other_data = True  # if the commit fails, loading the folder again completes it
         commit_staged(self._folder)
         self._holds_other_data = False
-        self.table, self._opened, self._pending, self._to_delete = AddressTable(), {}, {}, []
+        self.table, self._pending, self._to_delete = AddressTable(), {}, []
+        self._open = OpenFiles(self.table, self._index, self._cache_size)
         self._sums = {entry.trajectory_id: entry.sha256 for entry in listed}
         self._index.reset(entries)
         self.open(entries[:1])  # sets the schema for trajectories that are added next
@@ -168,11 +165,6 @@ class OnDiskStorage:
     def _path(self, entry: TrajectoryEntry) -> Path:
         return self._folder / entry.file_name(SUFFIX)
 
-    def _register(self, entry: TrajectoryEntry, flat: FlatTrajectory) -> None:
-        slot = self.table.put(flat)
-        self._opened[entry.trajectory_id] = slot
-        self._index.set_slot(entry.trajectory_id, slot)
-
     def _submit(self, job: Callable[[], None]) -> None:
         self._writes.append(self._writer.submit(job))
 
@@ -193,7 +185,7 @@ class OnDiskStorage:
                 if is_wanted:
                     self.table.remove(slot)
                     self._sums[entry.trajectory_id] = sha256
-                    self._register(entry, written)
+                    self._open.add(entry.trajectory_id, written)
                     self.evict()
                 else:
                     self._to_delete.append(path)

@@ -9,6 +9,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -21,6 +22,49 @@ from numpy.typing import NDArray
 from nightshift.data.tensors import Column
 
 Addresses = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An array whose rows have not been copied together yet; `gather_rows` does it, once for several sources."""
+
+    addresses: Addresses  # [n, k]: each row of the array is k rows in memory
+    shape: tuple[int, ...]  # [n, …]
+    dtype: np.dtype[Any]
+    owners: tuple[object, ...]  # keep the memory at these addresses alive
+    is_cold: bool  # some of it may not be in the page cache
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @classmethod
+    def of(cls, array: Column, pieces: int) -> Rows:
+        """An array in memory, each row in `pieces` equal parts."""
+        array = np.ascontiguousarray(array)
+        offsets = np.arange(len(array) * pieces) * (array.nbytes // (len(array) * pieces))
+        return cls(
+            addresses=(address(array) + offsets).reshape(len(array), pieces),
+            shape=array.shape,
+            dtype=array.dtype,
+            owners=(array,),
+            is_cold=False,
+        )
+
+    @classmethod
+    def merged(cls, parts: Sequence[tuple[NDArray[np.int64], Rows]], count: int) -> Rows:
+        """The `count` rows of several arrays of one shape and dtype; each part has the places of its rows."""
+        _, first = parts[0]
+        addresses = np.empty((count, first.addresses.shape[1]), np.int64)
+        for places, part in parts:
+            addresses[places] = part.addresses
+        return cls(
+            addresses=addresses,
+            shape=(count, *first.shape[1:]),
+            dtype=first.dtype,
+            owners=tuple(owner for _, part in parts for owner in part.owners),
+            is_cold=any(part.is_cold for _, part in parts),
+        )
+
 
 _size = types.intp
 _memcpy: Any = types.ExternalFunction("memcpy", _size(_size, _size, _size))

@@ -43,6 +43,17 @@ class TrajectoryEntry:
             model_weights_id=trajectory.model_weights_id,
         )
 
+    @classmethod
+    def of_episode(cls, trajectory_id: int, num_samples: int) -> TrajectoryEntry:
+        """The entry of an episode in a file that has not been opened."""
+        return cls(
+            trajectory_id=trajectory_id,
+            num_samples=num_samples,
+            shape=(num_samples, 1),
+            max_episode_length=num_samples,
+            model_weights_id="",
+        )
+
 
 class TrajectoryIndex:
     """Append and lookup take time independent of the number of trajectories, apart from binary search."""

@@ -26,14 +26,15 @@ def stage_files(folder: Path) -> Iterator[Path]:
     """A folder for new files, which become the content of `folder` when the block ends; call `commit_staged` next."""
     stage = folder / _PARTIAL
     shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir()
-    try:
-        yield stage
-        files.sync(stage)
-        stage.rename(folder / _STAGED)
-        files.sync(folder)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+    with files.translated_errors(folder):
+        stage.mkdir()
+        try:
+            yield stage
+            files.sync(stage)
+            stage.rename(folder / _STAGED)
+            files.sync(folder)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
 
 
 def current_folder(folder: Path) -> Path:
@@ -47,13 +48,14 @@ def commit_staged(folder: Path) -> None:
     staged = folder / _STAGED
     if not staged.is_dir():
         return
-    for path in folder.glob(f"trajectory_*{SUFFIX}"):
-        path.unlink()
-    for path in staged.iterdir():
-        (folder / path.name).unlink(missing_ok=True)
-        link(folder / path.name, path)
-    files.sync(folder)
-    staged.rename(folder / _PARTIAL)
+    with files.translated_errors(folder):
+        for path in folder.glob(f"trajectory_*{SUFFIX}"):
+            path.unlink()
+        for path in staged.iterdir():
+            (folder / path.name).unlink(missing_ok=True)
+            link(folder / path.name, path)
+        files.sync(folder)
+        staged.rename(folder / _PARTIAL)
     shutil.rmtree(folder / _PARTIAL)
 
 

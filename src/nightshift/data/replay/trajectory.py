@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.data.mmap import MappedFile
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
@@ -167,6 +168,8 @@ def _is_mutable(array: Column) -> bool:
 
 
 def _is_read_only(memory: Any) -> bool:
+    if isinstance(memory, MappedFile):
+        return True
     try:
         return memoryview(memory).readonly
     except (TypeError, ValueError):
