@@ -14,6 +14,7 @@ from tasks.dataset import dataset
 from tasks.evaluate import evaluate
 from tasks.register import register
 from tasks.rloo import rloo
+from tasks.rlpd import rlpd
 from tasks.sft import sft
 from tasks.states import states
 
@@ -27,7 +28,8 @@ def pipeline() -> list[StageResult]:
         demos = collect(session, starts)
         data = dataset(session, demos)
         cloned = sft(session, data)
-        trained = rloo(session, starts, cloned)
-        report = evaluate(session, cloned, trained)
-        model = register(session, data, trained, report)
-        return summarise(session, [starts, demos, data, cloned, trained, report, model])
+        on_policy = rloo(session, starts, cloned)
+        off_policy = rlpd(session, starts, data, cloned)
+        report = evaluate(session, cloned, on_policy, off_policy)
+        model = register(session, data, on_policy, off_policy, report)
+        return summarise(session, [starts, demos, data, cloned, on_policy, off_policy, report, model])

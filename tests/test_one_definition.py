@@ -28,6 +28,7 @@ OUTPUTS = {
     "dataset": [paths.DATASET],
     "sft": [paths.SFT_POLICY],
     "rloo": [paths.RLOO_POLICY],
+    "rlpd": [paths.RLPD_POLICY],
     "evaluate": [paths.EVALUATION],
     "register": [paths.RECEIPT],
 }

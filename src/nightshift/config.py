@@ -58,6 +58,7 @@ class CheckpointEvery(Section):
 
     sft_steps: Count
     rloo_iterations: Count
+    rlpd_decisions: Count
 
 
 class Machine(Section):
