@@ -47,22 +47,21 @@ def make_policy(device: torch.device) -> GaussianMlp:
     return GaussianMlp(inputs={"state": STATES}, activation="relu", head="tanh_gaussian", **sizes).to(device)  # type: ignore[arg-type]
 
 
-def make_slices(device: torch.device) -> list[Transitions]:
+def make_batch(device: torch.device) -> Transitions:
+    rows = UTD * BATCH
+
     def draw(*shape: int) -> Tensor:
         return (2 * torch.rand(*shape) - 1).to(device)
 
-    return [
-        Transitions(
-            inputs={STATE: draw(BATCH, STATES)},
-            actions=draw(BATCH, 1, ACTIONS),
-            rewards=draw(BATCH),
-            discounts=torch.full((BATCH,), 0.99, device=device),
-            next_inputs={STATE: draw(BATCH, STATES)},
-            bc_actions=draw(BATCH, 1, ACTIONS),
-            bc_mask=torch.zeros(BATCH, 1, dtype=torch.bool, device=device),
-        )
-        for _ in range(UTD)
-    ]
+    return Transitions(
+        inputs={STATE: draw(rows, STATES)},
+        actions=draw(rows, 1, ACTIONS),
+        rewards=draw(rows),
+        discounts=torch.full((rows,), 0.99, device=device),
+        next_inputs={STATE: draw(rows, STATES)},
+        bc_actions=draw(rows, 1, ACTIONS),
+        bc_mask=torch.zeros(rows, 1, dtype=torch.bool, device=device),
+    )
 
 
 class Loop:
@@ -94,7 +93,8 @@ class Loop:
         joint = torch.cat([states, actions], -1)
         return torch.stack([critic(joint).squeeze(-1) for critic in critics])
 
-    def update(self, slices: list[Transitions]) -> None:
+    def update(self, batch: Transitions) -> None:
+        slices = batch.slices(BATCH)
         for part in slices:
             self._update_critics(part)
         self._update_actor(slices[-1])
@@ -139,16 +139,16 @@ def steps_per_second(update: Callable[[], object], device: torch.device) -> floa
 def main() -> None:
     device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(int(sys.argv[2]) if len(sys.argv) > 2 else 1)  # noqa: PLR2004
-    slices, rlpd = make_slices(device), settings()
+    batch, rlpd = make_batch(device), settings()
     loop = Loop(device, rlpd)
     batched = RlpdLearner(make_policy(device), rlpd, seed=0, cuda_graphs=False)
     ways: dict[str, Callable[[], object]] = {
-        "loop": lambda: loop.update(slices),
-        "batched": lambda: batched.update(slices),
+        "loop": lambda: loop.update(batch),
+        "batched": lambda: batched.update(batch),
     }
     if device.type == "cuda":
         graph = RlpdLearner(make_policy(device), rlpd, seed=0)
-        ways["graph"] = lambda: graph.update(slices)
+        ways["graph"] = lambda: graph.update(batch)
     for update in ways.values():  # compile, allocate, record
         update()
     found: dict[str, list[float]] = {name: [] for name in ways}

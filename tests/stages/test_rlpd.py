@@ -115,7 +115,7 @@ def test_from_nothing_but_demos_in_the_replay_it_learns_to_reach_the_goal(
 
 
 @pytest.mark.usefixtures("clone")
-@pytest.mark.parametrize(("stop", "period"), [(1, 30), (2, 30), (4, 1), (5, 1000), (6, 30)])
+@pytest.mark.parametrize(("stop", "period"), [(1, 30), (4, 1), (5, 30)])
 def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_not(
     job: Callable[[str], Job], params: config.Params, stop: int, period: int
 ) -> None:

@@ -163,7 +163,7 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
         for _ in range(replay.add(episode)):
             advance(f"success {success:.0%}")
     with watch.timing("time/update"):
-        learned = _mean([training.learner.update(slices) for slices in _batches(replay, rlpd)])
+        learned = _mean([training.learner.update(batch) for batch in _batches(replay)])
     return {
         "rollout/success": success,
         "rollout/length": sum(episode.length - 1 for episode in episodes) / len(episodes),
@@ -173,22 +173,21 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
     }
 
 
-def _batches(replay: DecisionReplay, rlpd: config.Rlpd) -> Iterator[list[Transitions]]:
-    """The slices of every update that is due. The next ones are sampled while the learner works on the present ones."""
+def _batches(replay: DecisionReplay) -> Iterator[Transitions]:
+    """One for every update that is due. The next one is sampled while the learner works on the present one."""
     with ThreadPoolExecutor(1) as sampler:
         waiting = sampler.submit(replay.sample) if replay.is_update_due else None
         while waiting is not None:
             batch = waiting.result()
             waiting = sampler.submit(replay.sample) if replay.is_update_due else None
-            yield from_replay(batch).slices(rlpd.batch_size)
+            yield from_replay(batch)
 
 
 def _warm_up(training: _Training, rlpd: config.Rlpd) -> None:
     """Critics and temperature learn from demos first: untrained critics would pull the actor away from its start."""
     with progress.bar("warm-up", total=rlpd.warmup_steps) as advance:
         for _ in range(rlpd.warmup_steps):
-            slices = from_replay(training.replay.sample_demos()).slices(rlpd.batch_size)
-            training.learner.update(slices, train_actor=False)
+            training.learner.update(from_replay(training.replay.sample_demos()), train_actor=False)
             advance("")
 
 

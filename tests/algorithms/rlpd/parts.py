@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,4 +52,18 @@ def transitions(policy: HeadPolicy, rows: int = ROWS, seed: int = 0) -> Transiti
         next_inputs=policy.inputs(examples.observe(rows, seed + 1000)),
         bc_actions=2 * torch.rand(chunk, generator=generator) - 1,
         bc_mask=demo[:, None].expand(rows, policy.chunk),
+    )
+
+
+def concatenated(parts: Sequence[Transitions]) -> Transitions:
+    """The slices of one update."""
+    first = parts[0]
+    return Transitions(
+        inputs={name: torch.cat([part.inputs[name] for part in parts]) for name in first.inputs},
+        actions=torch.cat([part.actions for part in parts]),
+        rewards=torch.cat([part.rewards for part in parts]),
+        discounts=torch.cat([part.discounts for part in parts]),
+        next_inputs={name: torch.cat([part.next_inputs[name] for part in parts]) for name in first.next_inputs},
+        bc_actions=torch.cat([part.bc_actions for part in parts]),
+        bc_mask=torch.cat([part.bc_mask for part in parts]),
     )

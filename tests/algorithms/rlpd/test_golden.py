@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nightshift.algorithms.rlpd.learner import RlpdLearner
 from nightshift.algorithms.rlpd.transitions import Transitions
 from nightshift.policies.gaussian_mlp import STATE, GaussianMlp
-from tests.algorithms.rlpd.parts import settings
+from tests.algorithms.rlpd.parts import concatenated, settings
 from tests.algorithms.rlpd.reference import Agent, Batch, Fault
 from tests.algorithms.rlpd.test_critics import single
 
@@ -35,7 +35,7 @@ class Sides(nn.Module):
 def make_learner() -> RlpdLearner:
     torch.manual_seed(0)
     policy = GaussianMlp(inputs={"proprio": STATES}, hidden=[8], chunk=1, action_dim=ACTIONS, head="tanh_gaussian")
-    return RlpdLearner(policy, settings(discount=DISCOUNT, critics={"num_min_qs": 3}), seed=0)
+    return RlpdLearner(policy, settings(discount=DISCOUNT, batch_size=ROWS, critics={"num_min_qs": 3}), seed=0)
 
 
 def make_reference(learner: RlpdLearner) -> Agent:
@@ -97,9 +97,10 @@ def with_draws(learner: RlpdLearner, slices: list[Batch]) -> list[Batch]:
     generator.set_state(learner.generator.get_state())
     for batch in slices:
         batch.members = torch.randperm(learner.critics.count, generator=generator)[:3].tolist()
-        batch.next_noise = torch.randn(ROWS, 1, ACTIONS, generator=generator)[:, 0]
-        batch.noise = torch.randn(ROWS, 1, ACTIONS, generator=generator)[:, 0]
-        torch.rand(2, ROWS, 0, generator=generator)
+    next_noise = torch.randn(UTD, ROWS, 1, ACTIONS, generator=generator)
+    for batch, noise in zip(slices, next_noise, strict=True):
+        batch.next_noise = noise[:, 0]
+    slices[-1].noise = torch.randn(ROWS, 1, ACTIONS, generator=generator)[:, 0]
     return slices
 
 
@@ -110,7 +111,7 @@ def distance(fault: Fault | None) -> float:
     for number in range(3):
         slices = with_draws(learner, make_slices(number))
         reference.update(slices, fault)
-        learner.update([as_transitions(batch) for batch in slices])
+        learner.update(concatenated([as_transitions(batch) for batch in slices]))
     pairs: list[tuple[Tensor, Tensor]] = [(learner.temperature.log_value, reference.log_temperature)]
     pairs += list(zip(learner.policy.parameters(), reference.actor.parameters(), strict=True))
     for ensemble, networks in ((learner.critics, reference.critics), (learner.target_critics, reference.targets)):

@@ -36,16 +36,20 @@ Metrics = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of one critic step. They come from the CPU, so that every device makes the same draws."""
+    """The random numbers of an update. They come from the CPU, so that every device makes the same draws.
 
-    members: Tensor  # [K] the critics whose minimum is the target
-    next_noise: Tensor  # [B, C, A] of the next actions
+    U critic steps, B transitions each.
+    """
+
+    members: Tensor  # [U, K] the critics whose minimum is the target
+    next_noise: Tensor  # [U, B, C, A] of the next actions
     noise: Tensor  # [B, C, A] of the actor's actions
-    augmentation: Tensor  # [2, B, D] of the observations before and after
+    augmentation: Tensor  # [U, 2, B, D] of the observations before and after
     bc_weight: Tensor  # []
 
     def to(self, device: torch.device) -> Draws:
-        return Draws(*(getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__))
+        moved = (getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__)
+        return Draws(*moved)
 
 
 class Temperature(nn.Module):
@@ -91,19 +95,18 @@ class RlpdLearner:
             {} if cuda_graphs and policy.device.type == "cuda" else None
         )
 
-    def update(self, slices: Sequence[Transitions], *, train_actor: bool = True) -> Metrics:
-        """One critic step per slice, then one step of the actor and of the temperature on the last slice.
+    def update(self, batch: Transitions, *, train_actor: bool = True) -> Metrics:
+        """One critic step per slice of `batch_size`, then one step of the actor and the temperature on the last slice.
 
         `train_actor` False leaves the actor as it is: that warms up critics and temperature.
         """
         device = self.policy.device
         bc_weight = self._bc_weight() if train_actor else 0.0
-        draws = [self._draw(len(part), bc_weight).to(device) for part in slices]
-        parts = [part.to(device) for part in slices]
+        draws = self._draw(len(batch) // self._settings.batch_size, bc_weight).to(device)
         self.actor_updates += train_actor
         if self._graphs is None:
-            return self._update(parts, draws, train_actor=train_actor, clone=bc_weight > 0)
-        return self._graph(train_actor, bc_weight > 0)(parts, draws)
+            return self._update(batch.to(device), draws, train_actor=train_actor, clone=bc_weight > 0)
+        return self._graph(train_actor, bc_weight > 0)(batch.to(device), draws)
 
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that a checkpoint must hold, by flat names."""
@@ -123,18 +126,16 @@ class RlpdLearner:
         if self._graphs is not None:
             self._graphs.clear()  # they were recorded with the optimizers' former tensors
 
-    def _update(
-        self, slices: Sequence[Transitions], draws: Sequence[Draws], *, train_actor: bool, clone: bool
-    ) -> Metrics:
+    def _update(self, batch: Transitions, draws: Draws, *, train_actor: bool, clone: bool) -> Metrics:
         metrics: Metrics = {}
-        part = slices[-1]
-        for one, drawn in zip(slices, draws, strict=True):
-            part = self._augmented(one, drawn.augmentation)
-            metrics = self._update_critics(part, drawn)
-        return {**metrics, **self._update_actor(part, draws[-1], train_actor=train_actor, clone=clone)}
+        part = batch
+        for index, one in enumerate(batch.slices(self._settings.batch_size)):
+            part = self._augmented(one, draws.augmentation[index])
+            metrics = self._update_critics(part, draws.members[index], draws.next_noise[index])
+        return {**metrics, **self._update_actor(part, draws, train_actor=train_actor, clone=clone)}
 
-    def _update_critics(self, part: Transitions, draws: Draws) -> Metrics:
-        targets = self._targets(part, draws)
+    def _update_critics(self, part: Transitions, members: Tensor, next_noise: Tensor) -> Metrics:
+        targets = self._targets(part, members, next_noise)
         features = self.policy.critic_view(self.policy.encode(part.inputs))
         values = self.critics(features, part.actions.flatten(1))
         loss = critic_loss(values, targets)
@@ -143,13 +144,13 @@ class RlpdLearner:
         return {"critic/loss": loss.detach(), "critic/value": values.detach().mean(), "critic/target": targets.mean()}
 
     @torch.no_grad()
-    def _targets(self, part: Transitions, draws: Draws) -> Tensor:
+    def _targets(self, part: Transitions, members: Tensor, next_noise: Tensor) -> Tensor:
         encoded = self.policy.encode(part.next_inputs)
-        actions, log_probs = self._head.rsample(self.policy.decode(encoded), draws.next_noise)
+        actions, log_probs = self._head.rsample(self.policy.decode(encoded), next_noise)
         if self._target_encoder:
             encoded = self._target_policy.encode(part.next_inputs)
         features = self.policy.critic_view(encoded)
-        next_values = self.target_critics(features, actions.flatten(1), draws.members)
+        next_values = self.target_critics(features, actions.flatten(1), members)
         cost = self.temperature() * log_probs.sum((1, 2)) if self._settings.entropy.backup else None
         return td_target(part.rewards, part.discounts, next_values, cost)
 
@@ -187,14 +188,16 @@ class RlpdLearner:
             next_inputs=self.policy.augment(part.next_inputs, after),
         )
 
-    def _draw(self, rows: int, bc_weight: float) -> Draws:
+    def _draw(self, steps: int, bc_weight: float) -> Draws:
+        """For an update of so many critic steps."""
+        rows, critics, generator = self._settings.batch_size, self._settings.critics, self.generator
         shape = (rows, self.policy.chunk, self.policy.action_dim)
-        chosen = torch.randperm(self._settings.critics.num_qs, generator=self.generator)
+        orders = [torch.randperm(critics.num_qs, generator=generator) for _ in range(steps)]
         return Draws(
-            members=chosen[: self._settings.critics.num_min_qs],
-            next_noise=torch.randn(shape, generator=self.generator),
-            noise=torch.randn(shape, generator=self.generator),
-            augmentation=torch.rand(2, rows, self.policy.augmentation_draws, generator=self.generator),
+            members=torch.stack(orders)[:, : critics.num_min_qs],
+            next_noise=torch.randn(steps, *shape, generator=generator),
+            noise=torch.randn(shape, generator=generator),
+            augmentation=torch.rand(steps, 2, rows, self.policy.augmentation_draws, generator=generator),
             bc_weight=torch.tensor(bc_weight),
         )
 
