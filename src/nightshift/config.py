@@ -73,6 +73,8 @@ class Machine(Section):
     """Threads of each simulator process that step simulations; at most requests_at_once."""
     requests_at_once: Count
     """Requests (groups of episodes) that one simulator process plays side by side. On a GPU they share a batch."""
+    actors: Natural
+    """Processes that play for rlpd and send their episodes over a stream; 0 plays with the simulators above."""
     ranks: Count
     """Learner processes that share the update of reinforcement learning."""
     microbatch_size: Count

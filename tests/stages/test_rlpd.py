@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -230,3 +231,30 @@ def test_a_clone_with_another_head_is_refused_before_anything_is_played(
         policies.save(policies.build({**clone.spec, "head": "gaussian"}), new)
     with pytest.raises(ConfigError, match="Gaussian through tanh"):
         learn(job("rlpd"), params)
+
+
+@pytest.mark.usefixtures("clone")
+def test_actors_in_processes_of_their_own_give_the_same_weights_as_one_process(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    """Also if an actor is killed meanwhile, and if the learner is."""
+    expected = learn(replace(job("rlpd"), state=job("rlpd").state / "whole"), params)
+    machine = job("rlpd").machine.model_copy(update={"actors": 2})
+    streamed = replace(job("rlpd"), machine=machine)
+    with pytest.raises(KeyboardInterrupt):
+        learn(replace(streamed, tracker=KillingAnActor(job("rlpd").state / "stopped.jsonl", 4)), params)
+    assert not multiprocessing.active_children()
+    resumed = learn(streamed, params)
+    assert not multiprocessing.active_children()
+    assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+    last = history()["iterations"][-1]
+    assert last["inbox/stored"] >= last["replay/episodes"]
+
+
+class KillingAnActor(Stopping):
+    """Kills an actor at the second metrics, and the learner later."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if self._left == 3:
+            multiprocessing.active_children()[0].kill()
+        super().log(metrics, step)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.data.episode import Episode, with_last
+from nightshift.data.episode import NO_POLICY, Episode, with_last
 from nightshift.data.replay import TrajectoryBatch
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
-from nightshift.policies.base import Policy
+from nightshift.policies.base import Policy, observation_dtype
 from nightshift.types import INSTRUCTION, Array, Provenance, Trajectory
 
 
@@ -45,6 +45,25 @@ def decision_episode(trajectory: Trajectory, provenance: Provenance, discount: f
         success=trajectory.success,
         provenance=provenance,
         metadata={"chunk": chunk},
+    )
+
+
+def lost_episode(policy: Policy, provenance: Provenance) -> Episode:
+    """One step without a transition, in the place of an episode that the simulator failed in."""
+    shapes = {name: shape for name, shape in policy.shapes.items() if name != INSTRUCTION}
+    actions = np.zeros((1, policy.chunk * policy.action_dim), np.float32)
+    return Episode(
+        observations={name: np.zeros((1, *shape), observation_dtype(shape)) for name, shape in shapes.items()},
+        actions=actions,
+        rewards=np.zeros(1, np.float32),
+        discounts=np.ones(1, np.float32),
+        interventions=np.zeros(1, np.bool_),
+        policy_actions=actions,
+        policy_versions=np.full(1, NO_POLICY, np.int64),
+        terminated=False,
+        truncated=True,
+        success=False,
+        provenance=provenance,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -13,9 +13,6 @@ from nightshift.algorithms.rlpd.learner import Metrics, RlpdLearner
 from nightshift.algorithms.rlpd.transitions import Transitions, from_replay
 from nightshift.data import dataset_store
 from nightshift.data.decision_replay import DecisionReplay
-from nightshift.data.decisions import decision_episode
-from nightshift.data.episode import Episode
-from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
@@ -26,11 +23,12 @@ from nightshift.policies.base import Policy
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
-from nightshift.rollouts.experience import Experience, LocalExperience
+from nightshift.rollouts.experience import Experience
 from nightshift.rollouts.validation import Selection, Validator, check_validation_states, without_best
+from nightshift.stages._experience import open_experience
 from nightshift.telemetry import gpu, progress
 from nightshift.telemetry.stopwatch import Stopwatch
-from nightshift.types import Controller, Provenance, Task, Trajectory
+from nightshift.types import Controller
 
 
 def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: config.Rlpd) -> None:
@@ -38,34 +36,24 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
     _check_chunks(cloned.chunk, envs.horizon(env))
-    tasks = envs.tasks(env)
-    splits = {task: split_training_states(task, states) for task in tasks}
-    by_name = {task.name: split for task, split in splits.items()}
-    check_validation_states(by_name, rlpd.validation.level, "rlpd.validation.level")
+    splits = {task.name: split_training_states(task, states) for task in envs.tasks(env)}
+    check_validation_states(splits, rlpd.validation.level, "rlpd.validation.level")
     data = dataset_store.read(paths.DATASET)
     start = _start(cloned, data, rlpd, seed).to(device.resolve(job.machine.device))
+    learner, begun = RlpdLearner(start, rlpd, seed=seed), snapshot(start)
+    replay = DecisionReplay(start, data.episodes("train"), rlpd, seed=seed)
     pool = job.pool(env)
-    training = _Training(
-        learner=RlpdLearner(start, rlpd, seed=seed),
-        replay=DecisionReplay(start, data.episodes("train"), rlpd, seed=seed),
-        experience=LocalExperience(
-            pool,
-            {task: split.train for task, split in splits.items()},
-            EpisodeStore(job.state / "episodes"),
-            _recorder(job, tasks, rlpd.discount),
-            at_once=rlpd.episodes_at_once,
-            seed=seed,
-        ),
-        selection=Selection(Validator(pool, by_name), snapshot(start)),
-    )
-    handed_over = snapshot(start)
-    with device.out_of_memory_advice("rlpd.batch_size"):
+    selection = Selection(Validator(pool, splits), begun)
+    with (
+        open_experience(job, pool, seed=seed, env=env, states=states, rlpd=rlpd) as experience,
+        device.out_of_memory_advice("rlpd.batch_size"),
+    ):
+        training = _Training(learner, replay, experience, selection)
         _train(job, training, rlpd)
-    selection = training.selection
     kept = selection.kept(rlpd.validation.level)
     job.tracker.log({"validation/kept_iteration": float(kept.iteration)}, training.replay.decisions)
     with files.new_folder(paths.RLPD_POLICY) as folder:
-        policies.save(restore(selection.best if kept.iteration else handed_over, start.device), folder)
+        policies.save(restore(selection.best if kept.iteration else begun, start.device), folder)
         history = {"algorithm": "rlpd", "iterations": training.history}
         files.write_json(folder / paths.HISTORY, {**history, **selection.to_json(rlpd.validation.level)})
 
@@ -104,28 +92,6 @@ def _start(cloned: Policy, data: dataset_store.EpisodeDataset, rlpd: config.Rlpd
     fresh.normalise_by(data.statistics)
     assert isinstance(fresh, HeadPolicy)
     return fresh
-
-
-def _recorder(job: Job, tasks: Sequence[Task], discount: float) -> Callable[[Trajectory], Episode]:
-    by_name = {task.name: task for task in tasks}
-    versions = envs.versions(tasks[0].suite)
-
-    def record(trajectory: Trajectory) -> Episode:
-        request, task = trajectory.request, by_name[trajectory.request.task]
-        provenance = Provenance(
-            source="policy",
-            suite=task.suite,
-            task=task.name,
-            language=task.language,
-            split=request.split,
-            init_state=request.init_state,
-            seed=request.seed,
-            versions=versions,
-            commit=job.commit,
-        )
-        return decision_episode(trajectory, provenance, discount)
-
-    return record
 
 
 def _train(job: Job, training: _Training, rlpd: config.Rlpd) -> None:
@@ -169,6 +135,7 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
         "rollout/length": sum(episode.length - 1 for episode in episodes) / len(episodes),
         **learned,
         **replay.metrics(),
+        **training.experience.metrics(),
         **watch.seconds,
     }
 
@@ -220,7 +187,6 @@ def _resume(job: Job, training: _Training) -> bool:
     """Restore the newest complete checkpoint; False without one."""
     newest = checkpoint.newest(job.state)
     if newest is None:
-        training.experience.restart()
         return False
     training.learner.restore(without_best(newest.tensors))
     training.selection.restore(newest.tensors, newest.state["selection"])
