@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from nightshift.data.episode import Episode
 from nightshift.data.replay import TrajectoryReplay
 from nightshift.errors import DataError
 from nightshift.policies.gaussian_mlp import STATE, GaussianMlp
-from nightshift.types import Provenance, RolloutRequest, Trajectory
+from nightshift.types import INSTRUCTION, Provenance, RolloutRequest, Trajectory
+from tests.policies import examples
 
 ACTION_DIM, DISCOUNT = 2, 0.9
 PROVENANCE = Provenance(
@@ -123,3 +126,16 @@ def test_an_episode_of_another_policy_is_refused() -> None:
     episode = decision_episode(trajectory(4, 2, success=True), PROVENANCE, DISCOUNT)
     with pytest.raises(DataError, match="decides on 3 × 2"):
         experience_transitions(episode, 0, policy(3))
+
+
+def test_images_stay_the_episodes_own_arrays_and_the_instruction_becomes_words() -> None:
+    seeing = examples.make("cnn tanh_gaussian")
+    steps = 4
+    seen = {name: values for name, values in examples.observe(steps).items() if name != INSTRUCTION}
+    plain = episodes.from_trajectory(trajectory(steps - 1, 1, success=True), replace(PROVENANCE, language="lift"))
+    actions = np.zeros((steps, examples.ACTION_DIM), np.float32)
+    episode = replace(plain, observations=seen, actions=actions, policy_actions=actions)
+    found = demo_transitions(episode, 0, seeing)
+    assert np.shares_memory(found.frames["agentview"], seen["agentview"])
+    assert set(found.frames) == {"agentview", "wrist", "proprio", INSTRUCTION}
+    assert found.frames[INSTRUCTION].shape == (steps, examples.WORDS)

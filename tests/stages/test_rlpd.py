@@ -258,3 +258,38 @@ class KillingAnActor(Stopping):
         if self._left == 3:
             multiprocessing.active_children()[0].kill()
         super().log(metrics, step)
+
+
+SEEING: dict[str, Any] = {
+    "family": "cnn",
+    "inputs": ["agentview", "proprio", "instruction"],
+    "channels": [4, 4],
+    "hidden": [16],
+    "max_words": 4,
+    "chunk": 2,
+    "head": "tanh_gaussian",
+    "augmentation": {"crop": 1, "jitter": 0.0},
+}
+
+
+def test_a_policy_that_sees_learns_in_chunks_and_resumes(
+    project: Path, job: Callable[[str], Job], params: config.Params
+) -> None:
+    cameras = params.env.cameras.model_copy(update={"names": ("agentview",), "size": 16})
+    seeing = params.model_copy(update={"env": params.env.model_copy(update={"cameras": cameras})})
+    collect.run(job("collect"), seed=0, env=seeing.env, states=seeing.states, collect=seeing.collect)
+    dataset.run(job("dataset"), seed=0, dataset=seeing.dataset)
+    section = config.Cnn.model_validate(SEEING)
+    sft.run(job("sft"), seed=0, policy=section, sft=seeing.sft.model_copy(update={"steps": 5}))
+    few = {"steps": 40, "batch_size": 8, "n_step": 2, "warmup_steps": 2, "training_starts": 10}
+    whole = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), 10), seeing, **few)
+    with pytest.raises(KeyboardInterrupt):
+        learn(every(replace(job("rlpd"), tracker=Stopping(job("rlpd").state / "stopped.jsonl", 3)), 10), seeing, **few)
+    resumed = learn(every(job("rlpd"), 10), seeing, **few)
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    encoder = [name for name in whole if name.startswith("policy.weights.encoder.")]
+    clone = policies.load(paths.SFT_POLICY).state_dict()
+    assert any(not torch.equal(whole[name], clone[name.removeprefix("policy.weights.")]) for name in encoder)
+    first = next(iter(EpisodeStore(job("rlpd").state / "episodes")))
+    assert first.actions.shape[1] == 2 * 7
+    assert first.observations["agentview"].shape[1:] == (16, 16, 3)
