@@ -89,7 +89,15 @@ def make_fleet(task: Task, env: config.Env) -> Fleet:
 def policy(cameras: Sequence[str]) -> PolicySnapshot:
     """As small as a policy can be: it must cost the workers next to nothing."""
     shapes: dict[str, tuple[int, ...]] = {"proprio": (3,), **dict.fromkeys(cameras, (SIZE, SIZE, 3))}
-    chosen: config.Policy = config.GaussianMlp(family="gaussian_mlp", inputs=("proprio",), hidden=(4,), chunk=CHUNK)
+    chosen: config.Policy = config.GaussianMlp(
+        family="gaussian_mlp",
+        inputs=("proprio",),
+        hidden=(4,),
+        activation="tanh",
+        layer_norm=False,
+        chunk=CHUNK,
+        head="gaussian",
+    )
     if cameras:
         chosen = config.Cnn(
             family="cnn",
@@ -98,6 +106,7 @@ def policy(cameras: Sequence[str]) -> PolicySnapshot:
             hidden=(4,),
             max_words=1,
             chunk=CHUNK,
+            head="gaussian",
             augmentation=config.Augmentation(crop=0, jitter=0.0),
         )
     return snapshot(policies.fresh(chosen, shapes, fake.ACTIONS.size))

@@ -15,6 +15,7 @@ from tasks.dataset import dataset
 from tasks.evaluate import evaluate
 from tasks.register import register
 from tasks.rloo import rloo
+from tasks.rlpd import rlpd
 from tasks.sft import sft
 from tasks.states import states
 
@@ -29,7 +30,8 @@ def pipeline() -> list[StageResult]:
         data = dataset(session, demos)
         cloned = sft(session, data)
         chosen = choose(session)
-        trained = rloo(session, chosen, starts, cloned)
-        report = evaluate(session, cloned, trained)
-        model = register(session, data, trained, report)
-        return summarise(session, [starts, demos, data, cloned, chosen, trained, report, model])
+        on_policy = rloo(session, chosen, starts, cloned)
+        off_policy = rlpd(session, chosen, starts, data, cloned)
+        report = evaluate(session, cloned, on_policy, off_policy)
+        model = register(session, data, on_policy, off_policy, report)
+        return summarise(session, [starts, demos, data, cloned, chosen, on_policy, off_policy, report, model])

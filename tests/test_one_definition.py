@@ -30,6 +30,7 @@ OUTPUTS = {
     "sft": [paths.SFT_POLICY],
     "choose": [paths.choice(algorithm) for algorithm in config.ALGORITHMS],
     "rloo": [paths.RLOO_POLICY],
+    "rlpd": [paths.RLPD_POLICY],
     "evaluate": [paths.EVALUATION],
     "register": [paths.RECEIPT],
 }

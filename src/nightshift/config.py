@@ -36,7 +36,7 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
 
 Names = Annotated[tuple[Name, ...], AfterValidator(_unique)]
 
-Algorithm = Literal["rloo"]
+Algorithm = Literal["rloo", "rlpd"]
 """The training stages that can be chosen, each a stage of this name. The clone (sft) is always trained."""
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 Algorithms = Annotated[tuple[Algorithm, ...], AfterValidator(_unique)]
@@ -63,6 +63,7 @@ class CheckpointEvery(Section):
 
     sft_steps: Count
     rloo_iterations: Count
+    rlpd_decisions: Count
 
 
 class Machine(Section):
@@ -77,6 +78,8 @@ class Machine(Section):
     """Threads of each simulator process that step simulations; at most requests_at_once."""
     requests_at_once: Count
     """Requests (groups of episodes) that one simulator process plays side by side. On a GPU they share a batch."""
+    actors: Natural
+    """Processes that play for rlpd and send their episodes over a stream; 0 plays with the simulators above."""
     ranks: Count
     """Learner processes that share the update of reinforcement learning."""
     microbatch_size: Count
@@ -143,14 +146,23 @@ Inputs = Annotated[Names, Field(min_length=1)]
 Sizes = Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
+GaussianHead = Literal["gaussian", "tanh_gaussian"]
+"""The distribution of an action's dimension: a Gaussian in standard deviations of the demos, with one std for all
+observations; or a Gaussian through tanh with a std for each observation, which rlpd needs."""
+
+
 class GaussianMlp(Section):
     """An MLP on state vectors, with a Gaussian head."""
 
     family: Literal["gaussian_mlp"]
     inputs: Inputs
     hidden: Sizes
+    activation: Literal["tanh", "relu"]
+    layer_norm: Flag
+    """Layer normalisation before every activation."""
     chunk: Count
     """Actions per decision: the policy looks, plays them all, and looks again."""
+    head: GaussianHead
 
 
 class Augmentation(Section):
@@ -175,6 +187,7 @@ class Cnn(Section):
     max_words: Count
     """The longest instruction."""
     chunk: Count
+    head: GaussianHead
     augmentation: Augmentation
 
 
@@ -193,8 +206,8 @@ class Vla(Section):
     max_words: Count
     """The longest instruction."""
     chunk: Count
-    head: Literal["gaussian", "bins"]
-    """The distribution of an action's dimension: a Gaussian, or 256 bins between the demos' minimum and maximum."""
+    head: GaussianHead | Literal["bins"]
+    """As above, or 256 bins between the demos' minimum and maximum."""
     augmentation: Augmentation
 
     @model_validator(mode="after")
@@ -297,7 +310,7 @@ class Validation(Section):
     """How a training stage chooses the policy that it hands on."""
 
     every: Count
-    """Iterations between two plays of the greedy policy on the validation states."""
+    """Iterations (in rlpd: decisions) between two plays of the greedy policy on the validation states."""
     level: Annotated[float, Field(gt=0, lt=1, strict=True)]
     """The best trained policy is handed on if a paired one-sided sign test finds it better than the start at this
     level; otherwise the start is."""
@@ -349,6 +362,100 @@ class Rloo(Section):
         return self
 
 
+Rate = Annotated[float, Field(gt=0, le=1, strict=True)]
+
+
+class CriticEnsemble(Section):
+    """Q-functions of RLPD: each sees the observation and the actions of a decision."""
+
+    num_qs: Count
+    """Networks in the ensemble; the actor follows the mean of all."""
+    num_min_qs: Count
+    """Of these, drawn anew without replacement for every gradient step: the target is the minimum over them."""
+    hidden: Sizes
+    activation: Literal["tanh", "relu"]
+    layer_norm: Flag
+    """Layer normalisation before every activation: it bounds the values of actions that no data has."""
+    learning_rate: Positive
+    tau: Rate
+    """Share of the critics in the Polyak average that follows them, after every gradient step of theirs."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CriticEnsemble:
+        if self.num_min_qs > self.num_qs:
+            raise ValueError(
+                f"num_min_qs ({self.num_min_qs}) is above num_qs ({self.num_qs}): draw at most all critics"
+            )
+        return self
+
+
+class RlpdActor(Section):
+    start: Literal["clone", "scratch"]
+    """The policy of the stage sft, or fresh weights."""
+    learning_rate: Positive
+    bc_weight: NonNegative
+    """Weight of the behaviour-cloning loss on the demos of the batch; it falls linearly to zero over bc_steps."""
+    bc_steps: Natural
+    """Updates of the actor with a cloning loss."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RlpdActor:
+        if bool(self.bc_weight) != bool(self.bc_steps):
+            raise ValueError("bc_weight and bc_steps need each other: set both, or both to 0")
+        return self
+
+
+class Entropy(Section):
+    """The entropy that SAC adds to the reward, with a temperature that holds the policy's entropy at a target."""
+
+    initial_temperature: Positive
+    learning_rate: Positive
+    """Of the temperature."""
+    target: Annotated[float, Field(allow_inf_nan=False, strict=True)]
+    """Per action dimension."""
+    backup: Flag
+    """Whether the critics' targets contain the entropy of the next action."""
+
+
+class Rlpd(Section):
+    """Off-policy learning from demos and experience (RLPD, Ball et al. 2023; HIL-SERL, Luo et al. 2024)."""
+
+    steps: Count
+    """Decisions to play: environment steps where policy.chunk is 1."""
+    episodes_at_once: Count
+    """Episodes that one version of the policy plays; as many updates follow as they have decisions."""
+    random_steps: Natural
+    """Decisions at first whose actions are drawn uniformly."""
+    training_starts: Count
+    """Decisions before the first update, which are not made up for."""
+    warmup_steps: Natural
+    """Updates of critics and temperature on demos alone, before the first decision; the actor stays as it is."""
+    utd_ratio: Count
+    """Gradient steps of the critics per decision; actor and temperature make one."""
+    batch_size: Count
+    """Transitions per gradient step."""
+    demo_share: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """Of every batch; the rest is experience."""
+    window: Natural
+    """Newest episodes of experience to sample from; 0 = all."""
+    discount: Rate
+    """Per control step."""
+    n_step: Count
+    """Decisions whose rewards a target sums up before it bootstraps."""
+    critics: CriticEnsemble
+    actor: RlpdActor
+    entropy: Entropy
+    validation: Validation
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Rlpd:
+        if self.warmup_steps and not self.demo_share:
+            raise ValueError("warmup_steps needs demos: raise demo_share or set warmup_steps: 0")
+        if self.actor.bc_weight and not self.demo_share:
+            raise ValueError("actor.bc_weight needs demos: raise demo_share or set actor.bc_weight: 0.0")
+        return self
+
+
 class Evaluate(Section):
     init_states: CountOrAuto
     """Held-out init states per task, each counted once; auto takes the protocol's number."""
@@ -376,6 +483,7 @@ class Params(Section):
     policy: Policy
     sft: Sft
     rloo: Rloo
+    rlpd: Rlpd
     evaluate: Evaluate
     register_: Register = Field(alias="register")
 
@@ -386,13 +494,15 @@ class Params(Section):
         return self
 
     def _check_rloo(self) -> None:
-        gaussian = getattr(self.policy, "head", "gaussian") == "gaussian"
+        gaussian = self.policy.head == "gaussian"
         if gaussian and self.rloo.entropy_coef and not self.rloo.learn_std:
             raise ValueError(
                 "rloo.entropy_coef has no effect while rloo.learn_std is false: a Gaussian's entropy depends on its std"
             )
         if self.rloo.learn_std and not gaussian:
-            raise ValueError("rloo.learn_std has no effect while policy.head is bins, which have no std")
+            raise ValueError(
+                f"rloo.learn_std has no effect while policy.head is {self.policy.head}: set learn_std: false"
+            )
 
     def skips(self, stage: str) -> bool:
         """Whether this is a training stage that is not chosen."""

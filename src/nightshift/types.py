@@ -24,8 +24,9 @@ Split = Literal["train", "validation", "eval"]
 """Which frozen init states. Demos and RL groups start from "train" states only. "validation" states are training states
 that are set aside, with the same numbering; evaluation alone plays "eval"."""
 
-Controller = Literal["expert", "greedy", "sample"]
-"""What acts: the scripted expert, the policy's mean action, or a sample from the policy."""
+Controller = Literal["expert", "greedy", "sample", "random"]
+"""What acts: the scripted expert, the policy's mean action, a sample from the policy, or a uniform draw from [-1, 1] in
+the place of the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)

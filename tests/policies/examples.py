@@ -37,8 +37,9 @@ STATISTICS = {
     "observations.proprio": {"mean": [0.1, -0.2, 0.0, 0.3], "std": [1.0, 0.5, 2.0, 0.0]},
     "actions": {"mean": [0.1, -0.3, 0.5], "std": [0.2, 0.7, 0.0], "min": [-1.0, -2.0, 0.5], "max": [1.0, 1.0, 0.5]},
 }
-FAMILIES = ("gaussian_mlp", "cnn", "vla", "vla bins")
-SEES = FAMILIES[1:]
+FAMILIES = ("gaussian_mlp", "cnn", "vla", "vla bins", "gaussian_mlp tanh_gaussian", "cnn tanh_gaussian")
+"""And the head, where it is not Gaussian."""
+SEES = ("cnn", "vla", "vla bins")
 
 
 def make(family: str) -> HeadPolicy:
@@ -52,12 +53,14 @@ def make(family: str) -> HeadPolicy:
     return policy
 
 
-def _fresh(family: str) -> HeadPolicy:
+def _fresh(name: str) -> HeadPolicy:
+    family, _, head = name.partition(" ")
+    head = head or "gaussian"
     if family == "gaussian_mlp":
-        return GaussianMlp(inputs={"proprio": 4}, hidden=[8], chunk=CHUNK, action_dim=ACTION_DIM)
+        return GaussianMlp(inputs={"proprio": 4}, hidden=[8], chunk=CHUNK, action_dim=ACTION_DIM, head=head)
     if family == "cnn":
-        return Cnn(**SEEING, channels=[8, 8], hidden=[16, 16])
-    return Vla(**VLA, head="bins" if family == "vla bins" else "gaussian")
+        return Cnn(**SEEING, channels=[8, 8], hidden=[16, 16], head=head)
+    return Vla(**{**VLA, "head": head})
 
 
 def observe(count: int, seed: int = 0) -> Observation:

@@ -61,7 +61,10 @@ def test_an_input_that_is_no_vector_or_not_observed_is_refused() -> None:
     shapes = {"proprio": (2,), "agentview": (128, 128, 3)}
 
     def fresh(name: str) -> None:
-        settings = config.GaussianMlp(family="gaussian_mlp", inputs=(name,), hidden=(4,), chunk=1)
+        layers = {"activation": "tanh", "layer_norm": False, "head": "gaussian"}
+        settings = config.GaussianMlp.model_validate(
+            {"family": "gaussian_mlp", "inputs": [name], "hidden": [4], "chunk": 1, **layers}
+        )
         policies.fresh(settings, shapes, action_dim=7)
 
     with pytest.raises(ConfigError, match="reads state vectors, and agentview is none"):

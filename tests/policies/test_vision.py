@@ -20,7 +20,7 @@ from tests.test_docs import blocks
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "vla": {"patch_size": 8, "width": 32, "depth": 1, "heads": 2, "head": "gaussian"},
-    "cnn": {"channels": [8, 8], "hidden": [16]},
+    "cnn": {"channels": [8, 8], "hidden": [16], "head": "gaussian"},
 }
 
 

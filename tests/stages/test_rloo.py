@@ -127,7 +127,7 @@ def test_a_run_resumes_from_its_checkpoint_after_machine_was_changed(
     job: Callable[[str], Job], params: config.Params, change: dict[str, int]
 ) -> None:
     expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params)
-    every = config.CheckpointEvery(sft_steps=1, rloo_iterations=2)
+    every = config.CheckpointEvery(sft_steps=1, rloo_iterations=2, rlpd_decisions=1)
     with pytest.raises(KeyboardInterrupt):
         weights_of(stopping(on_machine(job("rloo"), checkpoint_every=every), at=4), params)
     assert checkpoints(job("rloo")) == ["step-00000002"]
@@ -143,7 +143,7 @@ def test_a_run_resumes_from_its_checkpoint_after_machine_was_changed(
 def test_a_checkpoint_is_made_every_period_and_after_the_last_iteration(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
-    every = config.CheckpointEvery(sft_steps=1, rloo_iterations=3)
+    every = config.CheckpointEvery(sft_steps=1, rloo_iterations=3, rlpd_decisions=1)
     weights_of(on_machine(job("rloo"), checkpoint_every=every), params)
     assert checkpoints(job("rloo")) == ["step-00000003", "step-00000004"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import CameraEncoder
-from nightshift.policies.heads import GaussianHead
+from nightshift.policies.heads import HEADS
 from nightshift.policies.instruction import PADDING, WordEmbedding
 from nightshift.policies.modalities import Modalities
 from nightshift.policies.vision import VisionPolicy, VisionSpec, vision_spec
@@ -28,6 +28,7 @@ _WORDS = 64
 class CnnSpec(VisionSpec):
     channels: Sequence[int]
     hidden: Sequence[int]
+    head: str
 
 
 class InstructionEncoder(nn.Module):
@@ -76,32 +77,30 @@ class Cnn(VisionPolicy):
         self.encoder = CnnEncoder(self.modalities, spec["channels"], spec["hidden"][0])
         widths = [self.encoder.size, *spec["hidden"]]
         layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
-        self.head = GaussianHead(self.action_dim)
-        output = nn.Linear(widths[-1], self.chunk * self.action_dim)
-        nn.init.zeros_(output.weight)  # a fresh policy acts the demos' mean
+        self.head = HEADS[spec["head"]](self.action_dim)
+        output = nn.Linear(widths[-1], self.chunk * self.action_dim * self.head.outputs_per_dim)
+        nn.init.zeros_(output.weight)  # a fresh policy acts the same everywhere: with a Gaussian, the demos' mean
         nn.init.zeros_(output.bias)
         self.net = nn.Sequential(*layers, output)
 
     @classmethod
     def from_config(cls, settings: config.Cnn, shapes: Shapes, action_dim: int) -> Cnn:
         spec = vision_spec(settings, shapes, action_dim)
-        return cls(**spec, channels=list(settings.channels), hidden=list(settings.hidden))
+        return cls(**spec, channels=list(settings.channels), hidden=list(settings.hidden), head=settings.head)
 
     @property
     def critic_size(self) -> int:
         return self.encoder.size
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        outputs: Tensor = self.net(self.features(inputs))
-        return outputs.reshape(-1, self.chunk, self.action_dim, 1)
+    def encoder_parameters(self) -> Sequence[nn.Parameter]:
+        return list(self.encoder.parameters())
 
-    def features(self, inputs: Inputs) -> Tensor:
-        """The encoder's features [B, F] of inputs as `inputs` gives them."""
+    def encode(self, inputs: Inputs) -> Tensor:
         device = self.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             features: Tensor = self.encoder({**inputs, **self.normalised(inputs)})
         return features.float()
 
-    def critic_features(self, inputs: Inputs) -> Tensor:
-        with torch.no_grad():
-            return self.features(inputs)
+    def decode(self, encoded: Tensor) -> Tensor:
+        outputs: Tensor = self.net(encoded)
+        return outputs.reshape(-1, self.chunk, self.action_dim, self.head.outputs_per_dim)

@@ -1,10 +1,10 @@
-"""A diagonal Gaussian policy: an MLP on low-dimensional observations."""
+"""An MLP on low-dimensional observations, with a diagonal Gaussian for actions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from nightshift.errors import ConfigError
 from nightshift.policies import modalities
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import Normaliser
-from nightshift.policies.heads import GaussianHead, HeadPolicy
+from nightshift.policies.heads import HEADS, HeadPolicy
 from nightshift.types import Observation
 
 if TYPE_CHECKING:
@@ -25,17 +25,35 @@ STATE = "state"
 """The one input: all observations side by side."""
 
 
+ACTIVATIONS: Mapping[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+class Layers(TypedDict, total=False):
+    """What the hidden layers are made of, and the head."""
+
+    activation: str
+    layer_norm: bool
+    head: str
+
+
 class GaussianMlp(HeadPolicy):
-    def __init__(self, *, inputs: Mapping[str, int], hidden: Sequence[int], chunk: int, action_dim: int) -> None:
+    def __init__(
+        self, *, inputs: Mapping[str, int], hidden: Sequence[int], chunk: int, action_dim: int, **layers: Unpack[Layers]
+    ) -> None:
         """`inputs` maps the names of observations to their sizes."""
         super().__init__(chunk=chunk, action_dim=action_dim)
         self.sizes = dict(inputs)
         self.hidden = list(hidden)
+        self._layers: Layers = {"activation": "tanh", "layer_norm": False, "head": "gaussian", **layers}
+        self.head = HEADS[self._layers["head"]](action_dim)
         widths = [sum(self.sizes.values()), *self.hidden]
-        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
-        self.net = nn.Sequential(*layers, nn.Linear(widths[-1], chunk * action_dim))
-        self.head = GaussianHead(action_dim)
+        output = nn.Linear(widths[-1], chunk * action_dim * self.head.outputs_per_dim)
+        self.net = nn.Sequential(*(m for a, b in pairwise(widths) for m in self._hidden_layer(a, b)), output)
         self.normalise = Normaliser(widths[0])
+
+    def _hidden_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
+        norm = [nn.LayerNorm(outputs)] if self._layers["layer_norm"] else []
+        return [nn.Linear(inputs, outputs), *norm, ACTIVATIONS[self._layers["activation"]]()]
 
     @classmethod
     def from_config(cls, settings: config.GaussianMlp, shapes: Shapes, action_dim: int) -> GaussianMlp:
@@ -47,7 +65,15 @@ class GaussianMlp(HeadPolicy):
                     "take it out of policy.inputs, or choose another policy.family, in params.yaml",
                 )
         sizes = {name: shape[0] for name, shape in selected.items()}
-        return cls(inputs=sizes, hidden=settings.hidden, chunk=settings.chunk, action_dim=action_dim)
+        return cls(
+            inputs=sizes,
+            hidden=settings.hidden,
+            chunk=settings.chunk,
+            action_dim=action_dim,
+            activation=settings.activation,
+            layer_norm=settings.layer_norm,
+            head=settings.head,
+        )
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -57,6 +83,7 @@ class GaussianMlp(HeadPolicy):
             "hidden": self.hidden,
             "chunk": self.chunk,
             "action_dim": self.action_dim,
+            **self._layers,
         }
 
     @property
@@ -78,9 +105,10 @@ class GaussianMlp(HeadPolicy):
             )
         }
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        outputs: Tensor = self.net(self.normalise(inputs[STATE]))
-        return outputs.reshape(-1, self.chunk, self.action_dim, 1)
+    def encode(self, inputs: Inputs) -> Tensor:
+        normalised: Tensor = self.normalise(inputs[STATE])
+        return normalised
 
-    def critic_features(self, inputs: Inputs) -> Tensor:
-        return inputs[STATE]
+    def decode(self, encoded: Tensor) -> Tensor:
+        outputs: Tensor = self.net(encoded)
+        return outputs.reshape(-1, self.chunk, self.action_dim, self.head.outputs_per_dim)

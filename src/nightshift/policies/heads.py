@@ -19,6 +19,14 @@ from nightshift.policies.base import Inputs, Policy
 
 MIN_STD = 1e-2
 """Lower bound of the demos' std: constant features are not amplified, constant actions are still explored a little."""
+_QUADRATURE = 32
+"""Nodes of the Gauss-Hermite quadrature of a tanh-Gaussian's entropy."""
+_LOG_STD_RANGE = (-20.0, 2.0)
+"""As in RLPD."""
+MAX_TANH = 1 - 1e-5
+"""Actions of demos may be 1; tanh never is. As RLPD clips them."""
+CLONE_LOG_STD = -0.5 - 0.5 * math.log(2 * math.pi * math.e)
+"""Of a Gaussian with an entropy of -1/2, the usual target of SAC per action dimension: a std of 0.147."""
 
 
 class ActionHead(nn.Module, ABC):
@@ -164,12 +172,101 @@ class BinsHead(ActionHead):
         return bins.clamp(0, self.outputs_per_dim - 1).long()
 
 
-HEADS: Mapping[str, Callable[[int], ActionHead]] = {"gaussian": GaussianHead, "bins": BinsHead}
+class TanhGaussianHead(ActionHead):
+    """A diagonal Gaussian through tanh: actions in (-1, 1), with a std that depends on the observation (SAC).
+
+    The mean and the log-std are those before tanh. Temperature scales the std.
+    """
+
+    outputs_per_dim = 2
+    action_std: Tensor
+    nodes: Tensor
+    weights: Tensor
+
+    def __init__(self, action_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("action_std", torch.ones(action_dim))
+        nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE)
+        self.register_buffer("nodes", torch.tensor(nodes, dtype=torch.float32), persistent=False)
+        self.register_buffer("weights", torch.tensor(weights / weights.sum(), dtype=torch.float32), persistent=False)
+
+    def normalise_by(self, statistics: Mapping[str, Any]) -> None:
+        """The std weighs errors in cloning. Actions are not normalised: tanh has the range of the simulator."""
+        self.action_std.copy_(torch.tensor(statistics["std"]).clamp(min=MIN_STD))
+
+    def std_parameters(self) -> Sequence[nn.Parameter]:
+        return []
+
+    def greedy(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0].tanh()
+
+    def rsample(self, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions and their log-probs, both [B, C, A], as differentiable functions of standard normal `noise`."""
+        mean, log_std = self._parameters_of(outputs)
+        before = mean + log_std.exp() * noise
+        return before.tanh(), _normal_log_prob(noise, log_std) - _log_tanh_slope(before)
+
+    def sample(
+        self, outputs: Tensor, generators: Sequence[np.random.Generator], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        shape = outputs.shape[1:3]
+        noise = np.stack([generator.standard_normal(shape, dtype=np.float32) for generator in generators])
+        mean, log_std = self._parameters_of(outputs)
+        actions = (mean + temperature * log_std.exp() * torch.from_numpy(noise).to(outputs.device)).tanh()
+        return actions, self.log_prob(outputs, actions, temperature)
+
+    def log_prob(self, outputs: Tensor, actions: Tensor, temperature: float) -> Tensor:
+        mean, log_std = self._parameters_of(outputs)
+        log_std = log_std + math.log(temperature)
+        before = actions.clamp(-MAX_TANH, MAX_TANH).atanh()
+        return _normal_log_prob((before - mean) / log_std.exp(), log_std) - _log_tanh_slope(before)
+
+    def entropy(self, outputs: Tensor, temperature: float) -> Tensor:
+        """That of the Gaussian, and the mean of the log of the slope of tanh by Gauss-Hermite quadrature."""
+        mean, log_std = self._parameters_of(outputs)
+        log_std = log_std + math.log(temperature)
+        before = mean[..., None] + log_std.exp()[..., None] * self.nodes
+        return log_std + 0.5 * math.log(2 * math.pi * math.e) + _log_tanh_slope(before) @ self.weights
+
+    def bc_loss(self, outputs: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
+        """The squared error of the greedy action, and of the log-std to CLONE_LOG_STD.
+
+        The likelihood of few demos is highest for a std near zero: a clone trained by it does not explore, and its
+        entropy is so far below the target that the temperature tears it away from the demos.
+        """
+        _, log_std = self._parameters_of(outputs)
+        targets = torch.where(mask[..., None], actions, 0)  # before the square: the gradient of a masked NaN is NaN
+        squares = ((self.greedy(outputs) - targets) / self.action_std).square()
+        errors = (squares + (log_std - CLONE_LOG_STD).square()).mean(-1)
+        return torch.where(mask, errors, 0).sum() / mask.sum()
+
+    def _parameters_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the log-std before tanh, both [B, C, A]."""
+        return outputs[..., 0], outputs[..., 1].clamp(*_LOG_STD_RANGE)
+
+
+def _normal_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
+    return -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+
+
+def _log_tanh_slope(before: Tensor) -> Tensor:
+    """log(1 - tanh(before)²), without the cancellation of that formula."""
+    return 2 * (math.log(2) - before - functional.softplus(-2 * before))
+
+
+HEADS: Mapping[str, Callable[[int], ActionHead]] = {
+    "gaussian": GaussianHead,
+    "bins": BinsHead,
+    "tanh_gaussian": TanhGaussianHead,
+}
 """By their name in params.yaml; each is made for a number of action dimensions."""
 
 
 class HeadPolicy(Policy):
-    """A policy that is a network with an action head: a family only says what the network is."""
+    """A policy that is a network with an action head: a family only says what the network is.
+
+    The network has two parts: `encode`, which critics can share, and `decode`, which only acts.
+    """
 
     head: ActionHead
 
@@ -187,8 +284,28 @@ class HeadPolicy(Policy):
         return self._action_dim
 
     @abstractmethod
-    def forward(self, inputs: Inputs) -> Tensor:
+    def encode(self, inputs: Inputs) -> Tensor:
+        """What `decode` and critics see of the observations, in float32 and with a gradient."""
+
+    @abstractmethod
+    def decode(self, encoded: Tensor) -> Tensor:
         """The head's outputs [B, C, A, P], in float32."""
+
+    def encoder_parameters(self) -> Sequence[nn.Parameter]:
+        """Those that `encode` depends on."""
+        return []
+
+    def critic_view(self, encoded: Tensor) -> Tensor:
+        """What `encode` gives as a critic's features [B, F]."""
+        return encoded
+
+    def critic_features(self, inputs: Inputs) -> Tensor:
+        with torch.no_grad():
+            return self.critic_view(self.encode(inputs))
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """The head's outputs [B, C, A, P]."""
+        return self.decode(self.encode(inputs))
 
     def outputs(self, inputs: Inputs) -> Tensor:
         outputs: Tensor = self(inputs)

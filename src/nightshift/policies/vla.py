@@ -7,6 +7,7 @@ chunk. All attend to all, and the queries come out as the actions of the chunk, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Unpack
 
 import torch
@@ -36,7 +37,7 @@ class VlaSpec(VisionSpec):
     width: int
     depth: int
     heads: int
-    head: Literal["gaussian", "bins"]
+    head: Literal["gaussian", "bins", "tanh_gaussian"]
 
 
 class PatchTokens(nn.Module):
@@ -154,15 +155,18 @@ class Vla(VisionPolicy):
     def critic_size(self) -> int:
         return self.width
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        outputs: Tensor = self.output(self._decode(inputs))
+    def encoder_parameters(self) -> Sequence[nn.Parameter]:
+        acting = {id(parameter) for part in (self.output, self.head) for parameter in part.parameters()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in acting]
+
+    def decode(self, encoded: Tensor) -> Tensor:
+        outputs: Tensor = self.output(encoded)
         return outputs.reshape(-1, self.chunk, self.action_dim, self.head.outputs_per_dim)
 
-    def critic_features(self, inputs: Inputs) -> Tensor:
-        with torch.no_grad():
-            return self._decode(inputs).mean(1)
+    def critic_view(self, encoded: Tensor) -> Tensor:
+        return encoded.mean(1)
 
-    def _decode(self, inputs: Inputs) -> Tensor:
+    def encode(self, inputs: Inputs) -> Tensor:
         """The action queries after the last block, [B, C, width] in float32."""
         device = self.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):

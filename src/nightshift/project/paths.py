@@ -27,6 +27,7 @@ SKIPPED = "skipped.json"
 SFT_POLICY = MODELS / "sft"
 RLOO_POLICY = MODELS / "rloo"
 RLOO_HISTORY = RLOO_POLICY / HISTORY
+RLPD_POLICY = MODELS / "rlpd"
 EVALUATION = Path("reports/evaluation")
 EVALUATION_REPORT = EVALUATION / "evaluation.json"
 EVALUATION_OUTCOMES = EVALUATION / "outcomes.json"

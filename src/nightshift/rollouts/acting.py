@@ -54,6 +54,10 @@ class Actor:
             actions = self._policy.greedy(inputs)
             return _to_array(actions), np.zeros(actions.shape, np.float32)
         generators = [group.generators[lane] for group, lanes in rows for lane in lanes.tolist()]
+        if request.controller == "random":
+            shape = (self._policy.chunk, self._policy.action_dim)
+            drawn = np.stack([generator.uniform(-1, 1, shape) for generator in generators]).astype(np.float32)
+            return drawn, np.full_like(drawn, -np.log(2))
         actions, log_probs = self._policy.sample(inputs, generators, request.temperature)
         return _to_array(actions), _to_array(log_probs)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from nightshift.algorithms.selection import Outcomes
+from torch import Tensor
+
+from nightshift.algorithms.selection import Outcomes, Validation, best_trained, select
 from nightshift.envs.splits import TrainingStates
-from nightshift.errors import RolloutError
+from nightshift.errors import ConfigError, RolloutError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import Pool
 from nightshift.types import RolloutRequest
+
+_BEST = "best."
+"""Prefix of the tensors of the best trained policy in a checkpoint."""
 
 
 class Validator:
@@ -29,3 +35,64 @@ class Validator:
         if not outcomes:
             raise RolloutError("the simulator failed in every validation episode", "run again: it resumes")
         return outcomes
+
+
+class Selection:
+    """The validations of a training run, and the best of the policies that were trained."""
+
+    def __init__(self, validator: Validator, start: PolicySnapshot) -> None:
+        """`start`: the policy that training starts from."""
+        self._validator = validator
+        self._spec = start.spec
+        self.best = start
+        """Of the policies that were trained and validated; the start until there is one."""
+        self.validations: list[Validation] = []
+
+    def validate(self, policy: PolicySnapshot, iteration: int) -> Validation:
+        """Play the greedy policy on the validation states, and keep it if it is the best trained one so far."""
+        found = Validation(iteration=iteration, outcomes=self._validator.play(policy))
+        self.validations.append(found)
+        if best_trained(self.validations) is found:
+            self.best = policy
+        return found
+
+    def kept(self, level: float) -> Validation:
+        """That of the policy to hand on: of `best`, or of the start, whose iteration is 0."""
+        return select(self.validations, level)
+
+    def to_json(self, level: float) -> dict[str, Any]:
+        """For figures and reports."""
+        validations = [
+            {"iteration": v.iteration, "successes": v.successes, "episodes": len(v.outcomes)} for v in self.validations
+        ]
+        return {"validation": validations, "kept": self.kept(level).iteration}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint, together with `state`."""
+        return {f"{_BEST}{name}": tensor for name, tensor in self.best.tensors().items()}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best.version, "validations": [one.to_json() for one in self.validations]}
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Continue with what `tensors` and `state` were; other tensors of the checkpoint are left alone."""
+        weights = {name.removeprefix(_BEST): tensor for name, tensor in tensors.items() if name.startswith(_BEST)}
+        self.best = PolicySnapshot.of(self._spec, weights, state["best"])
+        self.validations = [Validation.from_json(content) for content in state["validations"]]
+
+
+def without_best(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint that are not those of a `Selection`."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(_BEST)}
+
+
+def check_validation_states(states: Mapping[str, TrainingStates], level: float, name: str) -> None:
+    """With few states even a policy that wins on all of them is not better at the level: training would be in vain."""
+    count = sum(len(split.validation) for split in states.values())
+    if 0.5**count > level:
+        raise ConfigError(
+            f"{count} validation states cannot show a gain at {name} {level:g}",
+            f"raise states.per_task, states.validation_share or {name} in params.yaml",
+        )

@@ -5,20 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nightshift import config, envs, files, policies
-from nightshift.algorithms.selection import Validation, best_trained, select
 from nightshift.data import dataset_store
 from nightshift.data.dataset_store import CloningSteps
 from nightshift.envs.splits import split_training_states
-from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
 from nightshift.learners.base import Learners, LearnerSpec, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
@@ -30,38 +25,13 @@ from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
 from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Group, Round, Sampler, success_rate
-from nightshift.rollouts.validation import Validator
+from nightshift.rollouts.validation import Selection, Validator, check_validation_states, without_best
 from nightshift.telemetry import gpu, progress
 from nightshift.telemetry.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
 _ACTING = "acting."
 """Prefix of the tensors of the policy that plays the next iteration: the one before the last update if they overlap."""
-_BEST = "best."
-"""Prefix of the tensors of the best trained policy so far."""
-
-
-@dataclass
-class _Training:
-    """State of a run besides the learner's; part of every checkpoint."""
-
-    best: PolicySnapshot
-    """Of the policies that were trained and validated; the one that training starts from until there is one."""
-    history: list[dict[str, float]] = field(default_factory=list)
-    """Metrics of every iteration."""
-    validations: list[Validation] = field(default_factory=list)
-
-    def to_json(self, algorithm: str, kept: Validation) -> dict[str, Any]:
-        """For figures and reports."""
-        return {
-            "algorithm": algorithm,
-            "iterations": self.history,
-            "validation": [
-                {"iteration": v.iteration, "successes": v.successes, "episodes": len(v.outcomes)}
-                for v in self.validations
-            ],
-            "kept": kept.iteration,
-        }
 
 
 def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: config.Rloo) -> None:
@@ -70,9 +40,10 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     cloned = policies.load(paths.SFT_POLICY)
     pool = job.pool(env)  # before the learners: it reserves CPUs on Ray
     splits = {task: split_training_states(task, states) for task in envs.tasks(env)}
-    _check_validation(sum(len(split.validation) for split in splits.values()), rloo.validation.level)
+    by_name = {task.name: split for task, split in splits.items()}
+    check_validation_states(by_name, rloo.validation.level, "rloo.validation.level")
     sampler = Sampler({task: split.train for task, split in splits.items()}, rloo, seed=seed)
-    validator = Validator(pool, {task.name: split for task, split in splits.items()})
+    selection = Selection(Validator(pool, by_name), snapshot(cloned))
     spec = LearnerSpec(
         policy=snapshot(cloned),
         settings=rloo,
@@ -83,48 +54,36 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     )
     ranks = job.machine.ranks
     with contextlib.closing(open_learners(spec, ranks)) as learners, IterationPlayer(pool, sampler, rloo) as player:
-        training = _resume(job, learners, sampler, player, rloo.iterations)
-        done = len(training.history)
+        history = _resume(job, learners, sampler, player, selection, rloo.iterations)
+        done = len(history)
         with progress.bar("rloo", total=rloo.iterations, done=done) as advance:
             for iteration in range(done, rloo.iterations):
                 watch = Stopwatch()
                 found = player.play(learners.policy())
                 if iteration % rloo.validation.every == 0:
-                    _validate(job, validator, learners.policy(), training)
+                    _validate(job, selection, learners.policy(), iteration)
                 if iteration + 1 < rloo.iterations:
                     player.prefetch(learners.policy())
                 with watch.timing("time/update"):
                     update = learners.update(_parts(found, rloo, ranks), iteration / rloo.iterations)
                 metrics = {**_outcome(found), **_faults(found.played), **update}
-                training.history.append(metrics)
+                history.append(metrics)
                 job.tracker.log({**metrics, **found.times, **watch.seconds, **gpu.sample()}, iteration + 1)
                 if _checkpoint_due(job, iteration + 1, rloo.iterations):
-                    _save(job, learners, player, training)
+                    _save(job, learners, player, selection, history)
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
-        _validate(job, validator, learners.policy(), training)
-    kept = select(training.validations, rloo.validation.level)
+        _validate(job, selection, learners.policy(), rloo.iterations)
+    kept = selection.kept(rloo.validation.level)
     job.tracker.log({"validation/kept_iteration": float(kept.iteration)}, rloo.iterations)
     with files.new_folder(paths.RLOO_POLICY) as folder:
-        policies.save(restore(training.best, spec.device) if kept.iteration else cloned, folder)
-        files.write_json(folder / paths.HISTORY, training.to_json(rloo.advantage_estimator, kept))
+        policies.save(restore(selection.best, spec.device) if kept.iteration else cloned, folder)
+        learned = {"algorithm": rloo.advantage_estimator, "iterations": history}
+        files.write_json(folder / paths.HISTORY, {**learned, **selection.to_json(rloo.validation.level)})
 
 
-def _check_validation(states: int, level: float) -> None:
-    """With few states even a policy that wins on all of them is not better at the level: training would be in vain."""
-    if 0.5**states > level:
-        raise ConfigError(
-            f"{states} validation states cannot show a gain at rloo.validation.level {level:g}",
-            "raise states.per_task, states.validation_share or rloo.validation.level in params.yaml",
-        )
-
-
-def _validate(job: Job, validator: Validator, policy: PolicySnapshot, training: _Training) -> None:
-    """Play the greedy policy on the validation states, and keep it if it is the best trained one so far."""
-    found = Validation(iteration=len(training.history), outcomes=validator.play(policy))
-    training.validations.append(found)
-    if best_trained(training.validations) is found:
-        training.best = policy
-    job.tracker.log({"validation/success": found.success_rate}, found.iteration)
+def _validate(job: Job, selection: Selection, policy: PolicySnapshot, iteration: int) -> None:
+    found = selection.validate(policy, iteration)
+    job.tracker.log({"validation/success": found.success_rate}, iteration)
 
 
 def _demos(policy: Policy, rloo: config.Rloo) -> CloningSteps | None:
@@ -186,44 +145,38 @@ def _checkpoint_due(job: Job, done: int, iterations: int) -> bool:
     return done % job.machine.checkpoint_every.rloo_iterations == 0 or done == iterations
 
 
-def _save(job: Job, learners: Learners, player: IterationPlayer, training: _Training) -> None:
+History = list[dict[str, float]]
+"""Metrics of every iteration."""
+
+
+def _save(job: Job, learners: Learners, player: IterationPlayer, selection: Selection, history: History) -> None:
     learned = learners.state()
     ahead = player.prefetched_with or learners.policy()
-    tensors = {**learned.tensors, **_prefixed(_ACTING, ahead), **_prefixed(_BEST, training.best)}
+    acting = {f"{_ACTING}{name}": tensor for name, tensor in ahead.tensors().items()}
     state = {
-        "history": training.history,
-        "validations": [validation.to_json() for validation in training.validations],
+        "history": history,
+        "selection": selection.state,
         "learner": learned.counters,
         "sampler": player.sampler_state,
         "acting": ahead.version,
-        "best": training.best.version,
     }
-    checkpoint.save(job.state, Checkpoint(step=len(training.history), tensors=tensors, state=state))
+    tensors = {**learned.tensors, **acting, **selection.tensors}
+    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state))
 
 
-def _resume(job: Job, learners: Learners, sampler: Sampler, player: IterationPlayer, iterations: int) -> _Training:
+def _resume(
+    job: Job, learners: Learners, sampler: Sampler, player: IterationPlayer, selection: Selection, iterations: int
+) -> History:
     """Restore the newest complete checkpoint; without one, training begins."""
     newest = checkpoint.newest(job.state)
     if newest is None:
-        return _Training(best=learners.policy())
-    tensors = newest.tensors
-    learned = {name: tensor for name, tensor in tensors.items() if not name.startswith((_ACTING, _BEST))}
+        return []
+    tensors = without_best(newest.tensors)
+    learned = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ACTING)}
     learners.restore(LearnerState(tensors=learned, counters=newest.state["learner"]))
     sampler.restore(newest.state["sampler"])
-    spec = learners.policy().spec
+    selection.restore(newest.tensors, newest.state["selection"])
     if newest.step < iterations:
-        player.prefetch(_from_prefixed(_ACTING, tensors, spec, newest.state["acting"]))
-    return _Training(
-        best=_from_prefixed(_BEST, tensors, spec, newest.state["best"]),
-        history=list(newest.state["history"]),
-        validations=[Validation.from_json(content) for content in newest.state["validations"]],
-    )
-
-
-def _prefixed(prefix: str, policy: PolicySnapshot) -> dict[str, Tensor]:
-    return {f"{prefix}{name}": tensor for name, tensor in policy.tensors().items()}
-
-
-def _from_prefixed(prefix: str, tensors: Mapping[str, Tensor], spec: Mapping[str, Any], version: int) -> PolicySnapshot:
-    weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return PolicySnapshot.of(spec, weights, version)
+        acting = {name.removeprefix(_ACTING): tensor for name, tensor in tensors.items() if name.startswith(_ACTING)}
+        player.prefetch(PolicySnapshot.of(learners.policy().spec, acting, newest.state["acting"]))
+    return list(newest.state["history"])

@@ -1,0 +1,112 @@
+"""What an off-policy learner samples: demos and experience in a fixed ratio, as often as the update-to-data ratio says.
+
+Every batch, and every slice of it for one gradient step, has the exact share of demos (`data/mixer.py`). A rate limiter
+(`data/rate_limiter.py`) counts decisions that came in and gradient steps that were made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nightshift import config
+from nightshift.data.decisions import demo_transitions, experience_transitions
+from nightshift.data.episode import Episode
+from nightshift.data.mixer import Mixer
+from nightshift.data.rate_limiter import RateLimiter, RateLimits
+from nightshift.data.replay import TrajectoryReplay, TransitionBatch
+from nightshift.errors import DataError
+from nightshift.policies.base import Policy
+
+DEMOS, EXPERIENCE = "demos", "experience"
+_NO_LIMIT = 2.0**53
+"""A learner in the actor's own process holds nobody back: it has made all its updates when the actor plays on."""
+
+
+class DecisionReplay:
+    def __init__(self, policy: Policy, demos: Iterable[Episode], settings: config.Rlpd, *, seed: int) -> None:
+        self._policy = policy
+        self._settings = settings
+        self._demos = TrajectoryReplay(seed=seed)
+        self._experience = TrajectoryReplay(seed=seed + 1, sample_window_size=settings.window)
+        usable = [episode for episode in demos if episode.length > 1]
+        if not usable and settings.demo_share:
+            raise DataError("there is no demo to learn from", "set rlpd.demo_share: 0.0, or add demos")
+        found = [demo_transitions(episode, number, policy) for number, episode in enumerate(usable)]
+        self._demos.add_trajectories(found)
+        steps, discount = settings.n_step, settings.discount
+        self._demo_source = self._demos.source(n_step=steps * policy.chunk, discount=discount)
+        experience = self._experience.source(n_step=steps, discount=discount**policy.chunk)
+        share = settings.demo_share
+        self._mixer = Mixer({DEMOS: self._demo_source, EXPERIENCE: experience}, {DEMOS: share, EXPERIENCE: 1 - share})
+        self._limiter = RateLimiter(
+            RateLimits(
+                samples_per_insert=settings.utd_ratio,
+                min_size_to_sample=settings.training_starts,
+                min_diff=settings.utd_ratio * settings.training_starts,
+                max_diff=_NO_LIMIT,
+            )
+        )
+
+    @property
+    def episodes(self) -> int:
+        """Of experience, so far."""
+        return self._experience.size
+
+    @property
+    def decisions(self) -> int:
+        """Of experience, so far."""
+        return self._experience.total_samples
+
+    @property
+    def demo_transitions(self) -> int:
+        return self._demos.total_samples
+
+    def add(self, episode: Episode) -> int:
+        """Learn from this episode, too; its number of decisions."""
+        decisions = episode.length - 1
+        self._limiter.wait_for_insert(decisions)
+        self._experience.add_trajectories([experience_transitions(episode, self.episodes, self._policy)])
+        return decisions
+
+    @property
+    def is_update_due(self) -> bool:
+        """Whether fewer updates were made than decisions came in after the first `training_starts`."""
+        return self._limiter.can_sample(self._settings.utd_ratio)
+
+    def sample(self) -> TransitionBatch:
+        """The slices of one update, one after the other."""
+        self._limiter.wait_for_sample(self._settings.utd_ratio, timeout=0)
+        return self._mixer.sample(self._settings.batch_size, self._settings.utd_ratio)
+
+    def sample_demos(self) -> TransitionBatch:
+        """The slices of one update on demos alone; it does not count against the ratio."""
+        return self._demo_source.sample(self._settings.batch_size * self._settings.utd_ratio)
+
+    def metrics(self) -> dict[str, float]:
+        counts = {"replay/decisions": float(self.decisions), "replay/episodes": float(self.episodes)}
+        return {**counts, **self._limiter.metrics()}
+
+    def state(self) -> dict[str, Any]:
+        """JSON of everything but the episodes."""
+        return {
+            "episodes": self.episodes,
+            "demos": self._demos.random_state.hex(),
+            "experience": self._experience.random_state.hex(),
+            "mixer": self._mixer.state_dict(),
+            "limiter": self._limiter.state_dict(),
+        }
+
+    def restore(self, state: Mapping[str, Any], episodes: Iterable[Episode]) -> None:
+        """Continue with what `state` returned, and the episodes that had been added by then, in that order."""
+        for number, episode in enumerate(episodes):
+            self._experience.add_trajectories([experience_transitions(episode, number, self._policy)])
+        if self.episodes != state["episodes"]:
+            raise DataError(
+                f"{self.episodes} episodes of experience are there, and the checkpoint counts {state['episodes']}",
+                "remove the folder of checkpoints and run again",
+            )
+        self._demos.random_state = bytes.fromhex(state["demos"])
+        self._experience.random_state = bytes.fromhex(state["experience"])
+        self._mixer.load_state_dict(state["mixer"])
+        self._limiter.load_state_dict(state["limiter"])

@@ -1,0 +1,91 @@
+"""Demos and experience in exact shares, as many updates as the ratio allows, and the same batches after a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.data import episode as episodes
+from nightshift.data.decision_replay import DEMOS, DecisionReplay
+from nightshift.data.decisions import decision_episode
+from nightshift.data.episode import Episode
+from nightshift.data.mixer import SOURCE
+from nightshift.errors import DataError
+from tests.algorithms.rlpd.parts import settings
+from tests.data.test_decisions import PROVENANCE, policy, trajectory
+
+DEMO = episodes.from_trajectory(trajectory(5, 1, success=True), PROVENANCE)
+
+
+def experience(length: int = 4) -> Episode:
+    return decision_episode(trajectory(length, 1, success=False), PROVENANCE, 0.9)
+
+
+def make(**changes: Any) -> DecisionReplay:
+    return DecisionReplay(policy(1), [DEMO], settings(**{"training_starts": 1, **changes}), seed=0)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    return np.array_equal(a, b)
+
+
+@given(batch_size=st.integers(1, 40), utd_ratio=st.integers(1, 5), share=st.sampled_from([0.0, 0.25, 0.5, 0.8, 1.0]))
+def test_every_slice_has_the_share_of_demos(batch_size: int, utd_ratio: int, share: float) -> None:
+    replay = make(batch_size=batch_size, utd_ratio=utd_ratio, demo_share=share, warmup_steps=0)
+    replay.add(experience())
+    source = replay.sample()[SOURCE].reshape(utd_ratio, batch_size)
+    demos = (source == [DEMOS, "experience"].index(DEMOS)).sum(axis=1)
+    assert (np.abs(demos - share * batch_size) < 1).all()
+    if (share * batch_size).is_integer():
+        assert (demos == share * batch_size).all()
+
+
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), starts=st.integers(1, 12), utd=st.integers(1, 4))
+def test_there_is_one_update_for_every_decision_after_the_first_few(lengths: list[int], starts: int, utd: int) -> None:
+    replay = make(training_starts=starts, utd_ratio=utd, batch_size=2)
+    updates = 0
+    for length in lengths:
+        replay.add(experience(length))
+        while replay.is_update_due:
+            assert len(replay.sample()["rewards"]) == 2 * utd
+            updates += 1
+    assert updates == max(sum(lengths) - starts, 0)
+
+
+def test_demos_alone_do_not_count_as_updates() -> None:
+    replay = make(batch_size=3, utd_ratio=2)
+    assert len(replay.sample_demos()["rewards"]) == 6
+    replay.add(experience(4))
+    assert sum(1 for _ in iter(lambda: replay.is_update_due and bool(replay.sample()), False)) == 3
+
+
+def test_a_restored_replay_samples_the_same_batches() -> None:
+    replay, played = make(batch_size=8, utd_ratio=2), [experience(6), experience(3)]
+    replay.sample_demos()
+    for episode in played:
+        replay.add(episode)
+    replay.sample()
+    state = replay.state()
+    resumed = make(batch_size=8, utd_ratio=2)
+    resumed.restore(state, played)
+    for _ in range(3):
+        assert same(replay.sample(), resumed.sample())
+    assert replay.is_update_due == resumed.is_update_due
+
+
+def test_an_episode_that_is_missing_is_noticed() -> None:
+    replay = make()
+    replay.add(experience())
+    with pytest.raises(DataError, match="0 episodes of experience are there, and the checkpoint counts 1"):
+        make().restore(replay.state(), [])
+
+
+def test_without_demos_there_is_no_share_of_them() -> None:
+    with pytest.raises(DataError, match="no demo to learn from"):
+        DecisionReplay(policy(1), [], settings(), seed=0)

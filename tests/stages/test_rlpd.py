@@ -1,0 +1,295 @@
+"""The stage rlpd on the fake suite, with real episodes, replay, learner and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nightshift import config, files, policies
+from nightshift.adapters.tracking import JsonlTracker
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.errors import ConfigError
+from nightshift.learners import checkpoint
+from nightshift.pipeline.job import Job
+from nightshift.policies.base import Policy
+from nightshift.project import paths
+from nightshift.stages import collect, dataset, rlpd, sft
+from tests.stages.test_collect import FailingPool
+
+CRITICS = {"num_qs": 3, "num_min_qs": 2, "hidden": [32, 32]}
+SMALL: dict[str, Any] = {
+    "steps": 120,
+    "episodes_at_once": 3,
+    "training_starts": 20,
+    "warmup_steps": 5,
+    "utd_ratio": 2,
+    "batch_size": 16,
+    "critics": CRITICS,
+    "validation": {"every": 60},
+}
+HISTORY = paths.RLPD_POLICY / paths.HISTORY
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Demos, dataset and clone of the module's first test, for the others to copy."""
+    return tmp_path_factory.mktemp("made")
+
+
+@pytest.fixture
+def clone(project: Path, made: Path, job: Callable[[str], Job], params: config.Params) -> None:
+    if any(made.iterdir()):
+        shutil.copytree(made, project, dirs_exist_ok=True)
+        return
+    collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
+    dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset)
+    section = params.policy.model_copy(update={"head": "tanh_gaussian"})
+    sft.run(job("sft"), seed=params.seed, policy=section, sft=params.sft.model_copy(update={"steps": 60}))
+    for path in (paths.DEMOS, paths.DATASET, paths.SFT_POLICY):
+        shutil.copytree(path, made / path)
+
+
+def learn(job: Job, params: config.Params, **changes: Any) -> dict[str, torch.Tensor]:
+    """The tensors of the last checkpoint."""
+    raw = config.merged(params.rlpd.model_dump(), config.merged(SMALL, changes))
+    chosen = config.Rlpd.model_validate(raw)
+    rlpd.run(job, seed=params.seed, env=params.env, states=params.states, rlpd=chosen)
+    last = checkpoint.newest(job.state)
+    assert last is not None
+    return dict(last.tensors)
+
+
+def history() -> Any:
+    return json.loads(HISTORY.read_text())
+
+
+class Stopping(JsonlTracker):
+    """Ctrl-C when the `at`-th metrics are logged."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        super().__init__(path)
+        self._left = at
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        super().log(metrics, step)
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+def every(job: Job, decisions: int) -> Job:
+    periods = job.machine.checkpoint_every.model_copy(update={"rlpd_decisions": decisions})
+    return replace(job, machine=job.machine.model_copy(update={"checkpoint_every": periods}))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("clone")
+def test_from_nothing_but_demos_in_the_replay_it_learns_to_reach_the_goal(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    learn(
+        job("rlpd"),
+        params,
+        steps=2400,
+        training_starts=100,
+        warmup_steps=0,
+        utd_ratio=2,
+        batch_size=64,
+        discount=0.9,
+        actor={"start": "scratch", "learning_rate": 1e-3},
+        critics={**CRITICS, "learning_rate": 1e-3, "tau": 0.02},
+        entropy={"initial_temperature": 0.02, "target": -1.0, "learning_rate": 1e-3},
+        validation={"every": 600},
+    )
+    rates = [one["successes"] / one["episodes"] for one in history()["validation"]]
+    assert rates[0] < 0.3
+    assert max(rates) > 0.8
+    assert history()["kept"] > 0
+
+
+@pytest.mark.usefixtures("clone")
+@pytest.mark.parametrize(("stop", "period"), [(1, 30), (4, 1), (5, 30)])
+def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_not(
+    job: Callable[[str], Job], params: config.Params, stop: int, period: int
+) -> None:
+    """Killed before and after its first checkpoint, right at one, and far behind the last one."""
+    whole = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), period), params)
+    expected = without_times(history())
+    killed = every(replace(job("rlpd"), tracker=Stopping(job("rlpd").state / "stopped.jsonl", stop)), period)
+    with pytest.raises(KeyboardInterrupt):
+        learn(killed, params)
+    resumed = learn(every(job("rlpd"), period), params)
+    assert resumed.keys() == whole.keys()
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    assert without_times(history()) == expected
+
+
+def without_times(content: Any) -> Any:
+    rounds = [{k: v for k, v in one.items() if not k.startswith("time/")} for one in content["iterations"]]
+    return {**content, "iterations": rounds}
+
+
+@pytest.mark.usefixtures("clone")
+def test_updates_follow_decisions_at_the_ratio_and_the_metrics_say_so(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    learn(job("rlpd"), params)
+    last = history()["iterations"][-1]
+    played = last["replay/decisions"]
+    assert played >= SMALL["steps"]
+    assert last["rate_limiter/inserts"] == played
+    assert last["rate_limiter/samples"] == SMALL["utd_ratio"] * (played - SMALL["training_starts"])
+    assert {"critic/loss", "actor/entropy", "actor/temperature", "rollout/success"} <= last.keys()
+    lines = [json.loads(line) for line in (job("rlpd").state / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "validation/success" in line]
+    assert steps[0] == 0
+    assert steps[-1] == played
+
+
+@pytest.mark.usefixtures("clone")
+def test_demos_experience_and_validation_never_share_an_init_state(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = FailingPool(params.env)
+    learn(replace(job("rlpd"), pool=lambda env: pool), params)
+    demos = {(d.provenance.task, d.provenance.init_state) for d in EpisodeStore(paths.DEMOS)}
+    trained, validation = (
+        {(r.task, r.init_state) for r in pool.played if r.split == split} for split in ("train", "validation")
+    )
+    assert {task for task, _ in trained} == {"near", "far"}
+    assert not validation & (demos | trained)
+    assert {r.controller for r in pool.played if r.split == "validation"} == {"greedy"}
+
+
+@pytest.mark.usefixtures("clone")
+def test_random_actions_come_first_where_they_are_asked_for(job: Callable[[str], Job], params: config.Params) -> None:
+    pool = FailingPool(params.env)
+    learn(replace(job("rlpd"), pool=lambda env: pool), params, random_steps=30)
+    controllers = [r.controller for r in pool.played if r.split == "train"]
+    first = controllers.index("sample")
+    assert set(controllers[:first]) == {"random"}
+    assert set(controllers[first:]) == {"sample"}
+    episodes = list(EpisodeStore(job("rlpd").state / "episodes"))
+    assert sum(episode.length - 1 for episode in episodes[:first]) >= 30
+    assert max(abs(episode.actions).max() for episode in episodes[:first]) <= 1
+
+
+@pytest.mark.usefixtures("clone")
+def test_the_actor_that_starts_as_the_clone_first_acts_as_the_clone(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    """Also after the warm-up, in which critics and temperature alone are trained."""
+    tensors = learn(job("rlpd"), params, training_starts=1000)
+    before = policies.load(paths.SFT_POLICY).state_dict()
+    assert all(torch.equal(tensors[f"policy.weights.{name}"], value) for name, value in before.items())
+    assert history()["kept"] == 0
+
+
+@pytest.mark.usefixtures("clone")
+def test_what_is_handed_on_is_a_policy_that_acts(job: Callable[[str], Job], params: config.Params) -> None:
+    learn(job("rlpd"), params)
+    handed_on = policies.load(paths.RLPD_POLICY)
+    assert isinstance(handed_on, Policy)
+    assert handed_on.spec == policies.load(paths.SFT_POLICY).spec
+
+
+@pytest.mark.usefixtures("clone")
+def test_episodes_that_the_simulator_spoilt_are_left_out(job: Callable[[str], Job], params: config.Params) -> None:
+    pool = FailingPool(params.env, breaks=lambda request: request.task == "far" and request.split == "train")
+    learn(replace(job("rlpd"), pool=lambda env: pool), params)
+    episodes = EpisodeStore(job("rlpd").state / "episodes")
+    assert {episode.provenance.task for episode in episodes} == {"near"}
+
+
+@pytest.mark.usefixtures("clone")
+def test_a_chunk_that_does_not_divide_the_horizon_is_refused(job: Callable[[str], Job], params: config.Params) -> None:
+    uneven = params.model_copy(update={"env": params.env.model_copy(update={"horizon": 11})})
+    clone = policies.load(paths.SFT_POLICY)
+    folder = paths.SFT_POLICY
+    shutil.rmtree(folder)
+    with files.new_folder(folder) as new:
+        policies.save(policies.build({**clone.spec, "chunk": 2}), new)
+    with pytest.raises(ConfigError, match=r"policy\.chunk \(2\) does not divide env\.horizon \(11\)"):
+        learn(job("rlpd"), uneven)
+
+
+@pytest.mark.usefixtures("clone")
+def test_a_clone_with_another_head_is_refused_before_anything_is_played(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    clone = policies.load(paths.SFT_POLICY)
+    shutil.rmtree(paths.SFT_POLICY)
+    with files.new_folder(paths.SFT_POLICY) as new:
+        policies.save(policies.build({**clone.spec, "head": "gaussian"}), new)
+    with pytest.raises(ConfigError, match="Gaussian through tanh"):
+        learn(job("rlpd"), params)
+
+
+@pytest.mark.usefixtures("clone")
+def test_actors_in_processes_of_their_own_give_the_same_weights_as_one_process(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    """Also if an actor is killed meanwhile, and if the learner is."""
+    expected = learn(replace(job("rlpd"), state=job("rlpd").state / "whole"), params)
+    machine = job("rlpd").machine.model_copy(update={"actors": 2})
+    streamed = replace(job("rlpd"), machine=machine)
+    with pytest.raises(KeyboardInterrupt):
+        learn(replace(streamed, tracker=KillingAnActor(job("rlpd").state / "stopped.jsonl", 4)), params)
+    assert not multiprocessing.active_children()
+    resumed = learn(streamed, params)
+    assert not multiprocessing.active_children()
+    assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+    last = history()["iterations"][-1]
+    assert last["inbox/stored"] >= last["replay/episodes"]
+
+
+class KillingAnActor(Stopping):
+    """Kills an actor at the second metrics, and the learner later."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if self._left == 3:
+            multiprocessing.active_children()[0].kill()
+        super().log(metrics, step)
+
+
+SEEING: dict[str, Any] = {
+    "family": "cnn",
+    "inputs": ["agentview", "proprio", "instruction"],
+    "channels": [4, 4],
+    "hidden": [16],
+    "max_words": 4,
+    "chunk": 2,
+    "head": "tanh_gaussian",
+    "augmentation": {"crop": 1, "jitter": 0.0},
+}
+
+
+def test_a_policy_that_sees_learns_in_chunks_and_resumes(
+    project: Path, job: Callable[[str], Job], params: config.Params
+) -> None:
+    cameras = params.env.cameras.model_copy(update={"names": ("agentview",), "size": 16})
+    seeing = params.model_copy(update={"env": params.env.model_copy(update={"cameras": cameras})})
+    collect.run(job("collect"), seed=0, env=seeing.env, states=seeing.states, collect=seeing.collect)
+    dataset.run(job("dataset"), seed=0, dataset=seeing.dataset)
+    section = config.Cnn.model_validate(SEEING)
+    sft.run(job("sft"), seed=0, policy=section, sft=seeing.sft.model_copy(update={"steps": 5}))
+    few = {"steps": 40, "batch_size": 8, "n_step": 2, "warmup_steps": 2, "training_starts": 10}
+    whole = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), 10), seeing, **few)
+    with pytest.raises(KeyboardInterrupt):
+        learn(every(replace(job("rlpd"), tracker=Stopping(job("rlpd").state / "stopped.jsonl", 3)), 10), seeing, **few)
+    resumed = learn(every(job("rlpd"), 10), seeing, **few)
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    encoder = [name for name in whole if name.startswith("policy.weights.encoder.")]
+    clone = policies.load(paths.SFT_POLICY).state_dict()
+    assert any(not torch.equal(whole[name], clone[name.removeprefix("policy.weights.")]) for name in encoder)
+    first = next(iter(EpisodeStore(job("rlpd").state / "episodes")))
+    assert first.actions.shape[1] == 2 * 7
+    assert first.observations["agentview"].shape[1:] == (16, 16, 3)
