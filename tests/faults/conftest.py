@@ -34,7 +34,7 @@ answer each, as by default."""
 def head_without_cpus(**settings: Any) -> Iterator[Cluster]:
     """A cluster of a head only. Ray leaves a signal handler behind, which other tests must not see."""
     handler = signal.getsignal(signal.SIGTERM)
-    head = {"num_cpus": 0, "_system_config": _HEALTH_CHECKS, **_SMALL, **settings}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": _HEALTH_CHECKS, **_SMALL, **settings}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import socket
 import time
@@ -19,6 +18,7 @@ from nightshift.data import episode as episodes
 from nightshift.stream.inbox import Inbox
 from nightshift.stream.message import MessageHeader
 from tests.faults.stream_processes import actor, cable, episode, learner, play
+from tests.forks import fork
 from tests.stream.parts import RUN, contents
 
 ACTORS = ("left", "middle", "right")
@@ -41,13 +41,9 @@ class Processes:
             **{name: (actor, folder / name, cable_port, count) for name in ACTORS},
         }
         self.running: dict[str, BaseProcess] = {}
-        # Forks of a process that has imported everything: they start at once and can die often.
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["tests.faults.stream_processes"])
 
     def start(self, name: str) -> None:
-        self.running[name] = self.context.Process(target=play, args=(self.folder / "log", *self.roles[name]))
-        self.running[name].start()
+        self.running[name] = fork(play, self.folder / "log", *self.roles[name])
 
     def kill(self, name: str) -> None:
         self.running[name].kill()
