@@ -18,11 +18,14 @@ ui: setup
 serve: setup
 	$(BIN)/nightshift serve
 
+# A file's tests share what is slow to start, so a process gets whole files, in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
+	$(PYTEST) -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(PYTEST)
 
 check: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

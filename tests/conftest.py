@@ -21,6 +21,7 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
+from tests.command import Command
 
 # No test depends on how fast the machine is.
 settings.register_profile("nightshift", deadline=None)
@@ -52,6 +53,28 @@ SMALL: dict[str, Any] = {
     },
     "evaluate": {"init_states": 10, "film_frames": 0},
 }
+
+
+LONGEST = (
+    "learners/test_ranks.py",
+    "faults/test_cluster.py",
+    "faults/test_kill_and_resume.py",
+    "pipeline/test_compute_node.py",
+    "pipeline/test_run.py",
+    "faults/test_killed_driver.py",
+    "faults/test_simulator.py",
+    "rollouts/test_pool.py",
+    "rollouts/test_bundles.py",
+    "faults/test_interrupt.py",
+    "flows/test_pipeline.py",
+    "cli/test_data_commands.py",
+)
+"""Files that are begun first: begun last, one of them would run on one core while the other is idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def small_params() -> dict[str, Any]:
@@ -168,7 +191,12 @@ def job(project: Path) -> Iterator[Callable[[str], Job]]:
 
 
 def nightshift(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the real command in a project and wait for it."""
+    """Run a command in a project and wait for it."""
+    return Command(root, *arguments, **environment).wait()
+
+
+def installed_nightshift(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same as a user does: by the installed script, in a new interpreter."""
     return subprocess.run(
         [str(Path(sys.prefix) / "bin" / "nightshift"), *arguments],
         cwd=root,

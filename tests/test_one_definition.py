@@ -13,7 +13,7 @@ import yaml
 from nightshift import config
 from nightshift.envs import registry
 from nightshift.project import graph, paths
-from tests.conftest import REPOSITORY
+from tests.conftest import LONGEST, REPOSITORY
 
 GRAPH = graph.load(REPOSITORY)
 
@@ -154,3 +154,7 @@ def _covered(module: str, deps: tuple[Path, ...]) -> bool:
 def _empty(files: list[Path]) -> bool:
     """A package whose __init__ holds a docstring at most computes nothing."""
     return all(file.name == "__init__.py" and "import" not in (REPOSITORY / file).read_text() for file in files)
+
+
+def test_the_files_whose_tests_are_begun_first_exist() -> None:
+    assert all((REPOSITORY / "tests" / name).exists() for name in LONGEST)

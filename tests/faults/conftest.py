@@ -34,7 +34,7 @@ answer each, as by default."""
 def head_without_cpus(**settings: Any) -> Iterator[Cluster]:
     """A cluster of a head only. Ray leaves a signal handler behind, which other tests must not see."""
     handler = signal.getsignal(signal.SIGTERM)
-    head = {"num_cpus": 0, "_system_config": _HEALTH_CHECKS, **_SMALL, **settings}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": _HEALTH_CHECKS, **_SMALL, **settings}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()
@@ -47,19 +47,26 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-def add_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AddNode]:
-    """Adds nodes that are gone after the test, as is the driver's connection; it finds them by address alone."""
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+@contextlib.contextmanager
+def adding_nodes(cluster: Cluster) -> Iterator[AddNode]:
+    """Adds nodes that are gone at the end, as is the driver's connection; it finds them by address alone."""
     added = []
 
     def add(cpus: int, **settings: Any) -> Any:
         added.append(cluster.add_node(num_cpus=cpus, **_SMALL, **settings))
         return added[-1]
 
-    yield add
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        yield add
     ray.shutdown()
     for node in added:
         if node in cluster.worker_nodes:
             cluster.remove_node(node)
     cluster.wait_for_nodes()
+
+
+@pytest.fixture
+def add_node(cluster: Cluster) -> Iterator[AddNode]:
+    with adding_nodes(cluster) as add:
+        yield add

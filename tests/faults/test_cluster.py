@@ -7,7 +7,9 @@ import shutil
 import signal
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
-from tests.faults.conftest import AddNode, requested_bundles
+from tests.faults.conftest import AddNode, adding_nodes, requested_bundles
 from tests.rollouts.parts import NO_CAMERAS
 from tests.rollouts.test_pool import ENV, POLICY, actions, requests, same
 
@@ -38,6 +40,7 @@ OBJECT = config.Env(
     horizon=4,
     cameras=NO_CAMERAS,
 )
+WANTED = requests(5)
 
 
 def expert(task: str, state: int) -> RolloutRequest:
@@ -64,11 +67,102 @@ def elsewhere(add_node: AddNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return folder
 
 
+Episodes = dict[int, list[Trajectory]]
+
+
+@dataclass
+class PoolLife:
+    """What a pool of four workers did while its cluster had no node, one, two, and one again."""
+
+    warnings: list[str]
+    requested: list[list[dict[str, float]]]
+    """From an autoscaler: after each run, and after the pool was closed."""
+    workers: list[int]
+    played: list[Episodes]
+    """Both by run: on the first node, on both, and after the second was lost."""
+
+
+@pytest.fixture(scope="module")
+def life(cluster: Cluster) -> PoolLife:
+    """One pool for several tests: a worker takes seconds to start."""
+    life = PoolLife([], [], [], [])
+
+    class AddsNodeWhenTold(logging.Handler):
+        """Stands in for a person who reads the warnings, or for an autoscaler."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            life.warnings.append(record.getMessage())
+            if len(life.warnings) == 2:
+                add_node(1)
+
+    def play() -> None:
+        life.played.append(dict(pool.run(WANTED, POLICY)))
+        life.workers.append(pool.workers)
+        life.requested.append(requested_bundles(cluster.address))
+
+    handler = AddsNodeWhenTold()
+    capacity._log.addHandler(handler)
+    with adding_nodes(cluster) as add_node, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capacity, "REMIND_SECONDS", 0.5)
+        pool = RayPool(4, ENV)
+        play()
+        lost = add_node(3)
+        cluster.wait_for_nodes()
+        play()
+        cluster.remove_node(lost, allow_graceful=False)
+        cluster.wait_for_nodes()
+        play()
+        pool.close()
+        life.requested.append(requested_bundles(cluster.address))
+    capacity._log.removeHandler(handler)
+    return life
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    return actions(dict(LocalPool(ENV).run(WANTED, POLICY)))
+
+
+def test_a_cluster_without_any_cpu_is_waited_for_and_said_so(life: PoolLife) -> None:
+    said = "machine.workers is 4, one CPU each, and the cluster has none: waiting for the first"
+    assert all(said in warning for warning in life.warnings[:2])
+
+
+def test_fewer_cpus_than_workers_play_all_and_a_new_node_is_taken_up(life: PoolLife, expected: list[Any]) -> None:
+    said = "machine.workers is 4, one CPU each, and the cluster has 1 of them"
+    assert any(said in warning for warning in life.warnings)
+    assert life.workers[:2] == [1, 4]
+    assert all(same(actions(played), expected) for played in life.played[:2])
+
+
+def test_a_node_that_is_lost_while_workers_idle_costs_no_episode_either(life: PoolLife, expected: list[Any]) -> None:
+    """Its three workers are dead when they are asked again; a request that meets all of them is not to blame."""
+    played = life.played[2]
+    assert all(episode.valid for group in played.values() for episode in group)
+    assert same(actions(played), expected)
+    assert life.workers[2] == 1
+
+
+def test_room_for_workers_is_requested_from_an_autoscaler_until_the_pool_closes(life: PoolLife) -> None:
+    """While nodes come and go."""
+    assert life.requested == [[{"CPU": 1}] * 4] * 3 + [[]]
+
+
+def test_room_is_requested_on_one_node_for_each_worker(cluster: Cluster, add_node: AddNode) -> None:
+    """Loose CPUs of several nodes are of no use to a worker with several threads."""
+    add_node(3)
+    two_threads = EngineSettings(device=torch.device("cpu"), threads=2, requests_at_once=2)
+    pool = RayPool(4, ENV, two_threads)
+    assert pool.capacity.available_workers() == 1
+    assert requested_bundles(cluster.address) == [{"CPU": 2}] * 4
+    pool.close()
+
+
 def test_a_node_that_is_lost_costs_no_episode_and_changes_none(cluster: Cluster, add_node: AddNode) -> None:
-    lost, _ = add_node(2), add_node(2)
-    pool = RayPool(4, ENV)  # as many as there is room for: those that are lost cannot all be replaced
+    lost, _ = add_node(1), add_node(1)
+    pool = RayPool(2, ENV)  # as many as there is room for: the one that is lost cannot be replaced
     wanted = requests(30)
-    results: dict[int, list[Trajectory]] = {}
+    results: Episodes = {}
     for index, trajectories in pool.run(wanted, POLICY):
         assert index not in results
         results[index] = trajectories
@@ -77,21 +171,6 @@ def test_a_node_that_is_lost_costs_no_episode_and_changes_none(cluster: Cluster,
     assert same(actions(results), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
     assert not lost.any_processes_alive()
     assert pool.spent()["busy"] > 0
-
-
-def test_a_node_that_is_lost_while_workers_idle_costs_no_episode_either(cluster: Cluster, add_node: AddNode) -> None:
-    """Its four workers are dead when they are asked again; a request that meets three of them is not to blame."""
-    lost, _ = add_node(4), add_node(1)
-    pool = RayPool(5, ENV)
-    wanted = requests(10)
-    expected = actions(dict(LocalPool(ENV).run(wanted, POLICY)))
-    assert same(actions(dict(pool.run(wanted, POLICY))), expected)
-    cluster.remove_node(lost, allow_graceful=False)
-    cluster.wait_for_nodes()
-    played = dict(pool.run(wanted, POLICY))
-    assert all(episode.valid for group in played.values() for episode in group)
-    assert same(actions(played), expected)
-    assert pool.workers == 1
 
 
 def test_drawn_states_travel_to_a_node_that_has_none_of_the_projects_files(elsewhere: Path) -> None:
@@ -156,36 +235,6 @@ def test_a_node_is_refused_for_every_version_that_differs_and_for_no_other() -> 
     assert mismatch.what.endswith(f"it has {has}")
 
 
-def test_fewer_cpus_than_workers_play_all_and_a_new_node_is_taken_up(
-    cluster: Cluster, add_node: AddNode, caplog: pytest.LogCaptureFixture
-) -> None:
-    add_node(1)
-    pool = RayPool(3, ENV)
-    wanted = requests(5)
-    with caplog.at_level(logging.WARNING):
-        played = dict(pool.run(wanted, POLICY))
-    assert "machine.workers is 3, one CPU each, and the cluster has 1 of them" in caplog.text
-    assert same(actions(played), actions(dict(LocalPool(ENV).run(wanted, POLICY))))
-    add_node(2)
-    cluster.wait_for_nodes()
-    assert len(dict(pool.run(wanted, POLICY))) == len(played)
-    assert pool.workers == 3
-
-
-def test_room_for_workers_is_requested_from_an_autoscaler_until_the_pool_closes(
-    cluster: Cluster, add_node: AddNode
-) -> None:
-    """Room on one node for each: loose CPUs of several nodes are of no use to a worker with several threads."""
-    add_node(3)
-    two_threads = EngineSettings(device=torch.device("cpu"), threads=2, requests_at_once=2)
-    pool = RayPool(4, ENV, two_threads)
-    dict(pool.run(requests(1), POLICY))
-    assert pool.workers == 1
-    assert requested_bundles(cluster.address) == [{"CPU": 2}] * 4
-    pool.close()
-    assert requested_bundles(cluster.address) == []
-
-
 def test_a_worker_with_a_share_of_a_gpu_needs_it_beside_its_cpus(cluster: Cluster, add_node: AddNode) -> None:
     add_node(4)
     add_node(2, num_gpus=1)
@@ -194,29 +243,6 @@ def test_a_worker_with_a_share_of_a_gpu_needs_it_beside_its_cpus(cluster: Cluste
     assert needs.available_workers() == 2
     assert requested_bundles(cluster.address) == [{"CPU": 1, "GPU": 1 / 3}] * 6
     needs.release()
-
-
-def test_a_cluster_without_any_cpu_is_waited_for_and_said_so(
-    cluster: Cluster, add_node: AddNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    class AddsNodeWhenTold(logging.Handler):
-        """Stands in for a person who reads the warning, or for an autoscaler."""
-
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-            if len(said) == 2:
-                add_node(1)
-
-    handler = AddsNodeWhenTold()
-    monkeypatch.setattr(capacity, "REMIND_SECONDS", 0.5)
-    capacity._log.addHandler(handler)
-    try:
-        assert len(dict(RayPool(1, ENV).run(requests(1), POLICY))) == 2
-    finally:
-        capacity._log.removeHandler(handler)
-    assert "machine.workers is 1, one CPU each, and the cluster has none: waiting for the first" in said[0]
 
 
 def test_an_address_where_nothing_listens_is_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from nightshift import files, policies
 from nightshift.pipeline.run import Session, run_stage
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.project import paths
+from tests.command import Command
 from tests.conftest import add_store, edit, git, make_project, nightshift
 
 SECONDS = 20
@@ -51,22 +50,21 @@ def project(root: Path, *, workers: int) -> Path:
 
 def interrupt(root: Path, *arguments: str, number: signal.Signals) -> list[str]:
     """Start a command and end it while it trains; returns who worked in the project then."""
-    command = [str(Path(sys.prefix) / "bin/nightshift"), *arguments]
-    process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = Command(root, *arguments)
     try:
         deadline = time.monotonic() + 240
         while not list(root.glob(".state/rloo/*/step-*")):
-            assert process.poll() is None and time.monotonic() < deadline
+            assert command.is_running() and time.monotonic() < deadline
             time.sleep(0.05)
         busy = inhabitants(root)
         # A terminal sends Ctrl-C to the whole group; a service manager sends SIGTERM to the process.
-        process.send_signal(number) if number == signal.SIGTERM else os.killpg(process.pid, number)
-        _, message = process.communicate(timeout=SECONDS)
+        (os.kill if number == signal.SIGTERM else os.killpg)(command.pid, number)
+        ended = command.wait(SECONDS)
     finally:
-        process.kill()
+        command.kill()
     if number != signal.SIGKILL:
-        assert process.returncode == 130
-        assert "stopped; run again to resume" in message
+        assert ended.returncode == 130
+        assert "stopped; run again to resume" in ended.stderr
     return busy
 
 

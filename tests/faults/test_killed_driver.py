@@ -1,4 +1,4 @@
-"""The driver of reinforcement learning on Ray is killed while its workers play: nothing is lost, nobody is left."""
+"""The driver of reinforcement learning on Ray is killed while its workers play: nothing is lost, no process is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from nightshift.pipeline.run import Session, run_stage
 from nightshift.project import paths
-from tests.conftest import edit, make_project, nightshift
+from tests.conftest import add_store, edit, make_project
 from tests.faults.conftest import AddNode
 from tests.faults.test_interrupt import inhabitants
 from tests.faults.test_kill_and_resume import checkpoints, kill_after_new_checkpoint
@@ -29,21 +29,16 @@ Outcome = tuple[bytes, bytes]
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path:
     root = make_project(tmp_path_factory.mktemp("driver") / "project")
+    add_store(root, migrated_store)
     edit(root, "rloo", iterations=ITERATIONS, groups=16)
     return root
 
 
 @pytest.fixture(scope="module")
 def undisturbed(project: Path) -> Outcome:
-    """In this process, which nobody touches."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(project)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project / paths.MLFLOW_DATABASE}")
-        with Session(project) as session:
-            for stage in ("states", "collect", "dataset", "sft", "choose", "rloo"):
-                run_stage(stage, session)
+    completed(project, "states", "collect", "dataset", "sft", "choose", "rloo")
     history = json.loads((project / paths.RLOO_HISTORY).read_text())["iterations"]
     learned = [iteration["update/loss"] for iteration in history]
     assert any(learned), "nothing was learned: the test would show nothing"
@@ -54,9 +49,15 @@ def outcome(root: Path) -> Outcome:
     return (root / paths.RLOO_POLICY / "policy.safetensors").read_bytes(), (root / paths.RLOO_HISTORY).read_bytes()
 
 
-def completed(root: Path) -> Outcome:
-    done = nightshift(root, "stage", "rloo")
-    assert done.returncode == 0, done.stderr
+def completed(root: Path, *stages: str) -> Outcome:
+    """To the end, in this process and without Ray, which is sooner there."""
+    edit(root, "machine", workers=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+        with Session(root) as session:
+            for stage in stages:
+                run_stage(stage, session)
     return outcome(root)
 
 
@@ -70,7 +71,7 @@ def start_over(root: Path) -> None:
 def kill_and_complete(root: Path, who_is_left: Callable[[], list[Any]]) -> Outcome:
     start_over(root)
     seen: list[Any] = []
-    for moment in MOMENTS:
+    for moment in MOMENTS:  # the second driver resumes, on Ray, what the first has left
         seen.clear()
         assert kill_after_new_checkpoint(root, "rloo", moment, lambda: seen.extend(who_is_left())), "it was done before"
         assert seen, "nobody played where it was looked for"
@@ -79,7 +80,7 @@ def kill_and_complete(root: Path, who_is_left: Callable[[], list[Any]]) -> Outco
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
     assert 0 < max(int(name.removeprefix("step-")) for name in checkpoints(root, "rloo")) < ITERATIONS
-    return completed(root)
+    return completed(root, "rloo")
 
 
 @pytest.mark.slow

@@ -75,8 +75,8 @@ def test_a_simulator_that_segfaults_hangs_or_raises_once_changes_nothing(
 @pytest.mark.parametrize(
     ("pool", "fail"),
     [
-        (ray_pool, faulty.segfault),
         (local_pool, faulty.raise_something),
+        pytest.param(ray_pool, faulty.segfault, marks=pytest.mark.slow),
         pytest.param(ray_pool, faulty.raise_something, marks=pytest.mark.slow),
         pytest.param(ray_pool, faulty.hang, marks=pytest.mark.slow),
     ],

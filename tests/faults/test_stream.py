@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import signal
 import socket
@@ -22,6 +21,7 @@ from nightshift.stream.inbox import Inbox
 from nightshift.stream.message import MessageHeader
 from nightshift.stream.weights import WEIGHTS, WeightPublisher
 from tests.faults.stream_processes import actor, cable, episode, learner, play, publish_and_die
+from tests.forks import fork
 from tests.stream.parts import RUN, contents
 
 ACTORS = ("left", "middle", "right")
@@ -44,13 +44,9 @@ class Processes:
             **{name: (actor, folder / name, cable_port, count) for name in ACTORS},
         }
         self.running: dict[str, BaseProcess] = {}
-        # Forks of a process that has imported everything: they start at once and can die often.
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["tests.faults.stream_processes"])
 
     def start(self, name: str) -> None:
-        self.running[name] = self.context.Process(target=play, args=(self.folder / "log", *self.roles[name]))
-        self.running[name].start()
+        self.running[name] = fork(play, self.folder / "log", *self.roles[name])
 
     def kill(self, name: str) -> None:
         self.running[name].kill()
@@ -149,13 +145,10 @@ def test_what_is_stored_is_what_was_acknowledged_each_once_whichever_process_is_
 def test_weights_that_were_being_published_leave_no_file_behind_wherever_their_learner_is_killed(
     tmp_path: Path,
 ) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.faults.stream_processes"])
     exits: list[int | None] = []
     versions: list[int] = []
     while not exits or exits[-1]:  # until an event is never reached
-        process = context.Process(target=publish_and_die, args=(tmp_path, len(exits) + 1))
-        process.start()
+        process = fork(publish_and_die, tmp_path, len(exits) + 1)
         process.join()
         exits.append(process.exitcode)
         with WeightPublisher(tmp_path) as publisher:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -32,16 +30,23 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Sampler
 from nightshift.types import RolloutRequest, Trajectory
-from tests.algorithms.test_on_policy import CHUNK, MIXED, demo_steps, groups, policy, settings
+from tests.algorithms.test_on_policy import CHUNK, MIXED, demo_steps, groups, settings
 from tests.rollouts.parts import NO_CAMERAS, run_out_of_memory
 
 CPU = torch.device("cpu")
+UPDATES = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     yield
     ray.shutdown()
+
+
+def policy() -> GaussianMlp:
+    """With weights that are larger than the metrics of an update."""
+    torch.manual_seed(0)
+    return GaussianMlp(inputs={"proprio": 3}, hidden=[64], chunk=CHUNK, action_dim=7)
 
 
 def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec:
@@ -83,13 +88,21 @@ def assert_close(together: LearnerState, alone: LearnerState) -> None:
         np.testing.assert_allclose(together.tensors[name], expected, atol=2e-6, rtol=1e-4, err_msg=name)
 
 
-LONG: dict[str, Any] = {"epochs": 150, "target_kl": None}
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[RayLearners]:
+    """Shared by the tests that end none of them: a rank takes seconds to start."""
+    with closing(RayLearners(spec(), 2)) as learners:
+        yield learners
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> LearnerState:
-    """By two ranks."""
-    return trained(2, updates=3, **LONG)
+def undisturbed(two_ranks: RayLearners) -> list[LearnerState]:
+    """The states after each update of two ranks."""
+    states = []
+    for number in range(UPDATES):
+        two_ranks.update(parts(2), number / UPDATES)
+        states.append(two_ranks.state())
+    return states
 
 
 def test_weights_that_do_not_fit_on_the_gpu_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +111,8 @@ def test_weights_that_do_not_fit_on_the_gpu_are_one_sentence(monkeypatch: pytest
         LocalLearner(spec())
 
 
-def test_two_ranks_make_the_updates_of_one(undisturbed: LearnerState) -> None:
-    assert_close(undisturbed, trained(1, updates=3, **LONG))
+def test_two_ranks_make_the_updates_of_one(undisturbed: list[LearnerState]) -> None:
+    assert_close(undisturbed[-1], trained(1, updates=UPDATES))
 
 
 @pytest.mark.slow
@@ -173,56 +186,56 @@ def test_a_rank_that_is_killed_between_updates_is_replaced_and_the_update_is_the
     learners.close()
 
 
-def struck_update(learners: RayLearners, progress: float, number: int, blow: signal.Signals) -> None:
-    """An update in the middle of which a rank is sent a signal: well after it began and far from its end."""
+def strike_in_next_update(learners: RayLearners, number: int, blow: signal.Signals) -> Any:
+    """Make a rank send itself a signal between two sums of its next update; returns the rank."""
+
+    def arm(actor: Any) -> None:
+        strategy, sum_over_ranks = actor._strategy, actor._strategy.sum
+        left = iter(range(5))
+
+        def sum_or_fall(tensors: Any) -> None:
+            if next(left, None) is None:
+                os.kill(os.getpid(), blow)
+            sum_over_ranks(tensors)
+
+        strategy.sum = sum_or_fall
+
     rank = learners._ranks[number]
-
-    def finished() -> int:
-        count: int = ray.get(rank.heartbeats.options(concurrency_group="heartbeat").remote())
-        return count
-
-    before = finished()
-    pid = ray.get(rank.__ray_call__.remote(lambda _: os.getpid()))
-    with ThreadPoolExecutor(1) as beside:
-        update = beside.submit(learners.update, parts(2), progress)
-        while finished() < before + 100:
-            assert not update.done()
-            time.sleep(0.005)
-        os.kill(pid, blow)
-        update.result()
-    assert rank not in learners._ranks
+    ray.get(rank.__ray_call__.remote(arm))
+    return rank
 
 
 @pytest.mark.parametrize(("hangs", "dies"), [(0, 1), pytest.param(1, 0, marks=pytest.mark.slow)])
 def test_a_rank_that_hangs_or_dies_in_the_middle_of_an_update_changes_nothing(
-    undisturbed: LearnerState, hangs: int, dies: int
+    undisturbed: list[LearnerState], hangs: int, dies: int
 ) -> None:
     """No checkpoint is made, so the new ranks can only begin with the copy that the other rank kept."""
-    learners = RayLearners(spec(**LONG), 2, timeout=3.0)
+    learners = RayLearners(spec(), 2, timeout=3.0)
     learners.update(parts(2), 0.0)
-    struck_update(learners, 1 / 3, hangs, signal.SIGSTOP)
-    struck_update(learners, 2 / 3, dies, signal.SIGKILL)
-    assert_same(learners.state(), undisturbed)
+    for progress, number, blow in ((1 / 3, hangs, signal.SIGSTOP), (2 / 3, dies, signal.SIGKILL)):
+        struck = strike_in_next_update(learners, number, blow)
+        learners.update(parts(2), progress)
+        assert struck not in learners._ranks
+    assert_same(learners.state(), undisturbed[-1])
     learners.close()
 
 
-def test_when_all_ranks_die_training_goes_on_from_a_checkpoint_of_the_last_update_or_ends() -> None:
-    expected = trained(2)
+def test_when_all_ranks_die_training_goes_on_from_a_checkpoint_of_the_last_update_or_ends(
+    undisturbed: list[LearnerState],
+) -> None:
     learners = RayLearners(spec(), 2)
-    learners.update(parts(2), 0.0)
-    saved = learners.state()
+    learners.restore(undisturbed[0])
+    learners.update(parts(2), 1 / 3)
+    assert_same(learners.state(), undisturbed[1])
     kill_all(learners)
-    learners.update(parts(2), 0.5)
-    assert_same(learners.state(), expected)
-    learners.update(parts(2), 0.5)
+    learners.update(parts(2), 2 / 3)
+    assert_same(learners.state(), undisturbed[2])
+    learners.update(parts(2), 2 / 3)
     kill_all(learners)
     with pytest.raises(
-        RolloutError, match=r"weights after update 3\s+→ run again: it resumes from the last checkpoint"
+        RolloutError, match=r"weights after update 4\s+→ run again: it resumes from the last checkpoint"
     ):
-        learners.update(parts(2), 0.5)
-    learners.restore(saved)
-    learners.update(parts(2), 0.5)
-    assert_same(learners.state(), expected)
+        learners.update(parts(2), 2 / 3)
     learners.close()
 
 
@@ -231,12 +244,10 @@ def kill_all(learners: RayLearners) -> None:
         ray.kill(rank)
 
 
+@pytest.mark.usefixtures("undisturbed")  # these ranks have to make its updates first
 def test_only_metrics_come_back_after_an_update_and_the_state_where_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
+    two_ranks: RayLearners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    wide = GaussianMlp(inputs={"proprio": 3}, hidden=[512], chunk=CHUNK, action_dim=7)
-    learners = RayLearners(replace(spec(), policy=snapshot(wide)), 2)
     fetched: list[int] = []
     get = ray.get
 
@@ -246,23 +257,26 @@ def test_only_metrics_come_back_after_an_update_and_the_state_where_it_is_asked_
         return found
 
     monkeypatch.setattr(ray, "get", counting)
-    for number in range(3):
-        learners.update(parts(2), number / 3)
-        assert learners.policy().version == number + 1
-    weights = sum(parameter.nbytes for parameter in wide.parameters())
+    for number in range(UPDATES, 2 * UPDATES):
+        two_ranks.update(parts(2), 1.0)
+        assert two_ranks.policy().version == number + 1
+    weights = sum(parameter.nbytes for parameter in policy().parameters())
     assert max(fetched) < 2000 < weights
-    state = learners.state()
-    learned = learners.policy().tensors()
-    assert min(fetched[-2:]) > weights, "where it is asked for"
+    fetched.clear()
+    state = two_ranks.state()
+    assert max(fetched) > weights
+    fetched.clear()
+    learned = two_ranks.policy().tensors()
+    assert max(fetched) > weights
     for name, values in learned.items():
         np.testing.assert_array_equal(values, state.tensors[f"policy.weights.{name}"], err_msg=name)
-    learners.close()
 
 
-def test_weights_are_sent_as_the_reference_that_the_ranks_made_also_where_the_driver_has_fetched_them() -> None:
-    learners = RayLearners(spec(), 2)
-    learners.update(parts(2), 0.0)
-    policy = learners.policy()
+@pytest.mark.usefixtures("undisturbed")
+def test_weights_are_sent_as_the_reference_that_the_ranks_made_also_where_the_driver_has_fetched_them(
+    two_ranks: RayLearners,
+) -> None:
+    policy = two_ranks.policy()
     here = policy.tensors()
     assert ObjectStoreWeights.of(policy.weights) is policy.weights
 
@@ -273,7 +287,6 @@ def test_weights_are_sent_as_the_reference_that_the_ranks_made_also_where_the_dr
     assert fields == ["_reference"]
     assert here.keys() == there.keys()
     assert all(torch.equal(there[name], values) for name, values in here.items())
-    learners.close()
 
 
 @pytest.mark.parametrize("limit", [1e-6, None])

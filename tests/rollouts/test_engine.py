@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from nightshift import config, envs, policies
+from nightshift import config, envs
 from nightshift.errors import ConfigError, DeviceError, SimulatorError
+from nightshift.policies import families
 from nightshift.policies.expert import Expert
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
@@ -81,7 +82,7 @@ def play(
 @pytest.fixture
 def seeing(monkeypatch: pytest.MonkeyPatch) -> PolicySnapshot:
     """A policy that sees a camera and the instruction."""
-    monkeypatch.setattr(policies, "FAMILIES", {**policies.FAMILIES, "seeing": SeeingMlp})
+    monkeypatch.setattr(families, "FAMILIES", {**families.FAMILIES, "seeing": SeeingMlp})
     torch.manual_seed(0)
     return snapshot(SeeingMlp(chunk=CHUNK))
 

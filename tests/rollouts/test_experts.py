@@ -29,11 +29,15 @@ IN_PROCESSES = EngineSettings(device=torch.device("cpu"), threads=2, requests_at
 SECONDS = 30
 
 PARENT = """
-import multiprocessing, sys, time
-from tests.rollouts.test_experts import scene
+import multiprocessing, time
+from nightshift import config, envs
 from nightshift.rollouts.experts import ExpertProcesses
+cameras = config.Cameras(names=(), size=16, shadows=False)
+env = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=cameras)
+fleet = envs.make_fleet(envs.tasks(env)[0], env)
+fleet.reset("train", [0])
 experts = ExpertProcesses(1)
-experts.act(scene())
+experts.act(fleet.scene(0))
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 time.sleep(600)
 """
@@ -79,6 +83,13 @@ def test_the_processes_of_a_parent_that_is_killed_end() -> None:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
     parent.stdout.close()
+
+
+def test_what_a_process_imports_has_no_torch() -> None:
+    """It takes seconds and 200 MB."""
+    program = "import nightshift.rollouts.experts, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_a_process_that_dies_is_replaced(experts: ExpertProcesses) -> None:

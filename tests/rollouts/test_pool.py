@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from nightshift.cluster import connection
 from nightshift.errors import SimulatorError
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
+from nightshift.project import environment
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
@@ -41,8 +43,11 @@ def actions(results: dict[int, list[Trajectory]]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RayPool]:
-    pool = RayPool(2, ENV)
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
+    """With the settings of the tools that every command makes first."""
+    with mock.patch.dict(os.environ):
+        environment.apply(tmp_path_factory.mktemp("project"))
+        pool = RayPool(2, ENV)
     yield pool
     pool.close()
 
@@ -54,6 +59,11 @@ def same(one: list[Any], other: list[Any]) -> bool:
 def test_ray_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
     here = dict(LocalPool(ENV).run(requests(5), POLICY))
     assert same(actions(dict(pool.run(requests(5), POLICY))), actions(here))
+
+
+def test_a_worker_has_the_priority_of_its_driver(pool: RayPool) -> None:
+    list(pool.run(requests(1), POLICY))
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in worker_pids()} == {os.nice(0)}
 
 
 @pytest.mark.parametrize(

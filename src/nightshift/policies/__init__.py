@@ -1,4 +1,7 @@
-"""Policies on disk and in memory. A new family is one new module, its section in config, and one line in `FAMILIES`."""
+"""Policies on disk and in memory. A new family is one new module, its section in config, and one line in families.py.
+
+torch is imported by what needs it, and no earlier: the processes of the scripted expert do without it.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
-
 from nightshift.errors import DataError
-from nightshift.policies import cnn, gaussian_mlp, vla
-from nightshift.policies.base import Policy, Shapes
 
 if TYPE_CHECKING:
     from nightshift import config
-
-FAMILIES: Mapping[str, type[Policy]] = {
-    gaussian_mlp.FAMILY: gaussian_mlp.GaussianMlp,
-    cnn.FAMILY: cnn.Cnn,
-    vla.FAMILY: vla.Vla,
-}
+    from nightshift.policies.base import Policy, Shapes
 
 WEIGHTS = "policy.safetensors"
 SPEC = "policy.json"
@@ -30,11 +22,15 @@ SPEC = "policy.json"
 
 def fresh(settings: config.Policy, shapes: Shapes, action_dim: int) -> Policy:
     """An untrained policy of the family that params.yaml names, for observations of these shapes."""
+    from nightshift.policies.families import FAMILIES
+
     return FAMILIES[settings.family].from_config(settings, shapes, action_dim)
 
 
 def build(spec: Mapping[str, Any]) -> Policy:
     """An untrained policy of the family and sizes that `spec` names."""
+    from nightshift.policies.families import FAMILIES
+
     arguments = dict(spec)
     family = arguments.pop("family")
     if family not in FAMILIES:
@@ -47,6 +43,8 @@ def build(spec: Mapping[str, Any]) -> Policy:
 
 def save(policy: Policy, folder: Path) -> None:
     """Write the policy's two files into a folder that is being written."""
+    from safetensors.torch import save as to_bytes
+
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
     (folder / WEIGHTS).write_bytes(to_bytes(weights))
     (folder / SPEC).write_text(json.dumps(policy.spec, indent=2) + "\n")
@@ -54,6 +52,9 @@ def save(policy: Policy, folder: Path) -> None:
 
 def load(folder: Path) -> Policy:
     """The policy in a folder."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as from_bytes
+
     spec = json.loads((folder / SPEC).read_text())
     policy = build(spec)
     try:

@@ -21,7 +21,7 @@ Decide = Callable[[Scene], Array]
 
 
 class ExpertProcesses:
-    """At most `count` processes, each with torch in its memory: they start when they are needed, also after `close`."""
+    """At most `count` processes: they start when they are needed, also after `close`. None of them imports torch."""
 
     def __init__(self, count: int) -> None:
         self._count = count

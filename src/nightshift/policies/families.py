@@ -1,0 +1,14 @@
+"""The families of policies, by the name that params.yaml and policy.json give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nightshift.policies import cnn, gaussian_mlp, vla
+from nightshift.policies.base import Policy
+
+FAMILIES: Mapping[str, type[Policy]] = {
+    gaussian_mlp.FAMILY: gaussian_mlp.GaussianMlp,
+    cnn.FAMILY: cnn.Cnn,
+    vla.FAMILY: vla.Vla,
+}

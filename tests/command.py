@@ -1,0 +1,61 @@
+"""`nightshift …` in a process of its own.
+
+A new interpreter takes seconds to import torch, scipy and mlflow, and the tests start dozens of commands, so they are
+forked. What only a new interpreter shows (the installed script, PYTHONPATH, which packages a command imports) is
+tested with one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.forks import fork
+
+
+class Command:
+    """A command that runs in a project, with the variables of this process and the given ones."""
+
+    def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
+        self.arguments = arguments
+        self._output = Path(tempfile.mkdtemp(prefix="command-"))
+        self._process = fork(_run, root, self._output, arguments, {**os.environ, **environment})
+
+    @property
+    def pid(self) -> int:
+        """Of the process and of its group."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self.kill()
+            raise subprocess.TimeoutExpired(self.arguments, timeout)
+        stdout, stderr = ((self._output / name).read_text() for name in ("stdout", "stderr"))
+        shutil.rmtree(self._output)
+        return subprocess.CompletedProcess(self.arguments, self._process.exitcode, stdout, stderr)
+
+
+def _run(root: Path, output: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    os.setsid()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(root)
+    sys.argv = ["nightshift", *arguments]
+    from nightshift.cli.app import main
+
+    main()

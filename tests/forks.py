@@ -1,0 +1,31 @@
+"""Processes that are forked from one that has imported the heavy packages already: they start at once."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from nightshift.project import environment
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "scipy.stats", "mlflow.tracking", "mlflow.data.meta_dataset", "tests.faults.stream_processes"]
+)
+_SETTINGS = environment.NO_TELEMETRY | environment.SAFE | environment.QUIET
+"""Some of the packages read their variables when they are imported."""
+
+
+def fork(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Start `target`, a function that can be imported."""
+    with contextlib.chdir(Path(__file__).parent.parent), mock.patch.dict(os.environ, _SETTINGS):
+        forkserver.ensure_running()  # the first call starts the process that all others are forked from
+    process = _CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
