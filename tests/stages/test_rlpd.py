@@ -104,7 +104,8 @@ def test_from_nothing_but_demos_in_the_replay_it_learns_to_reach_the_goal(
         utd_ratio=2,
         batch_size=64,
         discount=0.9,
-        actor={"start": "scratch", "learning_rate": 1e-3},
+        n_step=1,
+        actor={"start": "scratch", "learning_rate": 1e-3, "bc_weight": 0.0, "bc_steps": 0},
         critics={**CRITICS, "learning_rate": 1e-3, "tau": 0.02},
         entropy={"initial_temperature": 0.02, "target": -1.0, "learning_rate": 1e-3},
         validation={"every": 600},
@@ -233,6 +234,7 @@ def test_a_clone_with_another_head_is_refused_before_anything_is_played(
         learn(job("rlpd"), params)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clone")
 def test_actors_in_processes_of_their_own_give_the_same_weights_as_one_process(
     job: Callable[[str], Job], params: config.Params
