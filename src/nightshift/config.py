@@ -491,6 +491,8 @@ class Params(Section):
     def _consistent(self) -> Params:
         if "rloo" in self.algorithms:
             self._check_rloo()
+        if "rlpd" in self.algorithms and self.policy.head != "tanh_gaussian":
+            raise ValueError(f"rlpd needs policy.head: tanh_gaussian, but it is {self.policy.head}")
         return self
 
     def _check_rloo(self) -> None:

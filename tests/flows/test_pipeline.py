@@ -14,13 +14,14 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.nightly import CRON, nightly
 from flows.pipeline import pipeline
+from nightshift import config
 from nightshift.errors import ProjectError, RolloutError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 
-STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "evaluate", "register"]
+STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "rlpd", "evaluate", "register"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,10 +86,11 @@ def test_prefect_shows_a_training_stage_that_is_not_chosen_as_skipped_and_goes_o
     monkeypatch.chdir(root)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     results = pipeline.with_options(flow_run_name="skipping")()
-    assert {r.stage: r.status for r in results} == dict.fromkeys(STAGES, "ran") | {"rloo": "skipped"}
+    skipped = dict.fromkeys(config.ALGORITHMS, "skipped")
+    assert {r.stage: r.status for r in results} == dict.fromkeys(STAGES, "ran") | skipped
     tasks = runs_of("skipping")
-    assert {name: task.state_name for name, task in tasks.items()} == dict.fromkeys(STAGES, "Completed") | {
-        "rloo": "Skipped"
+    assert {name: task.state_name for name, task in tasks.items()} == {
+        stage: "Skipped" if stage in skipped else "Completed" for stage in STAGES
     }
     assert tasks["rloo"].state.message == "rloo is skipped: not in algorithms"
     with get_client(sync_client=True) as client:

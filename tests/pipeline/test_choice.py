@@ -16,9 +16,9 @@ from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
 from nightshift.project import checksums, paths
 from tests.conftest import add_store, choose, edit, git, make_project, nightshift
-from tests.pipeline.test_run import STAGES, dvc, ensure_all, enter
+from tests.pipeline.test_run import STAGES, dvc, ensure_all, enter, every
 
-CACHED = dict.fromkeys(STAGES, "cached")
+CACHED = every("cached")
 SETTLED = CACHED | {"rloo": "skipped"}
 UP_TO_DATE = "Data and pipelines are up to date"
 
@@ -34,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> P
     git(root, "commit", "-qam", "smaller")
     with pytest.MonkeyPatch.context() as patch:
         enter(root, patch)
-        assert ensure_all(root) == dict.fromkeys(STAGES, "ran")
+        assert ensure_all(root) == every("ran")
     return root
 
 
@@ -98,7 +98,9 @@ def test_a_skipped_stage_leaves_a_folder_that_says_so_and_no_trace_of_a_run(
 def test_a_second_run_dvc_and_plan_agree_that_nothing_is_to_do(project: Path) -> None:
     assert ensure_all(project) == SETTLED
     assert UP_TO_DATE in dvc(project, "repro")
-    assert plan(project) == dict.fromkeys(STAGES, "fresh") | {"rloo": "skipped (not in algorithms)"}
+    assert plan(project) == dict.fromkeys(STAGES, "fresh") | dict.fromkeys(
+        ("rloo", "rlpd"), "skipped (not in algorithms)"
+    )
 
 
 def test_choosing_it_again_restores_its_policy_and_the_evaluation(project: Path, trained: Path) -> None:
@@ -154,7 +156,9 @@ def watched(root: Path, *arguments: str) -> str:
 
 def test_editing_the_numbers_of_a_skipped_stage_makes_nothing_stale_and_costs_no_flow(project: Path) -> None:
     edit(project, "rloo", temperature=0.3)
-    assert plan(project) == dict.fromkeys(STAGES, "fresh") | {"rloo": "skipped (not in algorithms)"}
+    assert plan(project) == dict.fromkeys(STAGES, "fresh") | dict.fromkeys(
+        ("rloo", "rlpd"), "skipped (not in algorithms)"
+    )
     told = watched(project, "run")
     assert "loaded: []" in told
     assert "– skipped" in told and "not in algorithms" in told

@@ -21,7 +21,12 @@ from nightshift.pipeline.run import Session
 from nightshift.project import environment, graph, packages, paths
 from tests.conftest import REPOSITORY, add_store, edit, git, install, installed_nightshift, make_project, nightshift
 
-STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "evaluate", "register"]
+STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "rlpd", "evaluate", "register"]
+
+
+def every(status: str) -> dict[str, str]:
+    """Of every stage but the training stage that `params.yaml` does not choose."""
+    return dict.fromkeys(STAGES, status) | {"rlpd": "skipped"}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> 
     git(root, "commit", "-qam", "smaller")
     with pytest.MonkeyPatch.context() as patch:
         enter(root, patch)
-        assert ensure_all(root) == dict.fromkeys(STAGES, "ran")
+        assert ensure_all(root) == every("ran")
     return root
 
 
@@ -69,13 +74,13 @@ def dvc(root: Path, *arguments: str) -> str:
 
 def test_after_a_run_dvc_repro_is_up_to_date_and_a_second_run_is_cached(project: Path) -> None:
     assert "Data and pipelines are up to date" in dvc(project, "repro")
-    assert ensure_all(project) == dict.fromkeys(STAGES, "cached")
+    assert ensure_all(project) == every("cached")
 
 
 def test_after_dvc_repro_a_run_finds_everything_cached(project: Path) -> None:
     edit(project, "register", model="another-name")
     assert "Running stage 'register'" in dvc(project, "repro")
-    assert ensure_all(project) == dict.fromkeys(STAGES, "cached")
+    assert ensure_all(project) == every("cached")
 
 
 def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restores(project: Path) -> None:
@@ -87,6 +92,7 @@ def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restor
         "sft": "cached",
         "choose": "cached",
         "rloo": "ran",
+        "rlpd": "skipped",
         "evaluate": "ran",
         "register": "ran",
     }
@@ -102,12 +108,14 @@ def fingerprints(root: Path) -> dict[str, str]:
 
 def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(project: Path) -> None:
     before = fingerprints(project)
-    changes = {"device": "cpu", "workers": 1, "threads": 2, "requests_at_once": 3, "ranks": 2, "microbatch_size": 7}
-    edit(project, "machine", **changes, checkpoint_every={"sft_steps": 3, "rloo_iterations": 2})
+    changes = {"device": "cpu", "workers": 1, "threads": 2, "requests_at_once": 3, "actors": 2, "ranks": 2}
+    changes |= {"microbatch_size": 7}
+    periods = {"sft_steps": 3, "rloo_iterations": 2, "rlpd_decisions": 5}
+    edit(project, "machine", **changes, checkpoint_every=periods)
     assert set(config.Machine.model_fields) == {*changes, "checkpoint_every"}
     assert fingerprints(project) == before
     assert "Data and pipelines are up to date" in dvc(project, "status")
-    assert ensure_all(project) == dict.fromkeys(STAGES, "cached")
+    assert ensure_all(project) == every("cached")
 
 
 def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restores(
@@ -119,7 +127,7 @@ def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restore
     assert "fresh" in rows["dataset"]
     assert re.search(r"stale +versions\.yaml: torch \S+ → 9\.9\.9", rows["sft"])
     assert "follows sft, rloo" in plan.stdout
-    unchanged = {"states": "cached", "collect": "cached", "dataset": "cached", "choose": "cached"}
+    unchanged = {"states": "cached", "collect": "cached", "dataset": "cached", "choose": "cached", "rlpd": "skipped"}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(other)
         result = ensure_all(project)

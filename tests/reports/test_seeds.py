@@ -94,9 +94,9 @@ def test_every_training_stage_has_its_rows_and_a_clone_alone_has_one_too(
     ("recipe", "concerned"),
     [
         (RECIPE, []),
-        ({"sft": {"steps": 8}}, ["sft", "rloo", "evaluate"]),
+        ({"sft": {"steps": 8}}, ["sft", "rloo", "rlpd", "evaluate"]),
         ({**RECIPE, "evaluate": {"init_states": 3}}, ["evaluate"]),
-        ({**RECIPE, "algorithms": []}, ["choose", "rloo", "evaluate"]),
+        ({**RECIPE, "algorithms": []}, ["choose", "rloo", "rlpd", "evaluate"]),
     ],
 )
 def test_after_a_change_of_the_recipe_the_stages_that_it_concerns_run_again(
@@ -132,7 +132,7 @@ def test_a_stage_whose_output_or_receipt_is_missing_runs_again(tmp_path: Path) -
     (tmp_path / "0" / paths.stage_receipt("evaluate")).unlink()
     assert seeds.stale(tmp_path / "0") == ["evaluate"]
     shutil.rmtree(tmp_path / "0" / paths.SFT_POLICY)
-    assert seeds.stale(tmp_path / "0") == ["sft", "rloo", "evaluate"]
+    assert seeds.stale(tmp_path / "0") == ["sft", "rloo", "rlpd", "evaluate"]
 
 
 def test_a_copy_has_the_inputs_of_the_project_so_that_its_results_can_be_adopted(tmp_path: Path) -> None:
