@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nightshift import policies
 from nightshift.errors import DataError
+from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.heads import HeadPolicy
 from nightshift.types import INSTRUCTION, Observation
 from tests.policies.examples import (
@@ -49,6 +50,17 @@ def test_a_saved_policy_is_loaded_with_bit_identical_actions(policy: HeadPolicy,
     assert loaded.spec == policy.spec
     assert loaded.observations == policy.observations
     assert (loaded.act(observe(ROWS)) == policy.act(observe(ROWS))).all()
+
+
+def test_weights_of_an_mlp_are_drawn_from_input_to_output() -> None:
+    """Results that are published for a seed depend on it."""
+    torch.manual_seed(0)
+    fresh = GaussianMlp(inputs={"proprio": 4}, hidden=[8, 5], chunk=2, action_dim=3)
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 8), torch.nn.Linear(8, 5), torch.nn.Linear(5, 6)]
+    drawn = [layer.weight for layer in fresh.net if isinstance(layer, torch.nn.Linear)]
+    for one, expected in zip(drawn, layers, strict=True):
+        torch.testing.assert_close(one, expected.weight, rtol=0, atol=0)
 
 
 def test_actions_log_probs_and_entropy_have_one_number_per_dimension(policy: HeadPolicy) -> None:

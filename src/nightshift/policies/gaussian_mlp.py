@@ -47,8 +47,8 @@ class GaussianMlp(HeadPolicy):
         self._layers: Layers = {"activation": "tanh", "layer_norm": False, "head": "gaussian", **layers}
         self.head = HEADS[self._layers["head"]](action_dim)
         widths = [sum(self.sizes.values()), *self.hidden]
-        output = nn.Linear(widths[-1], chunk * action_dim * self.head.outputs_per_dim)
-        self.net = nn.Sequential(*(m for a, b in pairwise(widths) for m in self._hidden_layer(a, b)), output)
+        hidden_layers = [module for a, b in pairwise(widths) for module in self._hidden_layer(a, b)]
+        self.net = nn.Sequential(*hidden_layers, nn.Linear(widths[-1], chunk * action_dim * self.head.outputs_per_dim))
         self.normalise = Normaliser(widths[0])
 
     def _hidden_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
