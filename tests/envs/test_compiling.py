@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nightshift import envs
+from nightshift.envs.libero.compiling import discard_other_code
 from nightshift.envs.mini.suite import LIBERO_MINI
 
 _COMPILE = """
@@ -49,6 +50,18 @@ def test_what_is_compiled_ahead_is_what_simulations_call() -> None:
     from nightshift.envs.libero.osc import advance
 
     assert [len(compiled.signatures) for compiled in (advance, _write, judge, play)] == [1, 1, 1, 1]
+
+
+def test_code_that_was_compiled_with_other_versions_of_its_callees_is_discarded(tmp_path: Path) -> None:
+    """numba itself would load `chunks.play` after a change of osc.py."""
+    discard_other_code(tmp_path)
+    current = tmp_path / "chunks.play-1.nbi"
+    current.touch()
+    discard_other_code(tmp_path)
+    assert current.exists()
+    (tmp_path / "sources.sha256").write_text("of other files")
+    discard_other_code(tmp_path)
+    assert not current.exists()
 
 
 def test_nothing_is_compiled_ahead_for_the_fake_suite() -> None:

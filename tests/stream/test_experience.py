@@ -11,7 +11,8 @@ import torch
 
 from nightshift.data.decisions import decision_episode, lost_episode
 from nightshift.data.episode import Episode
-from nightshift.errors import RolloutError, StreamError
+from nightshift.data.experience import SOURCE
+from nightshift.errors import ConfigError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.stream.experience import Order, StreamedExperience, with_ticket
 from nightshift.stream.inbox import Inbox
@@ -106,12 +107,26 @@ def test_it_waits_for_a_missing_ticket_and_looks_after_the_actors_meanwhile(
     assert checks == [0], "the order is published before anything is waited for"
 
 
-def test_lost_episodes_are_left_out_and_a_round_of_them_ends_the_run(endpoint: LearnerEndpoint, tmp_path: Path) -> None:
-    send(endpoint, tmp_path / "left", episode(0), *(episode(ticket, lost=True) for ticket in (1, 2, 3)))
+def test_lost_episodes_are_left_out_and_a_round_of_them_is_passed_over(
+    endpoint: LearnerEndpoint, tmp_path: Path
+) -> None:
+    lost = (episode(ticket, lost=True) for ticket in (1, 2, 3))
+    send(endpoint, tmp_path / "left", episode(0), *lost, episode(4), episode(5))
     experience = StreamedExperience(endpoint, at_once=2)
-    assert lengths(experience.play(POLICY, "sample")) == [1]
-    with pytest.raises(RolloutError, match="failed in every episode"):
-        experience.play(POLICY, "sample")
+    assert [len(experience.play(POLICY, "sample")) for _ in range(2)] == [1, 2]
+    assert experience.state["requested"] == 6
+
+
+def test_a_simulator_that_fails_in_every_episode_ends_the_run(endpoint: LearnerEndpoint, tmp_path: Path) -> None:
+    send(endpoint, tmp_path / "left", *(episode(ticket, lost=True) for ticket in range(10)))
+    with pytest.raises(RolloutError, match="failed in every episode of 10 rounds"):
+        StreamedExperience(endpoint, at_once=1).play(POLICY, "sample")
+
+
+def test_a_training_that_began_without_actors_is_not_resumed_with_them(endpoint: LearnerEndpoint) -> None:
+    with pytest.raises(ConfigError, match=r"began with machine\.actors: 0") as refused:
+        StreamedExperience(endpoint, at_once=1).restore({"requested": 3, SOURCE: "machine.actors: 0"})
+    assert refused.value.next_step == "set machine.actors: 0 in params.yaml and run again: it resumes"
 
 
 def test_a_restored_learner_goes_on_with_the_same_episodes(endpoint: LearnerEndpoint, tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ class DecisionReplay:
 
     def sample(self) -> TransitionBatch:
         """The slices of one update, one after the other."""
-        self._limiter.wait_for_sample(self._settings.utd_ratio, timeout=0)
-        return self._mixer.sample(self._settings.batch_size, self._settings.utd_ratio)
+        with self._limiter.sampling(self._settings.utd_ratio, timeout=0):
+            return self._mixer.sample(self._settings.batch_size, self._settings.utd_ratio)
 
     def sample_demos(self) -> TransitionBatch:
         """The slices of one update on demos alone; it does not count against the ratio."""

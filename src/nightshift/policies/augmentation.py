@@ -5,6 +5,8 @@ Every image has its own draws, which come from the CPU; arithmetic runs where th
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -34,11 +36,17 @@ def shift(images: Tensor, by: Tensor) -> Tensor:
     return images[torch.arange(batch, device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
+@cache
+def _luma(device: torch.device) -> Tensor:
+    """Copied once: a CUDA graph must not record a copy from the host."""
+    return torch.tensor(_LUMA, device=device)
+
+
 def recolour(images: Tensor, factors: Tensor) -> Tensor:
     """Image i with its brightness, contrast and saturation scaled by factors[0, i], factors[1, i] and factors[2, i]."""
     brightness, contrast, saturation = factors.to(images.device, non_blocking=True)[..., None, None, None]
     pixels = images * brightness
-    grey = pixels @ torch.tensor(_LUMA, device=images.device)
+    grey = pixels @ _luma(images.device)
     mean = grey.mean((1, 2))[:, None, None, None]
     # Saturation scales the distance from the pixel's grey, contrast that from the image's mean grey.
     coloured = grey[..., None] + saturation * (pixels - grey[..., None])

@@ -238,7 +238,7 @@ class TanhGaussianHead(ActionHead):
         targets = torch.where(mask[..., None], actions, 0)  # before the square: the gradient of a masked NaN is NaN
         squares = ((self.greedy(outputs) - targets) / self.action_std).square()
         errors = (squares + (log_std - CLONE_LOG_STD).square()).mean(-1)
-        return torch.where(mask, errors, 0).sum() / mask.sum()
+        return torch.where(mask, errors, 0).sum() / mask.sum().clamp(min=1)  # a small batch may have no demo
 
     def _parameters_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the log-std before tanh, both [B, C, A]."""

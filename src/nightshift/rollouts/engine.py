@@ -100,7 +100,7 @@ class Engine:
         make_fleet: MakeFleet,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_step` is called when a request begins and after every control step, in any thread."""
+        """`on_step` is called when a request begins and after every chunk of control steps, in any thread."""
         if settings.threads > 1:
             sys.setswitchinterval(_SWITCH_SECONDS)
         if settings.device.type == "cpu":

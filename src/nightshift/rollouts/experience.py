@@ -13,12 +13,12 @@ import numpy as np
 
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
-from nightshift.errors import RolloutError
+from nightshift.data.experience import SOURCE, check_source, first_valid
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import Pool
 from nightshift.types import Controller, RolloutRequest, Task, Trajectory
 
-_STREAM = 2
+_SEED_DOMAIN = 2
 """Separates this random order of states from those of demos and of groups."""
 
 
@@ -59,7 +59,7 @@ class Tickets:
             split="train",
             init_state=states[turn % len(states)],
             controller=controller,
-            seed=int(np.random.SeedSequence([self._seed, _STREAM, ticket]).generate_state(1)[0]),
+            seed=int(np.random.SeedSequence([self._seed, _SEED_DOMAIN, ticket]).generate_state(1)[0]),
         )
 
 
@@ -94,39 +94,38 @@ class LocalExperience:
 
     def play(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
         """Those that the simulator failed in are left out."""
+        return first_valid(lambda: self._round(policy, controller))
+
+    def _round(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
+        """A run that was killed after its checkpoint has stored some of these episodes before."""
         numbers = range(self._requested, self._requested + self._at_once)
-        played = zip(numbers, play_tickets(self._pool, self._tickets, numbers, policy, controller), strict=True)
-        episodes = [self._stored(number, trajectory) for number, trajectory in played if trajectory.valid]
-        require_some(episodes)
+        missing = [number for number in numbers if _key(number) not in self._store]
+        played = play_tickets(self._pool, self._tickets, missing, policy, controller) if missing else []
+        for number, trajectory in zip(missing, played, strict=True):
+            if trajectory.valid:
+                self._store.put(_key(number), self._to_episode(trajectory))
         self._requested = numbers.stop
-        return episodes
+        return [self._store.get(_key(number)) for number in numbers if _key(number) in self._store]
 
     def played(self) -> Iterator[Episode]:
         return (self._store.get(key) for key in self._store.keys() if int(key) < self._requested)  # noqa: SIM118
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"requested": self._requested}
+        return {"requested": self._requested, SOURCE: "machine.actors: 0"}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        check_source(state, self.state)
         self._requested = state["requested"]
 
     def metrics(self) -> dict[str, float]:
         return {}
 
-    def _stored(self, number: int, trajectory: Trajectory) -> Episode:
-        """A run that was killed after its checkpoint has stored the same episode before."""
-        key = f"{number:08d}"
-        if key not in self._store:
-            self._store.put(key, self._to_episode(trajectory))
-        return self._store.get(key)
 
-
-def require_some(episodes: Sequence[Episode]) -> None:
-    if not episodes:
-        raise RolloutError("the simulator failed in every episode of a round", "run again: it resumes")
+def _key(number: int) -> str:
+    return f"{number:08d}"
 
 
 def _shuffled(task: Task, states: Sequence[int], seed: int) -> list[int]:
-    order: list[int] = np.random.default_rng([seed, task.index, _STREAM]).permutation(states).tolist()
+    order: list[int] = np.random.default_rng([seed, task.index, _SEED_DOMAIN]).permutation(states).tolist()
     return order

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +29,11 @@ from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import Experience, LocalExperience, Tickets, play_tickets
 from nightshift.rollouts.opening import open_pool
 from nightshift.stream.experience import Order, StreamedExperience, with_ticket
-from nightshift.stream.inbox import Inbox
 from nightshift.stream.link import LearnerEndpoint, Link
 from nightshift.stream.sender import Sender
 from nightshift.stream.server import Server
 from nightshift.stream.spool import Spool
 from nightshift.stream.tcp_link import TcpLink
-from nightshift.stream.weights import WeightPublisher
 from nightshift.types import Provenance, Task, Trajectory
 
 _POLL_SECONDS = 0.02
@@ -95,11 +94,19 @@ def run_actor(spec: ActorSpec) -> None:
     machine = spec.machine.model_copy(update={"workers": 0})
     pool = open_pool(machine, spec.env, torch.device("cpu"))
     link = TcpLink("127.0.0.1", spec.port)
-    parent = os.getppid()
-    act(spec, pool, link, is_over=lambda: os.getppid() != parent)
+    threading.Thread(target=_end_with_learner, daemon=True).start()
+    act(spec, pool, link)
 
 
-def act(spec: ActorSpec, pool: Pool, link: Link, is_over: Callable[[], bool]) -> None:
+def _end_with_learner() -> None:
+    """Also in the middle of an order: the actors of a learner that resumes need the spools."""
+    learner = multiprocessing.parent_process()
+    assert learner is not None
+    learner.join()
+    os._exit(1)
+
+
+def act(spec: ActorSpec, pool: Pool, link: Link) -> None:
     """Play what is ordered over the link until learning is over."""
     tasks = envs.tasks(spec.env)
     tickets = _tickets(tasks, spec.states, spec.seed)
@@ -107,7 +114,7 @@ def act(spec: ActorSpec, pool: Pool, link: Link, is_over: Callable[[], bool]) ->
     spool = Spool(spec.folder, run=spec.run, actor=f"actor-{spec.index}")
     sender = Sender(spool, link, poll_interval=_POLL_SECONDS)
     try:
-        for order in _orders(sender, is_over):
+        for order in _orders(sender):
             assert order.policy is not None
             own = [ticket for ticket in order.tickets if ticket % spec.count == spec.index]
             played = play_tickets(pool, tickets, own, order.policy, order.controller) if own else []
@@ -124,10 +131,10 @@ def _lost(policy: PolicySnapshot, recorder: Recorder, trajectory: Trajectory) ->
     return lost_episode(restore(policy, torch.device("cpu")), recorder.provenance(trajectory))
 
 
-def _orders(sender: Sender, is_over: Callable[[], bool]) -> Iterator[Order]:
+def _orders(sender: Sender) -> Iterator[Order]:
     """Each order once, until the one that ends."""
     seen = None
-    while not is_over():
+    while True:
         weights = sender.latest_weights
         if weights is None or weights.version == seen:
             time.sleep(_POLL_SECONDS)
@@ -200,36 +207,31 @@ def _streamed(
 ) -> Iterator[StreamedExperience]:
     """Start the actors; stop them when learning is over."""
     run = paths.short(job.fingerprint)
-    inbox = Inbox(job.state / "inbox", run=run)
-    endpoint = LearnerEndpoint(inbox, WeightPublisher(job.state / "weights"))
-    server = Server(endpoint)
-    count = job.machine.actors
-    specs = [
-        ActorSpec(
-            index=index,
-            count=count,
-            run=run,
-            folder=job.state / "actors" / str(index),
-            port=server.port,
-            seed=seed,
-            env=env,
-            states=states,
-            machine=job.machine,
-            discount=rlpd.discount,
-            commit=job.commit,
-        )
-        for index in range(count)
-    ]
-    actors = Actors(specs)
-    experience = StreamedExperience(endpoint, at_once=rlpd.episodes_at_once, check_actors=actors.check)
-    try:
-        yield experience
-        experience.end()
-        actors.join()
-    finally:
-        actors.kill()
-        server.close()
-        inbox.close()
+    with LearnerEndpoint.open(job.state, run=run) as endpoint, Server(endpoint) as server:
+        specs = [
+            ActorSpec(
+                index=index,
+                count=job.machine.actors,
+                run=run,
+                folder=job.state / "actors" / str(index),
+                port=server.port,
+                seed=seed,
+                env=env,
+                states=states,
+                machine=job.machine,
+                discount=rlpd.discount,
+                commit=job.commit,
+            )
+            for index in range(job.machine.actors)
+        ]
+        actors = Actors(specs)
+        try:
+            experience = StreamedExperience(endpoint, at_once=rlpd.episodes_at_once, check_actors=actors.check)
+            yield experience
+            experience.end()
+            actors.join()
+        finally:
+            actors.kill()
 
 
 def _tickets(tasks: Sequence[Task], states: config.States, seed: int) -> Tickets:

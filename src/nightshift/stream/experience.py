@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from nightshift.data.episode import Episode
+from nightshift.data.experience import SOURCE, check_source, first_valid
 from nightshift.data.tensors import Column
-from nightshift.errors import RolloutError, StreamError
+from nightshift.errors import StreamError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.stream.inbox import Inbox, StoredEpisode
 from nightshift.stream.link import LearnerEndpoint
@@ -86,6 +87,9 @@ class StreamedExperience:
 
     def play(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
         """The next episodes, in the order of their tickets; those that a simulator failed in are left out."""
+        return first_valid(lambda: self._round(policy, controller))
+
+    def _round(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
         tickets = range(self._requested, self._requested + self._at_once)
         self._take_arrived()
         if not self._has_all(tickets):
@@ -94,15 +98,12 @@ class StreamedExperience:
             if not self._inbox.wait_for_episode(self._position, _CHECK_SECONDS):
                 self._check_actors()
             self._take_arrived()
-        episodes = self._episodes(tickets)
-        if not episodes:
-            raise RolloutError("the simulator failed in every episode of a round", "run again: it resumes")
         self._requested = tickets.stop
-        return episodes
+        return list(self._episodes(tickets))
 
     def played(self) -> Iterator[Episode]:
         self._take_arrived()
-        return iter(self._episodes(range(self._requested)))
+        return self._episodes(range(self._requested))
 
     def end(self) -> None:
         """Tell the actors that learning is over."""
@@ -111,9 +112,10 @@ class StreamedExperience:
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"requested": self._requested}
+        return {"requested": self._requested, SOURCE: "machine.actors above 0"}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        check_source(state, self.state)
         self._requested = state["requested"]
 
     def metrics(self) -> dict[str, float]:
@@ -121,7 +123,7 @@ class StreamedExperience:
 
     def _take_arrived(self) -> None:
         for stored in self._inbox.stored_after(self._position):
-            ticket = stored.load().metadata.get(_TICKET)
+            ticket = stored.load(verify=False).metadata.get(_TICKET)
             if not isinstance(ticket, int):
                 raise StreamError(f"{stored.path} has no ticket", "remove it: this learner did not order it")
             self._arrived.setdefault(ticket, stored)
@@ -130,6 +132,6 @@ class StreamedExperience:
     def _has_all(self, tickets: range) -> bool:
         return all(ticket in self._arrived for ticket in tickets)
 
-    def _episodes(self, tickets: range) -> list[Episode]:
-        loaded = [self._arrived[ticket].load() for ticket in tickets]
-        return [episode for episode in loaded if not episode.metadata[_LOST]]
+    def _episodes(self, tickets: range) -> Iterator[Episode]:
+        loaded = (self._arrived[ticket].load() for ticket in tickets)
+        return (episode for episode in loaded if not episode.metadata[_LOST])

@@ -9,15 +9,18 @@ Prefect's server, so that simulator processes only load.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
 
+from nightshift import files
 from nightshift.envs.libero.setup import use_project_caches
 
 LOCK = "compile.lock"
+_COMPILED = ("osc", "observations", "goal", "chunks")
 
 
 @cache
@@ -39,10 +42,27 @@ def compile_control_step() -> None:
     folder = Path(os.environ["NUMBA_CACHE_DIR"])
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / LOCK):
+        assert play.stats.cache_path is not None
+        discard_other_code(Path(play.stats.cache_path))
         advance.compile((rows, matrix, int64, *control))
         _write.compile((rows, indices, indices, indices, rows, int64, shown, shown, shown, shown))
         judge.compile((rows, indices, *goal, *flags))
         play.compile((rows, rows, float64[:, :, ::1], int64, *both, indices, *flags))
+
+
+def discard_other_code(folder: Path) -> None:
+    """Remove what was compiled from other versions of the files that belong together.
+
+    numba compares the file of a function with its cache, but not the files of the functions that it calls.
+    """
+    sources = [Path(__file__).with_name(f"{module}.py").read_bytes() for module in _COMPILED]
+    digest = hashlib.sha256(b"".join(sources)).hexdigest()
+    stamp = folder / "sources.sha256"
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    for compiled in folder.glob("*.nb[ic]"):
+        compiled.unlink()
+    files.write_bytes(stamp, digest.encode())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.errors import SimulatorError
+
 _FRAMEBUFFER, _READ_FRAMEBUFFER, _DRAW_FRAMEBUFFER = 0x8D40, 0x8CA8, 0x8CA9
 _COLOR_ATTACHMENT0, _COLOR_BUFFER_BIT = 0x8CE0, 0x4000
 _PIXEL_PACK_BUFFER, _STREAM_READ, _PACK_ALIGNMENT = 0x88EB, 0x88E1, 0x0D05
@@ -45,6 +47,8 @@ class FrameCopies:
         platform = importlib.import_module("OpenGL.platform").PLATFORM
         self._waiting: Any = platform.GL
         self._gl: Any = ctypes.PyDLL(platform.GL._name)
+        while self._gl.glGetError():
+            pass  # errors from before are not those of these frames
         self._buffer = ctypes.c_uint()
         self._gl.glGenBuffers(1, ctypes.byref(self._buffer))
         self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
@@ -72,6 +76,10 @@ class FrameCopies:
         frames = np.empty(self._shape, np.uint8)
         size, target = ctypes.c_ssize_t(frames.nbytes), ctypes.c_void_p(frames.ctypes.data)
         self._waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
+        error = self._gl.glGetError()
+        if error:
+            what = f"GL reports the error {error:#x} while camera images are drawn"
+            raise SimulatorError(what, "if the GPU is out of memory, lower env.cameras.size or machine.workers")
         if not self._rotated:
             return frames
         # All bytes of a frame in reverse: the pixels are turned, and blue, green, red become red, green, blue. To
