@@ -14,7 +14,7 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from nightshift import config
+from nightshift import config, files
 from nightshift.adapters.tracking import JsonlTracker
 from nightshift.config import merged
 from nightshift.pipeline.job import Job
@@ -75,6 +75,12 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def leave_skipped(stage: str) -> None:
+    """What a training stage leaves that is not chosen."""
+    with files.new_folder(paths.MODELS / stage) as folder:
+        files.write_json(folder / paths.SKIPPED, {"skipped": "not in algorithms"})
 
 
 def small_params() -> dict[str, Any]:

@@ -54,7 +54,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> P
     root = make_project(tmp_path_factory.mktemp("killed") / "project")
     add_store(root, migrated_store)
     edit(root, "sft", steps=STEPS)
-    edit(root, "machine", checkpoint_every={"sft_steps": 50, "rloo_iterations": 1})
+    edit(root, "machine", checkpoint_every={"sft_steps": 50, "rloo_iterations": 1, "rlpd_decisions": 100})
     edit(root, "rloo", iterations=12)
     with pytest.MonkeyPatch.context() as patch, Session(root) as session:
         enter(root, patch)
@@ -99,7 +99,10 @@ def test_a_killed_stage_resumes_its_checkpoint_after_machine_was_changed(
     resumed_at = max(int(path.name.removeprefix("step-")) for path in unfinished.glob("step-*"))
     logged = prepared / paths.stage_metrics("sft", unfinished.name)
     count = len(logged.read_text().splitlines())
-    changed = {"microbatch_size": 1024, "checkpoint_every": {"sft_steps": 70, "rloo_iterations": 3}}
+    changed = {
+        "microbatch_size": 1024,
+        "checkpoint_every": {"sft_steps": 70, "rloo_iterations": 3, "rlpd_decisions": 7},
+    }
     edit(prepared, "machine", **changed)
     assert trained(prepared, "sft") == undisturbed["sft"]
     steps = [json.loads(line)["step"] for line in logged.read_text().splitlines()[count:]]

@@ -17,7 +17,7 @@ from nightshift.errors import SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import collect, dataset, evaluate, rloo, sft
-from tests.conftest import small_params
+from tests.conftest import leave_skipped, small_params
 from tests.pipeline.test_precheck import SEEING
 
 TINY: dict[str, Any] = merged(
@@ -57,6 +57,7 @@ def test_a_policy_that_sees_goes_through_all_stages(job: Callable[[str], Job], t
     losses = [json.loads(line) for line in (job("sft").state / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1]["sft/loss"] < 0.9
     rloo.run(job("rloo"), seed=0, env=tiny.env, states=tiny.states, rloo=tiny.rloo)
+    leave_skipped("rlpd")
     evaluate.run(job("evaluate"), env=tiny.env, evaluate=tiny.evaluate)
     report = json.loads(paths.EVALUATION_REPORT.read_text())
     assert report["conditions"]["pictures"]["size"] == 32
