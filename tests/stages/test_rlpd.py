@@ -105,7 +105,7 @@ def test_from_nothing_but_demos_in_the_replay_it_learns_to_reach_the_goal(
         batch_size=64,
         discount=0.9,
         n_step=1,
-        actor={"start": "scratch", "learning_rate": 1e-3, "bc_weight": 0.0, "bc_steps": 0},
+        actor={"start": "scratch", "learning_rate": 1e-3, "bc_weight": 0.0, "bc_steps": 0, "ema_decay": 0.9},
         critics={**CRITICS, "learning_rate": 1e-3, "tau": 0.02},
         entropy={"initial_temperature": 0.02, "target": -1.0, "learning_rate": 1e-3},
         validation={"every": 600},

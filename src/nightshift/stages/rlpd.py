@@ -72,6 +72,9 @@ class _Training:
     def policy(self) -> PolicySnapshot:
         return snapshot(self.learner.policy, version=len(self.history))
 
+    def averaged_policy(self) -> PolicySnapshot:
+        return snapshot(self.learner.averaged, version=len(self.history))
+
 
 def _check_chunks(chunk: int, horizon: int) -> None:
     if horizon % chunk:
@@ -168,7 +171,7 @@ def _mean(updates: Sequence[Metrics]) -> dict[str, float]:
 
 
 def _validate(job: Job, training: _Training) -> None:
-    found = training.selection.validate(training.policy(), len(training.history))
+    found = training.selection.validate(training.averaged_policy(), len(training.history))
     job.tracker.log({"validation/success": found.success_rate}, training.replay.decisions)
 
 

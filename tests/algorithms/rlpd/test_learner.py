@@ -156,6 +156,21 @@ def test_the_state_is_a_copy(learner: RlpdLearner) -> None:
     assert same(saved, kept)
 
 
+def test_the_averaged_policy_follows_the_actor_by_its_decay(learner: RlpdLearner) -> None:
+    expected = [parameter.detach().clone() for parameter in learner.policy.parameters()]
+    for seed in range(3):
+        learner.update(batch(learner.policy, seed=seed))
+        for average, newest in zip(expected, learner.policy.parameters(), strict=True):
+            average.lerp_(newest.detach(), 1 - settings().actor.ema_decay)
+    assert [*map(torch.Tensor.tolist, expected)] == [*map(torch.Tensor.tolist, learner.averaged.parameters())]
+
+
+def test_without_decay_the_averaged_policy_is_the_newest() -> None:
+    learner = RlpdLearner(state_policy(), settings(actor={"ema_decay": 0.0}), seed=0)
+    learner.update(batch(learner.policy))
+    assert same(dict(learner.averaged.state_dict()), dict(learner.policy.state_dict()))
+
+
 def test_the_cloning_loss_pulls_the_actor_to_the_demos_and_fades() -> None:
     chosen = settings(actor={"bc_weight": 1000.0, "bc_steps": 40, "learning_rate": 1e-2})
     learner = RlpdLearner(state_policy(), chosen, seed=0)

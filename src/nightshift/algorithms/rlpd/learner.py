@@ -5,6 +5,7 @@ One update belongs to one decision of the actor. With an update-to-data ratio U 
     critics ─ Polyak ─ critics ─ Polyak ─ … U times, each on its own slice ─▶ actor, temperature on the last slice
 
 An encoder that the policy shares with its critics is trained by the critics' loss; the actor's gradient stops at it.
+`averaged` is an exponential moving average of the policy's weights over its updates: the policy that acts greedily.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class RlpdLearner:
         shared = policy.encoder_parameters()
         self._target_policy = copy.deepcopy(policy).requires_grad_(False) if shared else policy
         self._target_encoder = self._target_policy.encoder_parameters()
+        self.averaged = copy.deepcopy(policy).requires_grad_(False)
         self._trained_by_critics = [*self.critics.parameters(), *shared]
         self._averages = [*self.target_critics.parameters(), *self._target_encoder]
         own = {id(parameter) for parameter in shared}
@@ -110,7 +112,7 @@ class RlpdLearner:
 
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that a checkpoint must hold, by flat names."""
-        averages = {f"averages.{index}": tensor for index, tensor in enumerate(self._averages)}
+        averages = {f"averages.{index}": tensor for index, tensor in enumerate(self._all_averages)}
         copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in averages.items()}
         counters = {"actor_updates": torch.tensor(self.actor_updates), "generator": self.generator.get_state()}
         return {**self._strategy.state(self._trained), **copied, **counters}
@@ -119,7 +121,7 @@ class RlpdLearner:
         """Continue with what `state` returned."""
         self._strategy.restore(tensors, self._trained)
         with torch.no_grad():
-            for index, tensor in enumerate(self._averages):
+            for index, tensor in enumerate(self._all_averages):
                 tensor.copy_(tensors[f"averages.{index}"])
         self.actor_updates = int(tensors["actor_updates"])
         self.generator.set_state(tensors["generator"])
@@ -172,6 +174,8 @@ class RlpdLearner:
                 metrics["actor/bc_loss"] = bc_loss.detach()
                 loss = loss + draws.bc_weight * bc_loss
             _descend(loss, self._actor_optimizer)
+            decay = self._settings.actor.ema_decay
+            polyak_update(list(self.averaged.parameters()), list(self.policy.parameters()), 1 - decay)
         target = self._settings.entropy.target * actions[0].numel()
         temperature = self.temperature()
         _descend(temperature_loss(temperature, summed.detach(), target), self._temperature_optimizer)
@@ -218,7 +222,11 @@ class RlpdLearner:
         """All tensors that an update changes in place."""
         optimizers = [optimizer for _, optimizer in self._trained.values()]
         moments = [tensor for o in optimizers for values in o.state.values() for tensor in values.values()]
-        return [p for o in optimizers for p in o.param_groups[0]["params"]] + moments + self._averages
+        return [p for o in optimizers for p in o.param_groups[0]["params"]] + moments + self._all_averages
+
+    @property
+    def _all_averages(self) -> list[Tensor]:
+        return [*self._averages, *self.averaged.parameters()]
 
     @property
     def _trained(self) -> Trained:
