@@ -8,6 +8,7 @@ concerns run again, so the same call can be repeated. A copy keeps the code that
 Examples:
     scripts/seeds.py .state/seeds 0 1 2 3 4 5 6 7 8 9
     scripts/seeds.py .state/pixels 0 1 2 --recipe recipes/mini_pixels.yaml --node --jobs 3
+    scripts/seeds.py .state/spatial 11 --recipe recipes/libero_pixels.yaml --set env.suite=libero_spatial --node
 """
 
 from __future__ import annotations
@@ -79,6 +80,17 @@ def prepare(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -
     (folder / paths.PARAMS).write_text(yaml.safe_dump(content, sort_keys=False))
 
 
+def with_settings(recipe: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The recipe with other numbers, each given as "sft.steps=100"."""
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        change = yaml.safe_load(value)
+        for part in reversed(name.split(".")):
+            change = {part: change}
+        recipe = config.merged(recipe, change)
+    return dict(recipe)
+
+
 def stale(folder: Path) -> list[str]:
     """The stages without a receipt of the params, code and inputs that are in the folder, and those that read what they
     make."""
@@ -143,10 +155,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of the copies, one per seed")
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--recipe", type=Path, help="what differs from params.yaml")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="as in env.suite=libero_spatial")
     parser.add_argument("--node", action="store_true", help="run stages alone, and leave receipts")
     parser.add_argument("--jobs", type=int, default=1, help="seeds that run side by side")
     chosen = parser.parse_args()
-    recipe = yaml.safe_load(chosen.recipe.read_text()) if chosen.recipe else {}
+    recipe = with_settings(yaml.safe_load(chosen.recipe.read_text()) if chosen.recipe else {}, chosen.set)
     folders = {seed: chosen.folder.absolute() / str(seed) for seed in chosen.seeds}
     with ThreadPoolExecutor(chosen.jobs) as executor:
         list(executor.map(lambda seed: run(folders[seed], seed, recipe, node=chosen.node), folders))

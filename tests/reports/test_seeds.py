@@ -144,3 +144,13 @@ def test_a_copy_has_the_inputs_of_the_project_so_that_its_results_can_be_adopted
     sums = {path: checksums.md5(tmp_path / "0", path) for path in brought}
     assert sums == {path: checksums.md5(seeds.PROJECT, path) for path in brought}
     assert checksums.MISSING not in sums.values()
+
+
+def test_settings_of_the_command_line_come_after_the_recipe() -> None:
+    recipe = {"sft": {"steps": 7, "batch_size": 8}}
+    found = seeds.with_settings(recipe, ["sft.steps=9", "env.tasks=[lift_cube]", "rlpd.actor.learning_rate=3.0e-4"])
+    assert found == {
+        "sft": {"steps": 9, "batch_size": 8},
+        "env": {"tasks": ["lift_cube"]},
+        "rlpd": {"actor": {"learning_rate": 3e-4}},
+    }
