@@ -1,24 +1,30 @@
 """Gradient steps of RLPD per second: 10 critics of 256 × 256 with LayerNorm, batches of 256, state observations.
 
-Three ways to make the same update, in one run, round by round in turn:
+Ways to make the same update, in one run, round by round in turn:
   loop      a list of ten networks out of torch's layers and a loop over them, one Adam, averages one by one:
             how SAC with an ensemble is usually written
+  sb3       stable-baselines3's SAC with ten critics, where it is installed and with --utd 1: it steps the actor with
+            every step of the critics. It has no LayerNorm, and takes the minimum over all critics
   batched   the ensemble as one batched computation (`RlpdLearner`)
   graph     the same as one CUDA graph per update (on a GPU, as `RlpdLearner` does by itself)
 
-`python benchmarks/rlpd.py [cpu|cuda] [threads]` prints a table: medians over rounds, and the ratio to the loop with the
-least and the most of all rounds.
+It prints a table: medians over rounds, and the ratio to the loop with the least and the most of all rounds.
+
+Example: benchmarks/rlpd.py --device cpu --utd 1
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import importlib.util
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,15 +35,15 @@ from nightshift.policies.gaussian_mlp import STATE, GaussianMlp
 from nightshift.policies.heads import TanhGaussianHead
 
 ROUNDS = 5
-STATES, ACTIONS, WIDTH, BATCH, UTD = 40, 7, 256, 256, 20
+CRITICS, STATES, ACTIONS, WIDTH, BATCH = 10, 40, 7, 256, 256
 SECONDS = 3.0
 """Of every way in every round, at least."""
 PARAMS = config.load(Path(__file__).parent.parent / "params.yaml")
 
 
-def settings() -> config.Rlpd:
-    published = {"num_qs": 10, "num_min_qs": 2, "hidden": [WIDTH, WIDTH], "activation": "relu", "layer_norm": True}
-    changes = {"critics": published, "entropy": {"backup": True}, "batch_size": BATCH, "utd_ratio": UTD}
+def settings(utd_ratio: int) -> config.Rlpd:
+    published = {"num_qs": CRITICS, "num_min_qs": 2, "hidden": [WIDTH, WIDTH], "activation": "relu", "layer_norm": True}
+    changes = {"critics": published, "entropy": {"backup": True}, "batch_size": BATCH, "utd_ratio": utd_ratio}
     return config.Rlpd.model_validate(config.merged(PARAMS.rlpd.model_dump(), changes))
 
 
@@ -47,8 +53,8 @@ def make_policy(device: torch.device) -> GaussianMlp:
     return GaussianMlp(inputs={"state": STATES}, activation="relu", head="tanh_gaussian", **sizes).to(device)  # type: ignore[arg-type]
 
 
-def make_batch(device: torch.device) -> Transitions:
-    rows = UTD * BATCH
+def make_batch(device: torch.device, utd_ratio: int) -> Transitions:
+    rows = utd_ratio * BATCH
 
     def draw(*shape: int) -> Tensor:
         return (2 * torch.rand(*shape) - 1).to(device)
@@ -125,43 +131,74 @@ class Loop:
         self._temperature_optimizer.step()
 
 
-def steps_per_second(update: Callable[[], object], device: torch.device) -> float:
-    """Critic steps, whose number is UTD per update."""
+def stable_baselines(device: torch.device) -> Callable[[], object]:
+    """One gradient step of its SAC, the sampling from its replay included."""
+    import gymnasium
+    from stable_baselines3 import SAC
+    from stable_baselines3.common.logger import configure
+
+    class Spaces(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (STATES,))
+        action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
+
+    networks = {"n_critics": CRITICS, "net_arch": [WIDTH, WIDTH]}
+    sac = SAC("MlpPolicy", Spaces(), buffer_size=5000, batch_size=BATCH, policy_kwargs=networks, device=device)
+    sac.set_logger(configure(None, []))
+    draw = np.random.default_rng(0)
+    for _ in range(sac.buffer_size):
+        states, actions = draw.uniform(-1, 1, (2, 1, STATES)), draw.uniform(-1, 1, (1, ACTIONS))
+        sac.replay_buffer.add(*states, actions, draw.uniform(-1, 1, 1), np.zeros(1), [{}])
+    return lambda: sac.train(1, BATCH)
+
+
+def ways(device: torch.device, utd_ratio: int) -> dict[str, Callable[[], object]]:
+    batch, rlpd = make_batch(device, utd_ratio), settings(utd_ratio)
+    loop = Loop(device, rlpd)
+    batched = RlpdLearner(make_policy(device), rlpd, seed=0, cuda_graphs=False)
+    found: dict[str, Callable[[], object]] = {
+        "loop": lambda: loop.update(batch),
+        "batched": lambda: batched.update(batch),
+    }
+    if utd_ratio == 1 and importlib.util.find_spec("stable_baselines3"):
+        found["sb3"] = stable_baselines(device)
+    if device.type == "cuda":
+        graph = RlpdLearner(make_policy(device), rlpd, seed=0)
+        found["graph"] = lambda: graph.update(batch)
+    return found
+
+
+def updates_per_second(update: Callable[[], object], device: torch.device) -> float:
     count, started = 0, time.perf_counter()
     while time.perf_counter() - started < SECONDS:
         update()
         if device.type == "cuda":
             torch.cuda.synchronize()
         count += 1
-    return UTD * count / (time.perf_counter() - started)
+    return count / (time.perf_counter() - started)
 
 
 def main() -> None:
-    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(int(sys.argv[2]) if len(sys.argv) > 2 else 1)  # noqa: PLR2004
-    batch, rlpd = make_batch(device), settings()
-    loop = Loop(device, rlpd)
-    batched = RlpdLearner(make_policy(device), rlpd, seed=0, cuda_graphs=False)
-    ways: dict[str, Callable[[], object]] = {
-        "loop": lambda: loop.update(batch),
-        "batched": lambda: batched.update(batch),
-    }
-    if device.type == "cuda":
-        graph = RlpdLearner(make_policy(device), rlpd, seed=0)
-        ways["graph"] = lambda: graph.update(batch)
-    for update in ways.values():  # compile, allocate, record
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
+    parser.add_argument("--utd", type=int, default=20, help="steps of the critics for one of the actor")
+    chosen = parser.parse_args()
+    device, utd = torch.device(chosen.device), chosen.utd
+    torch.set_num_threads(chosen.threads)
+    compared = ways(device, utd)
+    for update in compared.values():  # compile, allocate, record
         update()
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    found: dict[str, list[float]] = {name: [] for name in compared}
     for _ in range(ROUNDS):
-        for name, update in ways.items():
-            found[name].append(steps_per_second(update, device))
+        for name, update in compared.items():
+            found[name].append(utd * updates_per_second(update, device))
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    print(f"{device.type}, {where}: 10 critics, batch {BATCH}, {WIDTH} × {WIDTH}, UTD {UTD}")
+    print(f"{device.type}, {where}: {CRITICS} critics, batch {BATCH}, {WIDTH} × {WIDTH}, UTD {utd}")
     print(f"{'':10}{'steps/s':>10}{'decisions/h':>14}{'over loop':>11}{'least':>8}{'most':>8}")
     for name, rates in found.items():
         ratios = [rate / base for rate, base in zip(rates, found["loop"], strict=True)]
         middle = statistics.median(rates)
-        columns = f"{middle:10.1f}{3600 * middle / UTD:14,.0f}{statistics.median(ratios):11.2f}"
+        columns = f"{middle:10.1f}{3600 * middle / utd:14,.0f}{statistics.median(ratios):11.2f}"
         print(f"{name:10}{columns}{min(ratios):8.2f}{max(ratios):8.2f}")
 
 
