@@ -196,6 +196,35 @@ def job(project: Path) -> Iterator[Callable[[str], Job]]:
         pool.close()
 
 
+@pytest.fixture(scope="session")
+def forking() -> Iterator[dict[str, Any]]:
+    """Settings of Ray nodes that fork their workers."""
+    from tests.ray_worker import forked_workers
+
+    with forked_workers() as settings:
+        yield settings
+
+
+@pytest.fixture(scope="session")
+def _ray_address(forking: dict[str, Any]) -> Iterator[str]:
+    from tests.ray_cluster import cluster
+
+    with cluster(num_cpus=2, num_gpus=2, **forking) as started:
+        yield started.address
+
+
+@pytest.fixture(scope="module")
+def shared_ray(_ray_address: str) -> Iterator[None]:
+    """A Ray with two CPUs, and two GPUs that are only counted: starting one takes seconds, so that it serves all
+    modules whose tests need none of their own. They join it by its address, and none of their actors stay."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", _ray_address)
+        yield
+    ray.shutdown()
+
+
 def nightshift(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a project and wait for it."""
     return Command(root, *arguments, **environment).wait()
