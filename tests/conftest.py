@@ -22,6 +22,7 @@ from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
 from tests.command import Command
+from tests.ray_cluster import cluster, forked_workers
 
 # No test depends on how fast the machine is.
 settings.register_profile("nightshift", deadline=None)
@@ -199,16 +200,12 @@ def job(project: Path) -> Iterator[Callable[[str], Job]]:
 @pytest.fixture(scope="session")
 def forking() -> Iterator[dict[str, Any]]:
     """Settings of Ray nodes that fork their workers."""
-    from tests.ray_worker import forked_workers
-
     with forked_workers() as settings:
         yield settings
 
 
 @pytest.fixture(scope="session")
 def _ray_address(forking: dict[str, Any]) -> Iterator[str]:
-    from tests.ray_cluster import cluster
-
     with cluster(num_cpus=2, num_gpus=2, **forking) as started:
         yield started.address
 
