@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,7 +92,15 @@ def small_params() -> dict[str, Any]:
 
 def make_project(root: Path) -> Path:
     """The files a clone has, in a fresh git repository; source code and environment are this checkout's."""
-    root.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(_first_project().name, root, symlinks=True, dirs_exist_ok=True)
+    return root
+
+
+@functools.cache
+def _first_project() -> tempfile.TemporaryDirectory[str]:
+    """All others are copies: `git add` takes longer than a test."""
+    folder = tempfile.TemporaryDirectory(prefix="project-")
+    root = Path(folder.name)
     (root / "params.yaml").write_text(yaml.safe_dump(small_params()))
     for name in ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml", "requirements-simulator.txt"):
         shutil.copy(REPOSITORY / name, root / name)
@@ -102,7 +112,8 @@ def make_project(root: Path) -> Path:
     git(root, "init", "-q", "-b", "main")
     git(root, "add", "-A")
     git(root, "commit", "-q", "-m", "start")
-    return root
+    git(root, "gc", "-q")
+    return folder
 
 
 def git(root: Path, *arguments: str) -> str:
