@@ -23,7 +23,7 @@ from nightshift.pipeline.adopt import NODE, adopt
 from nightshift.pipeline.run import Session, fingerprint, sections, versions
 from nightshift.project import checksums, graph, paths
 from tests.compute_node import Node, forking_python, make_site
-from tests.conftest import REPOSITORY, choose, edit, git, install, make_project, nightshift
+from tests.conftest import REPOSITORY, add_store, choose, edit, git, install, make_project, nightshift
 
 STAGES = [stage for stage in graph.load(REPOSITORY) if stage != "register"]
 RAN = [stage for stage in STAGES if stage != "rlpd"]
@@ -200,10 +200,11 @@ def project(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.fixture(scope="module")
-def adopted(home: Path, done: Node, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adopted(home: Path, done: Node, migrated_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project that has adopted all results of the node."""
     root = tmp_path_factory.mktemp("adopted") / "home"
     shutil.copytree(home, root, symlinks=True)
+    add_store(root, migrated_store)
     store = f"sqlite:///{root / paths.MLFLOW_DATABASE}"  # other tests leave theirs in the environment
     ended = nightshift(root, "adopt", str(done.root / "results.tar"), MLFLOW_TRACKING_URI=store)
     assert ended.returncode == 0, ended.stderr
