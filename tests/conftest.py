@@ -59,17 +59,21 @@ SMALL: dict[str, Any] = {
 
 
 LONGEST = (
-    "learners/test_ranks.py",
-    "faults/test_cluster.py",
-    "faults/test_kill_and_resume.py",
-    "pipeline/test_compute_node.py",
     "pipeline/test_run.py",
+    "stages/test_rlpd.py",
+    "faults/test_cluster.py",
+    "pipeline/test_compute_node.py",
+    "faults/test_kill_and_resume.py",
     "faults/test_killed_driver.py",
-    "faults/test_simulator.py",
-    "rollouts/test_pool.py",
-    "rollouts/test_bundles.py",
+    "learners/test_ranks.py",
+    "stages/test_rloo.py",
+    "envs/test_libero.py",
     "faults/test_interrupt.py",
     "flows/test_pipeline.py",
+    "pipeline/test_seeing.py",
+    "stages/test_evaluate.py",
+    "rollouts/test_own_ray.py",
+    "algorithms/test_on_policy.py",
     "cli/test_data_commands.py",
 )
 """Files that are begun first: begun last, one of them would run on one core while the other is idle."""
