@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.handover import hand_over, take_over
@@ -59,17 +60,29 @@ def serve(listener: int) -> None:
     """Run nightshift for every connection, in a fork, and answer with its exit status."""
     for package in _IMPORTED:
         importlib.import_module(package)
+    gc.freeze()  # a garbage collection in a fork would copy all of this
     with socket.socket(fileno=listener) as accepting:
         while True:
             connection, _ = accepting.accept()
             pid = os.fork()
             if not pid:
-                sys.argv = ["nightshift", *take_over(connection)]
-                sys.path.insert(0, str(Path("src").absolute()))
-                runpy.run_module("nightshift", run_name="__main__", alter_sys=True)
-                sys.exit()
+                status = _nightshift(take_over(connection))
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)  # taking a process apart that shares its memory costs more than most commands
             with connection:
                 connection.sendall(pickle.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+
+
+def _nightshift(arguments: Sequence[str]) -> int:
+    """Run the command of the project in this folder; returns its exit status."""
+    sys.argv = ["nightshift", *arguments]
+    sys.path.insert(0, str(Path("src").absolute()))
+    try:
+        runpy.run_module("nightshift", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 class Node:
@@ -103,7 +116,7 @@ class Node:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of ours."""
-        return self._forked(*arguments) if self._address else self._run("-m", "nightshift", *arguments)
+        return self._forked(self._address, *arguments) if self._address else self._run("-m", "nightshift", *arguments)
 
     def python(self, program: str) -> subprocess.CompletedProcess[str]:
         return self._run("-c", program)
@@ -125,7 +138,7 @@ class Node:
             timeout=300,
         )
 
-    def _forked(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def _forked(self, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         with (
             socket.socket(socket.AF_UNIX) as server,
             open(os.devnull) as nothing,
@@ -133,7 +146,7 @@ class Node:
             tempfile.TemporaryFile("w+") as stderr,
         ):
             server.settimeout(300)
-            server.connect(self._address)
+            server.connect(address)
             streams = [file.fileno() for file in (nothing, stdout, stderr)]
             hand_over(server, arguments, self._environment, str(self.root), streams)
             with server.makefile("rb") as answer:
