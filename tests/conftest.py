@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
 from tests.command import Command
+from tests.ray_cluster import cluster, forked_workers
 
 # No test depends on how fast the machine is.
 settings.register_profile("nightshift", deadline=None)
@@ -56,17 +59,21 @@ SMALL: dict[str, Any] = {
 
 
 LONGEST = (
-    "learners/test_ranks.py",
-    "faults/test_cluster.py",
-    "faults/test_kill_and_resume.py",
-    "pipeline/test_compute_node.py",
     "pipeline/test_run.py",
+    "stages/test_rlpd.py",
+    "faults/test_cluster.py",
+    "pipeline/test_compute_node.py",
+    "faults/test_kill_and_resume.py",
     "faults/test_killed_driver.py",
-    "faults/test_simulator.py",
-    "rollouts/test_pool.py",
-    "rollouts/test_bundles.py",
+    "learners/test_ranks.py",
+    "stages/test_rloo.py",
+    "envs/test_libero.py",
     "faults/test_interrupt.py",
     "flows/test_pipeline.py",
+    "pipeline/test_seeing.py",
+    "stages/test_evaluate.py",
+    "rollouts/test_own_ray.py",
+    "algorithms/test_on_policy.py",
     "cli/test_data_commands.py",
 )
 """Files that are begun first: begun last, one of them would run on one core while the other is idle."""
@@ -89,7 +96,15 @@ def small_params() -> dict[str, Any]:
 
 def make_project(root: Path) -> Path:
     """The files a clone has, in a fresh git repository; source code and environment are this checkout's."""
-    root.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(_first_project().name, root, symlinks=True, dirs_exist_ok=True)
+    return root
+
+
+@functools.cache
+def _first_project() -> tempfile.TemporaryDirectory[str]:
+    """All others are copies: `git add` takes longer than a test."""
+    folder = tempfile.TemporaryDirectory(prefix="project-")
+    root = Path(folder.name)
     (root / "params.yaml").write_text(yaml.safe_dump(small_params()))
     for name in ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml", "requirements-simulator.txt"):
         shutil.copy(REPOSITORY / name, root / name)
@@ -101,7 +116,8 @@ def make_project(root: Path) -> Path:
     git(root, "init", "-q", "-b", "main")
     git(root, "add", "-A")
     git(root, "commit", "-q", "-m", "start")
-    return root
+    git(root, "gc", "-q")
+    return folder
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -194,6 +210,31 @@ def job(project: Path) -> Iterator[Callable[[str], Job]]:
     yield make
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[dict[str, Any]]:
+    """Settings of Ray nodes that fork their workers."""
+    with forked_workers() as settings:
+        yield settings
+
+
+@pytest.fixture(scope="session")
+def _ray_address(forking: dict[str, Any]) -> Iterator[str]:
+    with cluster(num_cpus=2, num_gpus=2, **forking) as started:
+        yield started.address
+
+
+@pytest.fixture(scope="module")
+def shared_ray(_ray_address: str) -> Iterator[None]:
+    """A Ray with two CPUs, and two GPUs that are only counted: starting one takes seconds, so that it serves all
+    modules whose tests need none of their own. They join it by its address, and none of their actors stay."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", _ray_address)
+        yield
+    ray.shutdown()
 
 
 def nightshift(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

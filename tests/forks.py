@@ -16,7 +16,22 @@ from nightshift.project import environment
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "scipy.stats", "mlflow.tracking", "mlflow.data.meta_dataset", "tests.faults.stream_processes"]
+    [
+        "torch._dynamo",
+        "scipy.stats",
+        "mlflow.data.meta_dataset",
+        "mlflow.store.db.utils",
+        "mlflow.store.model_registry.sqlalchemy_store",
+        "mlflow.store.tracking.sqlalchemy_store",
+        "mlflow.tracking",
+        "dvc.repo",
+        "networkx",
+        "scmrepo.git",
+        "nightshift.cli.app",
+        "tests.faults.stream_processes",
+        "nightshift.learners.data_parallel",
+        "nightshift.rollouts.engine",
+    ]
 )
 _SETTINGS = environment.NO_TELEMETRY | environment.SAFE | environment.QUIET
 """Some of the packages read their variables when they are imported."""

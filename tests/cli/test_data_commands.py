@@ -114,8 +114,9 @@ def dvc(root: Path, *arguments: str) -> None:
 
 
 def test_an_import_reaches_a_clone_through_git_and_dvc_and_its_dataset_is_fresh_there(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tmp_path: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.copy(migrated_store, tmp_path / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     take(demo_file(tmp_path / "goal.hdf5", count=10))
     edit(project, "dataset", sources=["goal"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,9 @@ import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
 from ray.cluster_utils import Cluster
+
+from tests import ray_cluster
+from tests.ray_cluster import SMALL
 
 
 def requested_bundles(gcs_address: str) -> list[dict[str, float]]:
@@ -24,36 +26,22 @@ def requested_bundles(gcs_address: str) -> list[dict[str, float]]:
 
 
 AddNode = Callable[..., Any]
-_SMALL = {"object_store_memory": 80 * 2**20}
-_HEALTH_CHECKS = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
-"""A killed node refuses the connection and is given up after five checks: 3 s apart by default. A slow one has 10 s to
-answer each, as by default."""
-
-
-@contextlib.contextmanager
-def head_without_cpus(**settings: Any) -> Iterator[Cluster]:
-    """A cluster of a head only. Ray leaves a signal handler behind, which other tests must not see."""
-    handler = signal.getsignal(signal.SIGTERM)
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": _HEALTH_CHECKS, **_SMALL, **settings}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    yield cluster
-    cluster.shutdown()
-    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with head_without_cpus() as cluster:
-        yield cluster
+def cluster(forking: dict[str, Any]) -> Iterator[Cluster]:
+    """A head without CPUs."""
+    with ray_cluster.cluster(num_cpus=0, **forking) as started:
+        yield started
 
 
 @contextlib.contextmanager
-def adding_nodes(cluster: Cluster) -> Iterator[AddNode]:
+def adding_nodes(cluster: Cluster, forking: dict[str, Any]) -> Iterator[AddNode]:
     """Adds nodes that are gone at the end, as is the driver's connection; it finds them by address alone."""
     added = []
 
-    def add(cpus: int, **settings: Any) -> Any:
-        added.append(cluster.add_node(num_cpus=cpus, **_SMALL, **settings))
+    def add(cpus: int, *, forks: bool = True, **settings: Any) -> Any:
+        added.append(cluster.add_node(num_cpus=cpus, **SMALL, **settings, **(forking if forks else {})))
         return added[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -67,6 +55,6 @@ def adding_nodes(cluster: Cluster) -> Iterator[AddNode]:
 
 
 @pytest.fixture
-def add_node(cluster: Cluster) -> Iterator[AddNode]:
-    with adding_nodes(cluster) as add:
+def add_node(cluster: Cluster, forking: dict[str, Any]) -> Iterator[AddNode]:
+    with adding_nodes(cluster, forking) as add:
         yield add

@@ -13,11 +13,11 @@ import ray
 
 from nightshift.cluster.capacity import Capacity
 from nightshift.cluster.connection import start_ray
-from tests.faults.conftest import head_without_cpus, requested_bundles
+from tests.faults.conftest import requested_bundles
+from tests.ray_cluster import SMALL, cluster
 
 WORKERS = 2
 DEADLINE_SECONDS = 60
-_SMALL = {"object_store_memory": 80 * 2**20}
 _HEAD = "ray.head.default"
 _NO_SSH = {"disable_node_updaters": True, "disable_launch_config_check": True}
 
@@ -31,7 +31,7 @@ def settings(gcs_address: str) -> dict[str, object]:
         "provider": {"type": "fake_multinode", "gcs_address": gcs_address, **_NO_SSH},
         "available_node_types": {
             _HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
-            "simulators": {"resources": {"CPU": WORKERS, **_SMALL}, "node_config": {}, "max_workers": 1},
+            "simulators": {"resources": {"CPU": WORKERS, **SMALL}, "node_config": {}, "max_workers": 1},
         },
         "head_node_type": _HEAD,
         "max_workers": 1,
@@ -54,8 +54,8 @@ def autoscaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         port = probe.getsockname()[1]
     file = tmp_path / "autoscaling.json"
     file.write_text(json.dumps(settings(f"{ray.util.get_node_ip_address()}:{port}")))
-    with head_without_cpus(gcs_server_port=port, autoscaling_config=str(file)) as cluster:
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    with cluster(num_cpus=0, gcs_server_port=port, autoscaling_config=str(file)) as started:
+        monkeypatch.setenv("RAY_ADDRESS", started.address)
         start_ray(WORKERS)
         yield
         ray.shutdown()

@@ -83,7 +83,7 @@ class PoolLife:
 
 
 @pytest.fixture(scope="module")
-def life(cluster: Cluster) -> PoolLife:
+def life(cluster: Cluster, forking: dict[str, Any]) -> PoolLife:
     """One pool for several tests: a worker takes seconds to start."""
     life = PoolLife([], [], [], [])
 
@@ -102,7 +102,7 @@ def life(cluster: Cluster) -> PoolLife:
 
     handler = AddsNodeWhenTold()
     capacity._log.addHandler(handler)
-    with adding_nodes(cluster) as add_node, pytest.MonkeyPatch.context() as patch:
+    with adding_nodes(cluster, forking) as add_node, pytest.MonkeyPatch.context() as patch:
         patch.setattr(capacity, "REMIND_SECONDS", 0.5)
         pool = RayPool(4, ENV)
         play()
@@ -219,7 +219,7 @@ def test_a_node_with_other_code_is_refused_by_name(add_node: AddNode, tmp_path: 
     shutil.copytree(REPOSITORY / "src" / "nightshift", other, ignore=shutil.ignore_patterns("__pycache__"))
     with (other / "envs" / "fake.py").open("a") as source:
         source.write("# a line that the driver does not have\n")
-    add_node(1, env_vars={"PYTHONPATH": str(tmp_path)})
+    add_node(1, forks=False, env_vars={"PYTHONPATH": str(tmp_path)})
     with pytest.raises(RolloutError, match=f"node {socket.gethostname()} is not like the driver's") as caught:
         list(RayPool(1, ENV).run(requests(1), POLICY))
     assert version_check.CODE in caught.value.what

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +31,8 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    """One Ray for all of these tests; a pool that finds Ray started uses it."""
+def cluster(shared_ray: None) -> None:
     ray.cloudpickle.register_pickle_by_value(faulty)  # workers cannot import the tests
-    RayPool(2, ENV)
-    yield
-    ray.shutdown()
 
 
 def ray_pool(make_fleet: MakeFleet) -> RayPool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,14 +23,7 @@ ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6, came
 ON_GPU = replace(spec(), device=torch.device("cuda"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ray.init("local", num_cpus=2, num_gpus=GPUS, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield
-    ray.shutdown()
-    for number, handler in handlers.items():  # Ray replaces them
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("shared_ray")
 
 
 def test_more_ranks_than_gpus_are_refused_before_any_work() -> None:

@@ -37,10 +37,7 @@ CPU = torch.device("cpu")
 UPDATES = 3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("shared_ray")
 
 
 def policy() -> GaussianMlp:
@@ -89,7 +86,7 @@ def assert_close(together: LearnerState, alone: LearnerState) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_ranks() -> Iterator[RayLearners]:
+def two_ranks(shared_ray: None) -> Iterator[RayLearners]:
     """Shared by the tests that end none of them: a rank takes seconds to start."""
     with closing(RayLearners(spec(), 2)) as learners:
         yield learners

@@ -8,7 +8,7 @@ import shutil
 import signal
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,8 @@ from nightshift.pipeline import receipt
 from nightshift.pipeline.adopt import NODE, adopt
 from nightshift.pipeline.run import Session, fingerprint, sections, versions
 from nightshift.project import checksums, graph, paths
-from tests.compute_node import Node, make_site
-from tests.conftest import REPOSITORY, choose, edit, git, install, make_project, nightshift
+from tests.compute_node import Node, forking_python, make_site
+from tests.conftest import REPOSITORY, add_store, choose, edit, git, install, make_project, nightshift
 
 STAGES = [stage for stage in graph.load(REPOSITORY) if stage != "register"]
 RAN = [stage for stage in STAGES if stage != "rlpd"]
@@ -39,6 +39,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def python(site: Path) -> Iterator[str]:
+    with forking_python(site) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small project in which nothing has run; tests take copies of it."""
     root = make_project(tmp_path_factory.mktemp("home") / "project")
@@ -50,17 +56,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def node(home: Path, site: Path, tmp_path: Path) -> Node:
+def node(home: Path, site: Path, python: str, tmp_path: Path) -> Node:
     """A node that got the project's files and has run nothing."""
-    node = Node(tmp_path / "node", site)
+    node = Node(tmp_path / "node", site, python)
     node.receive(home)
     return node
 
 
 @pytest.fixture(scope="module")
-def done(home: Path, site: Path, tmp_path_factory: pytest.TempPathFactory) -> Node:
+def done(home: Path, site: Path, python: str, tmp_path_factory: pytest.TempPathFactory) -> Node:
     """A node on which every stage has run, with the archive of its results."""
-    node = Node(tmp_path_factory.mktemp("done") / "node", site)
+    node = Node(tmp_path_factory.mktemp("done") / "node", site, python)
     node.receive(home)
     ran = node.run("stage", *STAGES)
     assert ran.returncode == 0, ran.stderr
@@ -194,10 +200,11 @@ def project(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.fixture(scope="module")
-def adopted(home: Path, done: Node, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adopted(home: Path, done: Node, migrated_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project that has adopted all results of the node."""
     root = tmp_path_factory.mktemp("adopted") / "home"
     shutil.copytree(home, root, symlinks=True)
+    add_store(root, migrated_store)
     store = f"sqlite:///{root / paths.MLFLOW_DATABASE}"  # other tests leave theirs in the environment
     ended = nightshift(root, "adopt", str(done.root / "results.tar"), MLFLOW_TRACKING_URI=store)
     assert ended.returncode == 0, ended.stderr

@@ -165,9 +165,10 @@ def test_packages_installed_during_a_run_stop_the_next_stage(project: Path, tmp_
 
 
 def test_dvc_repro_typed_first_in_a_clone_records_the_versions_it_ran_with_and_a_run_agrees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_project(tmp_path / "project")
+    add_store(root, migrated_store)
     enter(root, monkeypatch)
     packages.record(root, graph.load(root))  # as `make setup` does
     other = install(tmp_path, numpy="9.9.9")  # installed since

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,12 +20,8 @@ THREE_AT_ONCE = EngineSettings(device=torch.device("cpu"), threads=1, requests_a
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    """One Ray for all of these tests; a pool that finds Ray started uses it."""
+def cluster(shared_ray: None) -> None:
     ray.cloudpickle.register_pickle_by_value(faulty)  # workers cannot import the tests
-    RayPool(1, ENV)
-    yield
-    ray.shutdown()
 
 
 def test_workers_that_play_several_requests_at_once_play_the_same_episodes() -> None:

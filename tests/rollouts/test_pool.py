@@ -1,12 +1,8 @@
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,18 +10,14 @@ import ray
 import torch
 
 from nightshift import config
-from nightshift.cluster import connection
 from nightshift.errors import SimulatorError
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
-from nightshift.project import environment
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
 from tests.rollouts.parts import NO_CAMERAS
 
-HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-"""Before there is any Ray."""
 ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
 POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7))
 
@@ -43,11 +35,8 @@ def actions(results: dict[int, list[Trajectory]]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
-    """With the settings of the tools that every command makes first."""
-    with mock.patch.dict(os.environ):
-        environment.apply(tmp_path_factory.mktemp("project"))
-        pool = RayPool(2, ENV)
+def pool(shared_ray: None) -> Iterator[RayPool]:
+    pool = RayPool(2, ENV)
     yield pool
     pool.close()
 
@@ -59,26 +48,6 @@ def same(one: list[Any], other: list[Any]) -> bool:
 def test_ray_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
     here = dict(LocalPool(ENV).run(requests(5), POLICY))
     assert same(actions(dict(pool.run(requests(5), POLICY))), actions(here))
-
-
-def test_a_worker_has_the_priority_of_its_driver(pool: RayPool) -> None:
-    list(pool.run(requests(1), POLICY))
-    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in worker_pids()} == {os.nice(0)}
-
-
-@pytest.mark.parametrize(
-    ("memory_gb", "shared_gb", "expected_gb"),
-    [(64, 32, 16), (16, 8, 4), (256, 128, 16), (64, 4, 3), (64, 0.0625, 0.25)],
-)
-def test_the_object_store_has_room_for_images_where_the_machine_has(
-    memory_gb: float, shared_gb: float, expected_gb: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": int(memory_gb * 2**30) // 4096}
-    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    free = int(shared_gb * 2**30)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    monkeypatch.setattr(connection, "_SHARED_MEMORY", tmp_path)
-    assert connection._object_store_bytes() == expected_gb * 2**30
 
 
 def test_no_requests_are_no_episodes(pool: RayPool) -> None:
@@ -164,11 +133,6 @@ def test_an_error_in_a_worker_arrives_as_it_was_raised(pool: RayPool) -> None:
 def test_a_pool_that_was_left_early_goes_on_working(pool: RayPool) -> None:
     next(iter(pool.run(requests(5), POLICY)))
     assert len(dict(pool.run(requests(2), POLICY))) == 4
-
-
-def test_ray_leaves_the_signal_handlers_alone(pool: RayPool) -> None:
-    assert ray.is_initialized()
-    assert {number: signal.getsignal(number) for number in HANDLERS} == HANDLERS
 
 
 def worker_pids() -> list[int]:

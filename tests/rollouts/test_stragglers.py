@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,8 @@ GRACE = 1.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """One Ray for all of these tests; a pool that finds Ray started uses it."""
+def cluster(shared_ray: None) -> None:
     ray.cloudpickle.register_pickle_by_value(faulty)  # workers cannot import the tests
-    RayPool(2, ENV)
-    yield
-    ray.shutdown()
 
 
 def played(pool: RayPool) -> dict[int, list[Trajectory]]:

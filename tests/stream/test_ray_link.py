@@ -24,10 +24,8 @@ class Mortal(RayLearnerEndpoint):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster(shared_ray: None) -> None:
     start_ray(2)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture

@@ -1,0 +1,76 @@
+"""Ray clusters of one machine, whose nodes are processes, and workers that are forked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests import handover
+from tests.forks import fork
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+SMALL = {"object_store_memory": 80 * 2**20}
+_HEALTH_CHECKS = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
+"""A killed node refuses the connection and is given up after five checks: 3 s apart by default. A slow one has 10 s to
+answer each, as by default."""
+
+
+@contextlib.contextmanager
+def cluster(**settings: Any) -> Iterator[Cluster]:
+    """A cluster of a head only. Ray leaves signal handlers behind, which other tests must not see."""
+    from ray.cluster_utils import Cluster
+
+    head = {"include_dashboard": False, "_system_config": _HEALTH_CHECKS, **SMALL, **settings}
+    with _keep_signal_handlers():
+        started = Cluster(initialize_head=True, head_node_args=head)
+    yield started
+    with _keep_signal_handlers():
+        started.shutdown()
+
+
+@contextlib.contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def forked_workers() -> Iterator[dict[str, Any]]:
+    """Settings of Ray nodes whose workers are forked. Ray knows a worker by the socket that it opens and by the process
+    number that it sends, so it need not be the process that Ray started."""
+    from ray._private.workers import default_worker
+
+    with tempfile.TemporaryDirectory(prefix="ray-workers-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        address = str(Path(folder) / "socket")
+        listener.bind(address)
+        listener.listen()
+        server = fork(_serve, listener, default_worker.__file__)
+        yield {"worker_path": handover.__file__, "env_vars": {handover.ADDRESS_VARIABLE: address}}
+        server.kill()
+        server.join()
+
+
+def _serve(listener: socket.socket, program: str) -> None:
+    """Fork a worker for every connection. Nothing of Ray is imported before that: it reads some of its variables (the
+    job, the process number of the raylet) when it is imported."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not waited for
+    while True:
+        connection, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            sys.argv = [program, *handover.take_over(connection)]
+            runpy.run_path(program, run_name="__main__")
+        connection.close()

@@ -1,0 +1,63 @@
+"""A Ray that a pool starts for itself, with workers in new interpreters, as where no RAY_ADDRESS is set."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import ray
+
+from nightshift.cluster import connection
+from nightshift.project import environment
+from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.pool import RayPool
+from tests.rollouts.test_pool import ENV, POLICY, actions, requests, same, worker_pids
+
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+"""Before there is any Ray."""
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
+    """With the settings of the tools that every command makes first."""
+    with mock.patch.dict(os.environ):
+        environment.apply(tmp_path_factory.mktemp("project"))
+        pool = RayPool(2, ENV)
+    yield pool
+    pool.close()
+
+
+def test_its_workers_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
+    here = dict(LocalPool(ENV).run(requests(5), POLICY))
+    assert same(actions(dict(pool.run(requests(5), POLICY))), actions(here))
+
+
+def test_a_worker_has_the_priority_of_its_driver(pool: RayPool) -> None:
+    list(pool.run(requests(1), POLICY))
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in worker_pids()} == {os.nice(0)}
+
+
+def test_ray_leaves_the_signal_handlers_alone(pool: RayPool) -> None:
+    assert ray.is_initialized()
+    assert {number: signal.getsignal(number) for number in HANDLERS} == HANDLERS
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "shared_gb", "expected_gb"),
+    [(64, 32, 16), (16, 8, 4), (256, 128, 16), (64, 4, 3), (64, 0.0625, 0.25)],
+)
+def test_the_object_store_has_room_for_images_where_the_machine_has(
+    memory_gb: float, shared_gb: float, expected_gb: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": int(memory_gb * 2**30) // 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    free = int(shared_gb * 2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(connection, "_SHARED_MEMORY", tmp_path)
+    assert connection._object_store_bytes() == expected_gb * 2**30
