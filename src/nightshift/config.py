@@ -424,6 +424,8 @@ class Rlpd(Section):
     """Decisions to play: environment steps where policy.chunk is 1."""
     episodes_at_once: Count
     """Episodes that one version of the policy plays; as many updates follow as they have decisions."""
+    staleness: Natural
+    """Rounds of episodes that actors may play ahead of the learner; 0 = they wait while it updates."""
     random_steps: Natural
     """Decisions at first whose actions are drawn uniformly."""
     training_starts: Count
