@@ -8,8 +8,7 @@ from multiprocessing.connection import Connection
 from nightshift import envs
 from nightshift.errors import StreamError
 from nightshift.rollouts.local import LocalPool
-from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, make_tickets
-from nightshift.stream.tcp_link import TcpLink
+from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, make_tickets, open_link
 from tests.rollouts.faulty import Faulty, segfault
 
 DEADLY = 2
@@ -20,7 +19,7 @@ def segfaults(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> No
     """A real actor whose simulator segfaults on one init state."""
     state = make_tickets(envs.tasks(spec.env), spec.states, spec.seed).request(DEADLY, "sample").init_state
     pool = LocalPool(spec.env, make_fleet=Faulty({state: segfault}))
-    act(spec, pool, TcpLink("127.0.0.1", spec.port), in_play)
+    act(spec, pool, open_link(spec), in_play)
 
 
 def exits(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nightshift import config, envs, policies
-from nightshift.errors import RolloutError, StreamError
+from nightshift.cli import actor_commands
+from nightshift.cluster import version_check
+from nightshift.errors import ConfigError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import _experience
-from nightshift.stages._actor import ActorSpec, TicketsInPlay, act
+from nightshift.stages._actor import TOKEN_VARIABLE, ActorSpec, JobDescription, TicketsInPlay, act, join_learner
 from nightshift.stages._experience import Actors
 from nightshift.stream.experience import StreamedExperience
 from nightshift.stream.link import LearnerEndpoint, LocalLink
@@ -34,19 +37,23 @@ def endpoint(tmp_path: Path) -> Iterator[LearnerEndpoint]:
 
 
 @pytest.fixture
-def spec(tmp_path: Path, params: config.Params) -> ActorSpec:
-    return ActorSpec(
-        index=0,
-        count=1,
+def described(params: config.Params) -> JobDescription:
+    return JobDescription(
         run="night",
-        folder=tmp_path / "actor",
-        port=0,
         seed=params.seed,
         env=params.env,
         states=params.states,
-        machine=params.machine,
         discount=0.9,
         commit="abc1234",
+        versions=version_check.versions(params.env.suite),
+        at_once=AT_ONCE,
+    )
+
+
+@pytest.fixture
+def spec(tmp_path: Path, described: JobDescription, params: config.Params) -> ActorSpec:
+    return described.actor(
+        "actor-0", folder=tmp_path / "actor", learner=("127.0.0.1", 0), token=None, machine=params.machine
     )
 
 
@@ -88,7 +95,7 @@ def test_a_ticket_that_segfaults_its_simulator_is_given_up_and_the_others_are_pl
     endpoint: LearnerEndpoint, spec: ActorSpec, policy: PolicySnapshot, started: Callable[..., Actors]
 ) -> None:
     with Server(endpoint) as server:
-        placed = ActorSpec(**{**vars(spec), "port": server.port})
+        placed = replace(spec, learner=("127.0.0.1", server.port))
         actors = started([placed], arrived=lambda: len(endpoint.inbox), main=actor_processes.segfaults)
         experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, check_actors=actors.check)
         first = experience.play(policy, "sample")
@@ -144,10 +151,57 @@ def test_an_actor_plays_what_was_ordered_ahead_and_no_more_while_the_learner_sta
 ) -> None:
     experience = StreamedExperience(endpoint, at_once=2, staleness=1)
     with ThreadPoolExecutor(1) as thread:
-        actor = thread.submit(act, spec, LocalPool(spec.env), LocalLink(endpoint), in_play())
+        actor = thread.submit(act, spec, LocalPool(spec.env), LocalLink(endpoint, actor=spec.name), in_play())
         experience.play(policy, "sample")
         endpoint.inbox.wait_for_episode(3)  # the round ahead, while nothing is asked for
         experience.end()
         actor.result()
     assert len(endpoint.inbox) == 4
     assert experience.metrics()["queue/ordered"] + experience.metrics()["queue/received"] == 2
+
+
+TOKEN = "a token of more than sixteen characters"
+
+
+def test_an_actor_of_another_machine_takes_part_with_the_token_and_the_address_alone(
+    endpoint: LearnerEndpoint,
+    described: JobDescription,
+    params: config.Params,
+    policy: PolicySnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, job=described.to_json())
+    with Server(endpoint, token=TOKEN) as server, ThreadPoolExecutor(1) as thread:
+        address = ("127.0.0.1", server.port)
+        actor = thread.submit(join_learner, address, "elsewhere", Path("spools"), params.machine)
+        assert len(experience.play(policy, "sample").episodes) == AT_ONCE
+        experience.end()
+        actor.result()
+    assert {one.header.episode_id.actor for one in endpoint.inbox.stored_after(0)} == {"elsewhere"}
+
+
+def test_an_actor_with_other_packages_or_another_token_is_refused(
+    endpoint: LearnerEndpoint,
+    described: JobDescription,
+    params: config.Params,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = replace(described, versions={**described.versions, "numpy": "0.1"})
+    StreamedExperience(endpoint, at_once=1, staleness=0, job=other.to_json()).end()
+    with Server(endpoint, token=TOKEN) as server:
+        address = ("127.0.0.1", server.port)
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        with pytest.raises(RolloutError, match=r"numpy .*, the driver 0\.1"):
+            join_learner(address, "elsewhere", Path("spools"), params.machine)
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN[::-1])
+        with pytest.raises(StreamError, match="token"):
+            join_learner(address, "elsewhere", Path("spools"), params.machine)
+
+
+def test_a_learner_for_other_machines_needs_a_token_and_an_actor_an_address() -> None:
+    with pytest.raises(ConfigError, match=r"machine\.listen is 0\.0\.0\.0:7777"):
+        _experience._address("0.0.0.0:7777", None)
+    assert _experience._address("0.0.0.0:7777", TOKEN) == ("0.0.0.0", 7777)
+    with pytest.raises(ConfigError, match="'gpu-box' is not the address of a learner"):
+        actor_commands.join("gpu-box", "")

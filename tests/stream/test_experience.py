@@ -21,12 +21,14 @@ from nightshift.errors import ConfigError, ProjectError, RolloutError, StreamErr
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.stream.experience import (
     StreamedExperience,
+    job_from_weights,
     orders_from_weights,
     orders_to_arrays,
     with_ticket,
 )
 from nightshift.stream.inbox import Inbox
 from nightshift.stream.link import LearnerEndpoint, LocalLink
+from nightshift.stream.roster import ABSENT_SECONDS, Roster
 from nightshift.stream.sender import Sender
 from nightshift.stream.spool import Spool
 from nightshift.stream.weights import WeightPublisher
@@ -71,7 +73,14 @@ def lengths(episodes: Sequence[ExperienceEpisode]) -> list[int]:
 def published(endpoint: LearnerEndpoint) -> list[tuple[list[int], int]]:
     """The open orders: their tickets, and the version of the policy that plays them."""
     weights = endpoint.publisher.latest()
-    return [] if weights is None else [(list(o.tickets), o.policy.version) for o in orders_from_weights(weights)]
+    return [] if weights is None else [(list(o.tickets), o.policy.version) for o in orders_from_weights(weights)[0]]
+
+
+def assigned(endpoint: LearnerEndpoint) -> dict[int, str]:
+    """The tickets that were published, and the actors that are to play them."""
+    weights = endpoint.publisher.latest()
+    assert weights is not None
+    return orders_from_weights(weights)[1]
 
 
 def test_orders_travel_with_the_weights_of_their_policies(endpoint: LearnerEndpoint) -> None:
@@ -81,10 +90,12 @@ def test_orders_travel_with_the_weights_of_their_policies(endpoint: LearnerEndpo
         Order(tickets=range(3, 6), controller="sample", policy=POLICY),
         Order(tickets=range(6, 9), controller="sample", policy=halves),
     ]
-    endpoint.publisher.publish(orders_to_arrays(orders))
+    endpoint.publisher.publish(orders_to_arrays(orders, {0: "left", 4: "right"}, {"seed": 3}))
     weights = endpoint.publisher.latest()
     assert weights is not None
-    for sent, received in zip(orders, orders_from_weights(weights), strict=True):
+    assert orders_from_weights(weights)[1] == {0: "left", 4: "right"}
+    assert job_from_weights(weights) == {"seed": 3}
+    for sent, received in zip(orders, orders_from_weights(weights)[0], strict=True):
         assert (list(received.tickets), received.controller) == (list(sent.tickets), sent.controller)
         assert (received.policy.spec, received.policy.version) == (sent.policy.spec, sent.policy.version)
         mine, theirs = sent.policy.tensors(), received.policy.tensors()
@@ -210,12 +221,43 @@ def test_a_restored_learner_orders_what_is_missing_with_the_policy_that_it_was_o
     resumed.play(other, "sample")
     weights = endpoint.publisher.latest()
     assert weights is not None
-    ahead, newest = orders_from_weights(weights)
+    ahead, newest = orders_from_weights(weights)[0]
     assert (list(ahead.tickets), ahead.controller, ahead.policy.version) == ([2], "random", POLICY.version)
     assert (list(newest.tickets), newest.controller, newest.policy.version) == ([4, 5], "sample", other.version)
     for name, tensor in POLICY.tensors().items():
         assert torch.equal(ahead.policy.tensors()[name], tensor)
         assert torch.equal(newest.policy.tensors()[name], tensor + 1)
+
+
+def test_tickets_are_shared_by_the_actors_that_are_there_and_those_of_one_that_went_are_given_to_others(
+    tmp_path: Path,
+) -> None:
+    now = [0.0]
+    roster = Roster(clock=lambda: now[0])
+    endpoint = replace(LearnerEndpoint.open(tmp_path, run=RUN), roster=roster)
+    shared: list[dict[int, str]] = []
+
+    def check() -> None:
+        """At each second of waiting: actors appear, nothing happens, one goes, and the others have played."""
+        if endpoint.publisher.version >= 0:
+            shared.append(assigned(endpoint))
+        match len(shared):
+            case 1:
+                roster.note("left")
+                roster.note("right")
+            case 3:
+                send(endpoint, tmp_path / "left", episode(0))
+                now[0] += ABSENT_SECONDS + 1
+                roster.note("right")
+            case 4:
+                send(endpoint, tmp_path / "right", *(episode(ticket) for ticket in (1, 2, 3)))
+
+    experience = streamed(endpoint, 4, check_actors=check)
+    assert lengths(experience.play(POLICY, "sample").episodes) == [1, 2, 3, 4]
+    both = {0: "left", 1: "right", 2: "left", 3: "right"}
+    assert shared == [{}, both, both, dict.fromkeys((1, 2, 3), "right")]
+    assert endpoint.publisher.version == 2, "an order that has not changed is not published again"
+    endpoint.close()
 
 
 def test_a_rejected_episode_ends_the_wait_with_its_reason(endpoint: LearnerEndpoint, tmp_path: Path) -> None:

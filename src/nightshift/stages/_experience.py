@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +15,30 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from nightshift import config, envs
+from nightshift.cluster import version_check
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience
-from nightshift.errors import NightshiftError, RolloutError
+from nightshift.errors import ConfigError, NightshiftError, RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import LocalExperience
 from nightshift.rollouts.retries import MAX_ATTEMPTS, MAX_INVALID, MAX_INVALID_SHARE
-from nightshift.stages._actor import ActorSpec, Recorder, TicketsInPlay, make_tickets, run_actor
+from nightshift.stages._actor import (
+    TOKEN_VARIABLE,
+    ActorSpec,
+    JobDescription,
+    Recorder,
+    TicketsInPlay,
+    make_tickets,
+    run_actor,
+)
 from nightshift.stream.experience import StreamedExperience
 from nightshift.stream.link import LearnerEndpoint
 from nightshift.stream.server import Server
 
+_LOOPBACK = "127.0.0.1"
+_EVERYWHERE = ("0.0.0.0", "::")
 _GOODBYE_SECONDS = 10.0
 _RESTARTS = 3
 """Of an actor between two episodes that arrive; after that the stage ends."""
@@ -53,6 +65,7 @@ class Actors:
         self._arrived = arrived
         self._last_arrived = arrived()
         self._deaths: Counter[int] = Counter()  # of actors by the ticket that they were playing
+        self._alone: set[int] = set()  # tickets that were in play when an actor ended
         self._actors = [_Actor(spec, most_in_play, main) for spec in specs]
 
     def check(self) -> None:
@@ -83,9 +96,10 @@ class Actors:
         else:
             ended.spend_restart(error)
         reason = error.what if error else f"exit code {ended.process.exitcode}"
-        _log.warning("actor %d ended (%s) and is started again", ended.spec.index, reason)
+        _log.warning("%s ended (%s) and is started again", ended.spec.name, reason)
         given_up = frozenset(ticket for ticket, deaths in self._deaths.items() if deaths >= MAX_ATTEMPTS)
-        ended.start(replace(ended.spec, alone=ended.spec.alone.union(tickets), given_up=given_up))
+        self._alone |= set(tickets)
+        ended.start(replace(ended.spec, alone=frozenset(self._alone), given_up=given_up))
 
     def _blame(self, ticket: int) -> None:
         self._deaths[ticket] += 1
@@ -138,8 +152,7 @@ class _Actor:
             raise error
         if not self._restarts:
             raise RolloutError(
-                f"actor {self.spec.index} ended {_RESTARTS + 1} times, the last time with exit code "
-                f"{self.process.exitcode}",
+                f"{self.spec.name} ended {_RESTARTS + 1} times, the last time with exit code {self.process.exitcode}",
                 "see its error above; run again: it resumes",
             )
         self._restarts -= 1
@@ -171,30 +184,57 @@ def _streamed(
 ) -> Iterator[StreamedExperience]:
     """Start the actors; stop them when learning is over."""
     run = paths.short(job.fingerprint)
-    with LearnerEndpoint.open(job.state, run=run) as endpoint, Server(endpoint) as server:
+    token = os.environ.get(TOKEN_VARIABLE)
+    listen = _address(job.machine.listen, token)
+    described = JobDescription(
+        run=run,
+        seed=seed,
+        env=env,
+        states=states,
+        discount=rlpd.discount,
+        commit=job.commit,
+        versions=version_check.versions(env.suite),
+        at_once=rlpd.episodes_at_once,
+    )
+    with (
+        LearnerEndpoint.open(job.state, run=run) as endpoint,
+        Server(endpoint, host=listen[0], port=listen[1], token=token) as server,
+    ):
+        host = _LOOPBACK if listen[0] in _EVERYWHERE else listen[0]
         specs = [
-            ActorSpec(
-                index=index,
-                count=job.machine.actors,
-                run=run,
+            described.actor(
+                f"actor-{index}",
                 folder=job.state / "actors" / str(index),
-                port=server.port,
-                seed=seed,
-                env=env,
-                states=states,
+                learner=(host, server.port),
+                token=token,
                 machine=job.machine,
-                discount=rlpd.discount,
-                commit=job.commit,
             )
             for index in range(job.machine.actors)
         ]
         actors = Actors(specs, most_in_play=rlpd.episodes_at_once, arrived=lambda: len(endpoint.inbox))
         try:
             experience = StreamedExperience(
-                endpoint, at_once=rlpd.episodes_at_once, staleness=rlpd.staleness, check_actors=actors.check
+                endpoint,
+                at_once=rlpd.episodes_at_once,
+                staleness=rlpd.staleness,
+                job=described.to_json(),
+                check_actors=actors.check,
             )
             yield experience
             experience.end()
             actors.join()
         finally:
             actors.kill()
+
+
+def _address(listen: str, token: str | None) -> tuple[str, int]:
+    """Host and port; by default a free port on loopback."""
+    if not listen:
+        return _LOOPBACK, 0
+    if token is None:
+        raise ConfigError(
+            f"machine.listen is {listen}, and other machines need a token to connect",
+            f'export {TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex())"), here and there',
+        )
+    host, _, port = listen.rpartition(":")
+    return host, int(port)

@@ -1,8 +1,9 @@
 """Experience from actors in other processes: the learner orders episodes together with the weights that play them.
 
-An order has tickets. Actors share them among themselves, play them, and send each episode with its ticket. The learner
-waits for all of them and takes each ticket once, so an actor that was killed and plays an order again changes nothing,
-and neither does the number of actors: learning is the same as with one process.
+An order has tickets. Each is assigned to one of the actors that are there (`roster`), which plays it and sends the
+episode with its ticket. A ticket of an actor that has gone is assigned to another. The learner waits for all tickets
+and takes each once, so an actor that was killed and plays an order again changes nothing, and neither does the number
+of actors: learning is the same as with one process.
 
 All orders that are open are published together, so an actor that is slow or was restarted misses none. Actors play
 nothing that was not ordered: a learner that stands still holds them back after `staleness` rounds.
@@ -39,10 +40,15 @@ _Received = tuple[StoredEpisode, bool]
 """An episode, and whether the simulator failed in it."""
 
 
-def orders_to_arrays(orders: Sequence[Order]) -> dict[str, Column]:
-    """Open orders as the weights that a learner publishes; none of them tells actors that learning is over."""
+def orders_to_arrays(orders: Sequence[Order], assigned: Mapping[int, str], job: Mapping[str, Any]) -> dict[str, Column]:
+    """Open orders as the weights that a learner publishes; none of them tells actors that learning is over.
+
+    `assigned`: the actor of each ticket. `job`: JSON that an actor on another machine needs besides.
+    """
     policies = {order.policy.version: order.policy for order in orders}
     content = {
+        "job": dict(job),
+        "assigned": {str(ticket): actor for ticket, actor in assigned.items()},
         "orders": [
             {"tickets": list(order.tickets), "controller": order.controller, "version": order.policy.version}
             for order in orders
@@ -55,14 +61,26 @@ def orders_to_arrays(orders: Sequence[Order]) -> dict[str, Column]:
     return {**weights, _ORDERS: np.frombuffer(json.dumps(content).encode(), np.uint8)}
 
 
-def orders_from_weights(weights: Weights) -> list[Order]:
+def orders_from_weights(weights: Weights) -> tuple[list[Order], dict[int, str]]:
+    """The open orders, and the actor of each ticket that is assigned."""
     arrays = weights.arrays()
-    content = json.loads(arrays.pop(_ORDERS).tobytes())
+    content = _content(arrays)
     policies = {one["version"]: _policy(one, arrays) for one in content["policies"]}
-    return [
+    orders = [
         Order(tickets=one["tickets"], controller=one["controller"], policy=policies[one["version"]])
         for one in content["orders"]
     ]
+    return orders, {int(ticket): actor for ticket, actor in content["assigned"].items()}
+
+
+def job_from_weights(weights: Weights) -> dict[str, Any]:
+    job: dict[str, Any] = _content(weights.arrays())["job"]
+    return job
+
+
+def _content(arrays: Mapping[str, Column]) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(arrays[_ORDERS].tobytes())
+    return content
 
 
 def _describe(policy: PolicySnapshot) -> dict[str, Any]:
@@ -107,10 +125,18 @@ class StreamedExperience(Experience):
         *,
         at_once: int,
         staleness: int,
+        job: Mapping[str, Any] | None = None,
         check_actors: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_actors` is called every second while episodes are waited for."""
+        """`job`: what an actor on another machine must know; JSON.
+
+        `check_actors` is called every second while episodes are waited for.
+        """
         super().__init__(at_once=at_once, staleness=staleness)
+        self._job = job or {}
+        self._roster = endpoint.roster
+        self._assigned: dict[int, str] = {}
+        self._published: dict[int, str | None] = {}  # tickets and their actors
         self._inbox: Inbox = endpoint.inbox
         self._publisher = endpoint.publisher
         self._check_actors = check_actors
@@ -120,7 +146,7 @@ class StreamedExperience(Experience):
 
     def end(self) -> None:
         """Tell the actors that learning is over."""
-        self._publisher.publish(orders_to_arrays([]))
+        self._publisher.publish(orders_to_arrays([], {}, self._job))
 
     def metrics(self) -> dict[str, float]:
         summed: Counter[str] = Counter()
@@ -136,16 +162,36 @@ class StreamedExperience(Experience):
         }
 
     def _announce(self) -> None:
+        """Publish what is missing of the open orders, if that or the actors that are to play it have changed."""
         self._receive()
         missing = [replace(order, tickets=self._missing(order.tickets)) for order in self._orders]
-        if any(order.tickets for order in missing):
-            self._publisher.publish(orders_to_arrays([order for order in missing if order.tickets]))
+        tickets = [ticket for order in missing for ticket in order.tickets]
+        self._assign(tickets)
+        wanted = {ticket: self._assigned.get(ticket) for ticket in tickets}
+        if not wanted.items() <= self._published.items():
+            orders = [order for order in missing if order.tickets]
+            self._publisher.publish(orders_to_arrays(orders, self._assigned, self._job))
+            self._published = wanted
+
+    def _assign(self, tickets: Sequence[int]) -> None:
+        """Every ticket to an actor that is there: to the one that has it, else to one with the fewest tickets."""
+        present = self._roster.present()
+        kept = {ticket: self._assigned[ticket] for ticket in tickets if self._assigned.get(ticket) in present}
+        if present:
+            held = Counter(dict.fromkeys(present, 0))
+            held.update(kept.values())
+            for ticket in tickets:
+                if ticket not in kept:
+                    kept[ticket] = min(present, key=lambda actor: (held[actor], actor))
+                    held[kept[ticket]] += 1
+        self._assigned = kept
 
     def _collect(self, order: Order) -> list[StoredEpisode]:
         while self._missing(order.tickets):
             if not self._inbox.wait_for_episode(self._position, _CHECK_SECONDS):
                 self._inbox.check()
                 self._check_actors()
+                self._announce()
             self._check_rejected()
             self._receive()
         return self._stored(order.tickets)

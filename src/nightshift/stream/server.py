@@ -139,6 +139,7 @@ class Server(Closing):
                 case "store":
                     self._store(channel, request, payload)
                 case "weights":
+                    self._note(request.get("actor", ""))
                     self._send_weights(channel, int_field(request, "newer_than"))
                 case other:
                     raise ProtocolError(f"the frame has an unknown request {other!r:.80}")
@@ -155,6 +156,10 @@ class Server(Closing):
             raise ProtocolError(error.what) from None
         ack = self._endpoint.inbox.receive(Message(header, payload))
         channel.send({"outcome": ack.outcome, "reason": ack.reason[:_MAX_REASON_LENGTH]})
+
+    def _note(self, actor: object) -> None:
+        if actor and isinstance(actor, str):
+            self._endpoint.roster.note(actor)
 
     def _send_weights(self, channel: Channel, newer_than: int) -> None:
         weights = self._endpoint.publisher.latest(newer_than)
