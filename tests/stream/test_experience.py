@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import torch
 
 from nightshift import files
 from nightshift.data.decisions import decision_episode, lost_episode
-from nightshift.data.episode import Episode
+from nightshift.data.episode import NO_POLICY, Episode
 from nightshift.data.experience import SOURCE, ExperienceEpisode, Order
 from nightshift.errors import ConfigError, ProjectError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
@@ -243,12 +244,12 @@ def test_tickets_are_shared_by_the_actors_that_are_there_and_those_of_one_that_w
             shared.append(assigned(endpoint))
         match len(shared):
             case 1:
-                roster.note("left")
-                roster.note("right")
+                roster.note("left", 0)
+                roster.note("right", 0)
             case 3:
                 send(endpoint, tmp_path / "left", episode(0))
                 now[0] += ABSENT_SECONDS + 1
-                roster.note("right")
+                roster.note("right", 1)
             case 4:
                 send(endpoint, tmp_path / "right", *(episode(ticket) for ticket in (1, 2, 3)))
 
@@ -258,6 +259,30 @@ def test_tickets_are_shared_by_the_actors_that_are_there_and_those_of_one_that_w
     assert shared == [{}, both, both, dict.fromkeys((1, 2, 3), "right")]
     assert endpoint.publisher.version == 2, "an order that has not changed is not published again"
     endpoint.close()
+
+
+def test_an_episode_of_another_run_is_rejected_and_does_not_disturb_the_learner(
+    endpoint: LearnerEndpoint, tmp_path: Path
+) -> None:
+    with Spool(tmp_path / "old", run="yesterday", actor="old") as spool, Sender(spool, LocalLink(endpoint)):
+        spool.put(episode(0))
+        with contextlib.suppress(StreamError):
+            spool.wait_until_empty(timeout=30)
+    send(endpoint, tmp_path / "left", episode(0))
+    assert endpoint.inbox.metrics()["inbox/rejected"] == 1
+    experience = streamed(endpoint, 2, check_actors=lambda: send(endpoint, tmp_path / "left", episode(1)))
+    assert lengths(experience.play(POLICY, "sample").episodes) == [1, 2]
+
+
+def test_at_the_end_the_learner_waits_until_its_actors_have_heard_it(endpoint: LearnerEndpoint) -> None:
+    link, experience = LocalLink(endpoint, actor="left"), streamed(endpoint, 1)
+    experience.end()
+    link.weights(NO_POLICY)
+    assert endpoint.roster.wait_until_all_have(0, timeout=0)
+    assert not endpoint.roster.wait_until_all_have(1, timeout=0)
+    endpoint.publisher.publish({})
+    link.weights(0)
+    assert endpoint.roster.wait_until_all_have(1, timeout=0)
 
 
 def test_a_rejected_episode_ends_the_wait_with_its_reason(endpoint: LearnerEndpoint, tmp_path: Path) -> None:

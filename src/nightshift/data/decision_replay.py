@@ -23,7 +23,7 @@ from nightshift.telemetry import experience as names
 
 DEMOS, EXPERIENCE = "demos", "experience"
 _NO_LIMIT = 2.0**53
-"""A learner in the actor's own process holds nobody back: it has made all its updates when the actor plays on."""
+"""Whatever was ordered is taken: orders hold actors back (`data/experience.py`), and the limiter the learner."""
 
 
 class DecisionReplay:

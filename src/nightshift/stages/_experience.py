@@ -221,7 +221,7 @@ def _streamed(
                 check_actors=actors.check,
             )
             yield experience
-            experience.end()
+            experience.end(_GOODBYE_SECONDS)
             actors.join()
         finally:
             actors.kill()

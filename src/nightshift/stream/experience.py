@@ -130,7 +130,7 @@ class StreamedExperience(Experience):
     ) -> None:
         """`job`: what an actor on another machine must know; JSON.
 
-        `check_actors` is called every second while episodes are waited for.
+        `check_actors` is called at least every second while episodes are waited for.
         """
         super().__init__(at_once=at_once, staleness=staleness)
         self._job = job or {}
@@ -144,9 +144,10 @@ class StreamedExperience(Experience):
         self._by_ticket: dict[int, _Received] = {}
         self._counters: dict[str, Mapping[str, float]] = {}  # of every actor, with its newest episode
 
-    def end(self) -> None:
-        """Tell the actors that learning is over."""
-        self._publisher.publish(orders_to_arrays([], {}, self._job))
+    def end(self, timeout: float = 0.0) -> None:
+        """Tell the actors that learning is over, and wait until all have heard it."""
+        version = self._publisher.publish(orders_to_arrays([], {}, self._job))
+        self._roster.wait_until_all_have(version, timeout)
 
     def metrics(self) -> dict[str, float]:
         summed: Counter[str] = Counter()
@@ -188,11 +189,11 @@ class StreamedExperience(Experience):
 
     def _collect(self, order: Order) -> list[StoredEpisode]:
         while self._missing(order.tickets):
-            if not self._inbox.wait_for_episode(self._position, _CHECK_SECONDS):
-                self._inbox.check()
-                self._check_actors()
-                self._announce()
+            self._inbox.check()
             self._check_rejected()
+            self._check_actors()
+            self._announce()
+            self._inbox.wait_for_episode(self._position, _CHECK_SECONDS)
             self._receive()
         return self._stored(order.tickets)
 

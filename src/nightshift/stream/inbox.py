@@ -107,7 +107,8 @@ class Inbox(Closing):
                 ack = self._commit(message, self._validate(message))
         except DataError as error:
             _log.warning("rejected: %s", error.what)
-            self._last_rejection = error.what
+            if message.header.episode_id.run == self._run:
+                self._last_rejection = error.what
             ack = Ack(message.header, "rejected", error.what)
         except (NightshiftError, OSError) as error:
             self._failure = error
@@ -119,7 +120,7 @@ class Inbox(Closing):
 
     @property
     def last_rejection(self) -> str:
-        """Why an episode was rejected last; "" if none was since the inbox was opened."""
+        """Why an episode of this run was rejected last; "" if none was since the inbox was opened."""
         return self._last_rejection
 
     def check(self) -> None:

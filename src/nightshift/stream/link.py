@@ -72,12 +72,13 @@ class LocalLink:
             yield ack
 
     def weights(self, newer_than: int) -> Weights | None:
-        if self._actor:
-            self._endpoint.roster.note(self._actor)
         try:
-            return self._endpoint.publisher.latest(newer_than)
+            weights = self._endpoint.publisher.latest(newer_than)
         except NightshiftError as error:
             raise _down(error) from error
+        if self._actor:
+            self._endpoint.roster.note(self._actor, weights.version if weights else newer_than)
+        return weights
 
     def close(self) -> None:
         pass
