@@ -9,7 +9,7 @@ from nightshift import envs
 from nightshift.errors import StreamError
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, make_tickets, open_link
-from tests.rollouts.faulty import Faulty, segfault
+from tests.rollouts.faulty import Faulty, hang, segfault
 
 DEADLY = 2
 """The ticket whose init state ends the simulator's process."""
@@ -20,6 +20,12 @@ def segfaults(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> No
     state = make_tickets(envs.tasks(spec.env), spec.states, spec.seed).request(DEADLY, "sample").init_state
     pool = LocalPool(spec.env, make_fleet=Faulty({state: segfault}))
     act(spec, pool, open_link(spec), in_play)
+
+
+def hangs(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
+    in_play.set([DEADLY])
+    in_play.step()
+    hang()
 
 
 def exits(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:

@@ -14,6 +14,7 @@ import pytest
 from nightshift import config, envs, policies
 from nightshift.cli import actor_commands
 from nightshift.cluster import version_check
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.errors import ConfigError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.local import LocalPool
@@ -115,6 +116,25 @@ def test_restarts_are_limited_and_every_episode_that_arrives_refills_them(
     after_it_ended(actors)
     with pytest.raises(RolloutError, match="ended 2 times, the last time with exit code 7"):
         after_it_ended(actors)
+
+
+def test_an_actor_that_makes_no_step_is_ended_and_its_ticket_is_played_alone(
+    spec: ActorSpec, started: Callable[..., Actors]
+) -> None:
+    now = [0.0]
+    actors = started([spec], arrived=lambda: 0, main=actor_processes.hangs, clock=lambda: now[0])
+    (actor,) = actors._actors
+    first = actor.process
+    while not actor.in_play.steps:
+        actors.check()
+    now[0] += TIMEOUT_SECONDS
+    actors.check()
+    assert actor.process is first
+    now[0] += TIMEOUT_SECONDS + 1
+    actors.check()
+    assert actor.process is not first
+    assert not first.is_alive()
+    assert actor.spec.alone == {actor_processes.DEADLY}
 
 
 def test_an_actor_that_ends_with_the_same_error_twice_ends_the_stage_with_that_error(

@@ -25,7 +25,8 @@ from nightshift.errors import NightshiftError, RolloutError
 from nightshift.policies.snapshot import restore
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import Tickets, play_tickets
-from nightshift.rollouts.opening import open_pool
+from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.opening import engine_settings
 from nightshift.rollouts.provenance import provenance
 from nightshift.stream.experience import job_from_weights, orders_from_weights, with_ticket
 from nightshift.stream.link import Link
@@ -105,9 +106,10 @@ class JobDescription:
 
 
 class TicketsInPlay:
-    """What an actor is playing, in shared memory: its learner can still read it when the actor has died."""
+    """What an actor is playing, in shared memory: its learner can still read it when the actor has died or hangs."""
 
     def __init__(self, context: SpawnContext, most: int) -> None:
+        self._steps = context.RawValue("q", 0)
         self._cells = context.RawArray("q", most + 1)  # how many, and which
 
     def set(self, tickets: Sequence[int]) -> None:
@@ -117,6 +119,14 @@ class TicketsInPlay:
 
     def get(self) -> list[int]:
         return list(self._cells[1 : 1 + self._cells[0]])
+
+    def step(self) -> None:
+        """The simulators have made a step. Steps of several threads may count as one."""
+        self._steps.value += 1
+
+    @property
+    def steps(self) -> int:
+        return int(self._steps.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +158,7 @@ def run_actor(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> No
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_learner, daemon=True).start()
     try:
-        act(spec, open_simulators(spec), open_link(spec), in_play)
+        act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
     except NightshiftError as error:
         failed.send(error)
         raise SystemExit(1) from None
@@ -167,7 +177,7 @@ def join_learner(learner: tuple[str, int], name: str, spools: Path, machine: con
     folder = spools / described.run / name
     spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
     in_play = TicketsInPlay(multiprocessing.get_context("spawn"), described.at_once)
-    act(spec, open_simulators(spec), open_link(spec), in_play)
+    act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
 
 
 def _wait_for_job(link: TcpLink) -> JobDescription:
@@ -180,8 +190,8 @@ def _wait_for_job(link: TcpLink) -> JobDescription:
         link.close()
 
 
-def open_simulators(spec: ActorSpec) -> Pool:
-    return open_pool(spec.machine.model_copy(update={"workers": 0}), spec.env, torch.device("cpu"))
+def open_simulators(spec: ActorSpec, in_play: TicketsInPlay) -> Pool:
+    return LocalPool(spec.env, engine_settings(spec.machine, torch.device("cpu")), on_step=in_play.step)
 
 
 def open_link(spec: ActorSpec) -> TcpLink:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from nightshift import config, envs
 from nightshift.cluster import version_check
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience
 from nightshift.errors import ConfigError, NightshiftError, RolloutError
@@ -49,7 +50,8 @@ _log = logging.getLogger(__name__)
 class Actors:
     """The processes that the stage starts, and starts again if they end.
 
-    A ticket that is played alone and ends its actor MAX_ATTEMPTS times is given up, as on Ray (`rollouts/retries.py`).
+    A ticket that is played alone and ends its actor, or makes it hang, MAX_ATTEMPTS times is given up, as on Ray
+    (`rollouts/retries.py`).
     Every other end of an actor counts against its restarts, which are refilled by every episode that arrives.
     """
 
@@ -60,17 +62,21 @@ class Actors:
         most_in_play: int,
         arrived: Callable[[], int],
         main: Callable[..., None] = run_actor,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`most_in_play` tickets at a time per actor; `arrived` episodes so far; `main` of every process."""
         self._arrived = arrived
         self._last_arrived = arrived()
         self._deaths: Counter[int] = Counter()  # of actors by the ticket that they were playing
         self._alone: set[int] = set()  # tickets that were in play when an actor ended
-        self._actors = [_Actor(spec, most_in_play, main) for spec in specs]
+        self._actors = [_Actor(spec, most_in_play, main, clock) for spec in specs]
 
     def check(self) -> None:
-        """Start those again that have ended; an error if that does not help."""
+        """End those that hang, and start those again that have ended; an error if that does not help."""
         for actor in self._actors:
+            if actor.is_alive and actor.seconds_without_step() > TIMEOUT_SECONDS:
+                _log.warning("%s has made no step for %.0f s", actor.spec.name, TIMEOUT_SECONDS)
+                actor.kill()
             if not actor.is_alive:
                 self._restart(actor)
 
@@ -82,8 +88,7 @@ class Actors:
     def kill(self) -> None:
         """An actor that is killed loses nothing: its episodes are on disk, and the rest is played again."""
         for actor in self._actors:
-            actor.process.kill()
-            actor.process.join()
+            actor.kill()
 
     def _restart(self, ended: _Actor) -> None:
         if self._arrived() > self._last_arrived:
@@ -114,9 +119,14 @@ class Actors:
 class _Actor:
     """One actor's process, and those that took its place."""
 
-    def __init__(self, spec: ActorSpec, most_in_play: int, main: Callable[..., None]) -> None:
+    def __init__(
+        self, spec: ActorSpec, most_in_play: int, main: Callable[..., None], clock: Callable[[], float]
+    ) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._main = main
+        self._clock = clock
+        self._last_seen: object = None
+        self._since = clock()
         self.in_play = TicketsInPlay(self._context, most_in_play)
         self.refill()
         self.start(spec)
@@ -128,6 +138,18 @@ class _Actor:
         self.process = self._context.Process(target=self._main, args=(spec, self.in_play, failed), daemon=True)
         self.process.start()
         failed.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def seconds_without_step(self) -> float:
+        """How long the tickets in play and the number of steps have been what they are; 0 if nothing is in play."""
+        tickets = self.in_play.get()
+        seen = (tickets, self.in_play.steps)
+        if not tickets or seen != self._last_seen:
+            self._last_seen, self._since = seen, self._clock()
+        return self._clock() - self._since
 
     @property
     def is_alive(self) -> bool:
