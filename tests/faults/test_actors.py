@@ -105,6 +105,7 @@ def test_a_ticket_that_segfaults_its_simulator_is_given_up_and_the_others_are_pl
         actors.kill()
 
 
+@pytest.mark.slow
 def test_restarts_are_limited_and_every_episode_that_arrives_refills_them(
     spec: ActorSpec, started: Callable[..., Actors], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,8 +51,8 @@ class Actors:
     """The processes that the stage starts, and starts again if they end.
 
     A ticket that is played alone and ends its actor, or makes it hang, MAX_ATTEMPTS times is given up, as on Ray
-    (`rollouts/retries.py`).
-    Every other end of an actor counts against its restarts, which are refilled by every episode that arrives.
+    (`rollouts/retries.py`). Every other end of an actor counts against its restarts, which every episode that arrives
+    refills.
     """
 
     def __init__(
@@ -161,6 +161,8 @@ class _Actor:
             found = self._failed.recv()
         except (EOFError, OSError):
             return None
+        finally:
+            self._failed.close()
         assert isinstance(found, NightshiftError)
         return found
 
