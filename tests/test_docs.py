@@ -14,6 +14,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from nightshift import config
 from nightshift.pipeline.job import Job
 from nightshift.stages import collect
+from nightshift.telemetry import experience
 from tests.conftest import REPOSITORY
 
 
@@ -31,6 +32,12 @@ def test_the_program_on_the_page_about_data_runs(
         exec(compile(block, "docs/data.md", "exec"), scope)
     assert "'stream/acknowledged': 8.0" in capsys.readouterr().out
     assert len(scope["batch"]["actions"]) == 64  # type: ignore[index]
+
+
+def test_the_page_about_rlpd_explains_every_metric_of_its_experience() -> None:
+    page = (REPOSITORY / "docs/rlpd.md").read_text()
+    explained = set(re.findall(r"^\| `((?:rollout|speed|replay|queue|stream)/\w+)` \|", page, re.MULTILINE))
+    assert explained == {value for name, value in vars(experience).items() if name.isupper()}
 
 
 def cluster_yaml(kind: str) -> dict[str, Any]:

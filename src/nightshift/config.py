@@ -80,6 +80,8 @@ class Machine(Section):
     """Requests (groups of episodes) that one simulator process plays side by side. On a GPU they share a batch."""
     actors: Natural
     """Processes that play for rlpd and send their episodes over a stream; 0 plays with the simulators above."""
+    listen: Annotated[str, Field(pattern=r"^$|^.+:[0-9]+$")]
+    """HOST:PORT where the learner of rlpd takes actors of other machines, too; empty: this machine's only."""
     ranks: Count
     """Learner processes that share the update of reinforcement learning."""
     microbatch_size: Count
@@ -426,6 +428,8 @@ class Rlpd(Section):
     """Decisions to play: environment steps where policy.chunk is 1."""
     episodes_at_once: Count
     """Episodes that one version of the policy plays; as many updates follow as they have decisions."""
+    staleness: Natural
+    """Rounds of episodes that actors may play ahead of the learner; 0 = they wait while it updates."""
     random_steps: Natural
     """Decisions at first whose actions are drawn uniformly."""
     training_starts: Count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,32 @@ from nightshift.data import episode as episodes
 from nightshift.data.decision_replay import DEMOS, DecisionReplay
 from nightshift.data.decisions import decision_episode
 from nightshift.data.episode import Episode
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.mixer import SOURCE
 from nightshift.errors import DataError
+from nightshift.rollouts.experience import LocalEpisode
 from tests.algorithms.rlpd.parts import settings
 from tests.data.test_decisions import PROVENANCE, policy, trajectory
 
 DEMO = episodes.from_trajectory(trajectory(5, 1, success=True), PROVENANCE)
 
 
-def experience(length: int = 4) -> Episode:
-    return decision_episode(trajectory(length, 1, success=False), PROVENANCE, 0.9)
+@dataclass(frozen=True)
+class Held:
+    """An episode of experience that is not on disk."""
+
+    episode: Episode
+
+    @property
+    def transitions(self) -> int:
+        return self.episode.length - 1
+
+    def load(self, *, verify: bool = True) -> Episode:
+        return self.episode
+
+
+def experience(length: int = 4) -> Held:
+    return Held(decision_episode(trajectory(length, 1, success=False), PROVENANCE, 0.9))
 
 
 def make(**changes: Any) -> DecisionReplay:
@@ -77,6 +95,31 @@ def test_a_restored_replay_samples_the_same_batches() -> None:
     for _ in range(3):
         assert same(replay.sample(), resumed.sample())
     assert replay.is_update_due == resumed.is_update_due
+
+
+def test_with_a_window_the_newest_episodes_are_sampled_and_all_are_counted() -> None:
+    replay = make(batch_size=64, demo_share=0.0, warmup_steps=0, window=2)
+    for length in (6, 5, 4):
+        replay.add(experience(length))
+    assert set(replay.sample()["episode"].tolist()) == {1, 2}
+    assert (replay.episodes, replay.decisions) == (3, 15)
+    resumed = make(batch_size=64, demo_share=0.0, warmup_steps=0, window=2)
+    resumed.restore(replay.state(), [experience(length) for length in (6, 5, 4)])
+    assert (resumed.episodes, resumed.decisions) == (3, 15)
+    assert same(replay.sample(), resumed.sample())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts the maps of the process as Linux lists them")
+def test_with_a_window_only_its_files_are_mapped_however_many_were_added(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path)
+    replay = make(batch_size=64, demo_share=0.0, warmup_steps=0, window=3)
+    for number in range(20):
+        store.put(f"{number:08d}", experience().episode)
+        replay.add(LocalEpisode(store.path(f"{number:08d}")))
+        while replay.is_update_due:
+            replay.sample()
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
+    assert mapped <= {str(store.path(f"{number:08d}")) for number in (17, 18, 19)}
 
 
 def test_an_episode_that_is_missing_is_noticed() -> None:

@@ -22,6 +22,7 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.project import paths
 from nightshift.stages import collect, dataset, rlpd, sft
+from nightshift.telemetry import experience as metrics
 from tests.stages.test_collect import FailingPool
 
 CRITICS = {"num_qs": 3, "num_min_qs": 2, "hidden": [32, 32]}
@@ -36,6 +37,8 @@ SMALL: dict[str, Any] = {
     "validation": {"every": 60},
 }
 HISTORY = paths.RLPD_POLICY / paths.HISTORY
+EXPERIENCE_METRICS = {value for name, value in vars(metrics).items() if name.isupper()}
+OF_ACTORS = {metrics.SPOOLED, metrics.RECEIVED, metrics.PUBLISHED_VERSION}
 
 
 @pytest.fixture(scope="module")
@@ -117,24 +120,27 @@ def test_from_nothing_but_demos_in_the_replay_it_learns_to_reach_the_goal(
 
 
 @pytest.mark.usefixtures("clone")
-@pytest.mark.parametrize(("stop", "period"), [(1, 30), (4, 1), (5, 30)])
+@pytest.mark.parametrize(("stop", "period", "staleness"), [(1, 30, 0), (4, 1, 1), (5, 30, 0), (5, 30, 2)])
 def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_not(
-    job: Callable[[str], Job], params: config.Params, stop: int, period: int
+    job: Callable[[str], Job], params: config.Params, stop: int, period: int, staleness: int
 ) -> None:
     """Killed before and after its first checkpoint, right at one, and far behind the last one."""
-    whole = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), period), params)
+    whole = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), period), params, staleness=staleness)
     expected = without_times(history())
     killed = every(replace(job("rlpd"), tracker=Stopping(job("rlpd").state / "stopped.jsonl", stop)), period)
     with pytest.raises(KeyboardInterrupt):
-        learn(killed, params)
-    resumed = learn(every(job("rlpd"), period), params)
+        learn(killed, params, staleness=staleness)
+    resumed = learn(every(job("rlpd"), period), params, staleness=staleness)
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
     assert without_times(history()) == expected
 
 
 def without_times(content: Any) -> Any:
-    rounds = [{k: v for k, v in one.items() if not k.startswith("time/")} for one in content["iterations"]]
+    rounds = [
+        {k: v for k, v in one.items() if not k.startswith("time/") and "second" not in k}
+        for one in content["iterations"]
+    ]
     return {**content, "iterations": rounds}
 
 
@@ -148,7 +154,9 @@ def test_updates_follow_decisions_at_the_ratio_and_the_metrics_say_so(
     assert played >= SMALL["steps"]
     assert last["rate_limiter/inserts"] == played
     assert last["rate_limiter/samples"] == SMALL["utd_ratio"] * (played - SMALL["training_starts"])
-    assert {"critic/loss", "actor/entropy", "actor/temperature", "rollout/success"} <= last.keys()
+    assert {"critic/loss", "actor/entropy", "actor/temperature", *EXPERIENCE_METRICS} <= last.keys() | OF_ACTORS
+    assert last["replay/utd_ratio"] == last["rate_limiter/samples"] / played
+    assert min(last["speed/env_steps_per_second"], last["speed/gradient_steps_per_second"]) > 0
     lines = [json.loads(line) for line in (job("rlpd").state / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines if "validation/success" in line]
     assert steps[0] == 0
@@ -208,6 +216,8 @@ def test_episodes_that_the_simulator_spoilt_are_left_out(job: Callable[[str], Jo
     learn(replace(job("rlpd"), pool=lambda env: pool), params)
     episodes = EpisodeStore(job("rlpd").state / "episodes")
     assert {episode.provenance.task for episode in episodes} == {"near"}
+    rounds = history()["iterations"]
+    assert sum(one["rollout/invalid"] for one in rounds) >= len(rounds), "of three tickets one or two are of that task"
 
 
 @pytest.mark.usefixtures("clone")
@@ -234,23 +244,41 @@ def test_a_clone_with_another_head_is_refused_before_anything_is_played(
         learn(job("rlpd"), params)
 
 
+@pytest.mark.usefixtures("clone")
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_round_is_played_by_the_policy_before_the_updates_that_it_may_overlap(
+    job: Callable[[str], Job], params: config.Params, staleness: int
+) -> None:
+    learn(job("rlpd"), params, staleness=staleness)
+    rounds = len(history()["iterations"])
+    played = [episode.policy_versions[0] for episode in EpisodeStore(job("rlpd").state / "episodes")]
+    expected = [max(0, number - staleness) for number in range(rounds) for _ in range(SMALL["episodes_at_once"])]
+    assert played == expected
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("clone")
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_actors_in_processes_of_their_own_give_the_same_weights_as_one_process(
-    job: Callable[[str], Job], params: config.Params
+    job: Callable[[str], Job], params: config.Params, staleness: int
 ) -> None:
     """Also if an actor is killed meanwhile, and if the learner is."""
-    expected = learn(replace(job("rlpd"), state=job("rlpd").state / "whole"), params)
+    expected = learn(replace(job("rlpd"), state=job("rlpd").state / "whole"), params, staleness=staleness)
     machine = job("rlpd").machine.model_copy(update={"actors": 2})
     streamed = replace(job("rlpd"), machine=machine)
     with pytest.raises(KeyboardInterrupt):
-        learn(replace(streamed, tracker=KillingAnActor(job("rlpd").state / "stopped.jsonl", 4)), params)
+        killed = replace(streamed, tracker=KillingAnActor(job("rlpd").state / "stopped.jsonl", 4))
+        learn(killed, params, staleness=staleness)
     assert not multiprocessing.active_children()
-    resumed = learn(streamed, params)
+    resumed = learn(streamed, params, staleness=staleness)
     assert not multiprocessing.active_children()
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
     last = history()["iterations"][-1]
     assert last["inbox/stored"] >= last["replay/episodes"]
+    assert last.keys() >= EXPERIENCE_METRICS
+    assert last["queue/ordered"] + last["queue/received"] == staleness * SMALL["episodes_at_once"]
+    assert last["rollout/weight_age"] == staleness
+    assert last["stream/inserted"] > 0
 
 
 class KillingAnActor(Stopping):

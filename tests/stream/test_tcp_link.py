@@ -325,7 +325,7 @@ def test_a_frame_larger_than_allowed_is_not_taken_into_memory(
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x01"), frame(b"\x82\xa8protocol\x02\xa7secured\xc2")],
+    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x01"), frame(b"\x82\xa8protocol\x03\xa7secured\xc2")],
 )
 def test_an_actor_survives_a_learner_that_sends_invalid_frames(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nightshift import files
-from nightshift.cli import commands, data_commands, env_commands
+from nightshift.cli import actor_commands, commands, data_commands, env_commands
 from nightshift.errors import NightshiftError
 from nightshift.project import packages
 from nightshift.telemetry.console import errors
@@ -147,6 +147,15 @@ def env_show(task: Annotated[str, typer.Argument(help="the name of a task, of an
 def env_check() -> None:
     """Say whether the suite in params.yaml can run here, and how to get what is missing."""
     env_commands.check()
+
+
+@app.command()
+def actor(
+    learner: Annotated[str, typer.Option(help="HOST:PORT of the machine that trains (machine.listen there)")],
+    name: Annotated[str, typer.Option(help="unique among the actors; the name of this machine if not given")] = "",
+) -> None:
+    """Play for the stage rlpd on another machine; the variable NIGHTSHIFT_TOKEN has its token."""
+    actor_commands.join(learner, name)
 
 
 @app.command()

@@ -9,8 +9,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-TIMEOUT_SECONDS = 300.0
-"""An actor without progress for this long hangs. Building and compiling a simulator takes a tenth of it."""
 HEARTBEAT_GROUP = "heartbeat"
 """The concurrency group, of one thread, that answers while another thread of the actor works."""
 _POLL_SECONDS = 0.25

@@ -6,21 +6,24 @@ Every batch, and every slice of it for one gradient step, has the exact share of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nightshift import config
 from nightshift.data.decisions import demo_transitions, experience_transitions
 from nightshift.data.episode import Episode
+from nightshift.data.experience import ExperienceEpisode
 from nightshift.data.mixer import Mixer
 from nightshift.data.rate_limiter import RateLimiter, RateLimits
-from nightshift.data.replay import TrajectoryReplay, TransitionBatch
+from nightshift.data.replay import TrajectoryBatch, TrajectoryReplay, TransitionBatch
 from nightshift.errors import DataError
 from nightshift.policies.base import Policy
+from nightshift.telemetry import experience as names
 
 DEMOS, EXPERIENCE = "demos", "experience"
 _NO_LIMIT = 2.0**53
-"""A learner in the actor's own process holds nobody back: it has made all its updates when the actor plays on."""
+"""Whatever was ordered is taken: orders hold actors back (`data/experience.py`), and the limiter the learner."""
 
 
 class DecisionReplay:
@@ -28,7 +31,8 @@ class DecisionReplay:
         self._policy = policy
         self._settings = settings
         self._demos = TrajectoryReplay(seed=seed)
-        self._experience = TrajectoryReplay(seed=seed + 1, sample_window_size=settings.window)
+        self._experience = TrajectoryReplay(seed=seed + 1, capacity=settings.window)
+        self._episodes = 0
         usable = [episode for episode in demos if episode.length > 1]
         if not usable and settings.demo_share:
             raise DataError("there is no demo to learn from", "set rlpd.demo_share: 0.0, or add demos")
@@ -50,24 +54,31 @@ class DecisionReplay:
 
     @property
     def episodes(self) -> int:
-        """Of experience, so far."""
-        return self._experience.size
+        """Of experience, so far; with a window only the newest of them are held."""
+        return self._episodes
 
     @property
     def decisions(self) -> int:
         """Of experience, so far."""
-        return self._experience.total_samples
+        return self._limiter.state_dict()["inserts"]
 
     @property
     def demo_transitions(self) -> int:
         return self._demos.total_samples
 
-    def add(self, episode: Episode) -> int:
+    def add(self, episode: ExperienceEpisode) -> int:
         """Learn from this episode, too; its number of decisions."""
-        decisions = episode.length - 1
-        self._limiter.wait_for_insert(decisions)
-        self._experience.add_trajectories([experience_transitions(episode, self.episodes, self._policy)])
-        return decisions
+        self._limiter.wait_for_insert(episode.transitions)
+        self._insert([episode])
+        return episode.transitions
+
+    def _insert(self, episodes: Iterable[ExperienceEpisode]) -> None:
+        """Episodes stay in their files, which are mapped while they are sampled; those beyond the window are let go."""
+        files = [
+            _ExperienceFile(episode, number, self._policy) for number, episode in enumerate(episodes, self._episodes)
+        ]
+        self._episodes += len(files)
+        self._experience.add_files(files[-self._settings.window :])
 
     @property
     def is_update_due(self) -> bool:
@@ -84,8 +95,13 @@ class DecisionReplay:
         return self._demo_source.sample(self._settings.batch_size * self._settings.utd_ratio)
 
     def metrics(self) -> dict[str, float]:
-        counts = {"replay/decisions": float(self.decisions), "replay/episodes": float(self.episodes)}
-        return {**counts, **self._limiter.metrics()}
+        counted = self._limiter.state_dict()
+        return {
+            names.DECISIONS: float(self.decisions),
+            names.EPISODES: float(self.episodes),
+            names.UTD_RATIO: counted["samples"] / max(counted["inserts"], 1),
+            **self._limiter.metrics(),
+        }
 
     def state(self) -> dict[str, Any]:
         """JSON of everything but the episodes."""
@@ -97,16 +113,31 @@ class DecisionReplay:
             "limiter": self._limiter.state_dict(),
         }
 
-    def restore(self, state: Mapping[str, Any], episodes: Iterable[Episode]) -> None:
+    def restore(self, state: Mapping[str, Any], episodes: Sequence[ExperienceEpisode]) -> None:
         """Continue with what `state` returned, and the episodes that had been added by then, in that order."""
-        for number, episode in enumerate(episodes):
-            self._experience.add_trajectories([experience_transitions(episode, number, self._policy)])
-        if self.episodes != state["episodes"]:
+        if len(episodes) != state["episodes"]:
             raise DataError(
-                f"{self.episodes} episodes of experience are there, and the checkpoint counts {state['episodes']}",
+                f"{len(episodes)} episodes of experience are there, and the checkpoint counts {state['episodes']}",
                 "remove the folder of checkpoints and run again",
             )
+        self._insert(episodes)
         self._demos.random_state = bytes.fromhex(state["demos"])
         self._experience.random_state = bytes.fromhex(state["experience"])
         self._mixer.load_state_dict(state["mixer"])
         self._limiter.load_state_dict(state["limiter"])
+
+
+@dataclass(frozen=True, slots=True)
+class _ExperienceFile:
+    """An episode of experience, for the replay buffer."""
+
+    episode: ExperienceEpisode
+    number: int
+    policy: Policy
+
+    @property
+    def num_samples(self) -> int:
+        return self.episode.transitions
+
+    def read(self, *, verify: bool) -> TrajectoryBatch:
+        return experience_transitions(self.episode.load(verify=verify), self.number, self.policy)

@@ -19,6 +19,9 @@ from nightshift.errors import DataError
 from nightshift.policies.base import Policy, observation_dtype
 from nightshift.types import INSTRUCTION, Array, Provenance, Trajectory
 
+CONTROL_STEPS = "control_steps"
+"""In the metadata of an episode of decisions: how many steps of the simulator it has."""
+
 
 def decision_episode(trajectory: Trajectory, provenance: Provenance, discount: float) -> Episode:
     """An episode whose K steps are the decisions of a policy, with the chunk of each as one flat action [C · A].
@@ -44,7 +47,7 @@ def decision_episode(trajectory: Trajectory, provenance: Provenance, discount: f
         truncated=not terminated,
         success=trajectory.success,
         provenance=provenance,
-        metadata={"chunk": chunk},
+        metadata={"chunk": chunk, CONTROL_STEPS: trajectory.length},
     )
 
 

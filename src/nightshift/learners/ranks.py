@@ -31,8 +31,9 @@ from nightshift.algorithms import strategy
 from nightshift.algorithms.estimators import Groups
 from nightshift.cluster import version_check
 from nightshift.cluster.connection import start_ray
-from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS, Heartbeat
+from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, Heartbeat
 from nightshift.cluster.object_store import ObjectStoreWeights
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.errors import DeviceError, NightshiftError, RolloutError
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.learners.data_parallel import DataParallel

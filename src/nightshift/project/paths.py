@@ -37,6 +37,7 @@ RECEIPT = Path("reports/registration.json")
 MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"
 MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"
 PREFECT_HOME = STATE / "prefect"
+ACTOR_SPOOLS = STATE / "actor"  # episodes for learners on other machines
 LIBERO_CONFIG = STATE / "libero"
 PICTURES = STATE / "pictures"
 METRICS = STATE / "metrics"

@@ -1,46 +1,26 @@
-"""Experience for off-policy learning: episodes from training states, each by the newest policy.
+"""Experience that is played with the pool of this process.
 
-Episodes have tickets: 0, 1, 2, … What an episode is played from depends on its ticket and the seed alone, so it does
-not matter which process plays it.
+What an episode is played from depends on its ticket and the seed alone, so it does not matter which process plays it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
+from nightshift.data import episode as episodes
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
-from nightshift.data.experience import SOURCE, check_source, first_valid
-from nightshift.policies.snapshot import PolicySnapshot
+from nightshift.data.experience import Experience, Order
 from nightshift.rollouts.base import Pool
 from nightshift.types import Controller, RolloutRequest, Task, Trajectory
 
 _SEED_DOMAIN = 2
 """Separates this random order of states from those of demos and of groups."""
-
-
-class Experience(Protocol):
-    """Where episodes come from."""
-
-    def play(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
-        """The next episodes, on disk; `controller` is "sample" or "random"."""
-        ...
-
-    def played(self) -> Iterator[Episode]:
-        """All episodes so far, in order."""
-        ...
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """JSON from which `restore` continues, with the episodes that were on disk then."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-    def metrics(self) -> dict[str, float]: ...
 
 
 class Tickets:
@@ -63,17 +43,32 @@ class Tickets:
         )
 
 
-def play_tickets(
-    pool: Pool, tickets: Tickets, numbers: Sequence[int], policy: PolicySnapshot, controller: Controller
-) -> list[Trajectory]:
-    """In the order of `numbers`; some may be invalid."""
-    requests = [tickets.request(number, controller) for number in numbers]
-    results = {index: trajectory for index, (trajectory,) in pool.run(requests, policy)}
-    return [results[index] for index in range(len(requests))]
+def play_tickets(pool: Pool, tickets: Tickets, chosen: Sequence[int], order: Order) -> Iterator[tuple[int, Trajectory]]:
+    """Some tickets of an order with their episodes as they finish, in any order; some may be invalid."""
+    requests = [tickets.request(ticket, order.controller) for ticket in chosen]
+    for index, (trajectory,) in pool.run(requests, order.policy) if requests else ():
+        yield chosen[index], trajectory
 
 
-class LocalExperience:
-    """Plays with a pool of this process."""
+@dataclass(frozen=True)
+class LocalEpisode:
+    """An episode of a store."""
+
+    path: Path
+
+    @cached_property
+    def transitions(self) -> int:
+        return self.load().length - 1
+
+    def load(self, *, verify: bool = True) -> Episode:
+        """`verify` has no effect: the file has no checksum."""
+        return episodes.load(self.path)
+
+
+class LocalExperience(Experience):
+    """Plays a round when it is collected: the same episodes as those of actors, without the overlap."""
+
+    source = "machine.actors: 0"
 
     def __init__(
         self,
@@ -83,47 +78,31 @@ class LocalExperience:
         to_episode: Callable[[Trajectory], Episode],
         *,
         at_once: int,
+        staleness: int,
     ) -> None:
-        """`at_once` episodes per call of `play`."""
+        super().__init__(at_once=at_once, staleness=staleness)
         self._pool = pool
         self._tickets = tickets
         self._store = store
         self._to_episode = to_episode
-        self._at_once = at_once
-        self._requested = 0
 
-    def play(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
-        """Those that the simulator failed in are left out."""
-        return first_valid(lambda: self._round(policy, controller))
+    def _announce(self) -> None:
+        """Nothing is played before it is collected."""
 
-    def _round(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
+    def _collect(self, order: Order) -> list[LocalEpisode]:
         """A run that was killed after its checkpoint has stored some of these episodes before."""
-        numbers = range(self._requested, self._requested + self._at_once)
-        missing = [number for number in numbers if _key(number) not in self._store]
-        played = play_tickets(self._pool, self._tickets, missing, policy, controller) if missing else []
-        for number, trajectory in zip(missing, played, strict=True):
+        missing = [ticket for ticket in order.tickets if _key(ticket) not in self._store]
+        for ticket, trajectory in play_tickets(self._pool, self._tickets, missing, order):
             if trajectory.valid:
-                self._store.put(_key(number), self._to_episode(trajectory))
-        self._requested = numbers.stop
-        return [self._store.get(_key(number)) for number in numbers if _key(number) in self._store]
+                self._store.put(_key(ticket), self._to_episode(trajectory))
+        return [LocalEpisode(self._store.path(_key(t))) for t in order.tickets if _key(t) in self._store]
 
-    def played(self) -> Iterator[Episode]:
-        return (self._store.get(key) for key in self._store.keys() if int(key) < self._requested)  # noqa: SIM118
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {"requested": self._requested, SOURCE: "machine.actors: 0"}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        check_source(state, self.state)
-        self._requested = state["requested"]
-
-    def metrics(self) -> dict[str, float]:
-        return {}
+    def _stored(self, tickets: range) -> list[LocalEpisode]:
+        return [LocalEpisode(self._store.path(key)) for key in self._store.keys() if int(key) < tickets.stop]  # noqa: SIM118
 
 
-def _key(number: int) -> str:
-    return f"{number:08d}"
+def _key(ticket: int) -> str:
+    return f"{ticket:08d}"
 
 
 def _shuffled(task: Task, states: Sequence[int], seed: int) -> list[int]:

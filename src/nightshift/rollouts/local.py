@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from nightshift import config, envs
@@ -16,9 +16,15 @@ from nightshift.types import RolloutRequest, Trajectory
 
 class LocalPool:
     def __init__(
-        self, env: config.Env, settings: EngineSettings = ONE_AT_A_TIME, *, make_fleet: MakeFleet = envs.make_fleet
+        self,
+        env: config.Env,
+        settings: EngineSettings = ONE_AT_A_TIME,
+        *,
+        make_fleet: MakeFleet = envs.make_fleet,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self._engine = Engine(env, settings, make_fleet)
+        """`on_step`: as of `Engine`."""
+        self._engine = Engine(env, settings, make_fleet, on_step)
         # A GL context belongs to one thread, and a stage may call `run` from several (rollouts/playing.py).
         self._thread = ThreadPoolExecutor(1)
 

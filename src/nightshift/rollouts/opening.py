@@ -13,15 +13,19 @@ from nightshift.rollouts.local import LocalPool
 
 def open_pool(machine: config.Machine, env: config.Env, device: torch.device) -> Pool:
     """`device`: what machine.device resolves to (policies/device.py)."""
-    settings = EngineSettings(
-        device=device,
-        threads=machine.threads,
-        requests_at_once=machine.requests_at_once,
-        reserved_gpus=machine.ranks if machine.ranks > 1 else 0,
-    )
+    settings = engine_settings(machine, device)
     if not machine.workers:
         return LocalPool(env, settings)
     packages.require("ray", f"machine.workers is {machine.workers}", "set machine.workers: 0 in params.yaml")
     from nightshift.rollouts.pool import RayPool
 
     return RayPool(machine.workers, env, settings)
+
+
+def engine_settings(machine: config.Machine, device: torch.device) -> EngineSettings:
+    return EngineSettings(
+        device=device,
+        threads=machine.threads,
+        requests_at_once=machine.requests_at_once,
+        reserved_gpus=machine.ranks if machine.ranks > 1 else 0,
+    )

@@ -34,8 +34,9 @@ from nightshift import config, envs
 from nightshift.cluster import version_check
 from nightshift.cluster.capacity import Capacity
 from nightshift.cluster.connection import start_ray
-from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, TIMEOUT_SECONDS
+from nightshift.cluster.heartbeat import HEARTBEAT_GROUP
 from nightshift.cluster.object_store import ObjectStoreWeights
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.errors import DeviceError, NightshiftError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet

@@ -8,7 +8,8 @@ from collections import Counter, deque
 from collections.abc import Collection
 from typing import Any
 
-from nightshift.cluster.heartbeat import TIMEOUT_SECONDS, Heartbeat
+from nightshift.cluster.heartbeat import Heartbeat
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 
 Bundle = tuple[int, ...]
 """The numbers of requests that one worker is given at once."""

@@ -5,182 +5,182 @@ Actors share the episodes that the learner orders (`stream/experience.py`), so b
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-
-import torch
+from dataclasses import replace
 
 from nightshift import config, envs
-from nightshift.data.decisions import decision_episode, lost_episode
-from nightshift.data.episode import Episode
+from nightshift.cluster import version_check
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.episode_store import EpisodeStore
-from nightshift.envs.splits import split_training_states
-from nightshift.errors import RolloutError
+from nightshift.data.experience import Experience
+from nightshift.errors import ConfigError, NightshiftError, RolloutError
 from nightshift.pipeline.job import Job
-from nightshift.policies.snapshot import PolicySnapshot, restore
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
-from nightshift.rollouts.experience import Experience, LocalExperience, Tickets, play_tickets
-from nightshift.rollouts.opening import open_pool
-from nightshift.stream.experience import Order, StreamedExperience, with_ticket
-from nightshift.stream.link import LearnerEndpoint, Link
-from nightshift.stream.sender import Sender
+from nightshift.rollouts.experience import LocalExperience
+from nightshift.rollouts.retries import MAX_ATTEMPTS, MAX_INVALID, MAX_INVALID_SHARE
+from nightshift.stages._actor import (
+    TOKEN_VARIABLE,
+    ActorSpec,
+    JobDescription,
+    Recorder,
+    TicketsInPlay,
+    make_tickets,
+    run_actor,
+)
+from nightshift.stream.experience import StreamedExperience
+from nightshift.stream.link import LearnerEndpoint
 from nightshift.stream.server import Server
-from nightshift.stream.spool import Spool
-from nightshift.stream.tcp_link import TcpLink
-from nightshift.types import Provenance, Task, Trajectory
 
-_POLL_SECONDS = 0.02
+_LOOPBACK = "127.0.0.1"
+_EVERYWHERE = ("0.0.0.0", "::")
 _GOODBYE_SECONDS = 10.0
 _RESTARTS = 3
-"""Of each actor; after that the stage ends."""
+"""Of an actor between two episodes that arrive; after that the stage ends."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Recorder:
-    """Makes episodes of what was played: the same in every process."""
-
-    tasks: Sequence[Task]
-    discount: float
-    commit: str
-
-    def __call__(self, trajectory: Trajectory) -> Episode:
-        return decision_episode(trajectory, self.provenance(trajectory), self.discount)
-
-    def provenance(self, trajectory: Trajectory) -> Provenance:
-        request = trajectory.request
-        (task,) = (task for task in self.tasks if task.name == request.task)
-        return Provenance(
-            source="policy",
-            suite=task.suite,
-            task=task.name,
-            language=task.language,
-            split=request.split,
-            init_state=request.init_state,
-            seed=request.seed,
-            versions=envs.versions(task.suite),
-            commit=self.commit,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorSpec:
-    """What an actor's process is started with."""
-
-    index: int
-    count: int
-    """Of actors: each plays the tickets that are its index modulo their number."""
-    run: str
-    folder: Path
-    """Of its spool."""
-    port: int
-    seed: int
-    env: config.Env
-    states: config.States
-    machine: config.Machine
-    discount: float
-    commit: str
-
-
-def run_actor(spec: ActorSpec) -> None:
-    """The main function of an actor's process; it ends when learning is over, or with the learner."""
-    torch.set_num_threads(1)
-    machine = spec.machine.model_copy(update={"workers": 0})
-    pool = open_pool(machine, spec.env, torch.device("cpu"))
-    link = TcpLink("127.0.0.1", spec.port)
-    threading.Thread(target=_end_with_learner, daemon=True).start()
-    act(spec, pool, link)
-
-
-def _end_with_learner() -> None:
-    """Also in the middle of an order: the actors of a learner that resumes need the spools."""
-    learner = multiprocessing.parent_process()
-    assert learner is not None
-    learner.join()
-    os._exit(1)
-
-
-def act(spec: ActorSpec, pool: Pool, link: Link) -> None:
-    """Play what is ordered over the link until learning is over."""
-    tasks = envs.tasks(spec.env)
-    tickets = _tickets(tasks, spec.states, spec.seed)
-    recorder = Recorder(tasks=tasks, discount=spec.discount, commit=spec.commit)
-    spool = Spool(spec.folder, run=spec.run, actor=f"actor-{spec.index}")
-    sender = Sender(spool, link, poll_interval=_POLL_SECONDS)
-    try:
-        for order in _orders(sender):
-            assert order.policy is not None
-            own = [ticket for ticket in order.tickets if ticket % spec.count == spec.index]
-            played = play_tickets(pool, tickets, own, order.policy, order.controller) if own else []
-            for ticket, trajectory in zip(own, played, strict=True):
-                episode = recorder(trajectory) if trajectory.valid else _lost(order.policy, recorder, trajectory)
-                spool.put(with_ticket(episode, ticket, lost=not trajectory.valid))
-    finally:
-        sender.close()
-        spool.close()
-        pool.close()
-
-
-def _lost(policy: PolicySnapshot, recorder: Recorder, trajectory: Trajectory) -> Episode:
-    return lost_episode(restore(policy, torch.device("cpu")), recorder.provenance(trajectory))
-
-
-def _orders(sender: Sender) -> Iterator[Order]:
-    """Each order once, until the one that ends."""
-    seen = None
-    while True:
-        weights = sender.latest_weights
-        if weights is None or weights.version == seen:
-            time.sleep(_POLL_SECONDS)
-            continue
-        seen = weights.version
-        order = Order.from_weights(weights)
-        if order.policy is None:
-            return
-        yield order
+_log = logging.getLogger(__name__)
 
 
 class Actors:
-    """The processes that the stage starts, and starts again if they die."""
+    """The processes that the stage starts, and starts again if they end.
 
-    def __init__(self, specs: Sequence[ActorSpec]) -> None:
-        self._context = multiprocessing.get_context("spawn")
-        self._specs = specs
-        self._left = [_RESTARTS] * len(specs)
-        self._processes = [self._start(spec) for spec in specs]
+    A ticket that is played alone and ends its actor, or makes it hang, MAX_ATTEMPTS times is given up, as on Ray
+    (`rollouts/retries.py`). Every other end of an actor counts against its restarts, which every episode that arrives
+    refills.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ActorSpec],
+        *,
+        most_in_play: int,
+        arrived: Callable[[], int],
+        main: Callable[..., None] = run_actor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`most_in_play` tickets at a time per actor; `arrived` episodes so far; `main` of every process."""
+        self._arrived = arrived
+        self._last_arrived = arrived()
+        self._deaths: Counter[int] = Counter()  # of actors by the ticket that they were playing
+        self._alone: set[int] = set()  # tickets that were in play when an actor ended
+        self._actors = [_Actor(spec, most_in_play, main, clock) for spec in specs]
 
     def check(self) -> None:
-        for index, process in enumerate(self._processes):
-            if process.is_alive():
-                continue
-            if not self._left[index]:
-                raise RolloutError(
-                    f"actor {index} ended {_RESTARTS + 1} times, the last time with exit code {process.exitcode}",
-                    "see its error above; run again: it resumes",
-                )
-            self._left[index] -= 1
-            self._processes[index] = self._start(self._specs[index])
+        """End those that hang, and start those again that have ended; an error if that does not help."""
+        for actor in self._actors:
+            if actor.is_alive and actor.seconds_without_step() > TIMEOUT_SECONDS:
+                _log.warning("%s has made no step for %.0f s", actor.spec.name, TIMEOUT_SECONDS)
+                actor.kill()
+            if not actor.is_alive:
+                self._restart(actor)
 
     def join(self) -> None:
-        for process in self._processes:
-            process.join(_GOODBYE_SECONDS)
+        deadline = time.monotonic() + _GOODBYE_SECONDS
+        for actor in self._actors:
+            actor.process.join(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
         """An actor that is killed loses nothing: its episodes are on disk, and the rest is played again."""
-        for process in self._processes:
-            process.kill()
-            process.join()
+        for actor in self._actors:
+            actor.kill()
 
-    def _start(self, spec: ActorSpec) -> multiprocessing.process.BaseProcess:
-        process = self._context.Process(target=run_actor, args=(spec,), daemon=True)
-        process.start()
-        return process
+    def _restart(self, ended: _Actor) -> None:
+        if self._arrived() > self._last_arrived:
+            self._last_arrived = self._arrived()
+            for actor in self._actors:
+                actor.refill()
+        error, tickets = ended.error(), ended.in_play.get()
+        if error is None and len(tickets) == 1:
+            self._blame(tickets[0])
+        else:
+            ended.spend_restart(error)
+        reason = error.what if error else f"exit code {ended.process.exitcode}"
+        _log.warning("%s ended (%s) and is started again", ended.spec.name, reason)
+        given_up = frozenset(ticket for ticket, deaths in self._deaths.items() if deaths >= MAX_ATTEMPTS)
+        self._alone |= set(tickets)
+        ended.start(replace(ended.spec, alone=frozenset(self._alone), given_up=given_up))
+
+    def _blame(self, ticket: int) -> None:
+        self._deaths[ticket] += 1
+        given_up = sum(deaths >= MAX_ATTEMPTS for deaths in self._deaths.values())
+        if given_up > max(MAX_INVALID, MAX_INVALID_SHARE * self._arrived()):
+            raise RolloutError(
+                f"the simulator ended its process on {given_up} init states, {MAX_ATTEMPTS} times each",
+                "set machine.actors and machine.workers to 0 in params.yaml to see its output",
+            )
+
+
+class _Actor:
+    """One actor's process, and those that took its place."""
+
+    def __init__(
+        self, spec: ActorSpec, most_in_play: int, main: Callable[..., None], clock: Callable[[], float]
+    ) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._main = main
+        self._clock = clock
+        self._last_seen: object = None
+        self._since = clock()
+        self.in_play = TicketsInPlay(self._context, most_in_play)
+        self.refill()
+        self.start(spec)
+
+    def start(self, spec: ActorSpec) -> None:
+        self.spec = spec
+        self.in_play.set([])
+        self._failed, failed = self._context.Pipe(duplex=False)
+        self.process = self._context.Process(target=self._main, args=(spec, self.in_play, failed), daemon=True)
+        self.process.start()
+        failed.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def seconds_without_step(self) -> float:
+        """How long the tickets in play and the number of steps have been what they are; 0 if nothing is in play."""
+        tickets = self.in_play.get()
+        seen = (tickets, self.in_play.steps)
+        if not tickets or seen != self._last_seen:
+            self._last_seen, self._since = seen, self._clock()
+        return self._clock() - self._since
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
+
+    def error(self) -> NightshiftError | None:
+        """What the process that has ended said; None if it was killed."""
+        try:
+            found = self._failed.recv()
+        except (EOFError, OSError):
+            return None
+        finally:
+            self._failed.close()
+        assert isinstance(found, NightshiftError)
+        return found
+
+    def refill(self) -> None:
+        self._restarts = _RESTARTS
+        self._last_error = ""
+
+    def spend_restart(self, error: NightshiftError | None) -> None:
+        """Raise if the process ended with the same error twice, or too often."""
+        if error is not None and (not self._restarts or str(error) == self._last_error):
+            raise error
+        if not self._restarts:
+            raise RolloutError(
+                f"{self.spec.name} ended {_RESTARTS + 1} times, the last time with exit code {self.process.exitcode}",
+                "see its error above; run again: it resumes",
+            )
+        self._restarts -= 1
+        self._last_error = str(error) if error else ""
 
 
 @contextmanager
@@ -194,10 +194,11 @@ def open_experience(
     tasks = envs.tasks(env)
     yield LocalExperience(
         pool,
-        _tickets(tasks, states, seed),
+        make_tickets(tasks, states, seed),
         EpisodeStore(job.state / "episodes"),
         Recorder(tasks=tasks, discount=rlpd.discount, commit=job.commit),
         at_once=rlpd.episodes_at_once,
+        staleness=rlpd.staleness,
     )
 
 
@@ -207,32 +208,57 @@ def _streamed(
 ) -> Iterator[StreamedExperience]:
     """Start the actors; stop them when learning is over."""
     run = paths.short(job.fingerprint)
-    with LearnerEndpoint.open(job.state, run=run) as endpoint, Server(endpoint) as server:
+    token = os.environ.get(TOKEN_VARIABLE)
+    listen = _address(job.machine.listen, token)
+    described = JobDescription(
+        run=run,
+        seed=seed,
+        env=env,
+        states=states,
+        discount=rlpd.discount,
+        commit=job.commit,
+        versions=version_check.versions(env.suite),
+        at_once=rlpd.episodes_at_once,
+    )
+    with (
+        LearnerEndpoint.open(job.state, run=run) as endpoint,
+        Server(endpoint, host=listen[0], port=listen[1], token=token) as server,
+    ):
+        host = _LOOPBACK if listen[0] in _EVERYWHERE else listen[0]
         specs = [
-            ActorSpec(
-                index=index,
-                count=job.machine.actors,
-                run=run,
+            described.actor(
+                f"actor-{index}",
                 folder=job.state / "actors" / str(index),
-                port=server.port,
-                seed=seed,
-                env=env,
-                states=states,
+                learner=(host, server.port),
+                token=token,
                 machine=job.machine,
-                discount=rlpd.discount,
-                commit=job.commit,
             )
             for index in range(job.machine.actors)
         ]
-        actors = Actors(specs)
+        actors = Actors(specs, most_in_play=rlpd.episodes_at_once, arrived=lambda: len(endpoint.inbox))
         try:
-            experience = StreamedExperience(endpoint, at_once=rlpd.episodes_at_once, check_actors=actors.check)
+            experience = StreamedExperience(
+                endpoint,
+                at_once=rlpd.episodes_at_once,
+                staleness=rlpd.staleness,
+                job=described.to_json(),
+                check_actors=actors.check,
+            )
             yield experience
-            experience.end()
+            experience.end(_GOODBYE_SECONDS)
             actors.join()
         finally:
             actors.kill()
 
 
-def _tickets(tasks: Sequence[Task], states: config.States, seed: int) -> Tickets:
-    return Tickets({task: split_training_states(task, states).train for task in tasks}, seed=seed)
+def _address(listen: str, token: str | None) -> tuple[str, int]:
+    """Host and port; by default a free port on loopback."""
+    if not listen:
+        return _LOOPBACK, 0
+    if token is None:
+        raise ConfigError(
+            f"machine.listen is {listen}, and other machines need a token to connect",
+            f'export {TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex())"), here and there',
+        )
+    host, _, port = listen.rpartition(":")
+    return host, int(port)

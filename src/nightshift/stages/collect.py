@@ -17,19 +17,20 @@ from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
+from nightshift.rollouts.provenance import provenance
 from nightshift.telemetry import progress
-from nightshift.types import Provenance, RolloutRequest, Task, Trajectory
+from nightshift.types import RolloutRequest, Task
 
 Result = Literal["solved", "failed", "invalid"]
 """Invalid: the simulator failed, not the expert. The attempt is spent all the same, and another state is tried."""
 
 
 def run(job: Job, *, seed: int, env: config.Env, states: config.States, collect: config.Collect) -> None:
-    tasks = {task.name: task for task in envs.tasks(env)}
-    available = {name: split_training_states(task, states).train for name, task in tasks.items()}
+    tasks = envs.tasks(env)
+    available = {task.name: split_training_states(task, states).train for task in tasks}
     _check_enough_states(available, collect)
-    candidates = {name: _candidates(task, available[name], seed, collect) for name, task in tasks.items()}
-    missing = dict.fromkeys(tasks, collect.demos_per_task)
+    candidates = {task.name: _candidates(task, available[task.name], seed, collect) for task in tasks}
+    missing = dict.fromkeys(available, collect.demos_per_task)
     invalid: Counter[str] = Counter()
     kept: list[str] = []
     space = envs.suite(env.suite).action_space
@@ -95,7 +96,7 @@ def _spent(invalid: int) -> str:
 
 
 def _play(
-    job: Job, env: config.Env, tasks: Mapping[str, Task], requests: Sequence[RolloutRequest], drafts: EpisodeStore
+    job: Job, env: config.Env, tasks: Sequence[Task], requests: Sequence[RolloutRequest], drafts: EpisodeStore
 ) -> Iterator[tuple[RolloutRequest, Result]]:
     """Each request and how it went. A success is on disk before it counts, so a killed run keeps it."""
     done = [request for request in requests if _key(request) in drafts]
@@ -106,26 +107,10 @@ def _play(
             yield todo[index], "invalid"
             continue
         if trajectory.success:
-            demo = episode.from_trajectory(trajectory, _provenance(job, tasks[trajectory.request.task], trajectory))
+            demo = episode.from_trajectory(trajectory, provenance(trajectory.request, tasks, job.commit))
             drafts.put(_key(todo[index]), demo)
         yield todo[index], "solved" if trajectory.success else "failed"
 
 
 def _key(request: RolloutRequest) -> str:
     return f"{request.task}-{request.init_state:04d}"
-
-
-def _provenance(job: Job, task: Task, trajectory: Trajectory) -> Provenance:
-    request = trajectory.request
-    return Provenance(
-        source=request.controller,
-        suite=task.suite,
-        task=task.name,
-        language=task.language,
-        split=request.split,
-        init_state=request.init_state,
-        seed=request.seed,
-        versions=envs.versions(task.suite),
-        commit=job.commit,
-        disturbance=request.disturbance,
-    )

@@ -13,6 +13,8 @@ from nightshift.algorithms.rlpd.learner import Metrics, RlpdLearner
 from nightshift.algorithms.rlpd.transitions import Transitions, from_replay
 from nightshift.data import dataset_store
 from nightshift.data.decision_replay import DecisionReplay
+from nightshift.data.decisions import CONTROL_STEPS
+from nightshift.data.experience import Experience, without_ordered
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
@@ -23,12 +25,14 @@ from nightshift.policies.base import Policy
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
-from nightshift.rollouts.experience import Experience
 from nightshift.rollouts.validation import Selection, Validator, check_validation_states, without_best
 from nightshift.stages._experience import open_experience
+from nightshift.telemetry import experience as names
 from nightshift.telemetry import gpu, progress
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import Controller
+
+_PLAY, _UPDATE = "time/play", "time/update"
 
 
 def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: config.Rlpd) -> None:
@@ -125,18 +129,25 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
     """Play some episodes, and make the updates that their decisions allow."""
     watch, replay = Stopwatch(), training.replay
     controller: Controller = "random" if replay.decisions < rlpd.random_steps else "sample"
-    with watch.timing("time/play"):
-        episodes = training.experience.play(training.policy(), controller)
-    success = sum(episode.success for episode in episodes) / len(episodes)
-    for episode in episodes:
+    with watch.timing(_PLAY):
+        played = training.experience.play(training.policy(), controller)
+    loaded = [episode.load() for episode in played.episodes]
+    success = sum(episode.success for episode in loaded) / len(loaded)
+    for episode in played.episodes:
         for _ in range(replay.add(episode)):
             advance(f"success {success:.0%}")
-    with watch.timing("time/update"):
-        learned = _mean([training.learner.update(batch) for batch in _batches(replay)])
+    with watch.timing(_UPDATE):
+        updates = [training.learner.update(batch) for batch in _batches(replay)]
+    control_steps = sum(episode.metadata[CONTROL_STEPS] for episode in loaded)
     return {
-        "rollout/success": success,
-        "rollout/length": sum(episode.length - 1 for episode in episodes) / len(episodes),
-        **learned,
+        names.SUCCESS: success,
+        names.LENGTH: sum(episode.transitions for episode in played.episodes) / len(loaded),
+        names.INVALID: float(played.invalid),
+        names.WEIGHT_AGE: float(played.weight_age),
+        names.WEIGHT_AGE_SECONDS: played.weight_age_seconds,
+        names.ENV_STEPS_PER_SECOND: control_steps / (watch.seconds[_PLAY] + watch.seconds[_UPDATE]),
+        names.GRADIENT_STEPS_PER_SECOND: len(updates) * rlpd.utd_ratio / watch.seconds[_UPDATE],
+        **_mean(updates),
         **replay.metrics(),
         **training.experience.metrics(),
         **watch.seconds,
@@ -182,7 +193,7 @@ def _save(job: Job, training: _Training) -> None:
         "experience": training.experience.state,
         "replay": training.replay.state(),
     }
-    tensors = {**training.learner.state(), **training.selection.tensors}
+    tensors = {**training.learner.state(), **training.selection.tensors, **training.experience.tensors}
     checkpoint.save(job.state, Checkpoint(step=len(training.history), tensors=tensors, state=state))
 
 
@@ -191,9 +202,9 @@ def _resume(job: Job, training: _Training) -> bool:
     newest = checkpoint.newest(job.state)
     if newest is None:
         return False
-    training.learner.restore(without_best(newest.tensors))
+    training.learner.restore(without_best(without_ordered(newest.tensors)))
     training.selection.restore(newest.tensors, newest.state["selection"])
-    training.experience.restore(newest.state["experience"])
-    training.replay.restore(newest.state["replay"], training.experience.played())
+    training.experience.restore(newest.state["experience"], newest.tensors)
+    training.replay.restore(newest.state["replay"], training.experience.episodes())
     training.history = list(newest.state["history"])
     return True

@@ -1,137 +1,224 @@
 """Experience from actors in other processes: the learner orders episodes together with the weights that play them.
 
-An order is a range of tickets. Actors share its tickets among themselves, play them, and send each episode with its
-ticket. The learner waits for all of them and takes each ticket once, so an actor that was killed and plays an order
-again changes nothing, and neither does the number of actors: learning is the same as with one process.
+An order has tickets. Each is assigned to one of the actors that are there (`roster`), which plays it and sends the
+episode with its ticket. A ticket of an actor that has gone is assigned to another. The learner waits for all tickets
+and takes each once, so an actor that was killed and plays an order again changes nothing, and neither does the number
+of actors: learning is the same as with one process.
+
+All orders that are open are published together, so an actor that is slow or was restarted misses none. Actors play
+nothing that was not ordered: a learner that stands still holds them back after `staleness` rounds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from nightshift.data.episode import Episode
-from nightshift.data.experience import SOURCE, check_source, first_valid
+from nightshift.data.experience import Experience, Order
 from nightshift.data.tensors import Column
 from nightshift.errors import StreamError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.stream.inbox import Inbox, StoredEpisode
 from nightshift.stream.link import LearnerEndpoint
+from nightshift.stream.spool import SPOOLED
 from nightshift.stream.weights import Weights
-from nightshift.types import Controller
+from nightshift.telemetry import experience as names
 
-_ORDER = "order"
-"""The array among the weights that has the order as JSON."""
-_TICKET, _LOST = "ticket", "lost"
+_ORDERS = "orders"
+"""The array among the weights that has the orders as JSON."""
+_TICKET, _LOST, _COUNTERS = "ticket", "lost", "counters"
 """In the metadata of an episode."""
 _CHECK_SECONDS = 1.0
+_Received = tuple[StoredEpisode, bool]
+"""An episode, and whether the simulator failed in it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """Episodes to play, and the policy that plays them; none of both when learning is over."""
+def orders_to_arrays(orders: Sequence[Order], assigned: Mapping[int, str], job: Mapping[str, Any]) -> dict[str, Column]:
+    """Open orders as the weights that a learner publishes; none of them tells actors that learning is over.
 
-    tickets: range
-    controller: Controller
-    policy: PolicySnapshot | None
-
-    def to_arrays(self) -> dict[str, Column]:
-        """As the weights that a learner publishes."""
-        policy = self.policy
-        content: dict[str, Any] = {"tickets": [self.tickets.start, self.tickets.stop], "controller": self.controller}
-        if policy is not None:
-            dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in policy.dtypes.items()}
-            content |= {"spec": dict(policy.spec), "version": policy.version, "dtypes": dtypes}
-        weights = {f"weights.{name}": values for name, values in (policy.weights if policy else {}).items()}
-        return {**weights, _ORDER: np.frombuffer(json.dumps(content).encode(), np.uint8)}
-
-    @classmethod
-    def from_weights(cls, weights: Weights) -> Order:
-        arrays = weights.arrays()
-        content = json.loads(arrays.pop(_ORDER).tobytes())
-        policy = None
-        if "spec" in content:
-            policy = PolicySnapshot(
-                spec=content["spec"],
-                weights={name.removeprefix("weights."): values for name, values in arrays.items()},
-                dtypes={name: getattr(torch, dtype) for name, dtype in content["dtypes"].items()},
-                version=content["version"],
-            )
-        return cls(tickets=range(*content["tickets"]), controller=content["controller"], policy=policy)
+    `assigned`: the actor of each ticket. `job`: JSON that an actor on another machine needs besides.
+    """
+    policies = {order.policy.version: order.policy for order in orders}
+    content = {
+        "job": dict(job),
+        "assigned": {str(ticket): actor for ticket, actor in assigned.items()},
+        "orders": [
+            {"tickets": list(order.tickets), "controller": order.controller, "version": order.policy.version}
+            for order in orders
+        ],
+        "policies": [_describe(policy) for policy in policies.values()],
+    }
+    weights = {
+        _weight(version, name): values for version, one in policies.items() for name, values in one.weights.items()
+    }
+    return {**weights, _ORDERS: np.frombuffer(json.dumps(content).encode(), np.uint8)}
 
 
-def with_ticket(episode: Episode, ticket: int, *, lost: bool = False) -> Episode:
-    """`lost`: the simulator failed, and the episode says so in the place of the one that was ordered."""
-    return replace(episode, metadata={**episode.metadata, _TICKET: ticket, _LOST: lost})
+def orders_from_weights(weights: Weights) -> tuple[list[Order], dict[int, str]]:
+    """The open orders, and the actor of each ticket that is assigned."""
+    arrays = weights.arrays()
+    content = _content(arrays)
+    policies = {one["version"]: _policy(one, arrays) for one in content["policies"]}
+    orders = [
+        Order(tickets=one["tickets"], controller=one["controller"], policy=policies[one["version"]])
+        for one in content["orders"]
+    ]
+    return orders, {int(ticket): actor for ticket, actor in content["assigned"].items()}
 
 
-class StreamedExperience:
-    """Example: StreamedExperience(LearnerEndpoint(inbox, publisher), at_once=8).play(policy, "sample")"""
+def job_from_weights(weights: Weights) -> dict[str, Any]:
+    job: dict[str, Any] = _content(weights.arrays())["job"]
+    return job
+
+
+def _content(arrays: Mapping[str, Column]) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(arrays[_ORDERS].tobytes())
+    return content
+
+
+def _describe(policy: PolicySnapshot) -> dict[str, Any]:
+    """Everything but the weights, as JSON."""
+    dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in policy.dtypes.items()}
+    return {"version": policy.version, "spec": dict(policy.spec), "dtypes": dtypes}
+
+
+def _policy(content: Mapping[str, Any], arrays: Mapping[str, Column]) -> PolicySnapshot:
+    prefix = _weight(content["version"], "")
+    return PolicySnapshot(
+        spec=content["spec"],
+        weights={name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)},
+        dtypes={name: getattr(torch, dtype) for name, dtype in content["dtypes"].items()},
+        version=content["version"],
+    )
+
+
+def _weight(version: int, name: str) -> str:
+    return f"{version}.{name}"
+
+
+def with_ticket(
+    episode: Episode, ticket: int, *, lost: bool = False, counters: Mapping[str, float] | None = None
+) -> Episode:
+    """`lost`: the simulator failed, and the episode says so in the place of the one that was ordered.
+
+    `counters` of the actor's spool come to the learner in this way.
+    """
+    added = {_TICKET: ticket, _LOST: lost, _COUNTERS: dict(counters or {})}
+    return replace(episode, metadata={**episode.metadata, **added})
+
+
+class StreamedExperience(Experience):
+    """Example: StreamedExperience(LearnerEndpoint(inbox, publisher), at_once=8, staleness=1).play(policy, "sample")"""
+
+    source = "machine.actors above 0"
 
     def __init__(
-        self, endpoint: LearnerEndpoint, *, at_once: int, check_actors: Callable[[], None] = lambda: None
+        self,
+        endpoint: LearnerEndpoint,
+        *,
+        at_once: int,
+        staleness: int,
+        job: Mapping[str, Any] | None = None,
+        check_actors: Callable[[], None] = lambda: None,
     ) -> None:
-        """`at_once` episodes per call of `play`; `check_actors` is called every second while they are waited for."""
+        """`job`: what an actor on another machine must know; JSON.
+
+        `check_actors` is called at least every second while episodes are waited for.
+        """
+        super().__init__(at_once=at_once, staleness=staleness)
+        self._job = job or {}
+        self._roster = endpoint.roster
+        self._assigned: dict[int, str] = {}
+        self._published: dict[int, str | None] = {}  # tickets and their actors
         self._inbox: Inbox = endpoint.inbox
         self._publisher = endpoint.publisher
-        self._at_once = at_once
         self._check_actors = check_actors
         self._position = 0
-        self._arrived: dict[int, StoredEpisode] = {}
-        self._requested = 0
+        self._by_ticket: dict[int, _Received] = {}
+        self._counters: dict[str, Mapping[str, float]] = {}  # of every actor, with its newest episode
 
-    def play(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
-        """The next episodes, in the order of their tickets; those that a simulator failed in are left out."""
-        return first_valid(lambda: self._round(policy, controller))
-
-    def _round(self, policy: PolicySnapshot, controller: Controller) -> list[Episode]:
-        tickets = range(self._requested, self._requested + self._at_once)
-        self._take_arrived()
-        if not self._has_all(tickets):
-            self._publisher.publish(Order(tickets=tickets, controller=controller, policy=policy).to_arrays())
-        while not self._has_all(tickets):
-            if not self._inbox.wait_for_episode(self._position, _CHECK_SECONDS):
-                self._check_actors()
-            self._take_arrived()
-        self._requested = tickets.stop
-        return list(self._episodes(tickets))
-
-    def played(self) -> Iterator[Episode]:
-        self._take_arrived()
-        return self._episodes(range(self._requested))
-
-    def end(self) -> None:
-        """Tell the actors that learning is over."""
-        empty = range(self._requested, self._requested)
-        self._publisher.publish(Order(tickets=empty, controller="sample", policy=None).to_arrays())
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {"requested": self._requested, SOURCE: "machine.actors above 0"}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        check_source(state, self.state)
-        self._requested = state["requested"]
+    def end(self, timeout: float = 0.0) -> None:
+        """Tell the actors that learning is over, and wait until all have heard it."""
+        version = self._publisher.publish(orders_to_arrays([], {}, self._job))
+        self._roster.wait_until_all_have(version, timeout)
 
     def metrics(self) -> dict[str, float]:
-        return {**self._inbox.metrics(), "stream/version": float(self._publisher.version)}
+        summed: Counter[str] = Counter()
+        for counters in self._counters.values():
+            summed.update(counters)
+        return {
+            **self._inbox.metrics(),
+            **{name: float(value) for name, value in summed.items() if name != SPOOLED},
+            names.ORDERED: float(sum(len(self._missing(order.tickets)) for order in self._orders)),
+            names.SPOOLED: float(summed[SPOOLED]),
+            names.RECEIVED: float(sum(ticket >= self._collected for ticket in self._by_ticket)),
+            names.PUBLISHED_VERSION: float(self._publisher.version),
+        }
 
-    def _take_arrived(self) -> None:
+    def _announce(self) -> None:
+        """Publish what is missing of the open orders, if that or the actors that are to play it have changed."""
+        self._receive()
+        missing = [replace(order, tickets=self._missing(order.tickets)) for order in self._orders]
+        tickets = [ticket for order in missing for ticket in order.tickets]
+        self._assign(tickets)
+        wanted = {ticket: self._assigned.get(ticket) for ticket in tickets}
+        if not wanted.items() <= self._published.items():
+            orders = [order for order in missing if order.tickets]
+            self._publisher.publish(orders_to_arrays(orders, self._assigned, self._job))
+            self._published = wanted
+
+    def _assign(self, tickets: Sequence[int]) -> None:
+        """Every ticket to an actor that is there: to the one that has it, else to one with the fewest tickets."""
+        present = self._roster.present()
+        kept = {ticket: self._assigned[ticket] for ticket in tickets if self._assigned.get(ticket) in present}
+        if present:
+            held = Counter(dict.fromkeys(present, 0))
+            held.update(kept.values())
+            for ticket in tickets:
+                if ticket not in kept:
+                    kept[ticket] = min(present, key=lambda actor: (held[actor], actor))
+                    held[kept[ticket]] += 1
+        self._assigned = kept
+
+    def _collect(self, order: Order) -> list[StoredEpisode]:
+        while self._missing(order.tickets):
+            self._inbox.check()
+            self._check_rejected()
+            self._check_actors()
+            self._announce()
+            self._inbox.wait_for_episode(self._position, _CHECK_SECONDS)
+            self._receive()
+        return self._stored(order.tickets)
+
+    def _stored(self, tickets: Iterable[int]) -> list[StoredEpisode]:
+        self._receive()
+        received = (self._by_ticket[ticket] for ticket in tickets)
+        return [episode for episode, is_lost in received if not is_lost]
+
+    def _missing(self, tickets: Iterable[int]) -> list[int]:
+        return [ticket for ticket in tickets if ticket not in self._by_ticket]
+
+    def _receive(self) -> None:
         for stored in self._inbox.stored_after(self._position):
-            ticket = stored.load(verify=False).metadata.get(_TICKET)
+            metadata = stored.load(verify=False).metadata
+            ticket = metadata.get(_TICKET)
             if not isinstance(ticket, int):
                 raise StreamError(f"{stored.path} has no ticket", "remove it: this learner did not order it")
-            self._arrived.setdefault(ticket, stored)
+            self._by_ticket.setdefault(ticket, (stored, bool(metadata.get(_LOST))))
+            self._counters[stored.header.episode_id.actor] = metadata.get(_COUNTERS, {})
             self._position = stored.position
 
-    def _has_all(self, tickets: range) -> bool:
-        return all(ticket in self._arrived for ticket in tickets)
-
-    def _episodes(self, tickets: range) -> Iterator[Episode]:
-        loaded = (self._arrived[ticket].load() for ticket in tickets)
-        return (episode for episode in loaded if not episode.metadata[_LOST])
+    def _check_rejected(self) -> None:
+        """An episode that is rejected would be waited for without end: its actor has sent it and goes on."""
+        if self._inbox.last_rejection:
+            raise StreamError(
+                f"an episode of an actor was rejected: {self._inbox.last_rejection}",
+                "its file is in the folder rejected of that actor; run again: its ticket is played again",
+            )

@@ -28,7 +28,7 @@ from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.schema import Range
 from nightshift.data.tensors import Content
-from nightshift.errors import DataError, StreamError
+from nightshift.errors import DataError, NightshiftError, StreamError
 from nightshift.project.locks import Claim
 from nightshift.stream.episode_id import EpisodeId
 from nightshift.stream.message import Ack, Message, MessageHeader, checksum
@@ -82,6 +82,8 @@ class Inbox(Closing):
         self._arrived = threading.Condition()
         self._counts: Counter[str] = Counter()
         self._sync_failed = False
+        self._failure: NightshiftError | OSError | None = None
+        self._last_rejection = ""
         self._has_room: Callable[[], bool] = lambda: True
 
     @property
@@ -105,10 +107,30 @@ class Inbox(Closing):
                 ack = self._commit(message, self._validate(message))
         except DataError as error:
             _log.warning("rejected: %s", error.what)
+            if message.header.episode_id.run == self._run:
+                self._last_rejection = error.what
             ack = Ack(message.header, "rejected", error.what)
+        except (NightshiftError, OSError) as error:
+            self._failure = error
+            raise
         with self._arrived:
+            self._failure = None
             self._counts[ack.outcome] += 1
         return ack
+
+    @property
+    def last_rejection(self) -> str:
+        """Why an episode of this run was rejected last; "" if none was since the inbox was opened."""
+        return self._last_rejection
+
+    def check(self) -> None:
+        """Raise if the episode that came last could not be stored, as on a full disk; its actor sends it again."""
+        self._check_sync()
+        if self._failure is not None:
+            raise StreamError(
+                f"an episode could not be stored in {self._store.folder}: {self._failure}",
+                "fix the disk and run again: the actor has kept the episode",
+            )
 
     def stored_after(self, position: int) -> list[StoredEpisode]:
         """The episodes after `position`, in order of arrival; a reader that keeps its position sees each once."""
@@ -116,9 +138,13 @@ class Inbox(Closing):
             return self._stored[bisect_right(self._stored, position, key=lambda stored: stored.position) :]
 
     def wait_for_episode(self, position: int, timeout: float | None = None) -> bool:
-        """Wait until there is an episode after `position`; False after the timeout."""
+        """Wait until there is an episode after `position`; False after the timeout. StreamError if none can come."""
         with self._arrived:
-            return self._arrived.wait_for(lambda: self._last > position, timeout)
+            self._arrived.wait_for(lambda: self._last > position or self._sync_failed, timeout)
+            if self._last > position:
+                return True
+            self._check_sync()
+            return False
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -209,7 +235,9 @@ class Inbox(Closing):
             with files.translated_errors(self._store.folder):
                 files.sync(self._store.folder)
         except BaseException:
-            self._sync_failed = True  # only a new listing of the folder shows what is there
+            with self._arrived:
+                self._sync_failed = True  # only a new listing of the folder shows what is there
+                self._arrived.notify_all()
             raise
 
     def _check_sync(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from nightshift.data.schema import Range
 from nightshift.errors import NightshiftError, StreamError
 from nightshift.stream.inbox import Inbox
 from nightshift.stream.message import Ack, Message
+from nightshift.stream.roster import Roster
 from nightshift.stream.weights import WeightPublisher, Weights
 
 INBOX_FOLDER = "inbox"
@@ -42,6 +43,7 @@ class LearnerEndpoint(Closing):
 
     inbox: Inbox
     publisher: WeightPublisher
+    roster: Roster = field(default_factory=Roster)
 
     @classmethod
     def open(cls, folder: Path, *, run: str, ranges: Mapping[str, Range] | None = None) -> LearnerEndpoint:
@@ -56,8 +58,10 @@ class LearnerEndpoint(Closing):
 class LocalLink:
     """Connects an actor and a learner in one process."""
 
-    def __init__(self, endpoint: LearnerEndpoint) -> None:
+    def __init__(self, endpoint: LearnerEndpoint, *, actor: str = "") -> None:
+        """`actor`: its name, for a learner that orders episodes from the actors that it knows."""
         self._endpoint = endpoint
+        self._actor = actor
 
     def send(self, messages: Iterable[Message]) -> Iterator[Ack]:
         for message in messages:
@@ -69,9 +73,12 @@ class LocalLink:
 
     def weights(self, newer_than: int) -> Weights | None:
         try:
-            return self._endpoint.publisher.latest(newer_than)
+            weights = self._endpoint.publisher.latest(newer_than)
         except NightshiftError as error:
             raise _down(error) from error
+        if self._actor:
+            self._endpoint.roster.note(self._actor, weights.version if weights else newer_than)
+        return weights
 
     def close(self) -> None:
         pass

@@ -139,7 +139,7 @@ class Server(Closing):
                 case "store":
                     self._store(channel, request, payload)
                 case "weights":
-                    self._send_weights(channel, int_field(request, "newer_than"))
+                    self._send_weights(channel, int_field(request, "newer_than"), str_field(request, "actor"))
                 case other:
                     raise ProtocolError(f"the frame has an unknown request {other!r:.80}")
         except (ProtocolError, OSError):
@@ -156,12 +156,14 @@ class Server(Closing):
         ack = self._endpoint.inbox.receive(Message(header, payload))
         channel.send({"outcome": ack.outcome, "reason": ack.reason[:_MAX_REASON_LENGTH]})
 
-    def _send_weights(self, channel: Channel, newer_than: int) -> None:
+    def _send_weights(self, channel: Channel, newer_than: int, actor: str) -> None:
         weights = self._endpoint.publisher.latest(newer_than)
         if weights is None:
             channel.send({"version": None})
         else:
             channel.send({"version": weights.version}, weights.content)
+        if actor:
+            self._endpoint.roster.note(actor, weights.version if weights else newer_than)
 
 
 def _listen(host: str, port: int, token: str | None) -> socket.socket:

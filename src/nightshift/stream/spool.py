@@ -35,6 +35,8 @@ from nightshift.stream.message import Ack, Message, MessageHeader, checksum
 EPOCH = "epoch.json"
 WAITING = "waiting"
 REJECTED = "rejected"
+SPOOLED = "stream/spooled"
+"""The metric that says how many episodes wait in the spool."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class Spool(Closing):
         self._changed = threading.Condition()
         self._counts: Counter[str] = Counter()
         self._obstacle = ""
+        self._last_rejection = ""
         self._failure: BaseException | None = None
 
     def put(self, episode: Episode) -> EpisodeId:
@@ -116,6 +119,8 @@ class Spool(Closing):
             self._store.path(header.key).unlink()
         with self._changed:
             self._bytes -= self._sizes.pop(header)
+            if ack.outcome == "rejected":
+                self._last_rejection = ack.reason
             self._counts["rejected" if ack.outcome == "rejected" else "acknowledged"] += 1
             self._counts["duplicates"] += ack.outcome == "duplicate"
             self._changed.notify_all()
@@ -131,6 +136,15 @@ class Spool(Closing):
         with self._changed:
             self._failure = error
             self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise the error that stopped the sender, or a StreamError if the learner rejected an episode."""
+        with self._changed:
+            self._raise_failure()
+            if self._last_rejection:
+                raise StreamError(
+                    f"the learner rejected an episode: {self._last_rejection}", f"see {self._folder / REJECTED}"
+                )
 
     def wait_until_empty(self, timeout: float | None = None) -> None:
         """Wait until the learner has acknowledged every episode."""
@@ -156,7 +170,7 @@ class Spool(Closing):
         names = ("inserted", "sent", "acknowledged", "duplicates", "rejected", "deferred", "link_failures")
         with self._changed:
             counted = {f"stream/{name}": float(self._counts[name]) for name in names}
-            held = {"stream/spooled": float(len(self._sizes)), "stream/spooled_bytes": float(self._bytes)}
+            held = {SPOOLED: float(len(self._sizes)), "stream/spooled_bytes": float(self._bytes)}
         return counted | held
 
     def close(self) -> None:

@@ -23,10 +23,22 @@ _ACK_OUTCOMES = get_args(AckOutcome)
 class TcpLink:
     """Connects on first use, and again after every failure."""
 
-    def __init__(self, host: str, port: int, *, token: str | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """`timeout` is the time in seconds that the learner has to answer."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        actor: str = "",
+        token: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """`actor`: its name, for a learner that orders episodes from the actors that it knows.
+
+        `timeout` is the time in seconds that the learner has to answer.
+        """
         check_token(token)
         self._address = (host, port)
+        self._actor = actor
         self._token = token
         self._timeout = timeout
         self._open: Channel | None = None
@@ -50,7 +62,7 @@ class TcpLink:
 
     def weights(self, newer_than: int) -> Weights | None:
         with self._channel() as channel:
-            channel.send({"ask": "weights", "newer_than": newer_than})
+            channel.send({"ask": "weights", "newer_than": newer_than, "actor": self._actor})
             answer, payload = _answer(channel, MAX_FILE_BYTES)
             if answer.get("version", 0) is None:
                 return None

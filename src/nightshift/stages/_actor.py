@@ -1,0 +1,282 @@
+"""An actor of `rlpd`: a process with its own simulators that plays what the learner orders and sends the episodes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nightshift import config, envs
+from nightshift.cluster import version_check
+from nightshift.data.decisions import decision_episode, lost_episode
+from nightshift.data.episode import NO_POLICY, Episode
+from nightshift.data.experience import Order
+from nightshift.envs.splits import split_training_states
+from nightshift.errors import NightshiftError, RolloutError
+from nightshift.policies.snapshot import restore
+from nightshift.rollouts.base import Pool
+from nightshift.rollouts.experience import Tickets, play_tickets
+from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.opening import engine_settings
+from nightshift.rollouts.provenance import provenance
+from nightshift.stream.experience import job_from_weights, orders_from_weights, with_ticket
+from nightshift.stream.link import Link
+from nightshift.stream.sender import Sender
+from nightshift.stream.spool import Spool
+from nightshift.stream.tcp_link import TcpLink
+from nightshift.types import Task, Trajectory
+
+TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
+"""The environment variable with the token that a learner and its actors on other machines share."""
+_POLL_SECONDS = 0.02
+_JOIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorSpec:
+    """What an actor's process is started with."""
+
+    name: str
+    """Unique among the actors of a learner."""
+    run: str
+    folder: Path
+    """Of its spool."""
+    learner: tuple[str, int]
+    """Host and port."""
+    token: str | None = field(repr=False)
+    seed: int
+    env: config.Env
+    states: config.States
+    machine: config.Machine
+    discount: float
+    commit: str
+    alone: frozenset[int] = frozenset()
+    """Tickets that were in play when an actor died; each is played by itself, to find the one that ends the process."""
+    given_up: frozenset[int] = frozenset()
+    """Tickets that ended their actor again and again; their episodes are invalid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDescription:
+    """What actors of one learner have in common, also those on other machines."""
+
+    run: str
+    seed: int
+    env: config.Env
+    states: config.States
+    discount: float
+    commit: str
+    versions: Mapping[str, str]
+    at_once: int
+
+    def to_json(self) -> dict[str, Any]:
+        sections = {"env": self.env.model_dump(mode="json"), "states": self.states.model_dump(mode="json")}
+        return {**vars(self), **sections, "versions": dict(self.versions)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> JobDescription:
+        env, states = config.Env.model_validate(content["env"]), config.States.model_validate(content["states"])
+        return cls(**{**content, "env": env, "states": states})
+
+    def actor(
+        self, name: str, *, folder: Path, learner: tuple[str, int], token: str | None, machine: config.Machine
+    ) -> ActorSpec:
+        return ActorSpec(
+            name=name,
+            run=self.run,
+            folder=folder,
+            learner=learner,
+            token=token,
+            seed=self.seed,
+            env=self.env,
+            states=self.states,
+            machine=machine,
+            discount=self.discount,
+            commit=self.commit,
+        )
+
+
+class TicketsInPlay:
+    """What an actor is playing, in shared memory: its learner can still read it when the actor has died or hangs."""
+
+    def __init__(self, context: SpawnContext, most: int) -> None:
+        self._steps = context.RawValue("q", 0)
+        self._cells = context.RawArray("q", most + 1)  # how many, and which
+
+    def set(self, tickets: Sequence[int]) -> None:
+        self._cells[0] = 0
+        self._cells[1 : 1 + len(tickets)] = tickets
+        self._cells[0] = len(tickets)
+
+    def get(self) -> list[int]:
+        return list(self._cells[1 : 1 + self._cells[0]])
+
+    def step(self) -> None:
+        """The simulators have made a step. Steps of several threads may count as one."""
+        self._steps.value += 1
+
+    @property
+    def steps(self) -> int:
+        return int(self._steps.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """Makes episodes of what was played: the same in every process."""
+
+    tasks: Sequence[Task]
+    discount: float
+    commit: str
+
+    def __call__(self, trajectory: Trajectory) -> Episode:
+        return decision_episode(trajectory, provenance(trajectory.request, self.tasks, self.commit), self.discount)
+
+    def lost(self, trajectory: Trajectory, order: Order) -> Episode:
+        """In the place of an episode that the simulator failed in."""
+        policy = restore(order.policy, torch.device("cpu"))
+        return lost_episode(policy, provenance(trajectory.request, self.tasks, self.commit))
+
+
+def make_tickets(tasks: Sequence[Task], states: config.States, seed: int) -> Tickets:
+    return Tickets({task: split_training_states(task, states).train for task in tasks}, seed=seed)
+
+
+def run_actor(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
+    """The main function of an actor's process; it ends when learning is over, or with the learner.
+
+    An error is sent to `failed`.
+    """
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_learner, daemon=True).start()
+    try:
+        act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
+    except NightshiftError as error:
+        failed.send(error)
+        raise SystemExit(1) from None
+    except Exception as error:
+        failed.send(RolloutError(f"{spec.name} failed: {error!r}", "see its error above; run again: it resumes"))
+        raise
+
+
+def join_learner(learner: tuple[str, int], name: str, spools: Path, machine: config.Machine) -> None:
+    """Play for a learner on another machine until learning is over; `spools` is the folder of all actors here."""
+    torch.set_num_threads(1)
+    token = os.environ.get(TOKEN_VARIABLE)
+    described = _wait_for_job(TcpLink(*learner, token=token))
+    if different := version_check.mismatch_error(described.versions, described.env.suite):
+        raise different
+    folder = spools / described.run / name
+    spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
+    in_play = TicketsInPlay(multiprocessing.get_context("spawn"), described.at_once)
+    act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
+
+
+def _wait_for_job(link: TcpLink) -> JobDescription:
+    """That of the first order. LinkDown if there is no learner, or it has another token."""
+    try:
+        while (weights := link.weights(NO_POLICY)) is None:
+            time.sleep(_JOIN_SECONDS)
+        return JobDescription.from_json(job_from_weights(weights))
+    finally:
+        link.close()
+
+
+def open_simulators(spec: ActorSpec, in_play: TicketsInPlay) -> Pool:
+    return LocalPool(spec.env, engine_settings(spec.machine, torch.device("cpu")), on_step=in_play.step)
+
+
+def open_link(spec: ActorSpec) -> TcpLink:
+    host, port = spec.learner
+    return TcpLink(host, port, actor=spec.name, token=spec.token)
+
+
+def _end_with_learner() -> None:
+    """Also in the middle of an order: the actors of a learner that resumes need the spools."""
+    learner = multiprocessing.parent_process()
+    assert learner is not None
+    learner.join()
+    os._exit(1)
+
+
+def act(spec: ActorSpec, pool: Pool, link: Link, in_play: TicketsInPlay) -> None:
+    """Play what is ordered over the link until learning is over."""
+    spool = Spool(spec.folder, run=spec.run, actor=spec.name)
+    sender = Sender(spool, link, poll_interval=_POLL_SECONDS)
+    player = _Player(spec, pool, spool, in_play)
+    try:
+        for orders, assigned in _published(sender, spool):
+            for order in orders:
+                player.play(order, assigned)
+    finally:
+        sender.close()
+        spool.close()
+        pool.close()
+
+
+def _published(sender: Sender, spool: Spool) -> Iterator[tuple[list[Order], dict[int, str]]]:
+    """The open orders and the actors of their tickets whenever they change, until none is open.
+
+    Raises what stopped the sender.
+    """
+    seen = None
+    while True:
+        spool.check()
+        weights = sender.latest_weights
+        if weights is None or weights.version == seen:
+            time.sleep(_POLL_SECONDS)
+            continue
+        seen = weights.version
+        orders, assigned = orders_from_weights(weights)
+        if not orders:
+            return
+        yield orders, assigned
+
+
+class _Player:
+    """Plays the tickets of the actor, each once."""
+
+    def __init__(self, spec: ActorSpec, pool: Pool, spool: Spool, in_play: TicketsInPlay) -> None:
+        self._spec = spec
+        self._pool = pool
+        self._spool = spool
+        self._in_play = in_play
+        tasks = envs.tasks(spec.env)
+        self._tickets = make_tickets(tasks, spec.states, spec.seed)
+        self._recorder = Recorder(tasks=tasks, discount=spec.discount, commit=spec.commit)
+        self._done: set[int] = set()
+
+    def play(self, order: Order, assigned: Mapping[int, str]) -> None:
+        """The tickets of an order that are assigned to this actor."""
+        spec = self._spec
+        own = [ticket for ticket in order.tickets if assigned.get(ticket) == spec.name and ticket not in self._done]
+        for ticket in spec.given_up.intersection(own):
+            lost = Trajectory.lost(self._tickets.request(ticket, order.controller), 0)
+            self._put(ticket, lost, order)
+        left = [ticket for ticket in own if ticket not in spec.given_up]
+        self._play_together([ticket for ticket in left if ticket not in spec.alone], order)
+        for ticket in left:
+            if ticket in spec.alone:
+                self._play_together([ticket], order)
+
+    def _play_together(self, tickets: Sequence[int], order: Order) -> None:
+        left = list(tickets)
+        self._in_play.set(left)
+        for ticket, trajectory in play_tickets(self._pool, self._tickets, tickets, order):
+            self._put(ticket, trajectory, order)
+            left.remove(ticket)
+            self._in_play.set(left)
+
+    def _put(self, ticket: int, trajectory: Trajectory, order: Order) -> None:
+        episode = self._recorder(trajectory) if trajectory.valid else self._recorder.lost(trajectory, order)
+        counters = self._spool.metrics()
+        self._spool.put(with_ticket(episode, ticket, lost=not trajectory.valid, counters=counters))
+        self._done.add(ticket)

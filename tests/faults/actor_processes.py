@@ -1,0 +1,36 @@
+"""Main functions of actors that fail."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.connection import Connection
+
+from nightshift import envs
+from nightshift.errors import StreamError
+from nightshift.rollouts.local import LocalPool
+from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, make_tickets, open_link
+from tests.rollouts.faulty import Faulty, hang, segfault
+
+DEADLY = 2
+"""The ticket whose init state ends the simulator's process."""
+
+
+def segfaults(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
+    """A real actor whose simulator segfaults on one init state."""
+    state = make_tickets(envs.tasks(spec.env), spec.states, spec.seed).request(DEADLY, "sample").init_state
+    pool = LocalPool(spec.env, make_fleet=Faulty({state: segfault}))
+    act(spec, pool, open_link(spec), in_play)
+
+
+def hangs(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
+    in_play.set([DEADLY])
+    in_play.step()
+    hang()
+
+
+def exits(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
+    os._exit(7)
+
+
+def reports(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
+    failed.send(StreamError("the arm is unplugged", "plug it in"))

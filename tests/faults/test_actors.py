@@ -1,0 +1,228 @@
+"""Actors of rlpd that die, end with an error, or cannot send."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import config, envs, policies
+from nightshift.cli import actor_commands
+from nightshift.cluster import version_check
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
+from nightshift.errors import ConfigError, RolloutError, StreamError
+from nightshift.policies.snapshot import PolicySnapshot, snapshot
+from nightshift.rollouts.local import LocalPool
+from nightshift.stages import _experience
+from nightshift.stages._actor import TOKEN_VARIABLE, ActorSpec, JobDescription, TicketsInPlay, act, join_learner
+from nightshift.stages._experience import Actors
+from nightshift.stream.experience import StreamedExperience
+from nightshift.stream.link import LearnerEndpoint, LocalLink
+from nightshift.stream.message import Ack, Message
+from nightshift.stream.server import Server
+from nightshift.stream.weights import Weights
+from tests.faults import actor_processes
+
+AT_ONCE = 6
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[LearnerEndpoint]:
+    with LearnerEndpoint.open(tmp_path, run="night") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def described(params: config.Params) -> JobDescription:
+    return JobDescription(
+        run="night",
+        seed=params.seed,
+        env=params.env,
+        states=params.states,
+        discount=0.9,
+        commit="abc1234",
+        versions=version_check.versions(params.env.suite),
+        at_once=AT_ONCE,
+    )
+
+
+@pytest.fixture
+def spec(tmp_path: Path, described: JobDescription, params: config.Params) -> ActorSpec:
+    return described.actor(
+        "actor-0", folder=tmp_path / "actor", learner=("127.0.0.1", 0), token=None, machine=params.machine
+    )
+
+
+@pytest.fixture
+def policy(params: config.Params) -> PolicySnapshot:
+    section = params.policy.model_copy(update={"head": "tanh_gaussian"})
+    fleet = envs.make_fleet(envs.tasks(params.env)[0], params.env)
+    shapes = {name: values.shape[1:] for name, values in fleet.reset("train", [0]).items()}
+    return snapshot(policies.fresh(section, shapes, action_dim=7))
+
+
+def in_play() -> TicketsInPlay:
+    return TicketsInPlay(multiprocessing.get_context("spawn"), AT_ONCE)
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., Actors]]:
+    """Starts actors, and ends them with the test."""
+    found: list[Actors] = []
+
+    def start(*arguments: Any, **options: Any) -> Actors:
+        found.append(Actors(*arguments, most_in_play=AT_ONCE, **options))
+        return found[-1]
+
+    yield start
+    for actors in found:
+        actors.kill()
+
+
+def after_it_ended(actors: Actors) -> None:
+    """`check` once the actor has ended."""
+    (process,) = multiprocessing.active_children()
+    process.join(60)
+    actors.check()
+
+
+@pytest.mark.slow
+def test_a_ticket_that_segfaults_its_simulator_is_given_up_and_the_others_are_played(
+    endpoint: LearnerEndpoint, spec: ActorSpec, policy: PolicySnapshot, started: Callable[..., Actors]
+) -> None:
+    with Server(endpoint) as server:
+        placed = replace(spec, learner=("127.0.0.1", server.port))
+        actors = started([placed], arrived=lambda: len(endpoint.inbox), main=actor_processes.segfaults)
+        experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, check_actors=actors.check)
+        first = experience.play(policy, "sample")
+        assert (len(first.episodes), first.invalid) == (AT_ONCE - 1, 1)
+        assert len(experience.play(policy, "sample").episodes) == AT_ONCE
+        actors.kill()
+
+
+@pytest.mark.slow
+def test_restarts_are_limited_and_every_episode_that_arrives_refills_them(
+    spec: ActorSpec, started: Callable[..., Actors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_experience, "_RESTARTS", 1)
+    arrived = [0]
+    actors = started([spec], arrived=lambda: arrived[0], main=actor_processes.exits)
+    after_it_ended(actors)
+    arrived[0] += 1
+    after_it_ended(actors)
+    with pytest.raises(RolloutError, match="ended 2 times, the last time with exit code 7"):
+        after_it_ended(actors)
+
+
+def test_an_actor_that_makes_no_step_is_ended_and_its_ticket_is_played_alone(
+    spec: ActorSpec, started: Callable[..., Actors]
+) -> None:
+    now = [0.0]
+    actors = started([spec], arrived=lambda: 0, main=actor_processes.hangs, clock=lambda: now[0])
+    (actor,) = actors._actors
+    first = actor.process
+    while not actor.in_play.steps:
+        actors.check()
+    now[0] += TIMEOUT_SECONDS
+    actors.check()
+    assert actor.process is first
+    now[0] += TIMEOUT_SECONDS + 1
+    actors.check()
+    assert actor.process is not first
+    assert not first.is_alive()
+    assert actor.spec.alone == {actor_processes.DEADLY}
+
+
+def test_an_actor_that_ends_with_the_same_error_twice_ends_the_stage_with_that_error(
+    spec: ActorSpec, started: Callable[..., Actors]
+) -> None:
+    actors = started([spec], arrived=lambda: 0, main=actor_processes.reports)
+    after_it_ended(actors)
+    with pytest.raises(StreamError, match="the arm is unplugged") as ended:
+        after_it_ended(actors)
+    assert ended.value.next_step == "plug it in"
+
+
+class Broken:
+    """A link with a fault that is not one of the network."""
+
+    def send(self, messages: Iterable[Message]) -> Iterator[Ack]:
+        raise ValueError("the header of the frame is not msgpack")
+
+    def weights(self, newer_than: int) -> Weights | None:
+        raise ValueError("the header of the frame is not msgpack")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_actor_whose_sender_has_stopped_ends_with_the_reason(spec: ActorSpec) -> None:
+    with pytest.raises(StreamError, match=r"stopped: .*not msgpack"):
+        act(spec, LocalPool(spec.env), Broken(), in_play())
+
+
+def test_an_actor_plays_what_was_ordered_ahead_and_no_more_while_the_learner_stands_still(
+    endpoint: LearnerEndpoint, spec: ActorSpec, policy: PolicySnapshot
+) -> None:
+    experience = StreamedExperience(endpoint, at_once=2, staleness=1)
+    with ThreadPoolExecutor(1) as thread:
+        actor = thread.submit(act, spec, LocalPool(spec.env), LocalLink(endpoint, actor=spec.name), in_play())
+        experience.play(policy, "sample")
+        endpoint.inbox.wait_for_episode(3)  # the round ahead, while nothing is asked for
+        experience.end()
+        actor.result()
+    assert len(endpoint.inbox) == 4
+    assert experience.metrics()["queue/ordered"] + experience.metrics()["queue/received"] == 2
+
+
+TOKEN = "a token of more than sixteen characters"
+
+
+def test_an_actor_of_another_machine_takes_part_with_the_token_and_the_address_alone(
+    endpoint: LearnerEndpoint,
+    described: JobDescription,
+    params: config.Params,
+    policy: PolicySnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, job=described.to_json())
+    with Server(endpoint, token=TOKEN) as server, ThreadPoolExecutor(1) as thread:
+        address = ("127.0.0.1", server.port)
+        actor = thread.submit(join_learner, address, "elsewhere", Path("spools"), params.machine)
+        assert len(experience.play(policy, "sample").episodes) == AT_ONCE
+        experience.end()
+        actor.result()
+    assert {one.header.episode_id.actor for one in endpoint.inbox.stored_after(0)} == {"elsewhere"}
+
+
+def test_an_actor_with_other_packages_or_another_token_is_refused(
+    endpoint: LearnerEndpoint,
+    described: JobDescription,
+    params: config.Params,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = replace(described, versions={**described.versions, "numpy": "0.1"})
+    StreamedExperience(endpoint, at_once=1, staleness=0, job=other.to_json()).end()
+    with Server(endpoint, token=TOKEN) as server:
+        address = ("127.0.0.1", server.port)
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        with pytest.raises(RolloutError, match=r"numpy .*, the driver 0\.1"):
+            join_learner(address, "elsewhere", Path("spools"), params.machine)
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN[::-1])
+        with pytest.raises(StreamError, match="token"):
+            join_learner(address, "elsewhere", Path("spools"), params.machine)
+
+
+def test_a_learner_for_other_machines_needs_a_token_and_an_actor_an_address() -> None:
+    with pytest.raises(ConfigError, match=r"machine\.listen is 0\.0\.0\.0:7777"):
+        _experience._address("0.0.0.0:7777", None)
+    assert _experience._address("0.0.0.0:7777", TOKEN) == ("0.0.0.0", 7777)
+    with pytest.raises(ConfigError, match="'gpu-box' is not the address of a learner"):
+        actor_commands.join("gpu-box", "")
