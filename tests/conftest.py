@@ -91,7 +91,8 @@ def make_project(root: Path) -> Path:
     """The files a clone has, in a fresh git repository; source code and environment are this checkout's."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(small_params()))
-    for name in ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml", "requirements-simulator.txt"):
+    copied = ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml", "requirements-simulator.txt", "prefect.yaml")
+    for name in copied:
         shutil.copy(REPOSITORY / name, root / name)
     shutil.copytree(REPOSITORY / ".dvc", root / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
     shutil.copytree(REPOSITORY / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
