@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-SECONDS = 120
+SECONDS = 300
 
 
 def ask(url: str, question: Callable[[SyncPrefectClient], Any]) -> Any:

@@ -29,7 +29,7 @@ from requests.exceptions import RequestException
 
 from nightshift import config
 from nightshift.adapters.tracking import flat
-from nightshift.errors import RegistryError, Unreachable
+from nightshift.errors import NightshiftError, ProjectError, RegistryError, Unreachable
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
 
@@ -132,7 +132,7 @@ class Tracking:
         except BaseException as error:
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
             self._end(run.info.run_id, status)
-            if sentence := unreachable(error, self.client.tracking_uri):
+            if sentence := explained(error, self.client.tracking_uri):
                 raise sentence from error
             raise
         self.client.set_terminated(run.info.run_id, "FINISHED")
@@ -145,11 +145,11 @@ class Tracking:
         self._end(self.parent_id, status)
 
     def _end(self, run_id: str, status: str) -> None:
-        """If MLflow does not answer, the next run ends it (`_end_leftovers`)."""
+        """If MLflow does not answer or its disk is full, the next run ends it (`_end_leftovers`)."""
         try:
             self.client.set_terminated(run_id, status)
         except MlflowException as error:
-            if not unreachable(error, self.client.tracking_uri):
+            if not explained(error, self.client.tracking_uri):
                 raise
 
     def _open_parent(self, params: config.Params) -> str:
@@ -207,7 +207,7 @@ def connect(root: Path) -> MlflowClient:
     except (MlflowException, OSError) as error:
         shown = without_password(uri)
         raise (
-            unreachable(error, uri)
+            explained(error, uri)
             or RegistryError(f"MLflow's store {shown} cannot be used: {error}", "check MLFLOW_TRACKING_URI")
         ) from error
     return client
@@ -239,8 +239,15 @@ def _follow_move(database: Path, artifacts: str) -> None:
                 connection.execute(change, [artifacts, len(old) + 1, old])
 
 
-def unreachable(error: BaseException, uri: str) -> Unreachable | None:
-    """The sentence for a server that does not answer; None for any other error."""
+_DISK_FULL = "database or disk is full"
+
+
+def explained(error: BaseException, uri: str) -> NightshiftError | None:
+    """The sentence for a disk that is full or a server that does not answer; None for any other error."""
+    if _DISK_FULL in str(error):
+        return ProjectError(
+            f"no space left on the disk that holds {without_password(uri)}", "free some space and run again: it resumes"
+        )
     if not isinstance(error, RequestException) and not str(error).startswith("API request to http"):
         return None
     return Unreachable(
