@@ -7,6 +7,7 @@ its process gone and marks it Crashed. Labels on the run say which process of wh
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import signal
@@ -73,6 +74,9 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
             notify.finished(Path.cwd(), result)
         return result
 
+    # Prefect reads the types of a flow's parameters; the names in them are those of the function's module.
+    run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
+    run.__annotations__ = inspect.get_annotations(function, eval_str=True)
     return run
 
 
