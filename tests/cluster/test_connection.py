@@ -22,7 +22,7 @@ listening = {
     for connection in process.net_connections("inet")
     if connection.status == psutil.CONN_LISTEN
 }
-folder = os.path.dirname(ray._private.worker._global_node.get_session_dir_path())
+folder = os.path.dirname(os.path.dirname(ray._private.worker._global_node.get_session_dir_path()))
 print(json.dumps({"listening": sorted(listening), "folder": folder, "mode": os.stat(folder).st_mode & 0o777}))
 ray.shutdown()
 """

@@ -76,9 +76,9 @@ def _session_folder() -> Path:
     for folder in parent.glob(f"{_SESSION}-*-*"):
         if not _is_alive(int(folder.name.split("-")[-2])):
             shutil.rmtree(folder, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=parent))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    private = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=parent))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    return private / "s"  # Ray opens the folder that it is given to everybody
 
 
 def _is_alive(process: int) -> bool:
