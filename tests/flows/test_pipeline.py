@@ -29,7 +29,7 @@ STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "rlpd", "eval
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
-        with prefect_test_harness(server_startup_timeout=90):
+        with prefect_test_harness(server_startup_timeout=300):
             yield
 
 
