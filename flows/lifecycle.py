@@ -36,6 +36,8 @@ from prefect.states import Cancelled, Crashed
 
 from nightshift.errors import Busy
 from nightshift.pipeline import notify
+from nightshift.pipeline.run import LOCK
+from nightshift.project import locks
 from tasks._stage import STOPPED, Stopped
 
 P = ParamSpec("P")
@@ -49,8 +51,8 @@ SERVED_BY = "NIGHTSHIFT_SERVED_BY"
 _OPEN = [StateType.RUNNING, StateType.CANCELLING]
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
 _SECONDS_TO_STOP = 15
-_CLOCK_TOLERANCE = 1.0
-"""Seconds by which two readings of when a process started may differ."""
+_CLOCK_TOLERANCE = 60.0
+"""Seconds by which two readings of when a process started may differ: the clock may have been set in between."""
 
 
 def orderly(function: Callable[P, R]) -> Callable[P, R]:
@@ -145,8 +147,11 @@ def _labels() -> dict[str, Any]:
 
 
 def _is_dead(labels: dict[str, Any]) -> bool:
-    """Whether the process is gone; a later process with the same number is another one."""
-    if labels.get(_HOST) != socket.gethostname():
+    """Whether the process is gone; a later process with the same number is another one.
+
+    While a run holds the lock of the folder, it may be this one: processes of another container are not seen here.
+    """
+    if labels.get(_HOST) != socket.gethostname() or locks.is_held(Path(labels[_FOLDER]) / LOCK):
         return False
     try:
         started = psutil.Process(int(labels[_PROCESS])).create_time()

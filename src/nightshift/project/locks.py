@@ -39,14 +39,21 @@ def release(lock: FileLock) -> None:
     lock.release()
 
 
-def was_abandoned(path: Path) -> bool:
-    """Whether the last holder of the lock died: the kernel released it, and the file still names the process."""
+def is_held(path: Path) -> bool:
+    """Whether a living process, of whatever container, holds the lock."""
     try:
         with path.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return bool(stream.read(1))
-    except (FileNotFoundError, BlockingIOError):
+            return False
+    except FileNotFoundError:
         return False
+    except BlockingIOError:
+        return True
+
+
+def was_abandoned(path: Path) -> bool:
+    """Whether the last holder of the lock died: the kernel released it, and the file still names the process."""
+    return path.exists() and path.stat().st_size > 0 and not is_held(path)
 
 
 class Claim:
