@@ -30,6 +30,7 @@ from requests.exceptions import RequestException
 from nightshift import config
 from nightshift.adapters.tracking import flat
 from nightshift.errors import NightshiftError, ProjectError, RegistryError, Unreachable
+from nightshift.interrupts import deferred
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
 
@@ -81,6 +82,7 @@ class MlflowTracker:
         self._commit = commit
         self._last = {key: _last_step(client, self.run_id, key) for key in run.data.metrics}
 
+    @deferred()
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         new = {key: value for key, value in metrics.items() if step > self._last.get(key, -1)}
         now = get_current_time_millis()
@@ -89,17 +91,20 @@ class MlflowTracker:
             self._client.log_batch(self.run_id, metrics=entries)
             self._last.update(dict.fromkeys(new, step))
 
+    @deferred()
     def artifact(self, path: Path) -> None:
         if path.is_dir():
             self._client.log_artifacts(self.run_id, str(path), path.name)
         else:
             self._client.log_artifact(self.run_id, str(path))
 
+    @deferred()
     def dataset(self, name: str, digest: str, path: Path) -> None:
         dataset = MetaDataset(DvcSource(path.as_posix(), digest, self._commit), name=name, digest=digest[:36])
         entry = DatasetInput(dataset=dataset._to_mlflow_entity(), tags=[InputTag("mlflow.data.context", "training")])
         self._client.log_inputs(self.run_id, datasets=[entry])
 
+    @deferred()
     def tag(self, tags: Mapping[str, str]) -> None:
         for name, value in tags.items():
             self._client.set_tag(self.run_id, name, value)
@@ -144,6 +149,7 @@ class Tracking:
     def close(self, status: str) -> None:
         self._end(self.parent_id, status)
 
+    @deferred()
     def _end(self, run_id: str, status: str) -> None:
         """If MLflow does not answer or its disk is full, the next run ends it (`_end_leftovers`)."""
         try:
@@ -164,6 +170,7 @@ class Tracking:
         self.client.log_batch(run.info.run_id, params=[Param(key, str(value)) for key, value in values.items()])
         return str(run.info.run_id)
 
+    @deferred()
     def _open_child(self, stage: str, fingerprint: str) -> Run:
         found = self._newest(f"tags.`{FINGERPRINT}` = '{fingerprint}' and attributes.status != 'FINISHED'")
         tags = {
