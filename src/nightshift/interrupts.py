@@ -32,5 +32,5 @@ def deferred() -> Iterator[None]:
     finally:
         for number, handler in mine.items():
             signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        if came:
+            signal.raise_signal(came[0])
