@@ -2,74 +2,82 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import signal
+from types import FrameType
 from typing import Any, cast
 
+import yaml
+from httpx import TransportError
 from prefect import Flow, serve
+from prefect.client.orchestration import get_client
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.logging.handlers import APILogWorker
+from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
-from flows.nightly import CRON, nightly
+from flows.lifecycle import SERVED_BY, mark_leftovers
+from flows.nightly import nightly
 from flows.pipeline import pipeline
-from flows.server import PATIENCE_SECONDS, answers
 from nightshift.errors import ProjectError
-from nightshift.pipeline.run import StageResult
+from nightshift.pipeline.run import Choice, StageResult
+from nightshift.project import paths
 
 _DRAIN_SECONDS = 5
 
 
-def run_once() -> list[StageResult]:
+def run_once(choice: Choice) -> list[StageResult]:
     """The pipeline in this process."""
     try:
-        return pipeline()
-    except TerminationSignal as signal:
-        raise KeyboardInterrupt from signal
+        return pipeline(choice.first, list(choice.forced))
+    except (CancelledRun, TerminationSignal) as stopped:
+        raise KeyboardInterrupt from stopped
+    except TransportError as error:
+        raise ProjectError(
+            f"the Prefect server at {PREFECT_API_URL.value()} stopped answering",
+            "start it, or unset PREFECT_API_URL, and run again: what is done is cached",
+        ) from error
     finally:
         # What is still on its way must arrive before a temporary server ends: the exit would wait for it in vain.
         for service in (EventsWorker, APILogWorker):
             service.drain_all(timeout=_DRAIN_SECONDS)
 
 
-def serve_forever(port: int) -> None:
+def serve_forever(url: str) -> None:
     """Wait for runs asked for by hand (`prefect deployment run pipeline/pipeline`) and start one every night."""
-    url = os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
-    with _server(url, port), temporary_settings({PREFECT_API_URL: url}):
-        serve(_deployment(pipeline), _deployment(nightly, cron=CRON), limit=1, pause_on_shutdown=True)
+    os.environ["PREFECT_API_URL"] = url  # for the processes of the runs
+    os.environ[SERVED_BY] = str(os.getpid())
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _terminate)
+    with temporary_settings({PREFECT_API_URL: url}):
+        with get_client(sync_client=True) as client:
+            mark_leftovers(client)
+        serve(*deployments(), limit=1, pause_on_shutdown=False)
 
 
-def _deployment(flow: Flow[..., Any], cron: str | None = None) -> RunnerDeployment:
-    # The module form: the file form would put flows/ itself on the path.
-    return cast(RunnerDeployment, flow.to_deployment(flow.name, cron=cron, entrypoint_type=EntrypointType.MODULE_PATH))
+def deployments() -> list[RunnerDeployment]:
+    """The deployments of prefect.yaml, which is where schedule, time zone and parameters are stated."""
+    stated = {entry["name"]: entry for entry in yaml.safe_load(paths.PREFECT_YAML.read_text())["deployments"]}
+    return [_deployment(flow, stated[flow.name]) for flow in (pipeline, nightly)]
 
 
-@contextlib.contextmanager
-def _server(url: str, port: int) -> Iterator[None]:
-    """A Prefect server with its pages for as long as we serve, unless one answers already."""
-    if answers(url):
-        yield
-        return
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _await(process, url, port)
-        yield
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+def _deployment(flow: Flow[..., Any], stated: dict[str, Any]) -> RunnerDeployment:
+    return cast(
+        RunnerDeployment,
+        flow.to_deployment(
+            flow.name,
+            description=stated["description"],
+            tags=stated["tags"],
+            parameters=stated.get("parameters"),
+            schedules=[Schedule(**schedule) for schedule in stated.get("schedules", [])],
+            entrypoint_type=EntrypointType.MODULE_PATH,  # the file form would put flows/ itself on the path
+        ),
+    )
 
 
-def _await(process: subprocess.Popen[bytes], url: str, port: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not answers(url):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise ProjectError(f"Prefect's server did not start on port {port}", f"nightshift serve --port {port + 1}")
-        time.sleep(0.5)
+def _terminate(_: int, __: FrameType | None) -> None:
+    """A closed terminal ends us as `kill` does."""
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import flow
 
-from nightshift.pipeline.run import Session, StageResult
+from flows.lifecycle import orderly
+from nightshift.pipeline.run import Choice, Session, StageResult
 from nightshift.project import environment
 from tasks._summary import summarise
 from tasks.choose import choose
@@ -21,10 +23,11 @@ from tasks.states import states
 
 
 @flow(name="pipeline", persist_result=False)
-def pipeline() -> list[StageResult]:
+@orderly
+def pipeline(from_stage: str = "", force_stages: Sequence[str] = ()) -> list[StageResult]:
     """From init states to a registered policy; stages that are fresh in dvc.lock are not run again."""
     environment.apply(Path.cwd())
-    with Session(Path.cwd()) as session:
+    with Session(Path.cwd(), Choice.of(Path.cwd(), from_stage, force_stages)) as session:
         starts = states(session)
         demos = collect(session, starts)
         data = dataset(session, demos)

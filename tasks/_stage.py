@@ -3,48 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from prefect import task
+from prefect import Task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled, Completed
 
-from nightshift.errors import RolloutError
+from nightshift.errors import RolloutError, Unreachable
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session, StageResult
 
 Result = StageResult | State[StageResult]
 """A stage that ran gives its result; any other a state that Prefect shows as Cached, Restored or Skipped."""
 
-F = TypeVar("F", bound=Callable[..., Any])
+Stopped = (KeyboardInterrupt, TerminationSignal, SystemExit)
+"""Ctrl-C; SIGTERM, by which Prefect cancels too; SIGTERM while Ray starts, which has its own handler then."""
+STOPPED = "stopped; run again to resume"
 
 
-def stage_task(stage: str, *, hours: float) -> Callable[[F], F]:
+class StageTask(Task[..., Result]):
+    """A task that Prefect shows as Cancelled when its stage is stopped, and that stops its flow then."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        result = super().__call__(*arguments, **keywords)
+        if isinstance(result, State) and result.is_cancelled():
+            raise KeyboardInterrupt
+        return result
+
+
+def stage_task(stage: str, *, hours: float) -> Callable[[Callable[..., Result]], StageTask]:
     """Decorator of a stage's task. DVC alone decides what is cached, so Prefect's own cache stays off."""
-    decorate: Any = task(
+    return lambda function: StageTask(
+        function,
         name=stage,
         task_run_name=stage,
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=2,
-        retry_delay_seconds=[5, 30],
+        retry_delay_seconds=[10, 60],
         retry_condition_fn=worth_another_try,
         timeout_seconds=hours * 3600,
         tags=["nightshift"],
     )
-    return cast("Callable[[F], F]", decorate)
 
 
 def worth_another_try(_: Any, __: Any, state: State[Any]) -> bool:
-    """Simulator processes die for reasons of their own; everything else would fail again the same way."""
-    return isinstance(state.result(raise_on_failure=False), RolloutError)
+    """Simulators die and servers go away for reasons of their own; all else would fail again the same way."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, RolloutError | Unreachable | ConnectionError | TimeoutError)
 
 
 def ensure(stage: str, session: Session) -> Result:
     """Have the stage done and show how it went."""
-    result = run.ensure(stage, session)
+    try:
+        result = run.ensure(stage, session)
+    except Stopped:
+        return Cancelled(message=STOPPED)
     create_markdown_artifact(_markdown(result, session), key=f"stage-{stage}", description=f"{stage}: {result.status}")
     if result.status != "ran":
         why = ", ".join(result.reasons) if result.status == "skipped" else "its result is in dvc.lock or the run-cache"

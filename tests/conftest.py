@@ -106,7 +106,8 @@ def _first_project() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="project-")
     root = Path(folder.name)
     (root / "params.yaml").write_text(yaml.safe_dump(small_params()))
-    for name in ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml", "requirements-simulator.txt"):
+    copied = ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml", "requirements-simulator.txt", "prefect.yaml")
+    for name in copied:
         shutil.copy(REPOSITORY / name, root / name)
     shutil.copytree(REPOSITORY / ".dvc", root / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
     shutil.copytree(REPOSITORY / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))

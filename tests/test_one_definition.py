@@ -18,7 +18,7 @@ from tests.conftest import LONGEST, REPOSITORY
 GRAPH = graph.load(REPOSITORY)
 
 NOT_IN_THE_KEY = (
-    *("config", "errors", "types", "files", "pipeline.job", "telemetry", "project"),
+    *("config", "errors", "types", "files", "interrupts", "pipeline.job", "telemetry", "project"),
     *("adapters.tracking", "adapters.mlflow_tracking"),
 )
 """Types, plumbing and reporting: they do not decide what a stage computes."""

@@ -84,6 +84,8 @@ class Machine(Section):
     """HOST:PORT where the learner of rlpd takes actors of other machines, too; empty: this machine's only."""
     ranks: Count
     """Learner processes that share the update of reinforcement learning."""
+    free_disk_gb: NonNegative
+    """A run is refused while the disk of the project has less room than this."""
     microbatch_size: Count
     """Decisions per backward pass: lower it when memory runs out. Gradients are accumulated over a minibatch."""
     checkpoint_every: CheckpointEvery
@@ -477,6 +479,16 @@ class Register(Section):
     """A policy becomes champion if its one-sided exact p is at most this; at 0.5 one state more is enough."""
 
 
+Event = Literal["failure", "promotion", "regression", "nothing_to_do"]
+
+
+class Notify(Section):
+    """What is told to people; where to is a secret, in the environment variable NIGHTSHIFT_NOTIFY."""
+
+    events: Annotated[tuple[Event, ...], AfterValidator(_unique)]
+    """Which outcomes of a run are told; empty = none."""
+
+
 class Params(Section):
     seed: Natural
     algorithms: Algorithms
@@ -492,6 +504,7 @@ class Params(Section):
     rlpd: Rlpd
     evaluate: Evaluate
     register_: Register = Field(alias="register")
+    notify: Notify
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
@@ -521,14 +534,51 @@ class Params(Section):
         return getattr(self, "register_" if name == "register" else name)
 
 
-def load(path: Path) -> Params:
-    """Read params.yaml; one ConfigError lists everything that is wrong with it."""
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that occurs twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if key in seen:
+                raise ConfigError(
+                    f"{self.name} has the key {key!r} twice, in lines {seen[key]} and {line}", "remove one of them"
+                )
+            seen[key] = line
+        return super().construct_mapping(node, deep)
+
+
+_CONFLICT = ("<<<<<<< ", ">>>>>>> ")
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file; ConfigError if git left a conflict in it, a key is there twice, or it is no YAML."""
     try:
-        raw = yaml.safe_load(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist", "run from the project's root") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}", f"git checkout -- {path.name}") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith(_CONFLICT):
+            raise ConfigError(
+                f"{path} has an unresolved git conflict in line {number}",
+                f"edit it, or take one side: git checkout --ours -- {path.name}",
+            )
+    loader = _StrictLoader(text)
+    loader.name = str(path)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", "mend the line that it names") from None
+    finally:
+        loader.dispose()
+
+
+def load(path: Path) -> Params:
+    """Read params.yaml; one ConfigError lists everything that is wrong with it."""
+    raw = read_yaml(path)
     try:
         return Params.model_validate(raw if isinstance(raw, dict) else {})
     except ValidationError as error:

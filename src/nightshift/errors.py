@@ -8,13 +8,18 @@ NightshiftError
 │   └── UnstablePhysics    the actions of one episode drove the simulation out of bounds
 ├── DataError              an episode or dataset file is damaged or breaks its schema
 ├── CacheError             DVC refuses (locked, damaged cache)
+│   └── Busy               another run works in this folder
 ├── RegistryError          MLflow has no such model, version or alias
+│   └── Unreachable        MLflow does not answer: worth another try
 ├── StreamError            episodes or weights cannot travel between actor and learner
 ├── DeviceError            there is no GPU, or it has not enough memory
-└── RolloutError           a simulator worker failed
+├── RolloutError           a simulator worker failed
+└── Problems               several of these at once
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class NightshiftError(Exception):
@@ -58,8 +63,16 @@ class CacheError(NightshiftError):
     """DVC refuses."""
 
 
+class Busy(CacheError):
+    """Another run works in this folder."""
+
+
 class RegistryError(NightshiftError):
     """MLflow has no such model, version or alias."""
+
+
+class Unreachable(RegistryError):
+    """MLflow does not answer: worth another try."""
 
 
 class StreamError(NightshiftError):
@@ -72,3 +85,15 @@ class RolloutError(NightshiftError):
 
 class DeviceError(NightshiftError):
     """There is no GPU, or it has not enough memory."""
+
+
+class Problems(NightshiftError):
+    """Several problems at once, so that all can be mended before the next try."""
+
+    @classmethod
+    def of(cls, errors: Sequence[NightshiftError]) -> NightshiftError:
+        """The error itself if there is one only."""
+        if len(errors) == 1:
+            return errors[0]
+        lines = [f"  - {error.what}\n    → {error.next_step}" for error in errors]
+        return cls("\n".join([f"{len(errors)} problems:", *lines]), "mend them and run again")

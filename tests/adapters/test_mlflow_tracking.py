@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,13 +67,14 @@ def test_a_finished_stage_with_the_same_fingerprint_gets_a_new_run(root: Path) -
     assert track.client.get_run(ids[1]).data.tags[PARENT] == track.parent_id
 
 
-def test_a_run_that_sigkill_left_running_is_closed_when_its_stage_starts_anew(root: Path) -> None:
+def test_runs_that_sigkill_left_running_are_killed_when_the_next_run_begins(root: Path) -> None:
     track = tracking(root)
     left = track._open_child("rloo", "old number").info.run_id
-    with track.stage("rloo", "new number", {}) as tracker:
-        assert tracker.run_id != left
+    again = tracking(root)
     assert track.client.get_run(left).info.status == "KILLED"
     assert track.client.get_run(left).data.tags[FINGERPRINT] == "old number"
+    with again.stage("rloo", "old number", {}) as tracker:
+        assert tracker.run_id == left, "it is resumed"
 
 
 def test_dataset_lineage_and_artifacts_are_found_by_name(root: Path, tmp_path: Path) -> None:
@@ -86,3 +88,23 @@ def test_dataset_lineage_and_artifacts_are_found_by_name(root: Path, tmp_path: P
     assert [run.info.run_id for run in found] == [tracker.run_id]
     assert [f.path for f in track.client.list_artifacts(tracker.run_id, "folder")] == ["folder/plot.png"]
     assert (root / ".state/mlflow/artifacts").is_dir(), "artifacts stay in the project"
+
+
+def test_a_copy_of_a_project_reads_and_writes_its_own_artifacts(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "note.txt").write_text("made in the original")
+    with tracking(root).stage("sft", "before the copy", {}) as tracker:
+        tracker.artifact(tmp_path / "note.txt")
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy, symlinks=True)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{copy}/.state/mlflow/mlflow.db")
+    monkeypatch.chdir(copy)
+    moved = tracking(copy)
+    assert moved.client.get_run(tracker.run_id).info.artifact_uri.startswith(f"file://{copy}/")
+    assert Path(moved.client.download_artifacts(tracker.run_id, "note.txt")).read_text() == "made in the original"
+    before = set(root.rglob("*"))
+    with moved.stage("sft", "after the copy", {}) as tracker:
+        tracker.artifact(tmp_path / "note.txt")
+    assert set(root.rglob("*")) == before
+    assert (copy / ".state" / "mlflow" / "mlflow.db").stat().st_mode & 0o077 == 0

@@ -62,6 +62,38 @@ def test_missing_params(root: Path) -> None:
     assert "git checkout -- params.yaml" in message
 
 
+CONFLICT = "<<<<<<< HEAD\nseed: 1\n=======\nseed: 2\n>>>>>>> theirs\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence", "remedy"),
+    [
+        ("params.yaml", CONFLICT, "unresolved git conflict in line 1", "git checkout --ours -- params.yaml"),
+        (
+            "params.yaml",
+            "seed: 0\nrloo:\n  clip: 1\n  clip: 2\n",
+            "the key 'clip' twice, in lines 3 and 4",
+            "remove one",
+        ),
+        ("params.yaml", "seed: [0\n", "is not valid YAML", "mend the line"),
+        ("dvc.lock", CONFLICT, "unresolved git conflict in line 1", "git checkout -- dvc.lock"),
+        ("dvc.lock", "schema: '2.0'\nstages:\n  states: {\n", "is not valid YAML", "git checkout -- dvc.lock"),
+        ("dvc.lock", "", "is damaged", "git checkout -- dvc.lock"),
+        ("dvc.yaml", CONFLICT, "unresolved git conflict in line 1", "git checkout --ours -- dvc.yaml"),
+    ],
+)
+def test_damaged_and_conflicted_files_are_named_with_the_line(
+    root: Path, name: str, content: str, sentence: str, remedy: str
+) -> None:
+    kept = (root / name).read_text() if (root / name).exists() else None
+    (root / name).write_text(content)
+    message = refused(root, "plan")
+    (root / name).unlink() if kept is None else (root / name).write_text(kept)
+    assert name in message
+    assert sentence in message
+    assert remedy in message
+
+
 def test_unknown_and_ill_typed_keys_are_listed_together(root: Path) -> None:
     kept = (root / "params.yaml").read_text()
     edit(root, "rloo", learning_rat=1, temperature="wide")
@@ -105,6 +137,18 @@ def test_a_project_that_dvc_is_working_in(root: Path) -> None:
 def test_a_model_that_is_not_there(root: Path, migrated_store: Path) -> None:
     add_store(root, migrated_store)
     assert "nightshift run" in refused(root, "predict", "--model", "champion")
+
+
+@pytest.mark.parametrize("command", [("predict",), ("stage", "states"), ("gc",)])
+def test_an_mlflow_server_that_does_not_answer(root: Path, command: tuple[str, ...]) -> None:
+    (root / ".state" / "sft" / "0123").mkdir(parents=True, exist_ok=True)  # for gc to look at
+    kept = {"MLFLOW_TRACKING_URI": "http://user:s3cret@127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+    done = nightshift(root, *command, **kept)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "error: MLflow at http://127.0.0.1:9 does not answer\n"
+        "  → start it, or check MLFLOW_TRACKING_URI, and run again: what is done is kept\n"
+    )
 
 
 def test_a_folder_that_cannot_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

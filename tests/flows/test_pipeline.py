@@ -12,14 +12,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.nightly import CRON, nightly
+from flows.nightly import nightly
 from flows.pipeline import pipeline
 from nightshift import config
-from nightshift.errors import ProjectError, RolloutError
-from nightshift.pipeline import run
+from nightshift.errors import ProjectError, RolloutError, Unreachable
+from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
+from tests.receiver import SECRET, receiving
 
 STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "rlpd", "evaluate", "register"]
 
@@ -28,7 +29,7 @@ STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "rlpd", "eval
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
-        with prefect_test_harness(server_startup_timeout=90):
+        with prefect_test_harness(server_startup_timeout=300):
             yield
 
 
@@ -100,10 +101,14 @@ def test_prefect_shows_a_training_stage_that_is_not_chosen_as_skipped_and_goes_o
     assert [key for key in artifacts if key in ("mlflow-sft", "mlflow-rloo")] == ["mlflow-sft"]
 
 
-def test_a_fault_of_a_simulator_is_tried_again_and_any_other_error_is_not(
+def test_a_fault_of_a_simulator_or_a_server_is_tried_again_and_any_other_error_is_not(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults: list[Exception] = [RolloutError("a worker died"), ProjectError("the disk is full", "free some space")]
+    faults: list[Exception] = [
+        RolloutError("a worker died"),
+        Unreachable("MLflow does not answer"),
+        ProjectError("the disk is full", "free some space"),
+    ]
 
     def ensure(stage: str, session: Session) -> StageResult:
         calls.append(stage)
@@ -113,15 +118,40 @@ def test_a_fault_of_a_simulator_is_tried_again_and_any_other_error_is_not(
     monkeypatch.setattr("tasks.states.states.retry_delay_seconds", [0, 0])
     with pytest.raises(ProjectError, match="the disk is full"):
         pipeline()
-    assert calls == ["states", "states"]
+    assert calls == ["states", "states", "states"]
+
+
+def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhere(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(Path.cwd(), "notify", events=["failure", "nothing_to_do"])
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        monkeypatch.setattr(run, "ensure", lambda stage, _: StageResult(stage=stage, status="cached", seconds=0.0))
+        nightly.with_options(flow_run_name="told")()
+        monkeypatch.setattr(run, "ensure", lambda stage, session: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            nightly.with_options(flow_run_name="told")()
+    assert [message["title"] for message in messages] == ["Nightshift: nothing to do", "Nightshift: the run failed"]
+    with get_client(sync_client=True) as client:
+        logs = [log.message for log in client.read_logs()]
+    written = [path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()]
+    assert not [text for text in [*logs, *map(str, written)] if SECRET in text]
 
 
 def test_nightly_is_the_pipeline_by_the_clock(calls: list[str]) -> None:
-    assert [result.stage for result in nightly()] == STAGES
+    results = nightly()
+    assert isinstance(results, list)
+    assert [result.stage for result in results] == STAGES
 
 
 def test_deployments_name_flows_that_exist() -> None:
     deployments = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
     assert deployments["pipeline"]["entrypoint"] == "flows.pipeline.pipeline"
     assert deployments["nightly"]["entrypoint"] == "flows.nightly.nightly"
-    assert deployments["nightly"]["schedules"][0]["cron"] == CRON
+
+
+def test_a_night_that_can_only_begin_much_later_is_left_out(calls: list[str]) -> None:
+    begun = nightly(catch_up_hours=0.0, return_state=True)
+    assert begun.name == "Missed"
+    assert calls == []

@@ -13,7 +13,7 @@ import yaml
 
 from nightshift import config
 from nightshift.config import merged
-from nightshift.errors import DeviceError, NightshiftError
+from nightshift.errors import DeviceError, NightshiftError, Problems
 from nightshift.pipeline import precheck
 from nightshift.pipeline.run import Session, ensure
 from nightshift.project import graph, paths
@@ -80,10 +80,54 @@ def test_an_existing_policy_does_not_depend_on_the_section_policy() -> None:
 def test_a_gpu_that_is_not_there_is_missed_where_policies_act_or_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     chosen = params(machine={"device": "cuda"})
-    for stages in (["sft"], ["rloo"], ["evaluate"], list(STAGES)):
+    for stages in (["collect"], ["sft"], ["rloo"], ["evaluate"], list(STAGES)):
         with pytest.raises(DeviceError, match="torch finds no GPU"):
             check(chosen, *stages)
-    check(chosen, "states", "collect", "dataset", "register")
+    check(chosen, "states", "dataset", "register")
+
+
+def test_a_policy_that_does_not_fit_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (10_000, 80_000_000_000))
+    with pytest.raises(DeviceError, match=r"the GPU has 0\.0 GB of memory left"):
+        check(params(machine={"device": "cuda"}), "sft")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"evaluate": {"init_states": 300}}, "evaluation init states, 300 are asked for"),
+        ({"collect": {"demos_per_task": 1000}}, "collect.demos_per_task is 1000"),
+        ({"dataset": {"sources": ["demos", "teleop"]}}, "dataset.sources in params.yaml has teleop"),
+        ({"rloo": {"validation": {"level": 1.0e-9}}}, "cannot show a gain at rloo.validation.level"),
+        ({"machine": {"free_disk_gb": 1.0e9}}, "machine.free_disk_gb asks for"),
+        ({"env": {"tasks": ["fly"]}}, "has no task fly"),
+    ],
+)
+def test_numbers_that_a_later_stage_would_refuse_are_refused_before_the_first(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(NightshiftError, match=sentence) as refused:
+        check(params(**changes))
+    assert refused.value.next_step
+    assert "\n" not in refused.value.what
+
+
+def test_drawn_training_states_are_counted_before_they_are_drawn() -> None:
+    spatial = {"suite": "libero_spatial", "tasks": [], "cameras": {"names": []}}
+    few = {"env": spatial, "states": {"per_task": 5, "validation_share": 0.2}, "collect": {"demos_per_task": 5}}
+    few = merged(small_params(), few)
+    with pytest.raises(NightshiftError, match=r"collect\.demos_per_task is 5, but .* has 4 training states"):
+        precheck._check_demos(config.Params.model_validate(few))
+
+
+def test_all_problems_are_told_at_once_with_what_to_do_about_each() -> None:
+    with pytest.raises(Problems) as refused:
+        check(params(evaluate={"init_states": 300}, dataset={"sources": ["teleop"]}, policy={"inputs": ["touch"]}))
+    assert "3 problems" in refused.value.what
+    for sentence in ("300 are asked for", "has teleop", "policy.inputs has touch"):
+        assert refused.value.what.count(sentence) == 1
+    assert refused.value.what.count("→") == 3
 
 
 WITHOUT_GL = """
@@ -133,6 +177,19 @@ def test_the_first_stage_does_not_begin(project: Path) -> None:
     assert done.returncode == 1
     assert "policy.inputs has agentview" in done.stderr + done.stdout
     assert not (project / paths.DEMOS).exists()
+
+
+def test_plan_and_doctor_tell_all_problems_without_running_anything(project: Path) -> None:
+    edit(project, "evaluate", init_states=300)
+    edit(project, "dataset", sources=["teleop"])
+    for command in ("plan", "doctor"):
+        done = nightshift(project, command, COLUMNS="200")
+        assert done.returncode == 1
+        told = done.stdout + done.stderr
+        assert "300 are asked for" in told
+        assert "dataset.sources in params.yaml has teleop" in told
+        assert "Traceback" not in told
+    assert not (project / paths.INIT_STATES).exists()
 
 
 @pytest.mark.parametrize("recipe", sorted((REPOSITORY / "recipes").glob("*.yaml")), ids=lambda path: path.stem)

@@ -51,8 +51,10 @@ def test_the_holder_is_named_and_its_lock_ends_with_sigkill(tmp_path: Path) -> N
         for _ in range(2):  # the first attempt must not erase the holder's name
             with pytest.raises(DataError, match=f"held by {holder.pid}$"):
                 locks.acquire(tmp_path / locks.LOCK, refusal)
+        assert not locks.was_abandoned(tmp_path / locks.LOCK)
         holder.kill()
         holder.wait()
+    assert locks.was_abandoned(tmp_path / locks.LOCK)
     locks.acquire(tmp_path / locks.LOCK, refusal).release()
     assert (tmp_path / locks.LOCK).read_text() == f"{os.getpid()}\n"
 
@@ -64,3 +66,9 @@ def test_a_lock_can_be_released_by_another_thread(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lock.release).result()
     locks.acquire(tmp_path / locks.LOCK, refusal).release()
+
+
+def test_a_lock_that_was_released_or_never_held_was_not_abandoned(tmp_path: Path) -> None:
+    assert not locks.was_abandoned(tmp_path / locks.LOCK)
+    locks.release(locks.acquire(tmp_path / locks.LOCK, refusal))
+    assert not locks.was_abandoned(tmp_path / locks.LOCK)

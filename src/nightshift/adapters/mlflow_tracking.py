@@ -5,11 +5,14 @@ With mlflow_registry.py and policy_model.py the only files that import mlflow.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import re
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +25,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
+from requests.exceptions import RequestException
 
 from nightshift import config
 from nightshift.adapters.tracking import flat
-from nightshift.errors import RegistryError
+from nightshift.errors import NightshiftError, ProjectError, RegistryError, Unreachable
+from nightshift.interrupts import deferred
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
 
@@ -77,6 +82,7 @@ class MlflowTracker:
         self._commit = commit
         self._last = {key: _last_step(client, self.run_id, key) for key in run.data.metrics}
 
+    @deferred()
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         new = {key: value for key, value in metrics.items() if step > self._last.get(key, -1)}
         now = get_current_time_millis()
@@ -85,30 +91,37 @@ class MlflowTracker:
             self._client.log_batch(self.run_id, metrics=entries)
             self._last.update(dict.fromkeys(new, step))
 
+    @deferred()
     def artifact(self, path: Path) -> None:
         if path.is_dir():
             self._client.log_artifacts(self.run_id, str(path), path.name)
         else:
             self._client.log_artifact(self.run_id, str(path))
 
+    @deferred()
     def dataset(self, name: str, digest: str, path: Path) -> None:
         dataset = MetaDataset(DvcSource(path.as_posix(), digest, self._commit), name=name, digest=digest[:36])
         entry = DatasetInput(dataset=dataset._to_mlflow_entity(), tags=[InputTag("mlflow.data.context", "training")])
         self._client.log_inputs(self.run_id, datasets=[entry])
 
+    @deferred()
     def tag(self, tags: Mapping[str, str]) -> None:
         for name, value in tags.items():
             self._client.set_tag(self.run_id, name, value)
 
 
 class Tracking:
-    """The parent run of one pipeline, joined by every process that works on the same params."""
+    """The parent run of one pipeline, joined by every process that works on the same params.
+
+    Make one only while holding the run lock: what else is RUNNING in this folder is taken for dead.
+    """
 
     def __init__(self, root: Path, params: config.Params, commit: str) -> None:
         self._folder = f"{socket.gethostname()}:{root}"
         self._commit = commit
         self.client = connect(root)
         self.experiment_id = _experiment(self.client, root)
+        self._end_leftovers()
         self.parent_id = self._open_parent(params)
         self._children: dict[str, str] = {}
 
@@ -123,7 +136,9 @@ class Tracking:
             yield MlflowTracker(self.client, run, self._commit)
         except BaseException as error:
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
-            self.client.set_terminated(run.info.run_id, status)
+            self._end(run.info.run_id, status)
+            if sentence := explained(error, self.client.tracking_uri):
+                raise sentence from error
             raise
         self.client.set_terminated(run.info.run_id, "FINISHED")
 
@@ -132,7 +147,16 @@ class Tracking:
         return f"{MLFLOW_PAGES}/#/experiments/{self.experiment_id}/runs/{self._children.get(stage, self.parent_id)}"
 
     def close(self, status: str) -> None:
-        self.client.set_terminated(self.parent_id, status)
+        self._end(self.parent_id, status)
+
+    @deferred()
+    def _end(self, run_id: str, status: str) -> None:
+        """If MLflow does not answer or its disk is full, the next run ends it (`_end_leftovers`)."""
+        try:
+            self.client.set_terminated(run_id, status)
+        except MlflowException as error:
+            if not explained(error, self.client.tracking_uri):
+                raise
 
     def _open_parent(self, params: config.Params) -> str:
         digest = pipeline_digest(params)
@@ -146,9 +170,9 @@ class Tracking:
         self.client.log_batch(run.info.run_id, params=[Param(key, str(value)) for key, value in values.items()])
         return str(run.info.run_id)
 
+    @deferred()
     def _open_child(self, stage: str, fingerprint: str) -> Run:
         found = self._newest(f"tags.`{FINGERPRINT}` = '{fingerprint}' and attributes.status != 'FINISHED'")
-        self._close_stale(stage, keep=found.info.run_id if found else "")
         tags = {
             FINGERPRINT: fingerprint,
             STAGE: stage,
@@ -162,12 +186,11 @@ class Tracking:
         self.client.set_tag(found.info.run_id, PARENT, self.parent_id)
         return self.client.get_run(found.info.run_id)
 
-    def _close_stale(self, stage: str, keep: str) -> None:
-        """End the runs of this stage and folder that a kill left RUNNING; the run lock excludes that one is alive."""
-        mine = f"tags.`{FOLDER}` = '{self._folder}' and tags.`{STAGE}` = '{stage}' and attributes.status = 'RUNNING'"
-        for run in self.client.search_runs([self.experiment_id], mine):
-            if run.info.run_id != keep:
-                self.client.set_terminated(run.info.run_id, "KILLED")
+    def _end_leftovers(self) -> None:
+        """Runs of this folder that a kill left RUNNING become KILLED; the run lock excludes that one is alive."""
+        mine = f"tags.`{FOLDER}` = '{self._folder}' and attributes.status = 'RUNNING'"
+        for run in list(_runs(self.client, mine)):
+            self.client.set_terminated(run.info.run_id, "KILLED")
 
     def _newest(self, condition: str) -> Run | None:
         order = ["attributes.start_time DESC"]
@@ -180,13 +203,69 @@ def connect(root: Path) -> MlflowClient:
     logging.getLogger("alembic").setLevel(logging.ERROR)
     uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     if uri.startswith("sqlite:///"):
-        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        database = Path(uri.removeprefix("sqlite:///"))
+        database.parent.mkdir(parents=True, exist_ok=True)
+        database.touch(mode=0o600)
+        if database == root.resolve() / paths.MLFLOW_DATABASE:
+            _follow_move(database, (root.resolve() / paths.MLFLOW_ARTIFACTS).as_uri())
     try:
         client = MlflowClient(uri)
         client.get_experiment_by_name(EXPERIMENT)
     except (MlflowException, OSError) as error:
-        raise RegistryError(f"MLflow's store {uri} does not answer: {error}", "check MLFLOW_TRACKING_URI") from error
+        shown = without_password(uri)
+        raise (
+            explained(error, uri)
+            or RegistryError(f"MLflow's store {shown} cannot be used: {error}", "check MLFLOW_TRACKING_URI")
+        ) from error
     return client
+
+
+_LOCATIONS = {
+    "experiments": ("artifact_location",),
+    "runs": ("artifact_uri",),
+    "model_versions": ("source", "storage_location"),
+    "logged_models": ("artifact_location",),
+}
+"""Columns of MLflow's tables with absolute addresses of artifacts."""
+
+
+def _follow_move(database: Path, artifacts: str) -> None:
+    """Let the addresses in a project's own store name the folder it is in now: MLflow keeps absolute ones, and a copy
+    of the project would read and write the artifacts of its original."""
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables.issuperset(_LOCATIONS):
+            return
+        named = "SELECT artifact_location FROM experiments WHERE name = ?"
+        old = next((location for (location,) in connection.execute(named, [EXPERIMENT])), artifacts)
+        if old == artifacts:
+            return
+        for table, columns in _LOCATIONS.items():
+            for column in columns:
+                change = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} LIKE ? || '%'"
+                connection.execute(change, [artifacts, len(old) + 1, old])
+
+
+_DISK_FULL = "database or disk is full"
+
+
+def explained(error: BaseException, uri: str) -> NightshiftError | None:
+    """The sentence for a disk that is full or a server that does not answer; None for any other error."""
+    if _DISK_FULL in str(error):
+        return ProjectError(
+            f"no space left on the disk that holds {without_password(uri)}", "free some space and run again: it resumes"
+        )
+    if not isinstance(error, RequestException) and not str(error).startswith("API request to http"):
+        return None
+    return Unreachable(
+        f"MLflow at {without_password(uri)} does not answer",
+        "start it, or check MLFLOW_TRACKING_URI, and run again: what is done is kept",
+    )
+
+
+def without_password(uri: str) -> str:
+    """An address that can be shown."""
+    return re.sub(r"//[^/@]*@", "//", uri)
 
 
 def unfinished_fingerprints(client: MlflowClient) -> set[str]:
@@ -215,8 +294,8 @@ def _every_page(search: Callable[[str | None], PagedList]) -> Iterator[Any]:
 
 
 def pipeline_digest(params: config.Params) -> str:
-    """Of every number that counts: how many workers there are does not."""
-    values = params.model_dump(mode="json", by_alias=True, exclude={"machine"})
+    """Of every number that counts: how many workers there are, and who is told of it, does not."""
+    values = params.model_dump(mode="json", by_alias=True, exclude={"machine", "notify"})
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from nightshift import files
-from nightshift.cli import actor_commands, commands, data_commands, env_commands
 from nightshift.errors import NightshiftError
-from nightshift.project import packages
-from nightshift.telemetry.console import errors
+
+if TYPE_CHECKING:
+    from nightshift.cli import actor_commands, commands, data_commands, env_commands
+else:
+
+    class _OnFirstUse:
+        """A module that is imported when a command needs it: `nightshift --help` waits for none of them."""
+
+        def __init__(self, name: str) -> None:
+            self._name = f"nightshift.cli.{name}"
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(importlib.import_module(self._name), attribute)
+
+    actor_commands, commands, data_commands, env_commands = map(
+        _OnFirstUse, ("actor_commands", "commands", "data_commands", "env_commands")
+    )
 
 INTERRUPTED = 130
 
@@ -26,19 +41,46 @@ app.add_typer(dataset_app, name="dataset")
 env_app = typer.Typer(help="The simulated tasks: which there are, and whether they run here.", no_args_is_help=True)
 app.add_typer(env_app, name="env")
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nightshift {importlib.metadata.version('nightshift')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="and exit")] = False,
+) -> None:
+    """Trains robot policies overnight."""
+
+
 Suite = Annotated[str, typer.Option(help="one suite; all of them if not given")]
 
 
 @app.command()
-def run() -> None:
+def run(
+    from_stage: Annotated[
+        str, typer.Option(help="begin here; results of the stages before are taken as they are")
+    ] = "",
+    force_stage: Annotated[list[str] | None, typer.Option(help="run it even if it is fresh; may be repeated")] = None,
+) -> None:
     """Run every stage that is stale, and show the results."""
-    commands.run()
+    commands.run(from_stage, force_stage or [])
 
 
 @app.command()
 def plan() -> None:
     """Show each stage, fresh or stale, and why."""
     commands.plan()
+
+
+@app.command()
+def doctor() -> None:
+    """Say whether a run would work here: params, data, simulators, GPU, disk, ports, servers and versions."""
+    from nightshift.cli import doctor as examination
+
+    examination.examine()
 
 
 @app.command()
@@ -184,26 +226,38 @@ def main() -> None:
     """Run a command; every error meant for people is one sentence and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)  # a shell's background job starts with it ignored
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it; else the terminal was closed
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         app()
     except NightshiftError as error:
         _fail(error)
     except ModuleNotFoundError as error:
+        from nightshift.project import packages
+
         _fail(packages.missing(error) or error)
     except OSError as error:
+        from nightshift import files
+
         _fail(files.refusal(error) or error)
     except SystemExit as end:
         if end.code not in (INTERRUPTED, signal.SIGTERM):  # while Ray starts, its handler exits with the latter
             raise
-        errors.print("stopped; run again to resume")
+        _say("stopped; run again to resume")
         sys.exit(INTERRUPTED)
 
 
 def _fail(error: Exception) -> NoReturn:
     if not isinstance(error, NightshiftError):
         raise error
-    errors.print(f"error: {error}", markup=False)
+    _say(f"error: {error}")
     sys.exit(1)
+
+
+def _say(sentence: str) -> None:
+    from nightshift.telemetry.console import errors
+
+    errors.print(sentence, markup=False)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

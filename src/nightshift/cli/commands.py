@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from nightshift import config, envs
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
-from nightshift.pipeline.run import NOT_CHOSEN, Session, StageResult, ensure, run_stage
+from nightshift.pipeline.run import NOT_CHOSEN, Choice, Session, StageResult, check_free, ensure, run_stage, was_killed
 from nightshift.project import environment, graph, packages, paths, repository, versions
 from nightshift.telemetry.console import console, show_warnings
 
@@ -33,19 +32,26 @@ def enter(*, own_prefect: bool = False) -> Path:
     return root
 
 
-def run() -> None:
+def run(from_stage: str, force_stages: Sequence[str]) -> None:
     """The pipeline; when all of it is fresh, the summary alone."""
     started = time.monotonic()
     root = enter(own_prefect=True)
     statuses = _statuses(root)
-    stale = [status.name for status in statuses if not status.fresh and not status.skipped]
-    if not stale:
+    choice = Choice.of(root, from_stage, force_stages)
+    stale = [status.name for status in statuses if choice.runs(status.name, stale=_would_run(status))]
+    if not stale and not was_killed(root):  # what a killed run left in Prefect and MLflow is marked by a flow
         results = _nothing_stale(root, statuses)
     else:
-        console.print(f"[bold]nightshift[/]  to do: {', '.join(stale)}   [dim](nightshift plan says why)[/]")
+        check_free(root)
+        todo = ", ".join(stale) or "nothing but to mark the last run as dead"
+        console.print(f"[bold]nightshift[/]  to do: {todo}   [dim](nightshift plan says why)[/]")
         with _compiling(root):
-            results = _run_flow()
+            results = _run_flow(choice)
     console.print(summary.render(summary.gather(root, results, time.monotonic() - started)))
+
+
+def _would_run(status: StageStatus) -> bool:
+    return not status.fresh and not status.skipped
 
 
 def _nothing_stale(root: Path, statuses: Sequence[StageStatus]) -> list[StageResult]:
@@ -103,13 +109,20 @@ def adopt(source: Path, *, accept_versions: bool) -> None:
 
 
 def plan() -> None:
-    """Every stage, fresh or stale, and why."""
+    """Every stage, fresh or stale, and why; and what stands in the way of those that would run."""
+    root = enter()
+    statuses = _statuses(root)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ("stage", "", "why"):
         table.add_column(column, style="bold" if column == "stage" else "")
-    for status in _statuses(enter()):
+    for status in statuses:
         table.add_row(status.name, _mark(status), Text("\n".join(_why(status)), style="dim"))
     console.print(table)
+    if stale := [status.name for status in statuses if _would_run(status)]:
+        from nightshift.pipeline import precheck  # imports torch: only if there is something to check
+
+        stages = graph.load(root)
+        precheck.check(config.load(root / paths.PARAMS), [stages[name] for name in stale])
 
 
 def _mark(status: StageStatus) -> Text:
@@ -202,8 +215,10 @@ def predict(model: str, task: str, episodes: int) -> None:
 
 def ui(port: int) -> None:
     """MLflow's pages on the local store; ends with Ctrl-C."""
+    from flows.server import check_port
+
     root = enter()
-    _check_port(port, "ui")
+    check_port(port, "ui")
     (root / paths.MLFLOW_ARTIFACTS).mkdir(parents=True, exist_ok=True)
     console.print(f"MLflow: [cyan]http://127.0.0.1:{port}[/]   [dim](ready in about 15 s; Ctrl-C ends it)[/]")
     store = ["--backend-store-uri", os.environ["MLFLOW_TRACKING_URI"]]
@@ -215,12 +230,15 @@ def ui(port: int) -> None:
 def serve(port: int) -> None:
     """Wait for runs asked for by hand, and start one every night."""
     repository.check(enter())
-    if "PREFECT_API_URL" not in os.environ:
-        _check_port(port, "serve")
-    from flows.local import serve_forever
+    from flows.server import lasting_server
 
-    console.print(f"Prefect: [cyan]http://127.0.0.1:{port}[/]   [dim]prefect deployment run pipeline/pipeline[/]")
-    serve_forever(port)
+    with lasting_server(port) as url:
+        from flows.local import serve_forever
+
+        console.print(
+            f"Prefect: [cyan]{url.removesuffix('/api')}[/]   [dim]prefect deployment run pipeline/pipeline[/]"
+        )
+        serve_forever(url)
 
 
 @contextlib.contextmanager
@@ -240,20 +258,21 @@ def _compiling(root: Path) -> Iterator[None]:
         process.wait()
 
 
-def _run_flow() -> list[StageResult]:
+def _run_flow(choice: Choice) -> list[StageResult]:
     """The flow in this process, on the server that PREFECT_API_URL names or else on a temporary one."""
-    from flows.server import temporary_server
+    from flows.server import ADDRESS, check, temporary_server
 
-    if "PREFECT_API_URL" in os.environ:
+    if address := os.environ.get(ADDRESS):
+        check(address)
         from flows.local import run_once
 
-        return run_once()
+        return run_once(choice)
     with temporary_server() as server:
         import nightshift.adapters.mlflow_tracking  # noqa: F401  # seconds of importing while the server gets ready
         from flows.local import run_once
 
         server.wait()
-        return run_once()
+        return run_once(choice)
 
 
 def _statuses(root: Path) -> list[StageStatus]:
@@ -261,13 +280,5 @@ def _statuses(root: Path) -> list[StageStatus]:
     params = config.load(root / paths.PARAMS)
     stages = graph.load(root)
     packages.record(root, stages)
+    graph.check_lock(root)
     return DvcStore(root).status([stage for stage in stages if params.skips(stage)])
-
-
-def _check_port(port: int, command: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            raise ProjectError(f"port {port} is in use", f"nightshift {command} --port {port + 1}") from None

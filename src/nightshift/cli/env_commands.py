@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -78,22 +78,26 @@ def check() -> None:
     """What simulating needs; SimulatorError if the suite of params.yaml cannot run."""
     root = enter()
     params = config.load(root / paths.PARAMS)
-    findings = list(_findings(params))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=False)
-    for finding in findings:
-        mark, style = MARKS[finding.verdict]
-        table.add_row(Text(mark, style=style), Text(finding.about, style="bold"), Text(finding.found, overflow="fold"))
-    console.print(table)
-    for finding in findings:
-        if finding.remedy:
-            console.print(Text(f"{finding.about}: {finding.remedy}", style="dim"), soft_wrap=True)
-    lacking = [finding.about for finding in findings if finding.verdict == "missing"]
+    lacking = print_findings(list(findings(params)))
     if lacking:
         raise SimulatorError(
             f"{params.env.suite}, which params.yaml selects, cannot run here: {', '.join(lacking)}",
             "do what is said above, then nightshift env check",
         )
     console.print(f"\n[green]{params.env.suite}[/], which params.yaml selects, can run here")
+
+
+def print_findings(found: Sequence[Finding]) -> list[str]:
+    """A table, and below it what to do; returns what is missing."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=False)
+    for finding in found:
+        mark, style = MARKS[finding.verdict]
+        table.add_row(Text(mark, style=style), Text(finding.about, style="bold"), Text(finding.found, overflow="fold"))
+    console.print(table)
+    for finding in found:
+        if finding.remedy:
+            console.print(Text(f"{finding.about}: {finding.remedy}", style="dim"), soft_wrap=True)
+    return [finding.about for finding in found if finding.verdict == "missing"]
 
 
 def in_words(predicate: Predicate) -> str:
@@ -178,7 +182,8 @@ def _picture(task: Task, chosen: config.Env) -> str:
     return str(path)
 
 
-def _findings(params: config.Params) -> Iterator[Finding]:
+def findings(params: config.Params) -> Iterator[Finding]:
+    """What the simulators need, and whether it is here."""
     yield from _packages()
     yield _selection(params)
     yield from _assets(params.env.suite)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import ray
+from ray._private import ray_constants
 
 from nightshift.errors import RolloutError
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
+_SESSION = "nightshift-ray"
+"""With the process and a random part the name of a folder; short, since names of sockets are limited to 107 bytes."""
 _SHARED_MEMORY = Path("/dev/shm")
 _OBJECT_STORE_BYTES = (256 * 2**20, 16 * 2**30)
 """At least, at most. The answer to a bundle of requests with images is a gigabyte: what does not fit goes to disk."""
@@ -32,14 +37,58 @@ def start_ray(cpus: int) -> None:
         if address:
             _join(address)
             return
-        ray.init(
-            "local",  # not a cluster that another user started on this machine
-            num_cpus=cpus,
-            include_dashboard=False,
-            object_store_memory=_object_store_bytes(),
-            log_to_driver=False,
-            logging_level="error",
-        )
+        with _on_loopback():
+            ray.init(
+                "local",  # not a cluster that another user started on this machine
+                num_cpus=cpus,
+                include_dashboard=False,
+                object_store_memory=_object_store_bytes(),
+                log_to_driver=False,
+                logging_level="error",
+                _temp_dir=str(_session_folder()),
+            )
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray's own switch for systems without clusters: its processes listen on 127.0.0.1, and not on every interface.
+
+    The variable is for the processes that Ray starts; this one has read it already.
+    """
+    name, constant = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    variable = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = constant
+        del os.environ[name]
+        if variable is not None:
+            os.environ[name] = variable
+
+
+def _session_folder() -> Path:
+    """Logs, sockets and spilled objects of a cluster here: readable by this user alone, and gone when this process is.
+
+    What a killed process left is removed by the next one.
+    """
+    parent = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
+    for folder in parent.glob(f"{_SESSION}-*-*"):
+        if not _is_alive(int(folder.name.split("-")[-2])):
+            shutil.rmtree(folder, ignore_errors=True)
+    private = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=parent))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    return private / "s"  # Ray opens the folder that it is given to everybody
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _object_store_bytes() -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nightshift import config, envs
-from nightshift.errors import ConfigError
+from nightshift.envs import protocols
+from nightshift.errors import ConfigError, SimulatorError
 from nightshift.types import Task
 
 _FEWEST = 2
@@ -21,7 +22,28 @@ class TrainingStates(NamedTuple):
 def split_training_states(task: Task, states: config.States) -> TrainingStates:
     """The last `validation_share` of the states is set aside. The states are independent draws, so both parts have the
     same distribution."""
-    count = envs.init_state_count(task, "train")
+    return _split(task, envs.init_state_count(task, "train"), states)
+
+
+def planned_training_states(task: Task, states: config.States) -> TrainingStates:
+    """As `split_training_states` will be, before the states of a suite that ships none are drawn."""
+    count = states.per_task if envs.lacks_train_states(task) else envs.init_state_count(task, "train")
+    return _split(task, count, states)
+
+
+def evaluation_states(task: Task, env: config.Env, init_states: config.CountOrAuto) -> range:
+    """The first `init_states` held-out states of a task."""
+    wanted = protocols.find(env.protocol).trials if init_states == "auto" else init_states
+    available = envs.init_state_count(task, "eval")
+    if wanted > available:
+        raise SimulatorError(
+            f"{task.name} has {available} evaluation init states, {wanted} are asked for",
+            "lower evaluate.init_states in params.yaml",
+        )
+    return range(wanted)
+
+
+def _split(task: Task, count: int, states: config.States) -> TrainingStates:
     if count < _FEWEST:
         raise ConfigError(
             f"{task.name} has {count} training init state(s), and one has to be set aside for validation",

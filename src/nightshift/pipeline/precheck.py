@@ -1,43 +1,147 @@
 """Whether params.yaml and this machine fit the stages that will run, before the first of them works for hours.
 
 Each stage refuses what it cannot use, but a policy is built only after the demos are collected. A stage is asked for
-what it uses and no more: cloning draws no image, and registering needs no GPU.
+what it uses and no more: cloning draws no image, and registering needs no GPU. All problems are found at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from nightshift import config, envs, policies
+from nightshift.data import sources
+from nightshift.envs.splits import evaluation_states, planned_training_states
+from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.policies import device
+from nightshift.policies.base import Policy
 from nightshift.project import paths
 from nightshift.project.graph import Definition
+from nightshift.rollouts.validation import check_validation_states
 from nightshift.types import INSTRUCTION
+
+Check = Callable[[config.Params], None]
+
+_GB = 1e9
+_COPIES = 4
+"""Of a policy's weights while it learns: weights, gradients and two moments of the optimizer."""
 
 
 def check(params: config.Params, stages: Iterable[Definition]) -> None:
-    """ConfigError, DeviceError or SimulatorError: a camera, an image size, an input, an instruction, the device."""
-    chosen = list(stages)
-    if any(map(_comes_before_policies, chosen)):
-        check_policy(params)
-    if any(map(_simulates, chosen)):
-        envs.check_cameras(params.env)
-    if any(_makes_policies(stage) or (_simulates(stage) and _reads_policies(stage)) for stage in chosen):
-        device.resolve(params.machine.device)
+    """NightshiftError: a single problem as it is, several as Problems."""
+    if found := problems(params, stages):
+        raise Problems.of(found)
+
+
+def problems(params: config.Params, stages: Iterable[Definition]) -> list[NightshiftError]:
+    """All that stands in the way of these stages, each once."""
+    found: dict[str, NightshiftError] = {}
+    for each in _checks(list(stages)):
+        try:
+            each(params)
+        except NightshiftError as error:
+            found.setdefault(error.what, error)
+    return list(found.values())
 
 
 def check_policy(params: config.Params) -> None:
     """Build the policy without memory for its weights, and give it inputs as the environment would."""
     space = envs.observation_space(params.env)
-    shapes = {name: spec.shape for name, spec in space.items()}
-    with torch.device("meta"):
-        policy = policies.fresh(params.policy, shapes, envs.suite(params.env.suite).action_space.size)
+    policy = _weightless(params)
     instructions = np.array([task.language for task in envs.tasks(params.env)])
-    seen = {name: np.zeros((len(instructions), *shapes[name]), space[name].dtype) for name in policy.observations}
+    seen = {name: np.zeros((len(instructions), *space[name].shape), space[name].dtype) for name in policy.observations}
     policy.inputs(seen | ({INSTRUCTION: instructions} if INSTRUCTION in seen else {}))
+
+
+def check_disk(params: config.Params) -> None:
+    free = shutil.disk_usage(Path.cwd()).free / _GB
+    if free < params.machine.free_disk_gb:
+        raise ProjectError(
+            f"the disk of {Path.cwd()} has {free:.1f} GB left, and machine.free_disk_gb asks for "
+            f"{params.machine.free_disk_gb:g}",
+            "nightshift gc frees some, and dvc gc --workspace old results; or lower machine.free_disk_gb",
+        )
+
+
+def _checks(stages: list[Definition]) -> Iterator[Check]:
+    yield check_disk
+    if any(map(_comes_before_policies, stages)):
+        yield check_policy
+    if any(map(_simulates, stages)):
+        yield lambda params: envs.check_cameras(params.env)
+    if any(_makes_policies(stage) or _plays(stage) for stage in stages):
+        yield lambda params: _check_device(params, learns=any(map(_makes_first_policy, stages)))
+    named = {section for stage in stages for section in stage.params}
+    for section, each in _BY_SECTION.items():
+        if section in named:
+            yield each
+
+
+def _check_sources(params: config.Params) -> None:
+    missing = [source for source in params.dataset.sources if source not in sources.names()]
+    if missing:
+        there = ", ".join(sources.names())
+        raise DataError(
+            f"dataset.sources in params.yaml has {', '.join(missing)}, and there are {there}",
+            sources.remedy(missing[0]),
+        )
+
+
+def _check_demos(params: config.Params) -> None:
+    for task in envs.tasks(params.env):
+        states = planned_training_states(task, params.states).train
+        if len(states) < params.collect.demos_per_task:
+            raise ConfigError(
+                f"collect.demos_per_task is {params.collect.demos_per_task}, but {task.name} has {len(states)} "
+                "training states, one for each demo",
+                "lower collect.demos_per_task in params.yaml; a LIBERO suite draws more with states.per_task",
+            )
+
+
+def _check_evaluation(params: config.Params) -> None:
+    for task in envs.tasks(params.env):
+        evaluation_states(task, params.env, params.evaluate.init_states)
+    envs.horizon(params.env)
+
+
+def _check_validation(params: config.Params, algorithm: str) -> None:
+    if algorithm in params.algorithms:
+        states = {task.name: planned_training_states(task, params.states) for task in envs.tasks(params.env)}
+        check_validation_states(states, params.section(algorithm).validation.level, f"{algorithm}.validation.level")
+
+
+_BY_SECTION: dict[str, Check] = {
+    "dataset": _check_sources,
+    "collect": _check_demos,
+    "rloo": lambda params: _check_validation(params, "rloo"),
+    "rlpd": lambda params: _check_validation(params, "rlpd"),
+    "evaluate": _check_evaluation,
+}
+"""What is checked if a stage reads this section."""
+
+
+def _check_device(params: config.Params, *, learns: bool) -> None:
+    chosen = device.resolve(params.machine.device)
+    if chosen.type != "cuda" or not learns:
+        return
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in _weightless(params).parameters())
+    free, _ = torch.cuda.mem_get_info()
+    if weights * _COPIES > free:
+        raise DeviceError(
+            f"the GPU has {free / _GB:.1f} GB of memory left, and learning this policy takes more than "
+            f"{weights * _COPIES / _GB:.1f}",
+            f"end what else uses the GPU (nvidia-smi), or lower {device.POLICY_SIZE} in params.yaml",
+        )
+
+
+def _weightless(params: config.Params) -> Policy:
+    shapes = {name: spec.shape for name, spec in envs.observation_space(params.env).items()}
+    with torch.device("meta"):
+        return policies.fresh(params.policy, shapes, envs.suite(params.env.suite).action_space.size)
 
 
 def _comes_before_policies(stage: Definition) -> bool:
@@ -49,9 +153,18 @@ def _simulates(stage: Definition) -> bool:
     return "env" in stage.params
 
 
+def _plays(stage: Definition) -> bool:
+    """Simulators are opened for an expert or a policy, on the device of params.yaml; drawing states opens none."""
+    return _simulates(stage) and ("collect" in stage.params or _reads_policies(stage))
+
+
 def _reads_policies(stage: Definition) -> bool:
     """Then the policy exists, and policy in params.yaml no longer matters."""
     return any(path.is_relative_to(paths.MODELS) for path in stage.deps)
+
+
+def _makes_first_policy(stage: Definition) -> bool:
+    return _makes_policies(stage) and not _reads_policies(stage)
 
 
 def _makes_policies(stage: Definition) -> bool:

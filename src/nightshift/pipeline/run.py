@@ -15,7 +15,7 @@ import inspect
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from nightshift import config, files
 from nightshift.adapters.tracking import JsonlTracker, Tee, Tracker
-from nightshift.errors import CacheError, ProjectError
+from nightshift.errors import Busy, ProjectError
 from nightshift.pipeline.job import Job
 from nightshift.project import graph, locks, packages, paths, repository
 from nightshift.telemetry.console import console
@@ -43,6 +43,8 @@ LOCK = paths.STATE / "run.lock"
 
 NOT_CHOSEN = "not in algorithms"
 
+FORCED = "--force-stage"
+
 Status = Literal["ran", "cached", "restored", "skipped"]
 
 
@@ -61,10 +63,42 @@ class StageResult:
     """Why the result in dvc.lock did not stand, or why the stage was skipped."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which stages a run looks at, beyond what dvc.lock says of them."""
+
+    first: str = ""
+    """Results of the stages before this one are taken as they are."""
+    forced: tuple[str, ...] = ()
+    """Stages that run even if they are fresh."""
+    before: tuple[str, ...] = ()
+    """The stages before `first`."""
+
+    @classmethod
+    def of(cls, root: Path, first: str, forced: Sequence[str]) -> Choice:
+        """ProjectError if there is no stage of such a name, or a stage before the first has no result to take."""
+        stages = graph.load(root)
+        for stage in [*forced, *([first] if first else [])]:
+            _check_name(stage, stages)
+        names = list(stages)
+        before = tuple(names[: names.index(first)]) if first else ()
+        for stage in before:
+            for out in stages[stage].outs:
+                if not (root / out).exists():
+                    raise ProjectError(
+                        f"{out}, which {stage} makes, is not there", f"nightshift run --from-stage {stage}"
+                    )
+        return cls(first=first, forced=tuple(forced), before=before)
+
+    def runs(self, stage: str, *, stale: bool) -> bool:
+        return stage in self.forced or (stale and stage not in self.before)
+
+
 class Session:
     """What the stages of one process share: params, versions, simulators, trackers. Its exit closes all of them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, choice: Choice | None = None) -> None:
+        self.choice = choice or Choice()
         repository.check_folder(root)
         self.root = root.resolve()
         self.params = config.load(self.root / paths.PARAMS)
@@ -79,12 +113,12 @@ class Session:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.callback(_lock(self.root).release)
+        self._open.callback(locks.release, _lock(self.root))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if self._tracking:
-            self._open.callback(self._tracking.close, "FINISHED" if error is None else "FAILED")
+            self._open.callback(self._tracking.close, _mlflow_status(error))
         if self._store:
             self._open.callback(self._store.close)
         for pool in self._pools.values():
@@ -141,6 +175,22 @@ class Session:
         return {path: _digest(self.root / path) for path in sorted(graph.code(self.graph))}
 
 
+def was_killed(root: Path) -> bool:
+    """Whether the last run in this folder died, and left runs in Prefect and MLflow that nothing works on."""
+    return locks.was_abandoned(root / LOCK)
+
+
+def check_free(root: Path) -> None:
+    """Busy if another run works in this folder."""
+    locks.release(_lock(root))
+
+
+def _mlflow_status(error: BaseException | None) -> str:
+    if error is None:
+        return "FINISHED"
+    return "FAILED" if isinstance(error, Exception) else "KILLED"
+
+
 def fingerprint(stage: str, session: Session) -> str:
     """sha256 over all that decides a stage's result: params, versions, code and inputs. Names its checkpoints."""
     inputs = {path.as_posix(): _digest(session.root / path) for path in session.graph[stage].deps}
@@ -176,7 +226,7 @@ def run_stage(stage: str, session: Session) -> float:
 def ensure(stage: str, session: Session) -> StageResult:
     """Bring the stage's outputs up to date at the least cost. Call it for the stages above it first."""
     started = time.monotonic()
-    reasons = session.store.reasons(stage)
+    reasons = _reasons(stage, session)
     if session.params.skips(stage):
         if reasons:
             _run_and_commit(stage, session)
@@ -184,7 +234,7 @@ def ensure(stage: str, session: Session) -> StageResult:
         return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(NOT_CHOSEN,))
     if not reasons:
         result = StageResult(stage=stage, status="cached", seconds=time.monotonic() - started)
-    elif session.store.restore(stage):
+    elif FORCED not in reasons and session.store.restore(stage):
         result = StageResult(stage=stage, status="restored", seconds=time.monotonic() - started, reasons=reasons)
     else:
         session.check_unchanged()
@@ -195,6 +245,13 @@ def ensure(stage: str, session: Session) -> StageResult:
     _remove_checkpoints(stage, session)
     console.print(f"[green]✔ {stage}[/]  {result.status}, {result.seconds:.1f} s")
     return result
+
+
+def _reasons(stage: str, session: Session) -> tuple[str, ...]:
+    """Why the stage has to run; empty if its result stands, or is to be taken as it is."""
+    if stage in session.choice.forced:
+        return (FORCED,)
+    return () if stage in session.choice.before else session.store.reasons(stage)
 
 
 def _run_and_commit(stage: str, session: Session) -> None:
@@ -247,9 +304,13 @@ def record_time(root: Path, stage: str, seconds: float) -> None:
 
 def definition(stage: str, session: Session) -> graph.Definition:
     """The stage in dvc.yaml; ProjectError if there is none of this name."""
-    if stage not in session.graph:
-        raise ProjectError(f"there is no stage {stage!r}", f"choose one of {', '.join(session.graph)}")
+    _check_name(stage, session.graph)
     return session.graph[stage]
+
+
+def _check_name(stage: str, stages: Mapping[str, graph.Definition]) -> None:
+    if stage not in stages:
+        raise ProjectError(f"there is no stage {stage!r}", f"choose one of {', '.join(stages)}")
 
 
 def sections(stage: str, session: Session) -> dict[str, Any]:
@@ -308,7 +369,5 @@ def _lock(root: Path) -> FileLock:
     path.parent.mkdir(parents=True, exist_ok=True)
     return locks.acquire(
         path,
-        lambda holder: CacheError(
-            f"another run (process {holder}) is working in {root}", f"wait for it, or kill {holder}"
-        ),
+        lambda holder: Busy(f"another run (process {holder}) is working in {root}", f"wait for it, or kill {holder}"),
     )

@@ -27,6 +27,9 @@ SAFE = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray gives its workers niceness 15: beside any other load on the machine a run takes three times as long.
     "RAY_worker_niceness": "0",
+    # A server that does not answer is given up after seconds; by default after minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # a 237 MB side process that nothing here uses
 }
 

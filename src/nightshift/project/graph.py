@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from nightshift.errors import ProjectError
+from nightshift import config
+from nightshift.errors import ConfigError, ProjectError
 from nightshift.project import paths
 
 
@@ -31,14 +32,30 @@ class Definition:
 def load(root: Path) -> dict[str, Definition]:
     """Every stage of dvc.yaml by name, in the order of the file."""
     try:
-        stages = yaml.safe_load((root / paths.DVC_YAML).read_text())["stages"]
+        if not (root / paths.DVC_YAML).exists():
+            raise FileNotFoundError
+        stages = config.read_yaml(root / paths.DVC_YAML)["stages"]
         return {name: _definition(name, stage) for name, stage in stages.items()}
     except FileNotFoundError:
         raise ProjectError(f"{root / paths.DVC_YAML} does not exist", f"git checkout -- {paths.DVC_YAML}") from None
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ProjectError(
             f"{root / paths.DVC_YAML} cannot be read: {error}", f"git diff -- {paths.DVC_YAML}"
         ) from None
+
+
+def check_lock(root: Path) -> None:
+    """ProjectError if dvc.lock cannot be read: without it, or with another, everything counts as never run."""
+    path = root / paths.DVC_LOCK
+    again = f"git checkout -- {paths.DVC_LOCK}; results in the cache are found again"
+    if not path.exists():
+        return
+    try:
+        content = config.read_yaml(path)
+    except ConfigError as error:
+        raise ProjectError(error.what, again) from None
+    if not isinstance(content, dict) or "schema" not in content:
+        raise ProjectError(f"{path} is damaged: it has no schema", again)
 
 
 def code(definitions: dict[str, Definition]) -> set[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,30 @@ def acquire(path: Path, refusal: Callable[[str], NightshiftError]) -> FileLock:
     with contextlib.suppress(OSError):  # only the error message above needs it, and the disk may be full
         path.write_text(f"{os.getpid()}\n")  # filelock itself does not record the holder
     return lock
+
+
+def release(lock: FileLock) -> None:
+    """Release the lock and say in its file that this was done."""
+    with contextlib.suppress(OSError):
+        Path(lock.lock_file).write_text("")
+    lock.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process, of whatever container, holds the lock."""
+    try:
+        with path.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+def was_abandoned(path: Path) -> bool:
+    """Whether the last holder of the lock died: the kernel released it, and the file still names the process."""
+    return path.exists() and path.stat().st_size > 0 and not is_held(path)
 
 
 class Claim:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 PARAMS = Path("params.yaml")
 DVC_YAML = Path("dvc.yaml")
+PREFECT_YAML = Path("prefect.yaml")
 DVC_LOCK = Path("dvc.lock")
 VERSIONS = Path("versions.yaml")
 """Installed versions of the packages that compute results; generated, and part of DVC's cache key."""

@@ -11,6 +11,8 @@ from nightshift.errors import ProjectError
 from nightshift.project import paths
 
 UNKNOWN = "unknown"
+_PRIVATE = 0o700
+"""Databases and logs of Prefect and MLflow are for the owner of the project alone."""
 
 
 def find(start: Path) -> Path:
@@ -77,6 +79,7 @@ def _check_writable(root: Path) -> None:
     try:
         with tempfile.NamedTemporaryFile(dir=root, prefix=".nightshift-", suffix=".probe"):
             (root / paths.STATE).mkdir(exist_ok=True)
+            (root / paths.STATE).chmod(_PRIVATE)
     except OSError as error:
         user = os.environ.get("USER", "$USER")
         raise ProjectError(

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift import config, envs, files, policies
-from nightshift.envs import protocols
-from nightshift.errors import RolloutError, SimulatorError
+from nightshift.envs.splits import evaluation_states
+from nightshift.errors import RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
@@ -57,15 +57,7 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
 def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 0.0) -> list[RolloutRequest]:
     """Every task on its first held-out states; greedy at temperature 0."""
     requests = []
-    if init_states == "auto":
-        init_states = protocols.find(env.protocol).trials
     for task in envs.tasks(env):
-        available = envs.init_state_count(task, "eval")
-        if init_states > available:
-            raise SimulatorError(
-                f"{task.name} has {available} evaluation init states, {init_states} are asked for",
-                "lower evaluate.init_states in params.yaml",
-            )
         requests += [
             RolloutRequest(
                 task=task.name,
@@ -75,7 +67,7 @@ def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 
                 seed=state,
                 temperature=temperature,
             )
-            for state in range(init_states)
+            for state in evaluation_states(task, env, init_states)
         ]
     return requests
 

@@ -1,0 +1,160 @@
+"""How a run of a flow ends, whichever way it ends, and what Prefect shows of it.
+
+Ctrl-C, SIGTERM and a cancel in Prefect end it as Cancelled. A run that was killed can say nothing: the next one finds
+its process gone and marks it Crashed. Labels on the run say which process of which machine that was.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import psutil
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.exceptions import CancelledRun
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Crashed
+
+from nightshift.errors import Busy
+from nightshift.pipeline import notify
+from nightshift.pipeline.run import LOCK
+from nightshift.project import locks
+from tasks._stage import STOPPED, Stopped
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FLOWS = ["pipeline", "nightly"]
+REFUSED = "Refused"
+"""The state of a run that another one was in the way of."""
+SERVED_BY = "NIGHTSHIFT_SERVED_BY"
+"""Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
+_OPEN = [StateType.RUNNING, StateType.CANCELLING]
+_HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
+_SECONDS_TO_STOP = 15
+_CLOCK_TOLERANCE = 60.0
+"""Seconds by which two readings of when a process started may differ: the clock may have been set in between."""
+
+
+def orderly(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a flow's function, below @flow: leftovers are marked first; being stopped, or finding another run
+    in the way, becomes a state instead of an error; and people are told how it ended."""
+
+    @functools.wraps(function)
+    def run(*arguments: P.args, **keywords: P.kwargs) -> R:
+        try:
+            _begin()
+            result = function(*arguments, **keywords)
+        except Busy as busy:
+            return cast(R, Cancelled(name=REFUSED, message=busy.what))
+        except (*Stopped, CancelledRun):
+            return cast(R, Cancelled(message=STOPPED))
+        except Exception as error:
+            if _is_outermost():
+                notify.failed(Path.cwd(), error)
+            raise
+        if _is_outermost() and isinstance(result, list):
+            notify.finished(Path.cwd(), result)
+        return result
+
+    # Prefect reads the types of a flow's parameters; the names in them are those of the function's module.
+    run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
+    run.__annotations__ = inspect.get_annotations(function, eval_str=True)
+    return run
+
+
+def _begin() -> None:
+    logging.getLogger("prefect.flow_runs").addFilter(_is_news)
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(flow_run.id, _labels())
+        dead = mark_leftovers(client)
+    notify.killed(Path.cwd(), [run.name for run in dead if run.parent_task_run_id is None])
+    _end_with_server()
+
+
+def _is_outermost() -> bool:
+    """False for a flow that another flow runs."""
+    return not flow_run.parent_flow_run_id
+
+
+def hours_late() -> float:
+    """How long after its time on the clock this run began: the machine was off, or another run came first."""
+    due = flow_run.scheduled_start_time
+    return float((datetime.now(due.tzinfo) - due).total_seconds() / 3600)
+
+
+def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:
+    """Mark the runs of this machine whose process is gone as Crashed; returns them."""
+    found = client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_OPEN))),
+    )
+    dead = [run for run in found if _is_dead(run.labels)]
+    for run in dead:
+        crashed: State[None] = Crashed(message=f"process {run.labels[_PROCESS]} was killed")
+        for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))):
+            if task.state is None or not task.state.is_final():
+                client.set_task_run_state(task.id, crashed, force=True)
+        client.set_flow_run_state(run.id, crashed, force=True)
+    return dead
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for the traceback that Prefect's engine logs of a run that has ended as Cancelled."""
+    return not (record.exc_info and isinstance(record.exc_info[1], CancelledRun))
+
+
+def _end_with_server() -> None:
+    if SERVED_BY in os.environ:
+        threading.Thread(target=_watch, args=(int(os.environ[SERVED_BY]),), daemon=True).start()
+
+
+def _watch(server: int) -> None:
+    """Stop this run when `nightshift serve` is gone, and with it the Prefect server that the run reports to."""
+    while os.getppid() == server:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_SECONDS_TO_STOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _labels() -> dict[str, Any]:
+    return {
+        _HOST: socket.gethostname(),
+        _FOLDER: str(Path.cwd()),
+        _PROCESS: os.getpid(),
+        _STARTED: psutil.Process().create_time(),
+    }
+
+
+def _is_dead(labels: dict[str, Any]) -> bool:
+    """Whether the process is gone; a later process with the same number is another one.
+
+    While a run holds the lock of the folder, it may be this one: processes of another container are not seen here.
+    """
+    if labels.get(_HOST) != socket.gethostname() or locks.is_held(Path(labels[_FOLDER]) / LOCK):
+        return False
+    try:
+        started = psutil.Process(int(labels[_PROCESS])).create_time()
+    except psutil.NoSuchProcess:
+        return True
+    return bool(abs(started - float(labels[_STARTED])) > _CLOCK_TOLERANCE)

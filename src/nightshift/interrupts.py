@@ -1,0 +1,36 @@
+"""Work that Ctrl-C and SIGTERM wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Signals that come in the block are handled after it. For short work that leaves something half-done when its
+    handler raises: an exception in the middle of a transaction keeps a SQLite database locked."""
+    if threading.current_thread() is not threading.main_thread():  # only there do handlers run
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    mine = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in mine:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in mine.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])

@@ -1,0 +1,68 @@
+"""Who is told in the morning: a run that failed, a new champion, a policy that got worse, a night with nothing to do.
+
+`notify.events` in params.yaml says which of these are told; where to is a secret, so it is in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nightshift import config
+from nightshift.errors import NightshiftError
+from nightshift.pipeline.run import StageResult
+from nightshift.project import paths
+
+ADDRESSES = "NIGHTSHIFT_NOTIFY"
+"""Environment variable: one or more Apprise URLs."""
+_CHAMPION = "champion"
+
+
+def failed(root: Path, error: BaseException) -> None:
+    """Tell that a run ended with an error."""
+    _tell(root, "failure", "the run failed", str(error) or type(error).__name__)
+
+
+def killed(root: Path, runs: Sequence[str]) -> None:
+    """Tell that runs were killed, which could not do it themselves."""
+    if runs:
+        _tell(root, "failure", "a run was killed", f"{', '.join(runs)}: the next run resumes what it was doing")
+
+
+def finished(root: Path, results: Sequence[StageResult]) -> None:
+    """Tell what came out of a run."""
+    did = {result.stage for result in results if result.status in ("ran", "restored")}
+    if not did:
+        _tell(root, "nothing_to_do", "nothing to do", "neither data, params nor code changed")
+    elif "register" in did:
+        receipt = json.loads((root / paths.RECEIPT).read_text())
+        name = f"{receipt['model']} version {receipt['version']}"
+        if _CHAMPION in receipt["aliases"]:
+            _tell(root, "promotion", f"{name} is champion", receipt["reason"])
+        elif _is_worse(receipt):
+            _tell(root, "regression", f"{name} is worse than the champion", receipt["reason"])
+
+
+def _is_worse(receipt: Mapping[str, Any]) -> bool:
+    """Whether the paired test finds the champion better: its p that the version is better is close to 1 then."""
+    return receipt["p_value"] is not None and receipt["p_value"] >= 1 - receipt["level"]
+
+
+def _tell(root: Path, event: config.Event, title: str, body: str) -> None:
+    addresses = os.environ.get(ADDRESSES)
+    if addresses and event in _chosen(root):
+        from nightshift.adapters import notifier
+
+        notifier.send(addresses, f"Nightshift: {title}", f"{body}\n\n{socket.gethostname()}:{root}")
+
+
+def _chosen(root: Path) -> tuple[config.Event, ...]:
+    """A failure because of params.yaml itself is told too."""
+    try:
+        return config.load(root / paths.PARAMS).notify.events
+    except NightshiftError:
+        return ("failure",)

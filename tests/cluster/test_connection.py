@@ -1,0 +1,42 @@
+"""A small Ray cluster on this machine is for this user and this machine alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+PROGRAM = """
+import contextlib, json, os, psutil, ray
+from nightshift.cluster.connection import start_ray
+
+start_ray(1)
+own = psutil.Process()
+listening = set()
+for process in [own, *own.children(recursive=True)]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        open_ones = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        listening |= {connection.laddr.ip for connection in open_ones}
+folder = os.path.dirname(os.path.dirname(ray._private.worker._global_node.get_session_dir_path()))
+print(json.dumps({"listening": sorted(listening), "folder": folder, "mode": os.stat(folder).st_mode & 0o777}))
+ray.shutdown()
+"""
+
+
+def test_ray_listens_on_loopback_and_its_folder_is_private_and_removed(tmp_path: Path) -> None:
+    dead = Path(f"/tmp/nightshift-ray-{2**22 + 1}-left")  # above the largest process id
+    dead.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["listening"]
+    assert {address.removeprefix("::ffff:") for address in found["listening"]} == {"127.0.0.1"}
+    assert found["mode"] == 0o700
+    assert not Path(found["folder"]).exists()
+    assert not dead.exists(), "what a killed process left is removed"

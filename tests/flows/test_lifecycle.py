@@ -1,0 +1,120 @@
+"""Runs that are stopped or killed, on a real Prefect server and a real MLflow store: both say what became of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from flows.server import lasting_server
+from nightshift.adapters import mlflow_tracking
+from nightshift.pipeline.run import Session, was_killed
+from nightshift.project import paths
+from tests.command import Command
+from tests.conftest import add_store, edit, make_project, nightshift
+from tests.flows.prefect_runs import newest, state, task_states, wait_until
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    home = tmp_path_factory.mktemp("prefect")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        (home / paths.STATE).mkdir()
+        patch.setenv("PREFECT_HOME", str(home / paths.PREFECT_HOME))
+        with lasting_server(port) as address:
+            yield address
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path:
+    """A project whose pipeline trains for long."""
+    root = make_project(tmp_path_factory.mktemp("life") / "project")
+    add_store(root, migrated_store)
+    edit(root, "sft", steps=20)
+    edit(root, "rloo", iterations=4000)
+    return root
+
+
+def training(root: Path, url: str) -> Command:
+    """A run that trains."""
+    before = set(root.glob(".state/rloo/*/step-*"))
+    command = Command(root, "run", PREFECT_API_URL=url)
+    wait_until(lambda: not command.is_running() or set(root.glob(".state/rloo/*/step-*")) - before)
+    assert command.is_running(), command.wait().stderr
+    return command
+
+
+def mlflow_states(root: Path) -> dict[str, str]:
+    """Of the pipeline and of its stage rloo."""
+    client = MlflowClient(f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    experiment = client.get_experiment_by_name(mlflow_tracking.EXPERIMENT)
+    runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+    return {run.data.tags[mlflow_tracking.STAGE]: run.info.status for run in runs}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_a_closed_terminal_end_a_run_like_ctrl_c(root: Path, url: str, number: signal.Signals) -> None:
+    command = training(root, url)
+    os.kill(command.pid, number)
+    ended = command.wait(60)
+    assert ended.returncode == 130
+    assert ended.stderr.splitlines()[-1] == "stopped; run again to resume"
+    assert "Traceback" not in ended.stderr
+    run = newest(url)
+    assert state(url, run.id) == "Cancelled"
+    wait_until(lambda: task_states(url, run.id)["rloo"] == "Cancelled")
+    states = mlflow_states(root)
+    assert (states["pipeline"], states["rloo"]) == ("KILLED", "KILLED")
+    assert not was_killed(root)
+
+
+def test_what_was_killed_is_shown_as_dead_by_the_next_run(root: Path, url: str) -> None:
+    command = training(root, url)
+    wait_until(lambda: "rloo" in task_states(url, newest(url).id))
+    os.killpg(command.pid, signal.SIGKILL)
+    command.wait(60)
+    dead = newest(url)
+    assert state(url, dead.id) == "Running"
+    assert mlflow_states(root)["rloo"] == "RUNNING"
+    assert was_killed(root)
+    edit(root, "rloo", iterations=1)  # another fingerprint: the run that was killed is not resumed
+    done = nightshift(root, "run", PREFECT_API_URL=url)
+    assert done.returncode == 0, done.stderr
+    assert state(url, dead.id) == "Crashed"
+    assert task_states(url, dead.id)["rloo"] == "Crashed"
+    assert state(url, newest(url).id) == "Completed"
+    client = MlflowClient(f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    experiment = client.get_experiment_by_name(mlflow_tracking.EXPERIMENT)
+    ends = [
+        (run.data.tags[mlflow_tracking.STAGE], run.info.status)
+        for run in client.search_runs([experiment.experiment_id])
+    ]
+    assert ("rloo", "KILLED") in ends
+    assert ("rloo", "FINISHED") in ends
+    assert not [end for end in ends if end[1] == "RUNNING"]
+
+
+def test_a_second_run_is_refused_in_one_sentence_before_anything_is_started(root: Path, url: str) -> None:
+    edit(root, "rloo", iterations=2)
+    before = newest(url).id
+    with Session(root):
+        refused = nightshift(root, "run", PREFECT_API_URL=url)
+    assert refused.returncode == 1
+    assert f"another run (process {os.getpid()}) is working" in refused.stderr
+    assert newest(url).id == before
+
+
+def test_a_prefect_server_that_does_not_answer_is_one_sentence(root: Path) -> None:
+    edit(root, "rloo", iterations=2)
+    refused = nightshift(root, "run", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: no Prefect server answers at PREFECT_API_URL=http://127.0.0.1:9/api\n  →")

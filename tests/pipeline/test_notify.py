@@ -1,0 +1,95 @@
+"""What people are told after a run, by a real webhook."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import files
+from nightshift.errors import ProjectError
+from nightshift.pipeline import notify
+from nightshift.pipeline.run import StageResult, Status
+from nightshift.project import paths
+from tests.conftest import edit
+from tests.receiver import SECRET, receiving
+
+ALL = ["failure", "promotion", "regression", "nothing_to_do"]
+
+
+@pytest.fixture
+def told(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    edit(project, "notify", events=ALL)
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        yield messages
+
+
+def results(status: Status) -> list[StageResult]:
+    return [StageResult(stage=stage, status=status, seconds=1.0) for stage in ("sft", "register")]
+
+
+def receipt(root: Path, *aliases: str, p_value: float | None) -> None:
+    content = {"model": "arm", "version": "4", "aliases": aliases, "p_value": p_value, "level": 0.05}
+    files.write_json(root / paths.RECEIPT, content | {"reason": "version 4 solved 7 of 10"})
+
+
+@pytest.mark.parametrize(
+    ("aliases", "p_value", "title"),
+    [
+        (("challenger", "champion"), 0.01, "Nightshift: arm version 4 is champion"),
+        (("challenger", "champion"), None, "Nightshift: arm version 4 is champion"),
+        (("challenger",), 0.99, "Nightshift: arm version 4 is worse than the champion"),
+    ],
+)
+def test_a_promotion_and_a_regression_are_told_with_the_reason_of_the_gate(
+    project: Path, told: list[dict[str, Any]], aliases: tuple[str, ...], p_value: float | None, title: str
+) -> None:
+    receipt(project, *aliases, p_value=p_value)
+    notify.finished(project, results("ran"))
+    (message,) = told
+    assert message["title"] == title
+    assert "version 4 solved 7 of 10" in message["message"]
+    assert str(project) in message["message"]
+
+
+def test_a_policy_that_is_neither_better_nor_worse_is_no_news(project: Path, told: list[dict[str, Any]]) -> None:
+    receipt(project, "challenger", p_value=0.5)
+    notify.finished(project, results("ran"))
+    assert told == []
+
+
+def test_a_night_with_nothing_to_do_and_a_failure_are_told(project: Path, told: list[dict[str, Any]]) -> None:
+    notify.finished(project, results("cached"))
+    notify.failed(project, ProjectError("the disk is full", "free some space"))
+    notify.killed(project, ["wise-owl"])
+    assert [message["title"] for message in told] == [
+        "Nightshift: nothing to do",
+        "Nightshift: the run failed",
+        "Nightshift: a run was killed",
+    ]
+    assert "the disk is full\n  → free some space" in told[1]["message"]
+
+
+def test_only_the_events_of_params_yaml_are_told_and_a_failure_even_if_it_cannot_be_read(
+    project: Path, told: list[dict[str, Any]]
+) -> None:
+    edit(project, "notify", events=["promotion"])
+    notify.finished(project, results("cached"))
+    assert told == []
+    (project / "params.yaml").write_text("seed: [")
+    notify.failed(project, ProjectError("params.yaml is not valid YAML"))
+    assert len(told) == 1
+
+
+def test_an_address_that_does_not_answer_is_a_warning_without_the_address(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(notify.ADDRESSES, f"json://127.0.0.1:9/{SECRET}, nonsense://{SECRET}")
+    with caplog.at_level(logging.DEBUG):
+        notify.failed(project, ProjectError("the disk is full"))
+    assert "2 of 2 notifications were not taken" in caplog.text
+    assert SECRET not in caplog.text
