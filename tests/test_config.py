@@ -102,7 +102,7 @@ def test_any_ill_typed_value_is_refused_with_its_path(tmp_path: Path, leaf: tupl
     assert f"{section}.{key}" in error.value.what
 
 
-TABLED = ("machine", "env", "collect", "policy", "sft", "rloo", "rlpd", "evaluate")
+TABLED = ("machine", "env", "collect", "policy", "sft", "rloo", "rlpd", "evaluate", "register", "nightly")
 
 
 def names(section: Any, prefix: str) -> set[str]:
@@ -122,8 +122,10 @@ def names(section: Any, prefix: str) -> set[str]:
 def test_the_page_about_parameters_has_every_parameter_and_no_other() -> None:
     page = (REPOSITORY / "docs" / "parameters.md").read_text()
     rows = re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)
-    sections = {name: config.Params.model_fields[name].annotation for name in TABLED}
-    expected = {parameter for name, section in sections.items() for parameter in names(section, name)} | {"algorithms"}
+    fields = {field.alias or name: field for name, field in config.Params.model_fields.items()}
+    sections = {name: fields[name].annotation for name in TABLED}
+    expected = {parameter for name, section in sections.items() for parameter in names(section, name)}
+    expected |= {"algorithms", "start"}
     assert sorted(rows) == sorted(expected)
 
 

@@ -41,6 +41,16 @@ Algorithm = Literal["rloo", "rlpd"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 Algorithms = Annotated[tuple[Algorithm, ...], AfterValidator(_unique)]
 
+Start = Literal["scratch", "champion"]
+"""What the weights of a policy are before it is trained."""
+START, SCRATCH = "start", "scratch"
+
+
+def skip_reason(stage: str) -> str:
+    """Why a stage that is skipped is."""
+    return f"{START}: {SCRATCH}" if stage == START else "not in algorithms"
+
+
 Auto = Literal["auto"]
 """Let the evaluation protocol say."""
 
@@ -469,12 +479,31 @@ class Register(Section):
     model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     level: Annotated[float, Field(gt=0, le=0.5, strict=True)]
     """A policy becomes champion if its one-sided exact p is at most this; at 0.5 one state more is enough."""
+    min_success_rate: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """A champion solves at least this share of the evaluation's states, and at least one."""
+    max_task_drop: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """How much lower than the champion's the success rate on any task may be; 1 = any."""
+
+
+class Nightly(Section):
+    """What `nightshift nightly` does besides running the pipeline."""
+
+    inbox: Name | None
+    """A folder in which every file or folder is imported once, under its name; null = none."""
+    format: Literal["hdf5", "hil-serl", "lerobot", "rlds"]
+    """Of what is put there."""
+    pull: Flag
+    """Get imports from DVC's remote: those that git names and this clone lacks, newer ones of other repositories."""
+    commit: Flag
+    """Commit dvc.lock and the .dvc files of new imports, so that the night's dataset is a version that git knows."""
 
 
 class Params(Section):
     seed: Natural
     algorithms: Algorithms
     """The training stages that run; empty evaluates the clone alone."""
+    start: Start
+    """The weights that cloning begins with: fresh ones, or those of the champion in the registry."""
     machine: Machine
     env: Env
     states: States
@@ -486,6 +515,7 @@ class Params(Section):
     rlpd: Rlpd
     evaluate: Evaluate
     register_: Register = Field(alias="register")
+    nightly: Nightly
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
@@ -507,8 +537,8 @@ class Params(Section):
             )
 
     def skips(self, stage: str) -> bool:
-        """Whether this is a training stage that is not chosen."""
-        return stage in ALGORITHMS and stage not in self.algorithms
+        """Whether this is a training stage that is not chosen, or `start` where training starts from scratch."""
+        return (stage in ALGORITHMS and stage not in self.algorithms) or (stage == START and self.start == SCRATCH)
 
     def section(self, name: str) -> Any:
         """The section (or plain value) that params.yaml calls `name`."""

@@ -21,12 +21,14 @@ from nightshift.pipeline.run import Session
 from nightshift.project import environment, graph, packages, paths
 from tests.conftest import REPOSITORY, add_store, edit, git, install, installed_nightshift, make_project, nightshift
 
-STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "rlpd", "evaluate", "register"]
+STAGES = [
+    *("states", "collect", "dataset", "start", "sft", "choose", "rloo", "rlpd", "opponent", "evaluate", "register")
+]
 
 
 def every(status: str) -> dict[str, str]:
     """Of every stage but the training stage that `params.yaml` does not choose."""
-    return dict.fromkeys(STAGES, status) | {"rlpd": "skipped"}
+    return dict.fromkeys(STAGES, status) | {"start": "skipped", "rlpd": "skipped"}
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +91,12 @@ def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restor
         "states": "cached",
         "collect": "cached",
         "dataset": "cached",
+        "start": "skipped",
         "sft": "cached",
         "choose": "cached",
         "rloo": "ran",
         "rlpd": "skipped",
+        "opponent": "ran",
         "evaluate": "ran",
         "register": "ran",
     }
@@ -127,13 +131,17 @@ def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restore
     assert "fresh" in rows["dataset"]
     assert re.search(r"stale +versions\.yaml: torch \S+ → 9\.9\.9", rows["sft"])
     assert "follows sft, rloo" in plan.stdout
-    unchanged = {"states": "cached", "collect": "cached", "dataset": "cached", "choose": "cached", "rlpd": "skipped"}
+    unchanged = {"states": "cached", "collect": "cached", "dataset": "cached", "choose": "cached"}
+    unchanged |= {"start": "skipped", "rlpd": "skipped"}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(other)
         result = ensure_all(project)
-        assert result == unchanged | {"sft": "ran", "rloo": "ran", "evaluate": "ran", "register": result["register"]}
+        assert result == unchanged | dict.fromkeys(("sft", "rloo", "opponent", "evaluate"), "ran") | {
+            "register": result["register"]
+        }
         assert "Data and pipelines are up to date" in dvc(project, "repro")
     assert ensure_all(project) | {"register": ""} == unchanged | {
+        "opponent": "ran",
         "sft": "restored",
         "rloo": "restored",
         "evaluate": "restored",

@@ -36,6 +36,12 @@ def run() -> None:
 
 
 @app.command()
+def nightly() -> None:
+    """Import new demos, run what is stale and commit the new versions, as the schedule does every night."""
+    commands.nightly()
+
+
+@app.command()
 def plan() -> None:
     """Show each stage, fresh or stale, and why."""
     commands.plan()

@@ -19,7 +19,7 @@ from nightshift import config, envs
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
-from nightshift.pipeline.run import NOT_CHOSEN, Session, StageResult, ensure, run_stage
+from nightshift.pipeline.run import Session, StageResult, ensure, run_stage, stale, statuses
 from nightshift.project import environment, graph, packages, paths, repository, versions
 from nightshift.telemetry.console import console, show_warnings
 
@@ -37,23 +37,40 @@ def run() -> None:
     """The pipeline; when all of it is fresh, the summary alone."""
     started = time.monotonic()
     root = enter(own_prefect=True)
-    statuses = _statuses(root)
-    stale = [status.name for status in statuses if not status.fresh and not status.skipped]
-    if not stale:
-        results = _nothing_stale(root, statuses)
+    found = statuses(root)
+    to_do = stale(found)
+    if not to_do:
+        results = _nothing_stale(root, found)
     else:
-        console.print(f"[bold]nightshift[/]  to do: {', '.join(stale)}   [dim](nightshift plan says why)[/]")
+        console.print(f"[bold]nightshift[/]  to do: {', '.join(to_do)}   [dim](nightshift plan says why)[/]")
         with _compiling(root):
             results = _run_flow()
     console.print(summary.render(summary.gather(root, results, time.monotonic() - started)))
 
 
-def _nothing_stale(root: Path, statuses: Sequence[StageStatus]) -> list[StageResult]:
+def nightly() -> None:
+    """What the schedule starts every night, now: new demos, the pipeline if anything is stale, a commit."""
+    root = enter(own_prefect=True)
+    from nightshift.pipeline import nightly as night
+
+    for sentence in night.prepare(root):
+        console.print(sentence, markup=False, soft_wrap=True)
+    if not stale(statuses(root)):
+        console.print(night.NOTHING_TO_DO, markup=False, soft_wrap=True)
+        return
+    run()
+    if sentence := night.conclude(root):
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+def _nothing_stale(root: Path, found: Sequence[StageStatus]) -> list[StageResult]:
     """The results without a flow. Other inputs of a skipped stage are recorded, so that `dvc repro` finds it fresh."""
-    results = {status.name: StageResult(stage=status.name, status="cached", seconds=0.0) for status in statuses}
-    skipped = [status for status in statuses if status.skipped]
+    results = {status.name: StageResult(stage=status.name, status="cached", seconds=0.0) for status in found}
+    skipped = [status for status in found if status.skipped]
     results |= {
-        status.name: StageResult(stage=status.name, status="skipped", seconds=0.0, reasons=(NOT_CHOSEN,))
+        status.name: StageResult(
+            stage=status.name, status="skipped", seconds=0.0, reasons=(config.skip_reason(status.name),)
+        )
         for status in skipped
     }
     if outdated := [status.name for status in skipped if not status.fresh]:
@@ -72,7 +89,7 @@ def stage(names: Sequence[str]) -> None:
             else:
                 run_stage(name, session)
             if session.params.skips(name):
-                console.print(f"[dim]– {name}  skipped ({NOT_CHOSEN})[/]")
+                console.print(f"[dim]– {name}  skipped ({config.skip_reason(name)})[/]")
 
 
 def _stage_on_node(name: str, session: Session) -> None:
@@ -107,7 +124,7 @@ def plan() -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ("stage", "", "why"):
         table.add_column(column, style="bold" if column == "stage" else "")
-    for status in _statuses(enter()):
+    for status in statuses(enter()):
         table.add_row(status.name, _mark(status), Text("\n".join(_why(status)), style="dim"))
     console.print(table)
 
@@ -120,7 +137,7 @@ def _mark(status: StageStatus) -> Text:
 
 def _why(status: StageStatus) -> list[str]:
     if status.skipped:
-        return [f"({NOT_CHOSEN})"]
+        return [f"({config.skip_reason(status.name)})"]
     why = list(status.reasons)
     if status.follows and why != [NEVER_RUN]:
         why.append(f"follows {', '.join(status.follows)}")
@@ -254,14 +271,6 @@ def _run_flow() -> list[StageResult]:
 
         server.wait()
         return run_once()
-
-
-def _statuses(root: Path) -> list[StageStatus]:
-    repository.check(root)
-    params = config.load(root / paths.PARAMS)
-    stages = graph.load(root)
-    packages.record(root, stages)
-    return DvcStore(root).status([stage for stage in stages if params.skips(stage)])
 
 
 def _check_port(port: int, command: str) -> None:

@@ -3,12 +3,13 @@
 Prefect task ─┐                ┌─ fresh in dvc.lock ──────────────► cached
               ├─► ensure ──────┼─ made before, in the run-cache ──► restored
 nightshift run┘                ├─ else begin ► run_stage ► commit ► ran
-                               └─ not in `algorithms` ────────────► skipped
+                               └─ params.yaml does not use it ────► skipped
 dvc repro ──► nightshift stage X ──► run_stage (DVC itself decides, and commits)
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -31,7 +32,7 @@ from nightshift.telemetry.console import console
 if TYPE_CHECKING:
     from filelock import FileLock
 
-    from nightshift.adapters.dvc_store import DvcStore
+    from nightshift.adapters.dvc_store import DvcStore, StageStatus
     from nightshift.adapters.mlflow_tracking import Tracking
     from nightshift.rollouts.base import Pool
 
@@ -41,7 +42,8 @@ STAGES = "nightshift.stages"
 TIMINGS = paths.STATE / "timings.json"
 LOCK = paths.STATE / "run.lock"
 
-NOT_CHOSEN = "not in algorithms"
+ASK_THE_REGISTRY = {"start": "sft", "opponent": "evaluate"}
+"""Stages that read the registry, and the stage that uses what they found."""
 
 Status = Literal["ran", "cached", "restored", "skipped"]
 
@@ -151,7 +153,7 @@ def fingerprint(stage: str, session: Session) -> str:
 def run_stage(stage: str, session: Session) -> float:
     """Run nightshift.stages.<stage> with the sections it names, without DVC; returns the seconds it took.
 
-    A training stage that is not chosen leaves a folder that says so.
+    A stage that params.yaml does not use leaves a folder that says so.
     """
     _check_choice(stage, session)
     if session.params.skips(stage):
@@ -176,12 +178,13 @@ def run_stage(stage: str, session: Session) -> float:
 def ensure(stage: str, session: Session) -> StageResult:
     """Bring the stage's outputs up to date at the least cost. Call it for the stages above it first."""
     started = time.monotonic()
-    reasons = session.store.reasons(stage)
+    reasons = session.store.reasons(stage) or _asked_again(stage, session)
     if session.params.skips(stage):
         if reasons:
             _run_and_commit(stage, session)
-        console.print(f"[dim]– {stage}  skipped ({NOT_CHOSEN})[/]")
-        return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(NOT_CHOSEN,))
+        why = config.skip_reason(stage)
+        console.print(f"[dim]– {stage}  skipped ({why})[/]")
+        return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(why,))
     if not reasons:
         result = StageResult(stage=stage, status="cached", seconds=time.monotonic() - started)
     elif session.store.restore(stage):
@@ -195,6 +198,21 @@ def ensure(stage: str, session: Session) -> StageResult:
     _remove_checkpoints(stage, session)
     console.print(f"[green]✔ {stage}[/]  {result.status}, {result.seconds:.1f} s")
     return result
+
+
+def renew(stage: str, session: Session) -> None:
+    """Run a stage whether it is stale or not, and record its result."""
+    session.precheck([stage])
+    _run_and_commit(stage, session)
+
+
+def _asked_again(stage: str, session: Session) -> tuple[str, ...]:
+    """The registry, which DVC does not see, is asked again whenever the stage that uses the answer will run.
+
+    Another champion alone makes no result stale: a night in which nothing else changed has nothing to do.
+    """
+    user = ASK_THE_REGISTRY.get(stage)
+    return (f"asked again, since {user} is stale",) if user and session.store.reasons(user) else ()
 
 
 def _run_and_commit(stage: str, session: Session) -> None:
@@ -223,13 +241,30 @@ def _skip(stage: str, session: Session) -> None:
     """Always the same folder, so that what reads it stays fresh when an input of the stage changes."""
     for out in session.graph[stage].outs:
         with files.new_folder(session.root / out) as folder:
-            files.write_json(folder / paths.SKIPPED, {"skipped": NOT_CHOSEN})
+            files.write_json(folder / paths.SKIPPED, {"skipped": config.skip_reason(stage)})
 
 
 def _from(stage: str, session: Session) -> list[str]:
     """The stage and those after it, which a run does next."""
     names = list(session.graph)
     return names[names.index(stage) :]
+
+
+def statuses(root: Path) -> list[StageStatus]:
+    """Every stage, fresh or stale, without running any."""
+    from nightshift.adapters.dvc_store import DvcStore
+
+    repository.check(root)
+    params = config.load(root / paths.PARAMS)
+    stages = graph.load(root)
+    packages.record(root, stages)
+    with contextlib.closing(DvcStore(root)) as store:
+        return store.status([stage for stage in stages if params.skips(stage)])
+
+
+def stale(found: Iterable[StageStatus]) -> list[str]:
+    """The stages that a run would do."""
+    return [status.name for status in found if not status.fresh and not status.skipped]
 
 
 def timings(root: Path) -> Mapping[str, float]:
