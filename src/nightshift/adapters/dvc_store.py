@@ -159,6 +159,22 @@ class DvcStore:
                     changed.append(pointer)
         return changed
 
+    def share_cache(self, other: DvcStore) -> None:
+        """Use the cache of another project from now on; recorded in its local configuration, which git ignores."""
+        with _translate_errors():
+            with self._repo.config.edit("local") as settings:
+                settings.setdefault("cache", {})["dir"] = other._repo.cache.local.path
+            root = self._repo.root_dir
+            self._repo.close()
+            from dvc.repo import Repo
+
+            self._repo = Repo(root)
+
+    def check_out(self) -> None:
+        """Bring every output and import that dvc.lock and .dvc files name from the cache; CacheError if one is gone."""
+        with _translate_errors():
+            self._repo.checkout(force=True)
+
     def digests(self, name: str) -> dict[str, str]:
         """The md5 that dvc.lock records for each output of a stage."""
         with self._locked():

@@ -59,7 +59,10 @@ WITHDRAWN = "gate.withdrawn"
 P_VALUE = "gate.p_value"
 NOT_TESTED = "not tested"
 REASON = "gate.reason"
+PREVIOUS = "champion.previous"
+"""The version that was champion before it; empty if there was none."""
 RUN = "run_id"
+PIPELINE_RUN = "pipeline.run"
 OUTCOMES = "outcomes"
 """Folder of a version's run that holds <grid>.json."""
 SHIPPED = ("__init__.py", "errors.py", "types.py", "policies")
@@ -130,9 +133,9 @@ def register(root: Path, proposal: Proposal) -> Registration:
         client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
     decision = _decide(client, version, proposal)
     if decision.promote:
-        client.set_registered_model_alias(proposal.model, CHAMPION, version.version)
+        make_champion(client, version, champion_version(client, proposal.model))
     aliases = client.get_model_version(proposal.model, version.version).aliases
-    now = _champion(client, proposal.model)
+    now = champion_version(client, proposal.model)
     return Registration(
         model=proposal.model,
         version=str(version.version),
@@ -156,7 +159,7 @@ class Champion:
         self._version = version
 
     def has_played(self, grid: str) -> bool:
-        return _outcomes(self._client, self._version, grid) is not None
+        return outcomes_of(self._client, self._version, grid) is not None
 
     def shapes(self) -> Shapes:
         """Of the observations that it reads."""
@@ -185,14 +188,14 @@ class Champion:
 def champion(root: Path, model: str) -> Champion | None:
     """The version that is champion now."""
     client = _client(root)
-    found = _champion(client, model)
+    found = champion_version(client, model)
     return Champion(client, found) if found else None
 
 
 def load(root: Path, model: str, which: str) -> PyFuncModel:
     """The model behind an alias or a version number."""
     client = _client(root)
-    version = _look_up(client, model, which)
+    version = look_up(client, model, which)
     path = list(sys.path)
     try:
         with _hushed():
@@ -208,32 +211,37 @@ def policy_of(model: PyFuncModel) -> Any:
 
 def _client(root: Path) -> MlflowClient:
     client = tracking.connect(root)
-    mlflow.set_tracking_uri(client.tracking_uri)
+    use(client)
     return client
 
 
-def _look_up(client: MlflowClient, model: str, which: str) -> ModelVersion:
+def use(client: MlflowClient) -> None:
+    """Have MLflow's own functions read from the same store."""
+    mlflow.set_tracking_uri(client.tracking_uri)
+
+
+def look_up(client: MlflowClient, model: str, which: str) -> ModelVersion:
     try:
         if which.isdigit():
             return client.get_model_version(model, which)
         return client.get_model_version_by_alias(model, which)
     except MlflowException:
-        known = _versions(client, model)
+        known = versions(client, model)
         if not known:
             raise RegistryError(f"MLflow has no model {model!r} yet", "nightshift run") from None
         names = sorted({CHAMPION, CHALLENGER, *(str(v.version) for v in known)})
         raise RegistryError(f"{model} has no version or alias {which!r}", f"choose one of {', '.join(names)}") from None
 
 
-def _versions(client: MlflowClient, model: str) -> list[ModelVersion]:
+def versions(client: MlflowClient, model: str) -> list[ModelVersion]:
     return list(client.search_model_versions(f"name = '{model}'"))
 
 
 def _find(client: MlflowClient, proposal: Proposal) -> ModelVersion | None:
     """The version with the same fingerprint, else one with the same weights."""
-    versions = _versions(client, proposal.model)
+    known = versions(client, proposal.model)
     wanted = {tracking.FINGERPRINT: proposal.fingerprint, WEIGHTS: proposal.weights}
-    return next((v for tag, value in wanted.items() for v in versions if v.tags.get(tag) == value), None)
+    return next((v for tag, value in wanted.items() for v in known if v.tags.get(tag) == value), None)
 
 
 def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
@@ -251,6 +259,7 @@ def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
             WEIGHTS: proposal.weights,
             tracking.FINGERPRINT: proposal.fingerprint,
             tracking.PIPELINE: pipeline,
+            PIPELINE_RUN: parent or "",
             RUN: active.info.run_id,
         }
         _store_outcomes(client, active.info.run_id, proposal.grid, proposal.outcomes)
@@ -261,9 +270,9 @@ def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
 
 def _add_evaluation(client: MlflowClient, version: ModelVersion, grid: str, outcomes: Sequence[EpisodeOutcome]) -> None:
     """Keep the outcomes of a version that has not been evaluated on this grid before; its tags tell the newest."""
-    if _outcomes(client, version, grid) is None:
+    if outcomes_of(client, version, grid) is None:
         _store_outcomes(client, version.tags[RUN], grid, outcomes)
-        _set_tags(client, version, _evaluation_tags(grid, outcomes))
+        set_tags(client, version, _evaluation_tags(grid, outcomes))
 
 
 def _add_rematch(client: MlflowClient, proposal: Proposal) -> None:
@@ -292,7 +301,7 @@ def _evaluation_tags(grid: str, outcomes: Sequence[EpisodeOutcome]) -> dict[str,
     }
 
 
-def _set_tags(client: MlflowClient, version: ModelVersion, tags: Mapping[str, str]) -> None:
+def set_tags(client: MlflowClient, version: ModelVersion, tags: Mapping[str, str]) -> None:
     for key, value in tags.items():
         client.set_model_version_tag(version.name, version.version, key, value)
 
@@ -301,7 +310,7 @@ def _store_outcomes(client: MlflowClient, run_id: str, grid: str, outcomes: Sequ
     client.log_dict(run_id, {"episodes": list(outcomes)}, f"{OUTCOMES}/{grid}.json")
 
 
-def _outcomes(client: MlflowClient, version: ModelVersion, grid: str) -> Sequence[EpisodeOutcome] | None:
+def outcomes_of(client: MlflowClient, version: ModelVersion, grid: str) -> Sequence[EpisodeOutcome] | None:
     """The version's episodes on a grid; None if it was not evaluated on it."""
     run_id, path = version.tags.get(RUN), f"{OUTCOMES}/{grid}.json"
     with _readable(version, OUTCOMES):
@@ -382,7 +391,7 @@ def _run_of(client: MlflowClient, fingerprint: str) -> str | None:
 def _decide(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> Decision:
     """Whether the version becomes champion; the numbers and the reason are kept with it."""
     title = f"version {version.version} ({proposal.candidate})"
-    champion = _champion(client, proposal.model)
+    champion = champion_version(client, proposal.model)
     if champion is not None and champion.version == version.version:
         return _champion_already(version, proposal, title)
     if _is_older(client, version):
@@ -391,7 +400,7 @@ def _decide(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> 
     p_value = NOT_TESTED if decision.p_value is None else repr(decision.p_value)
     rules = {LEVEL: proposal.rules.level, BAR: proposal.rules.min_success_rate, MARGIN: proposal.rules.max_task_drop}
     tags = {name: str(value) for name, value in rules.items()}
-    _set_tags(client, version, {**tags, P_VALUE: p_value, REASON: decision.reason})
+    set_tags(client, version, {**tags, P_VALUE: p_value, REASON: decision.reason})
     return decision
 
 
@@ -402,7 +411,7 @@ def _judge(
         return gate.withdrawn(title, version.tags[WITHDRAWN])
     if champion is None:
         return gate.no_champion(title, proposal.rate, proposal.rules)
-    theirs = _outcomes(client, champion, proposal.grid)
+    theirs = outcomes_of(client, champion, proposal.grid)
     name = f"version {champion.version}"
     if theirs is None:
         return gate.other_grid(title, name, proposal.rate)
@@ -414,12 +423,24 @@ def _challenger(client: MlflowClient, model: str) -> int:
     return int(client.get_registered_model(model).aliases.get(CHALLENGER, 0))
 
 
+def make_champion(client: MlflowClient, version: ModelVersion, before: ModelVersion | None) -> None:
+    """Move the alias; the version remembers whom it replaced, for a rollback."""
+    set_tags(client, version, {PREVIOUS: str(before.version) if before else ""})
+    client.set_registered_model_alias(version.name, CHAMPION, version.version)
+
+
+def grids(client: MlflowClient, version: ModelVersion) -> list[str]:
+    """Digests of the evaluations that it has played."""
+    with _readable(version, OUTCOMES):
+        return [Path(file.path).stem for file in client.list_artifacts(version.tags[RUN], OUTCOMES)]
+
+
 def _is_older(client: MlflowClient, version: ModelVersion) -> bool:
     """Whether a version of the past was made again: a checkout of old code and data does not move aliases back."""
     return int(version.version) < _challenger(client, version.name)
 
 
-def _champion(client: MlflowClient, model: str) -> ModelVersion | None:
+def champion_version(client: MlflowClient, model: str) -> ModelVersion | None:
     try:
         aliases = client.get_registered_model(model).aliases
     except MlflowException:

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nightshift import files
-from nightshift.cli import commands, data_commands, env_commands
+from nightshift.cli import commands, data_commands, env_commands, model_commands
 from nightshift.errors import NightshiftError
 from nightshift.project import packages
 from nightshift.telemetry.console import errors
@@ -153,6 +153,56 @@ def env_show(task: Annotated[str, typer.Argument(help="the name of a task, of an
 def env_check() -> None:
     """Say whether the suite in params.yaml can run here, and how to get what is missing."""
     env_commands.check()
+
+
+@app.command()
+def models() -> None:
+    """List the versions of the model: which is champion, results, and what the gate said."""
+    model_commands.models()
+
+
+@app.command()
+def promote(version: Annotated[str, typer.Argument(help="a version number, or challenger")]) -> None:
+    """Make a version champion by hand."""
+    model_commands.promote(version)
+
+
+@app.command()
+def rollback() -> None:
+    """Make the champion before this one champion again."""
+    model_commands.rollback()
+
+
+@app.command()
+def lineage(
+    model: Annotated[str, typer.Argument(help="MODEL@ALIAS, MODEL/VERSION, or an alias or version")] = "champion",
+) -> None:
+    """Tell what a version was made of: dataset, code, params, and the versions it started from."""
+    model_commands.lineage(model)
+
+
+@app.command()
+def runs(limit: Annotated[int, typer.Option(min=1, help="how many of the newest")] = 20) -> None:
+    """List the runs of the pipeline: results, versions, and which params were changed."""
+    model_commands.runs(limit)
+
+
+@app.command()
+def compare(
+    one: Annotated[str, typer.Argument(help="an alias or version, or MODEL@ALIAS, MODEL/VERSION")],
+    other: Annotated[str, typer.Argument(help="the one to compare with")],
+) -> None:
+    """Compare two versions, state by state where they have played the same grid."""
+    model_commands.compare(one, other)
+
+
+@app.command()
+def reproduce(
+    run: Annotated[str, typer.Argument(help="the id of a run, or its beginning, from `runs`")],
+    to: Annotated[Path | None, typer.Option(help="the folder to make; beside the project if not given")] = None,
+) -> None:
+    """Check out the code, params and data of a run in a folder of its own, and say how to run it."""
+    model_commands.reproduce(run, to)
 
 
 @app.command()

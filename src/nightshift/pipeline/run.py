@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from nightshift import config, files
 from nightshift.adapters.tracking import JsonlTracker, Tee, Tracker
 from nightshift.errors import CacheError, ProjectError
+from nightshift.pipeline import results
 from nightshift.pipeline.job import Job
 from nightshift.project import graph, locks, packages, paths, repository
 from nightshift.telemetry.console import console
@@ -106,7 +107,7 @@ class Session:
     def tracking(self) -> Tracking:
         from nightshift.adapters.mlflow_tracking import Tracking
 
-        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit)
+        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit, self._sources())
         return self._tracking
 
     def pool(self, env: config.Env) -> Pool:
@@ -139,6 +140,12 @@ class Session:
         if packages.installed(self.graph) != self.versions:
             raise ProjectError("packages were installed while the pipeline ran", "run again: what is done is cached")
 
+    def _sources(self) -> str:
+        """Digest of what a run works with besides params: code, versions of packages, imports."""
+        code = {path.as_posix(): digest for path, digest in self._code.items()}
+        content = [code, dict(self.versions), _digest(self.root / paths.IMPORTS)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
     def _code_now(self) -> dict[Path, str]:
         return {path: _digest(self.root / path) for path in sorted(graph.code(self.graph))}
 
@@ -169,10 +176,32 @@ def run_stage(stage: str, session: Session) -> float:
     current = fingerprint(stage, session)
     started = time.monotonic()
     with _tracker(stage, current, session) as tracker:
+        _log_inputs(stage, session, tracker)
         run(_job(stage, current, session, tracker), **arguments)
     seconds = time.monotonic() - started
     record_time(session.root, stage, seconds)
+    if stage in results.MADE_BY and not packages.on_compute_node():
+        _publish(session)
     return seconds
+
+
+def _log_inputs(stage: str, session: Session, tracker: Tracker) -> None:
+    """The data that a stage reads, as datasets of its run; a folder that says that it is not used is not one."""
+    code = graph.code(session.graph)
+    for path in session.graph[stage].deps:
+        if path not in code and not (session.root / path / paths.SKIPPED).exists():
+            digest = graph.recorded_md5(session.root, path) or _digest(session.root / path)[:32]
+            tracker.dataset(path.as_posix(), digest, path)
+
+
+def _publish(session: Session) -> None:
+    """Put what came out on the run of the pipeline, with links to the runs of stages that were not run again."""
+    tracking = session.tracking
+    ran = tracking.ran
+    others = [stage for stage in session.graph if stage not in ran and not session.params.skips(stage)]
+    cached = tracking.link_cached({stage: fingerprint(stage, session) for stage in others})
+    found = results.read(session.root)
+    tracking.publish(results.metrics(found), results.tags(found), results.note(found, {**cached, **ran}))
 
 
 def ensure(stage: str, session: Session) -> StageResult:

@@ -25,6 +25,7 @@ from nightshift.reports.candidates import CHAMPION, Candidate, Opponent, candida
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress
+from nightshift.telemetry.metric_names import candidate_success
 from nightshift.types import RolloutRequest, Trajectory
 
 _FRAME_EVERY = 4
@@ -56,7 +57,8 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
         figures.evaluation(folder / paths.EVALUATION_FIGURE.name, report, found)
         for film in _films(job).glob("*.*"):
             (folder / film.name).write_bytes(film.read_bytes())
-    job.tracker.log({f"success/{result['name']}": result["overall"]["rate"] for result in report["candidates"]}, step=0)
+    rates = {candidate_success(result["name"]): result["overall"]["rate"] for result in report["candidates"]}
+    job.tracker.log(rates, step=0)
     job.tracker.artifact(paths.EVALUATION)
 
 

@@ -39,10 +39,11 @@ def run(job: Job, *, register: config.Register) -> None:
         rematch=_rematch(evaluation, outcomes),
     )
     done = mlflow_registry.register(Path(), proposal)
-    job.tracker.dataset("demos", proposal.tags[mlflow_registry.DATASET], paths.DATASET)
     job.tracker.artifact(paths.EVALUATION)
     evaluated = {**best["overall"], "invalid": best["invalid"]}
-    files.write_json(paths.RECEIPT, asdict(done) | {"evaluation": evaluated, "tags": dict(proposal.tags)})
+    files.write_json(
+        paths.RECEIPT, asdict(done) | {"grid": proposal.grid, "evaluation": evaluated, "tags": dict(proposal.tags)}
+    )
 
 
 def _rematch(evaluation: Any, outcomes: Any) -> mlflow_registry.Rematch | None:

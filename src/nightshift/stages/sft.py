@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
@@ -17,7 +16,7 @@ from nightshift.learners.checkpoint import Checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.policies import device
 from nightshift.policies.base import Policy
-from nightshift.project import graph, paths
+from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
 
 _SHOW_EVERY = 20
@@ -35,7 +34,6 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     with device.out_of_memory_advice(device.POLICY_SIZE):
         start = _start(_fresh_policy(policy, data)).to(device.resolve(job.machine.device))
     learner = SftLearner(start, sft, microbatch_size=job.machine.microbatch_size)
-    job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
     parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}
     with device.out_of_memory_advice("machine.microbatch_size or sft.batch_size"):
         _train(job, learner, parts, seed, sft)
