@@ -159,7 +159,9 @@ def test_algorithms_are_names_of_training_stages_each_once(tmp_path: Path, algor
 
 def test_the_clone_and_all_that_follows_training_is_never_skipped() -> None:
     params = config.Params.model_validate({**PARAMS, "algorithms": []})
-    assert [stage for stage in graph.load(REPOSITORY) if params.skips(stage)] == list(config.ALGORITHMS)
+    assert [stage for stage in graph.load(REPOSITORY) if params.skips(stage)] == [config.START, *config.ALGORITHMS]
+    from_champion = params.model_copy(update={"start": "champion"})
+    assert not from_champion.skips(config.START)
 
 
 def test_bins_have_an_entropy_without_a_std() -> None:
