@@ -553,6 +553,11 @@ def load(path: Path) -> Params:
         raise ConfigError(f"{path} does not exist", "run from the project's root") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", "mend the line that it names") from None
+    return validate(raw, path)
+
+
+def validate(raw: Any, path: Path) -> Params:
+    """The params that were read from a file; one ConfigError lists everything that is wrong with them."""
     try:
         return Params.model_validate(raw if isinstance(raw, dict) else {})
     except ValidationError as error:

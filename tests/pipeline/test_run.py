@@ -387,6 +387,19 @@ def test_a_run_of_the_past_is_reproduced_in_a_folder_of_its_own(project: Path, t
     assert nightshift(project, "reproduce", "nothing").returncode == 1
 
 
+def test_a_sweep_shares_the_cache_registers_nothing_and_its_trials_are_runs_in_mlflow(project: Path) -> None:
+    versions_before = len(model_versions.versions(project, "nightshift-libero-mini"))
+    done = nightshift(project, "sweep", "evaluate.init_states=1,2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (project / ".state/sweep/1-trial.log").read_text()
+    for stage in ("collect", "sft", "rloo"):
+        assert re.search(rf"✔ {stage}  (cached|restored)", log), log
+    assert "✔ evaluate  ran" in log
+    assert re.search(r"2 +[\d.]+ % .* evaluate\.init_states=2", done.stdout)
+    assert len(model_versions.versions(project, "nightshift-libero-mini")) == versions_before
+    assert any("evaluate.init_states" in one.changed or one.success is not None for one in parents(project)[:2])
+
+
 def test_telemetry_is_off_and_the_users_own_settings_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in environment.NO_TELEMETRY:
         monkeypatch.delenv(name, raising=False)

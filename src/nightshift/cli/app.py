@@ -206,6 +206,16 @@ def reproduce(
 
 
 @app.command()
+def sweep(
+    choices: Annotated[list[str], typer.Argument(help="NAME=VALUE,VALUE of params.yaml, as sft.steps=100,200")],
+    sample: Annotated[int, typer.Option(min=0, help="this many combinations at random; 0 = all")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="trials at a time")] = 1,
+) -> None:
+    """Train and evaluate with every combination of values, and show which is best; nothing is registered."""
+    model_commands.sweep(choices, sample, jobs)
+
+
+@app.command()
 def predict(
     model: Annotated[str, typer.Option(help="champion, challenger or a version number")] = "champion",
     task: Annotated[str, typer.Option(help="one task; all tasks of params.yaml if not given")] = "",

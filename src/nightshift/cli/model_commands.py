@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -152,6 +152,25 @@ def reproduce(prefix: str, to: Path | None) -> None:
     folder = (start / to) if to else root.parent / f"{root.name}-{run.run_id[:_SHORT]}"
     for sentence in reproducing.check_out(root, run, folder):
         console.print(sentence, markup=False, soft_wrap=True)
+
+
+def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
+    """Trials with other numbers, in clones of the project, best first."""
+    from nightshift.pipeline import sweep as sweeping
+
+    root = enter()
+    seed = config.load(root / paths.PARAMS).seed
+    chosen = sweeping.trials(root, sweeping.parse(choices), sample, seed)
+    console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}, {jobs} at a time", markup=False)
+    outcomes = []
+    for outcome in sweeping.run(root, chosen, jobs):
+        console.print(f"{outcome.trial.title}: {outcome.error or _result(outcome.success)[0]}", markup=False)
+        outcomes.append(outcome)
+    table = _table("trial", "success", "95 % interval", "states", "params")
+    for outcome in sorted(outcomes, key=lambda one: one.success.rate if one.success else -1, reverse=True):
+        table.add_row(str(outcome.trial.number), *_result(outcome.success), Text(outcome.trial.title, overflow="fold"))
+    table.columns[-1].no_wrap = False
+    console.print(table)
 
 
 def split_name(what: str, model: str) -> tuple[str, str]:
