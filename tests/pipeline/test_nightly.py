@@ -75,6 +75,28 @@ def test_an_import_that_git_names_is_pulled_from_a_real_remote(project: Path, tm
     assert sentence.startswith("could not pull goal: ")
 
 
+def test_an_import_from_another_repository_becomes_its_newest_version(project: Path, tmp_path: Path) -> None:
+    edit(project, "nightly", pull=True)
+    other = tmp_path / "other"
+    (other / "goal").mkdir(parents=True)
+    (other / ".venv").symlink_to(project / ".venv")
+    git(tmp_path, "init", "-q", "other")
+    dvc(other, "init", "-q")
+    publish(other, "one")
+    dvc(project, "import", "-q", str(other), "goal", "-o", str(paths.IMPORTS / "goal"))
+    assert nightly.prepare(project) == []
+    publish(other, "two")
+    assert nightly.prepare(project) == ["pulled goal from DVC's remote"]
+    assert (project / paths.IMPORTS / "goal" / "episode").read_text() == "two"
+
+
+def publish(repository: Path, content: str) -> None:
+    (repository / "goal" / "episode").write_text(content)
+    dvc(repository, "add", "-q", "goal")
+    git(repository, "add", "goal.dvc", ".gitignore", ".dvc")
+    git(repository, "commit", "-qm", content)
+
+
 def test_a_night_commits_the_lock_and_new_imports_and_nothing_else(project: Path, inbox: Path) -> None:
     deliver(inbox / "goal.hdf5")
     nightly.prepare(project)

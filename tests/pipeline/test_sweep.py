@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from nightshift import config
 from nightshift.errors import ConfigError
 from nightshift.pipeline import sweep
+from nightshift.project import graph, packages, paths
+from tests.conftest import git
+from tests.pipeline.test_run import dvc
 
 
 def test_choices_are_yaml_and_1e_3_is_a_number() -> None:
@@ -39,3 +44,13 @@ def test_a_name_that_params_yaml_does_not_have_is_refused_before_anything_runs(p
     with pytest.raises(ConfigError, match=r"sft\.steps"):
         sweep.trials(project, {"sft.steps": [-1]}, 0, seed=0)
     assert not (project / sweep.SWEEPS).exists()
+
+
+def test_an_experiment_of_dvc_runs_a_stage_with_another_number(project: Path) -> None:
+    packages.record(project, graph.load(project))  # as `make setup` does
+    for name, value in (("user.name", "test"), ("user.email", "test@localhost")):
+        git(project, "config", name, value)
+    dvc(project, "exp", "run", "-S", "algorithms=[rlpd]", "-S", "policy.head=tanh_gaussian", "choose")
+    chosen = {name: json.loads((project / paths.choice(name)).read_text())["chosen"] for name in config.ALGORITHMS}
+    assert chosen == {"rloo": False, "rlpd": True}
+    assert config.load(project / paths.PARAMS).algorithms == ("rlpd",)

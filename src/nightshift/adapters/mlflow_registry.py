@@ -22,6 +22,7 @@ import numpy as np
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.pyfunc import PyFuncModel
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
@@ -128,20 +129,18 @@ def register(root: Path, proposal: Proposal) -> Registration:
     version = _find(client, proposal) or _create(client, proposal)
     _add_evaluation(client, version, proposal.grid, proposal.outcomes)
     _add_rematch(client, proposal)
-    newest = not _is_older(client, version)
-    if newest:
+    if not _is_older(client, version):
         client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
     decision = _decide(client, version, proposal)
     if decision.promote:
         make_champion(client, version, champion_version(client, proposal.model))
-    aliases = client.get_model_version(proposal.model, version.version).aliases
-    now = champion_version(client, proposal.model)
+    now = aliases(client, proposal.model)
     return Registration(
         model=proposal.model,
         version=str(version.version),
         candidate=proposal.candidate,
-        aliases=tuple(sorted(aliases)),
-        champion=str(now.version) if now else "",
+        aliases=tuple(sorted(alias for alias, number in now.items() if number == str(version.version))),
+        champion=now.get(CHAMPION, ""),
         reason=decision.reason,
         p_value=decision.p_value,
         level=proposal.rules.level,
@@ -420,7 +419,7 @@ def _judge(
 
 def _challenger(client: MlflowClient, model: str) -> int:
     """The newest version that was proposed; 0 if there is none."""
-    return int(client.get_registered_model(model).aliases.get(CHALLENGER, 0))
+    return int(aliases(client, model).get(CHALLENGER, 0))
 
 
 def make_champion(client: MlflowClient, version: ModelVersion, before: ModelVersion | None) -> None:
@@ -441,11 +440,18 @@ def _is_older(client: MlflowClient, version: ModelVersion) -> bool:
 
 
 def champion_version(client: MlflowClient, model: str) -> ModelVersion | None:
+    return client.get_model_version_by_alias(model, CHAMPION) if CHAMPION in aliases(client, model) else None
+
+
+def aliases(client: MlflowClient, model: str) -> dict[str, str]:
+    """Versions by alias; none if nothing was registered yet."""
     try:
-        aliases = client.get_registered_model(model).aliases
-    except MlflowException:
-        return None  # nothing was registered yet
-    return client.get_model_version_by_alias(model, CHAMPION) if CHAMPION in aliases else None
+        found = client.get_registered_model(model).aliases
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+        return {}
+    return {alias: str(version) for alias, version in found.items()}
 
 
 def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> Decision:

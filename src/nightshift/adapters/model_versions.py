@@ -195,13 +195,9 @@ def _version(version: ModelVersion, aliases: Mapping[str, list[str]]) -> Version
 
 def _aliases(client: MlflowClient, model: str) -> dict[str, list[str]]:
     """Aliases by version."""
-    try:
-        found = client.get_registered_model(model).aliases
-    except MlflowException:
-        return {}
     by_version: dict[str, list[str]] = {}
-    for alias, version in found.items():
-        by_version.setdefault(str(version), []).append(alias)
+    for alias, version in registry.aliases(client, model).items():
+        by_version.setdefault(version, []).append(alias)
     return by_version
 
 
