@@ -16,6 +16,7 @@ from nightshift.errors import RegistryError
 from nightshift.project import paths
 from nightshift.reports.candidates import CHAMPION
 from nightshift.telemetry import metric_names
+from nightshift.telemetry.console import console
 from tests.adapters.test_mlflow_registry import proposal
 from tests.conftest import add_store, edit, git, make_project, nightshift
 
@@ -64,10 +65,13 @@ def _inside(nights: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def told(root: Path, *command: str) -> str:
-    done = nightshift(root, *command)
+    """What a command prints on a terminal of 80 columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console, "width", 80)
+        done = nightshift(root, *command)
     assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80, "fits a terminal of 80 columns"
-    assert "…" not in done.stdout.replace("sha256", "").splitlines()[0]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "…" not in done.stdout, "a column was cut off"
     return done.stdout
 
 

@@ -379,10 +379,10 @@ def test_a_run_of_the_past_is_reproduced_in_a_folder_of_its_own(project: Path, t
     done = nightshift(project, "reproduce", oldest.run_id[:8], "--to", str(tmp_path / "again"))
     assert done.returncode == 0, done.stderr
     assert f"to run it: cd {tmp_path / 'again'} && make setup" in done.stdout
-    assert "its data is there" in done.stdout
     there = yaml.safe_load((tmp_path / "again/params.yaml").read_text())
     assert there["rloo"]["iterations"] == int(oldest.params["rloo.iterations"])
-    assert (tmp_path / "again" / paths.DATASET).is_dir()
+    for path in (paths.DATASET, paths.RLOO_POLICY, paths.EVALUATION, paths.RECEIPT):
+        assert (tmp_path / "again" / path).exists(), path
     assert git(tmp_path / "again", "rev-parse", "--short=12", "HEAD").strip() == oldest.commit.removesuffix("+")
     assert nightshift(project, "reproduce", "nothing").returncode == 1
 

@@ -171,9 +171,9 @@ class DvcStore:
             self._repo = Repo(root)
 
     def check_out(self) -> None:
-        """Bring every output and import that dvc.lock and .dvc files name from the cache; CacheError if one is gone."""
+        """Bring every output and import that dvc.lock and .dvc files name from the cache, as far as it has them."""
         with _translate_errors():
-            self._repo.checkout(force=True)
+            self._repo.checkout(force=True, allow_missing=True)
 
     def digests(self, name: str) -> dict[str, str]:
         """The md5 that dvc.lock records for each output of a stage."""

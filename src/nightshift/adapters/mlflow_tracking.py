@@ -160,8 +160,6 @@ class Tracking:
         self.client.log_batch(self.parent_id, metrics=entries)
         for name, value in {**tags, NOTE: note}.items():
             self.client.set_tag(self.parent_id, name, value[:_LONGEST_TAG])
-        if (self._root / paths.DVC_LOCK).exists():
-            self.client.log_artifact(self.parent_id, str(self._root / paths.DVC_LOCK))
 
     def link_cached(self, fingerprints: Mapping[str, str]) -> dict[str, str]:
         """Name the runs that made the results of stages that were not run again; returns them by stage."""
@@ -181,8 +179,12 @@ class Tracking:
         return {run.data.tags[STAGE]: run.info.run_id for run in runs if STAGE in run.data.tags}
 
     def close(self, status: str) -> None:
-        if self._opened:
-            self.client.set_terminated(self._opened, status)
+        """End the run of the pipeline; dvc.lock, which names all that it made, stays with it."""
+        if not self._opened:
+            return
+        if (self._root / paths.DVC_LOCK).exists():
+            self.client.log_artifact(self._opened, str(self._root / paths.DVC_LOCK))
+        self.client.set_terminated(self._opened, status)
 
     def _join(self, stage: str) -> str:
         """The run that another process began with the same params, code and imports, if it lacks this stage."""

@@ -188,7 +188,7 @@ def _model(root: Path) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, no_wrap=True, justify="right" if column in ("success", "states") else "left")
     return table
@@ -225,7 +225,7 @@ def _print_lineage(root: Path, version: Version) -> None:
         "code": version.commit + (" (with changes that were not committed)" if version.commit.endswith("+") else ""),
         "run": version.pipeline_run or "unknown",
         "started from": started,
-        "weights": f"sha256 {version.weights[:16]}…",
+        "weights": f"sha256 {version.weights[:16]}",
         "gate": version.reason,
     }
     table = Table.grid(padding=(0, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import tempfile
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nightshift.adapters import mlflow_tracking
 from nightshift.adapters.dvc_store import DvcStore
-from nightshift.errors import CacheError, ProjectError
+from nightshift.errors import ProjectError
 from nightshift.project import paths, repository
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def check_out(root: Path, run: PipelineRun, folder: Path) -> Iterator[str]:
             yield f"{name} is that of the run"
         else:
             yield f"the run has no {name} on record: it is that of the commit"
-    yield _bring_data(root, folder)
+    _bring_data(root, folder)
+    yield "its data came from DVC's cache; what the cache lacks will be made again"
     yield f"to run it: cd {folder} && make setup && .venv/bin/nightshift run"
 
 
@@ -49,14 +51,8 @@ def _clone(root: Path, commit: str, folder: Path) -> None:
         shutil.move(new, folder)
 
 
-def _bring_data(root: Path, folder: Path) -> str:
+def _bring_data(root: Path, folder: Path) -> None:
     """The outputs that dvc.lock names, from this project's cache."""
-    store = DvcStore(folder)
-    try:
+    with contextlib.closing(DvcStore(folder)) as store:
         store.share_cache(DvcStore(root))
         store.check_out()
-    except CacheError as error:
-        return f"not all of its data is in DVC's cache, and what is missing will be made again: {error.what}"
-    finally:
-        store.close()
-    return "its data is there: stages that are fresh will not run again"

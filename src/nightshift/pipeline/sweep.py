@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from nightshift import config, files
-from nightshift.errors import CacheError, ConfigError
+from nightshift.errors import ConfigError
 from nightshift.pipeline.run import Session, ensure
 from nightshift.project import paths, repository
 from nightshift.statistics.intervals import Rate
@@ -123,11 +123,9 @@ def _prepare(root: Path, trial: Trial) -> None:
         (trial.folder / ".venv").symlink_to(root / ".venv")
         for pointer in sorted((root / paths.IMPORTS).glob("*.dvc")):
             files.replace_by_copy(pointer, trial.folder / pointer.relative_to(root))
-        store = DvcStore(trial.folder)
-        store.share_cache(DvcStore(root))
-        with contextlib.suppress(CacheError):  # what the cache lacks is made again
+        with contextlib.closing(DvcStore(trial.folder)) as store:
+            store.share_cache(DvcStore(root))
             store.check_out()
-        store.close()
     files.write_bytes(trial.folder / paths.PARAMS, yaml.safe_dump(_params(root, trial), sort_keys=False).encode())
 
 
