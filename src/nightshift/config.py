@@ -44,6 +44,8 @@ Algorithms = Annotated[tuple[Algorithm, ...], AfterValidator(_unique)]
 Start = Literal["scratch", "champion"]
 """What the weights of a policy are before it is trained."""
 START, SCRATCH = "start", "scratch"
+CHAMPION = "champion"
+"""The alias of the best version in the registry, and the name of its policy in an evaluation."""
 
 
 def skip_reason(stage: str) -> str:

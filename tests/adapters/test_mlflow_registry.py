@@ -16,9 +16,9 @@ from mlflow.tracking import MlflowClient
 from nightshift import files, policies
 from nightshift.adapters import mlflow_registry, mlflow_tracking
 from nightshift.adapters.mlflow_registry import Proposal, Registration, Rematch
+from nightshift.config import CHAMPION
 from nightshift.errors import DataError, RegistryError
 from nightshift.reports import gate
-from nightshift.reports.candidates import CHAMPION
 from nightshift.statistics.paired import EpisodeOutcome
 from tests.policies import examples
 

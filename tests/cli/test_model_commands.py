@@ -12,9 +12,9 @@ from nightshift import config
 from nightshift.adapters import mlflow_registry, mlflow_tracking, model_versions
 from nightshift.adapters.mlflow_tracking import Tracking
 from nightshift.cli import model_commands
+from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
 from nightshift.project import paths
-from nightshift.reports.candidates import CHAMPION
 from nightshift.telemetry import metric_names
 from nightshift.telemetry.console import console
 from tests.adapters.test_mlflow_registry import proposal

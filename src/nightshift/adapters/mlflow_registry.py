@@ -30,10 +30,10 @@ from mlflow.types import Schema, TensorSpec
 import nightshift
 from nightshift import files, policies
 from nightshift.adapters import mlflow_tracking as tracking
+from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
 from nightshift.policies.base import Policy, Shapes, observation_dtype
 from nightshift.reports import gate
-from nightshift.reports.candidates import CHAMPION
 from nightshift.reports.gate import Decision, Rules
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import EpisodeOutcome, solved

@@ -17,8 +17,8 @@ from mlflow.tracking import MlflowClient
 
 from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_tracking as tracking
+from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
-from nightshift.reports.candidates import CHAMPION
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, solved
 from nightshift.telemetry import metric_names

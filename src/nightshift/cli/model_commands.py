@@ -12,15 +12,15 @@ from rich.text import Text
 
 from nightshift import config
 from nightshift.cli.commands import enter
+from nightshift.config import CHAMPION
 from nightshift.errors import ProjectError
 from nightshift.project import paths, versions
-from nightshift.reports.candidates import CHAMPION
-from nightshift.statistics.intervals import Rate
-from nightshift.statistics.paired import Cell, Paired, by_task
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
     from nightshift.adapters.model_versions import Version
+    from nightshift.statistics.intervals import Rate
+    from nightshift.statistics.paired import Cell
 
 _STYLES = {CHAMPION: "black on yellow", "challenger": "black on cyan"}
 _SHORT = 8
@@ -238,6 +238,8 @@ def _print_lineage(root: Path, version: Version) -> None:
 
 def _print_pairs(ours: Mapping[Cell, bool], theirs: Mapping[Cell, bool]) -> None:
     """On the states valid for both, over all tasks and task by task."""
+    from nightshift.statistics.paired import Paired, by_task
+
     table = _table("same states", "states", "won", "lost", "points", "95 % interval", "exact p")
     tasks = by_task(ours, theirs)
     for title, pair in {"all": Paired.between(ours, theirs), **(tasks if len(tasks) > 1 else {})}.items():

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nightshift.config import CHAMPION
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
-from nightshift.reports.candidates import CHAMPION
 from nightshift.telemetry import metric_names as names
 
 MADE_BY = ("evaluate", "register")

@@ -17,10 +17,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from nightshift.config import CHAMPION
 from nightshift.pipeline.run import StageResult, timings
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
-from nightshift.reports.candidates import CHAMPION
 
 MARKS = {
     "ran": ("● ran", "bold green"),

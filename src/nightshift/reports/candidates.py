@@ -11,9 +11,6 @@ from nightshift.project import graph, paths
 from nightshift.reports import history
 from nightshift.reports.history import History
 
-CHAMPION = "champion"
-"""The alias in the registry, and the name of its policy in an evaluation."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift import config, envs, files, policies
+from nightshift.config import CHAMPION
 from nightshift.envs.grid import cells, conditions, digest
 from nightshift.errors import RolloutError
 from nightshift.pipeline.job import Job
@@ -21,7 +22,7 @@ from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
 from nightshift.reports import figures, gate
-from nightshift.reports.candidates import CHAMPION, Candidate, Opponent, candidates, read_opponent
+from nightshift.reports.candidates import Candidate, Opponent, candidates, read_opponent
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress

@@ -9,12 +9,12 @@ from typing import Any
 
 from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registry
+from nightshift.config import CHAMPION
 from nightshift.data import dataset_store
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
 from nightshift.project import graph, paths
 from nightshift.reports import gate
-from nightshift.reports.candidates import CHAMPION
 
 
 def run(job: Job, *, register: config.Register) -> None:
