@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from nightshift.project import paths
 from nightshift.telemetry import metric_names
 from nightshift.telemetry.console import console
 from tests.adapters.test_mlflow_registry import proposal
-from tests.conftest import add_store, edit, git, make_project, nightshift
+from tests.conftest import add_store, edit, git, make_project
 
+Told = Callable[..., str]
 MODEL = "nightshift-libero-mini"
 RESULTS = ("sssss" + "f" * 5, "s" * 10, "s" * 9 + "f")
 """Of three nights: the first becomes champion, the second replaces it, the third does not."""
@@ -64,19 +65,23 @@ def _inside(nights: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     client.set_registered_model_alias(MODEL, CHAMPION, "2")
 
 
-def told(root: Path, *command: str) -> str:
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
     """What a command prints on a terminal of 80 columns."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(console, "width", 80)
-        done = nightshift(root, *command)
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "…" not in done.stdout, "a column was cut off"
-    return done.stdout
+    monkeypatch.setattr(console, "width", 80)
+
+    def run(command: Callable[..., None], *arguments: object) -> str:
+        command(*arguments)
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= 80
+        assert "…" not in printed, "a column was cut off"
+        return printed
+
+    return run
 
 
-def test_models_shows_at_once_which_version_is_champion_and_why(nights: Path) -> None:
-    shown = told(nights, "models")
+def test_models_shows_at_once_which_version_is_champion_and_why(told: Told) -> None:
+    shown = told(model_commands.models)
     rows = [line for line in shown.splitlines() if re.search(r"\d{4}-\d\d-\d\d", line) and "%" in line]
     assert [row.startswith("★") for row in rows] == [False, True, False], "newest first"
     assert re.search(r"★ +2 +rloo +100\.0 % +72\.2 – 100\.0 +10/10 +\d{4}-\d\d-\d\d +champion", rows[1])
@@ -102,20 +107,20 @@ def test_promoting_and_rolling_back_move_the_champion_and_the_gate_respects_both
     model_versions.promote(nights, MODEL, "2")
 
 
-def test_the_commands_say_what_they_did_and_an_unknown_version_which_there_are(nights: Path) -> None:
-    assert "version 1 of nightshift-libero-mini is champion now in place of version 2" in told(nights, "promote", "1")
+def test_the_commands_say_what_they_did_and_an_unknown_version_which_there_are(nights: Path, told: Told) -> None:
+    moved = told(model_commands.promote, "1")
+    assert moved == "version 1 of nightshift-libero-mini is champion now in place of version 2\n"
     model_versions.promote(nights, MODEL, "2")
     assert "version 1 of nightshift-libero-mini is champion again; version 2" in " ".join(
-        told(nights, "rollback").split()
+        told(model_commands.rollback).split()
     )
-    refused = nightshift(nights, "promote", "9")
-    assert refused.returncode == 1
-    assert "has no version or alias '9'" in refused.stderr
-    assert "choose one of 1, 2, 3, challenger, champion" in refused.stderr
+    with pytest.raises(RegistryError, match="has no version or alias '9'") as refused:
+        model_commands.promote("9")
+    assert refused.value.next_step == "choose one of 1, 2, 3, challenger, champion"
 
 
-def test_lineage_tells_data_code_params_and_the_versions_it_started_from(nights: Path) -> None:
-    shown = " ".join(told(nights, "lineage", f"{MODEL}/3").split())
+def test_lineage_tells_data_code_params_and_the_versions_it_started_from(nights: Path, told: Told) -> None:
+    shown = " ".join(told(model_commands.lineage, f"{MODEL}/3").split())
     commit = git(nights, "rev-parse", "--short=12", "HEAD").strip()
     for words in (
         f"{MODEL} version 3 (challenger)",
@@ -144,25 +149,25 @@ def test_a_version_is_named_as_in_mlflow_or_shorter(what: str, expected: tuple[s
     assert model_commands.split_name(what, "mine") == expected
 
 
-def test_runs_shows_results_versions_and_changed_params_newest_first(nights: Path) -> None:
-    shown = told(nights, "runs").splitlines()
+def test_runs_shows_results_versions_and_changed_params_newest_first(told: Told) -> None:
+    shown = told(model_commands.runs, 20).splitlines()
     rows = [line for line in shown if "finished" in line]
     assert [row.split("%")[0].split()[-1] for row in rows] == ["90.0", "100.0", "50.0"]
     assert [row.rstrip()[-3:].strip() for row in rows] == ["3", "2 ★", "1 ★"]
     assert any("sft.steps 200 → 300" in line for line in shown)
 
 
-def test_compare_is_paired_where_the_grids_match(nights: Path) -> None:
-    shown = told(nights, "compare", "champion", "1")
+def test_compare_is_paired_where_the_grids_match(told: Told) -> None:
+    shown = told(model_commands.compare, "champion", "1")
     assert "version 2 against version 1 on the same grid" in shown
     assert re.search(r"all +10 +5 +0 +\+50\.0 .* 0\.031", shown)
-    assert "params of version 2 that differ: sft.steps 100 → 200" in shown
+    assert "params of version 2 that differ: sft.steps 100 → 200" in " ".join(shown.split())
 
 
-def test_compare_says_so_where_they_do_not(nights: Path) -> None:
+def test_compare_says_so_where_they_do_not(nights: Path, told: Told) -> None:
     edit(nights, "sft", steps=400)
     register_night(nights, 4, "s" * 10, grid="another")
-    shown = " ".join(told(nights, "compare", "4", "champion").split())
+    shown = " ".join(told(model_commands.compare, "4", "champion").split())
     assert "not compared state by state: they have not played the same grid" in shown
     client = mlflow_tracking.connect(nights)
     client.delete_model_version(MODEL, "4")

@@ -163,7 +163,7 @@ class DvcStore:
         """Use the cache of another project from now on; recorded in its local configuration, which git ignores."""
         with _translate_errors():
             with self._repo.config.edit("local") as settings:
-                settings.setdefault("cache", {})["dir"] = other._repo.cache.local.path
+                settings.setdefault("cache", {})["dir"] = other._repo.cache.local_cache_dir
             root = self._repo.root_dir
             self._repo.close()
             from dvc.repo import Repo

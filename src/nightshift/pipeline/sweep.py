@@ -120,7 +120,8 @@ def _prepare(root: Path, trial: Trial) -> None:
     if not trial.folder.exists():
         trial.folder.parent.mkdir(parents=True, exist_ok=True)
         repository.git(root, "clone", "--quiet", str(root), str(trial.folder))
-        (trial.folder / ".venv").symlink_to(root / ".venv")
+        if not (trial.folder / ".venv").exists():
+            (trial.folder / ".venv").symlink_to(root / ".venv")
         for pointer in sorted((root / paths.IMPORTS).glob("*.dvc")):
             files.replace_by_copy(pointer, trial.folder / pointer.relative_to(root))
         with contextlib.closing(DvcStore(trial.folder)) as store:
