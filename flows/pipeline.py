@@ -15,10 +15,12 @@ from tasks.choose import choose
 from tasks.collect import collect
 from tasks.dataset import dataset
 from tasks.evaluate import evaluate
+from tasks.opponent import opponent
 from tasks.register import register
 from tasks.rloo import rloo
 from tasks.rlpd import rlpd
 from tasks.sft import sft
+from tasks.start import start
 from tasks.states import states
 
 
@@ -31,10 +33,13 @@ def pipeline(from_stage: str = "", force_stages: Sequence[str] = ()) -> list[Sta
         starts = states(session)
         demos = collect(session, starts)
         data = dataset(session, demos)
-        cloned = sft(session, data)
+        initial = start(session)
+        cloned = sft(session, data, initial)
         chosen = choose(session)
         on_policy = rloo(session, chosen, starts, cloned)
         off_policy = rlpd(session, chosen, starts, data, cloned)
-        report = evaluate(session, cloned, on_policy, off_policy)
+        champion = opponent(session, on_policy, off_policy)
+        report = evaluate(session, cloned, on_policy, off_policy, champion)
         model = register(session, data, on_policy, off_policy, report)
-        return summarise(session, [starts, demos, data, cloned, chosen, on_policy, off_policy, report, model])
+        done = [starts, demos, data, initial, cloned, chosen, on_policy, off_policy, champion, report, model]
+        return summarise(session, done)

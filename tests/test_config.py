@@ -102,7 +102,7 @@ def test_any_ill_typed_value_is_refused_with_its_path(tmp_path: Path, leaf: tupl
     assert f"{section}.{key}" in error.value.what
 
 
-TABLED = ("machine", "notify", "env", "collect", "policy", "sft", "rloo", "rlpd", "evaluate")
+TABLED = ("machine", "env", "collect", "policy", "sft", "rloo", "rlpd", "evaluate", "register", "nightly", "notify")
 
 
 def names(section: Any, prefix: str) -> set[str]:
@@ -122,8 +122,10 @@ def names(section: Any, prefix: str) -> set[str]:
 def test_the_page_about_parameters_has_every_parameter_and_no_other() -> None:
     page = (REPOSITORY / "docs" / "parameters.md").read_text()
     rows = re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)
-    sections = {name: config.Params.model_fields[name].annotation for name in TABLED}
-    expected = {parameter for name, section in sections.items() for parameter in names(section, name)} | {"algorithms"}
+    fields = {field.alias or name: field for name, field in config.Params.model_fields.items()}
+    sections = {name: fields[name].annotation for name in TABLED}
+    expected = {parameter for name, section in sections.items() for parameter in names(section, name)}
+    expected |= {"algorithms", "start"}
     assert sorted(rows) == sorted(expected)
 
 
@@ -157,7 +159,9 @@ def test_algorithms_are_names_of_training_stages_each_once(tmp_path: Path, algor
 
 def test_the_clone_and_all_that_follows_training_is_never_skipped() -> None:
     params = config.Params.model_validate({**PARAMS, "algorithms": []})
-    assert [stage for stage in graph.load(REPOSITORY) if params.skips(stage)] == list(config.ALGORITHMS)
+    assert [stage for stage in graph.load(REPOSITORY) if params.skips(stage)] == [config.START, *config.ALGORITHMS]
+    from_champion = params.model_copy(update={"start": "champion"})
+    assert not from_champion.skips(config.START)
 
 
 def test_bins_have_an_entropy_without_a_std() -> None:

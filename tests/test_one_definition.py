@@ -27,6 +27,8 @@ OUTPUTS = {
     "states": [paths.INIT_STATES],
     "collect": [paths.DEMOS],
     "dataset": [paths.DATASET],
+    "start": [paths.START],
+    "opponent": [paths.OPPONENT],
     "sft": [paths.SFT_POLICY],
     "choose": [paths.choice(algorithm) for algorithm in config.ALGORITHMS],
     "rloo": [paths.RLOO_POLICY],

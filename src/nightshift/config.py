@@ -41,6 +41,18 @@ Algorithm = Literal["rloo", "rlpd"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 Algorithms = Annotated[tuple[Algorithm, ...], AfterValidator(_unique)]
 
+Start = Literal["scratch", "champion"]
+"""What the weights of a policy are before it is trained."""
+START, SCRATCH = "start", "scratch"
+CHAMPION = "champion"
+"""The alias of the best version in the registry, and the name of its policy in an evaluation."""
+
+
+def skip_reason(stage: str) -> str:
+    """Why a stage that is skipped is."""
+    return f"{START}: {SCRATCH}" if stage == START else "not in algorithms"
+
+
 Auto = Literal["auto"]
 """Let the evaluation protocol say."""
 
@@ -477,6 +489,23 @@ class Register(Section):
     model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     level: Annotated[float, Field(gt=0, le=0.5, strict=True)]
     """A policy becomes champion if its one-sided exact p is at most this; at 0.5 one state more is enough."""
+    min_success_rate: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """A champion solves at least this share of the evaluation's states, and at least one."""
+    max_task_drop: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """How much lower than the champion's the success rate on any task may be; 1 = any."""
+
+
+class Nightly(Section):
+    """What `nightshift nightly` does besides running the pipeline."""
+
+    inbox: Name | None
+    """A folder in which every file or folder is imported once, under its name; null = none."""
+    format: Literal["hdf5", "hil-serl", "lerobot", "rlds"]
+    """Of what is put there."""
+    pull: Flag
+    """Get imports from DVC's remote: those that git names and this clone lacks, newer ones of other repositories."""
+    commit: Flag
+    """Commit dvc.lock and the .dvc files of new imports, so that the night's dataset is a version that git knows."""
 
 
 Event = Literal["failure", "promotion", "regression", "nothing_to_do"]
@@ -493,6 +522,8 @@ class Params(Section):
     seed: Natural
     algorithms: Algorithms
     """The training stages that run; empty evaluates the clone alone."""
+    start: Start
+    """The weights that cloning begins with: fresh ones, or those of the champion in the registry."""
     machine: Machine
     env: Env
     states: States
@@ -504,6 +535,7 @@ class Params(Section):
     rlpd: Rlpd
     evaluate: Evaluate
     register_: Register = Field(alias="register")
+    nightly: Nightly
     notify: Notify
 
     @model_validator(mode="after")
@@ -526,8 +558,8 @@ class Params(Section):
             )
 
     def skips(self, stage: str) -> bool:
-        """Whether this is a training stage that is not chosen."""
-        return stage in ALGORITHMS and stage not in self.algorithms
+        """Whether this is a training stage that is not chosen, or `start` where training starts from scratch."""
+        return (stage in ALGORITHMS and stage not in self.algorithms) or (stage == START and self.start == SCRATCH)
 
     def section(self, name: str) -> Any:
         """The section (or plain value) that params.yaml calls `name`."""
@@ -578,7 +610,11 @@ def read_yaml(path: Path) -> Any:
 
 def load(path: Path) -> Params:
     """Read params.yaml; one ConfigError lists everything that is wrong with it."""
-    raw = read_yaml(path)
+    return validate(read_yaml(path), path)
+
+
+def validate(raw: Any, path: Path) -> Params:
+    """The params that were read from a file; one ConfigError lists everything that is wrong with them."""
     try:
         return Params.model_validate(raw if isinstance(raw, dict) else {})
     except ValidationError as error:

@@ -17,13 +17,13 @@ DVC_YAML = """
 stages:
   make:  {cmd: mkdir -p out && cp src/code.py out/x, deps: [src/code.py], params: [seed], outs: [out]}
   train: {cmd: cat out/x params.yaml > model, deps: [out], params: [rloo], outs: [model]}
-  act:   {cmd: cp model receipt, deps: [model], outs: [receipt: {cache: false}]}
+  act:   {cmd: cp model receipt, deps: [model], outs: [receipt], meta: {writes: registry}}
 """
 
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three stages: `make` from code, `train` from its output, `act` with an output outside the cache."""
+    """Three stages: `make` from code, `train` from its output, `act` with an effect that DVC does not see."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc/config").write_text((REPOSITORY / ".dvc/config").read_text())

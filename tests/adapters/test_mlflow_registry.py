@@ -15,8 +15,10 @@ from mlflow.tracking import MlflowClient
 
 from nightshift import files, policies
 from nightshift.adapters import mlflow_registry, mlflow_tracking
-from nightshift.adapters.mlflow_registry import Proposal, Registration
+from nightshift.adapters.mlflow_registry import Proposal, Registration, Rematch
+from nightshift.config import CHAMPION
 from nightshift.errors import DataError, RegistryError
+from nightshift.reports import gate
 from nightshift.statistics.paired import EpisodeOutcome
 from tests.policies import examples
 
@@ -63,7 +65,7 @@ def proposal(root: Path, model: str, fingerprint: str, results: str, **changes: 
     policy = trained(root, changes.pop("policy", f"{model}-{fingerprint}"))
     made = Proposal(
         model=model,
-        level=0.05,
+        rules=gate.Rules(level=0.05, min_success_rate=0.0, max_task_drop=1.0),
         candidate="rloo",
         policy=policy,
         weights=files.sha256(policy / policies.WEIGHTS),
@@ -144,14 +146,14 @@ def test_registering_again_makes_no_second_version_and_reports_the_same(root: Pa
     [
         ("set_registered_model_alias", mlflow_registry.CHALLENGER),
         ("set_model_version_tag", mlflow_registry.REASON),
-        ("set_registered_model_alias", mlflow_registry.CHAMPION),
+        ("set_registered_model_alias", CHAMPION),
     ],
 )
 def test_a_registration_that_died_between_two_steps_is_completed_by_the_next(
     root: Path, model: str, monkeypatch: pytest.MonkeyPatch, step: str, argument: str
 ) -> None:
     model = f"{model}-{argument}"
-    register(root, model, "one", "f" * 10)
+    register(root, model, "one", "s" + "f" * 9)
     real = getattr(MlflowClient, step)
 
     def dies(self: MlflowClient, *arguments: str) -> None:
@@ -180,10 +182,67 @@ def test_the_same_weights_are_found_and_not_registered_again(root: Path, model: 
 
 
 def test_the_same_weights_on_a_new_grid_can_be_compared_on_it_from_then_on(root: Path, model: str) -> None:
-    register(root, model, "one", "f" * 10, policy="old")
-    register(root, model, "two", "f" * 10, policy="old", grid="new")
-    assert "cannot be told" in register(root, model, "three", "s" * 4 + "f" * 6, grid="new").reason
+    register(root, model, "one", "s" + "f" * 9, policy="old")
+    register(root, model, "two", "s" + "f" * 9, policy="old", grid="new")
+    assert "cannot be told" in register(root, model, "three", "s" * 5 + "f" * 5, grid="new").reason
     assert register(root, model, "four", "s" * 10, grid="new").champion == "3"
+
+
+def test_a_champion_that_played_the_new_grid_in_the_same_evaluation_is_compared_on_it(root: Path, model: str) -> None:
+    first = register(root, model, "one", "sssss" + "f" * 5)
+    weights = proposal(root, model, "one", "s").weights
+    rematch = Rematch(version=first.version, weights=weights, outcomes=episodes("ss" + "f" * 8))
+    better = register(root, model, "two", "s" * 10, grid="new", rematch=rematch)
+    assert (better.champion, better.p_value) == ("2", 2**-8)
+    champion = mlflow_tracking.connect(root).get_model_version(model, "1")
+    assert (champion.tags[mlflow_registry.GRID], champion.tags[mlflow_registry.SUCCESSES]) == ("new", "2")
+    assert champion.tags[mlflow_registry.REASON] == first.reason, "how it became champion stays on record"
+
+
+def test_outcomes_of_other_weights_are_not_taken_for_the_champions(root: Path, model: str) -> None:
+    register(root, model, "one", "sssss" + "f" * 5)
+    stranger = Rematch(version="1", weights="of another registry", outcomes=episodes("f" * 10))
+    later = register(root, model, "two", "s" * 10, grid="new", rematch=stranger)
+    assert (later.champion, later.p_value) == ("1", None)
+    assert "version 1 was not evaluated on this grid" in later.reason
+
+
+def test_a_policy_that_solves_nothing_is_registered_and_leaves_the_model_without_a_champion(
+    root: Path, model: str
+) -> None:
+    nothing = register(root, model, "one", "f" * 10)
+    assert (nothing.aliases, nothing.champion) == (("challenger",), "")
+    assert nothing.reason.startswith("version 1 (rloo) stays challenger: it solved 0 of 10 states")
+    assert mlflow_registry.champion(root, model) is None
+    assert register(root, model, "two", "s" + "f" * 9).champion == "2"
+
+
+def test_registering_a_version_of_the_past_again_moves_no_alias_backwards(root: Path, model: str) -> None:
+    register(root, model, "one", "sssss" + "f" * 5)
+    register(root, model, "two", "s" * 10)
+    again = register(root, model, "one", "sssss" + "f" * 5)
+    aliases = mlflow_tracking.connect(root).get_registered_model(model).aliases
+    assert {alias: str(version) for alias, version in aliases.items()} == {"challenger": "2", "champion": "2"}
+    assert (again.version, again.champion, again.aliases) == ("1", "2", ())
+    assert again.reason == (
+        "version 1 (rloo) was registered before version 2: only nightshift promote moves an alias to an older version"
+    )
+
+
+def test_the_champion_knows_its_grids_and_hands_out_its_weights_and_no_others(root: Path, model: str) -> None:
+    register(root, model, "one", "s" * 10)
+    champion = mlflow_registry.champion(root, model)
+    assert champion is not None
+    assert (champion.has_played("grid"), champion.has_played("other")) == (True, False)
+    assert dict(champion.shapes()) == {"objects": (3,), "task": (2,)}
+    (root / model).mkdir()
+    champion.copy_policy(root / model)
+    assert files.sha256(root / model / policies.WEIGHTS) == proposal(root, model, "one", "s").weights
+    mlflow_tracking.connect(root).set_model_version_tag(model, "1", mlflow_registry.WEIGHTS, "0" * 64)
+    damaged = mlflow_registry.champion(root, model)
+    assert damaged is not None
+    with pytest.raises(RegistryError, match=r"the weights of version 1 of .* are damaged"):
+        damaged.copy_policy(root / model)
 
 
 def test_a_loaded_model_acts_as_the_policy_that_was_registered(root: Path, model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightshift import config
-from nightshift.adapters.mlflow_tracking import FINGERPRINT, PARENT, Tracking
+from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, PARENT, Tracking
 from tests.conftest import edit, make_project
 
 
@@ -26,17 +27,62 @@ def _store(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def tracking(root: Path) -> Tracking:
-    return Tracking(root, config.load(root / "params.yaml"), "abc")
+def tracking(root: Path, code: str = "code") -> Tracking:
+    return Tracking(root, config.load(root / "params.yaml"), "abc", code)
 
 
-def test_processes_with_the_same_params_join_one_parent_run(root: Path) -> None:
-    first = tracking(root)
-    first.close("FINISHED")
+def joined(root: Path, stage: str, fingerprint: str, code: str = "code") -> str:
+    """The parent that a process joins which runs one stage, as `dvc repro` starts them."""
+    track = tracking(root, code)
+    with track.stage(stage, fingerprint, {}):
+        pass
+    track.close("FINISHED")
+    return track.parent_id
+
+
+def test_processes_with_the_same_params_and_code_join_one_parent_run(root: Path) -> None:
+    first = joined(root, "states", "s1")
     edit(root, "machine", workers=7)
-    assert tracking(root).parent_id == first.parent_id, "how many workers there are does not count"
+    assert joined(root, "collect", "c1") == first, "how many workers there are does not count"
+    assert joined(root, "dataset", "d1", code="other code") != first
     edit(root, "sft", steps=301)
-    assert tracking(root).parent_id != first.parent_id
+    assert joined(root, "dataset", "d1") != first
+
+
+def test_a_parent_has_each_stage_once_so_another_run_is_another_parent(root: Path) -> None:
+    first = joined(root, "states", "s2", code="once")
+    again = joined(root, "states", "s3", code="once")
+    assert again != first
+    assert joined(root, "collect", "c3", code="once") == again, "the newest"
+
+
+def test_a_parent_says_which_params_differ_from_the_run_before_and_keeps_the_file(root: Path) -> None:
+    edit(root, "sft", steps=302)
+    joined(root, "states", "s4", code="changes")
+    edit(root, "sft", steps=303)
+    edit(root, "machine", workers=3)
+    run = tracking(root).client.get_run(joined(root, "states", "s5", code="changes"))
+    assert run.data.tags[CHANGED] == "sft.steps 302 → 303"
+    assert run.data.params["sft.steps"] == "303"
+    assert re.fullmatch(r"fake rloo \d{4}-\d\d-\d\d \d\d:\d\d", run.info.run_name)
+    assert {file.path for file in tracking(root).client.list_artifacts(run.info.run_id)} == {"params.yaml"}
+
+
+def test_results_are_metrics_of_the_parent_and_cached_stages_are_linked(root: Path) -> None:
+    track = tracking(root, "results")
+    with track.stage("sft", "known", {}) as made:
+        pass
+    later = tracking(root, "results again")
+    with later.stage("evaluate", "e1", {}) as evaluated:
+        pass
+    assert later.link_cached({"sft": "known", "rloo": "never ran"}) == {"sft": made.run_id}
+    later.publish({"success": 0.75}, {"gate.reason": "better"}, "words")
+    run = later.client.get_run(later.parent_id)
+    assert run.data.metrics == {"success": 0.75}
+    assert run.data.tags["gate.reason"] == "better"
+    assert run.data.tags["mlflow.note.content"] == "words"
+    assert run.data.tags[f"{CACHED}.sft"] == made.run_id
+    assert later.ran == {"evaluate": evaluated.run_id}
 
 
 def test_a_killed_stage_is_resumed_and_no_step_is_recorded_twice(root: Path) -> None:

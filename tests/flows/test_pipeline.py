@@ -12,9 +12,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.nightly import nightly
+from flows.nightly import NOTHING_TO_DO, nightly
 from flows.pipeline import pipeline
 from nightshift import config
+from nightshift.adapters.dvc_store import StageStatus
 from nightshift.errors import ProjectError, RolloutError, Unreachable
 from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
@@ -22,7 +23,9 @@ from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 from tests.receiver import SECRET, receiving
 
-STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "rlpd", "evaluate", "register"]
+STAGES = [
+    *("states", "collect", "dataset", "start", "sft", "choose", "rloo", "rlpd", "opponent", "evaluate", "register")
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +90,7 @@ def test_prefect_shows_a_training_stage_that_is_not_chosen_as_skipped_and_goes_o
     monkeypatch.chdir(root)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     results = pipeline.with_options(flow_run_name="skipping")()
-    skipped = dict.fromkeys(config.ALGORITHMS, "skipped")
+    skipped = dict.fromkeys((*config.ALGORITHMS, config.START), "skipped")
     assert {r.stage: r.status for r in results} == dict.fromkeys(STAGES, "ran") | skipped
     tasks = runs_of("skipping")
     assert {name: task.state_name for name, task in tasks.items()} == {
@@ -140,9 +143,17 @@ def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhe
 
 
 def test_nightly_is_the_pipeline_by_the_clock(calls: list[str]) -> None:
-    results = nightly()
-    assert isinstance(results, list)
+    results: Any = nightly()
     assert [result.stage for result in results] == STAGES
+
+
+def test_a_night_with_nothing_to_do_ends_so_by_name_and_starts_no_pipeline(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.nightly.statuses", lambda root: [StageStatus(name="sft", reasons=(), follows=())])
+    state: Any = nightly(return_state=True)
+    assert (state.name, state.is_completed(), calls) == (NOTHING_TO_DO, True, [])
+    assert "no new demos" in state.message
 
 
 def test_deployments_name_flows_that_exist() -> None:

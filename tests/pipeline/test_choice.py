@@ -20,6 +20,11 @@ from tests.pipeline.test_run import STAGES, dvc, ensure_all, enter, every
 
 CACHED = every("cached")
 SETTLED = CACHED | {"rloo": "skipped"}
+NOTHING_TO_DO = {
+    **dict.fromkeys(STAGES, "fresh"),
+    **dict.fromkeys(("rloo", "rlpd"), "skipped (not in algorithms)"),
+    "start": "skipped (start: scratch)",
+}
 UP_TO_DATE = "Data and pipelines are up to date"
 
 
@@ -45,7 +50,8 @@ def clone_only(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     choose(root)
     with pytest.MonkeyPatch.context() as patch:
         enter(root, patch)
-        again = CACHED | {"choose": "ran", "rloo": "skipped", "evaluate": "ran", "register": "ran"}
+        ran = dict.fromkeys(("choose", "opponent", "evaluate", "register"), "ran")
+        again = CACHED | ran | {"rloo": "skipped"}
         assert ensure_all(root) == again
     return root
 
@@ -98,15 +104,13 @@ def test_a_skipped_stage_leaves_a_folder_that_says_so_and_no_trace_of_a_run(
 def test_a_second_run_dvc_and_plan_agree_that_nothing_is_to_do(project: Path) -> None:
     assert ensure_all(project) == SETTLED
     assert UP_TO_DATE in dvc(project, "repro")
-    assert plan(project) == dict.fromkeys(STAGES, "fresh") | dict.fromkeys(
-        ("rloo", "rlpd"), "skipped (not in algorithms)"
-    )
+    assert plan(project) == NOTHING_TO_DO
 
 
 def test_choosing_it_again_restores_its_policy_and_the_evaluation(project: Path, trained: Path) -> None:
     choose(project, "rloo")
     restored = dict.fromkeys(("choose", "rloo", "evaluate"), "restored")
-    assert ensure_all(project) == CACHED | restored | {"register": "ran"}
+    assert ensure_all(project) == CACHED | restored | {"opponent": "ran", "register": "ran"}
     for path in (paths.RLOO_POLICY, paths.EVALUATION):
         assert checksums.md5(project, path) == checksums.md5(trained, path)
 
@@ -156,9 +160,7 @@ def watched(root: Path, *arguments: str) -> str:
 
 def test_editing_the_numbers_of_a_skipped_stage_makes_nothing_stale_and_costs_no_flow(project: Path) -> None:
     edit(project, "rloo", temperature=0.3)
-    assert plan(project) == dict.fromkeys(STAGES, "fresh") | dict.fromkeys(
-        ("rloo", "rlpd"), "skipped (not in algorithms)"
-    )
+    assert plan(project) == NOTHING_TO_DO
     told = watched(project, "run")
     assert "loaded: []" in told
     assert "– skipped" in told and "not in algorithms" in told

@@ -15,18 +15,22 @@ import pytest
 import yaml
 
 from nightshift import config, files
+from nightshift.adapters import mlflow_tracking, model_versions
 from nightshift.errors import CacheError, ProjectError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
 from nightshift.project import environment, graph, packages, paths
+from nightshift.telemetry import metric_names
 from tests.conftest import REPOSITORY, add_store, edit, git, install, installed_nightshift, make_project, nightshift
 
-STAGES = ["states", "collect", "dataset", "sft", "choose", "rloo", "rlpd", "evaluate", "register"]
+STAGES = [
+    *("states", "collect", "dataset", "start", "sft", "choose", "rloo", "rlpd", "opponent", "evaluate", "register")
+]
 
 
 def every(status: str) -> dict[str, str]:
     """Of every stage but the training stage that `params.yaml` does not choose."""
-    return dict.fromkeys(STAGES, status) | {"rlpd": "skipped"}
+    return dict.fromkeys(STAGES, status) | {"start": "skipped", "rlpd": "skipped"}
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +93,12 @@ def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restor
         "states": "cached",
         "collect": "cached",
         "dataset": "cached",
+        "start": "skipped",
         "sft": "cached",
         "choose": "cached",
         "rloo": "ran",
         "rlpd": "skipped",
+        "opponent": "ran",
         "evaluate": "ran",
         "register": "ran",
     }
@@ -127,13 +133,17 @@ def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restore
     assert "fresh" in rows["dataset"]
     assert re.search(r"stale +versions\.yaml: torch \S+ → 9\.9\.9", rows["sft"])
     assert "follows sft, rloo" in plan.stdout
-    unchanged = {"states": "cached", "collect": "cached", "dataset": "cached", "choose": "cached", "rlpd": "skipped"}
+    unchanged = {"states": "cached", "collect": "cached", "dataset": "cached", "choose": "cached"}
+    unchanged |= {"start": "skipped", "rlpd": "skipped"}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(other)
         result = ensure_all(project)
-        assert result == unchanged | {"sft": "ran", "rloo": "ran", "evaluate": "ran", "register": result["register"]}
+        assert result == unchanged | dict.fromkeys(("sft", "rloo", "opponent", "evaluate"), "ran") | {
+            "register": result["register"]
+        }
         assert "Data and pipelines are up to date" in dvc(project, "repro")
     assert ensure_all(project) | {"register": ""} == unchanged | {
+        "opponent": "ran",
         "sft": "restored",
         "rloo": "restored",
         "evaluate": "restored",
@@ -304,6 +314,91 @@ def test_a_registered_model_acts_in_the_simulator_again(project: Path) -> None:
     assert "/2" in done.stdout
     receipt = json.loads((project / paths.RECEIPT).read_text())
     assert "challenger" in receipt["aliases"]
+
+
+def parents(root: Path) -> list[model_versions.PipelineRun]:
+    return model_versions.runs(root, 1000)
+
+
+def test_the_run_of_the_pipeline_has_results_and_links_to_every_stage(project: Path) -> None:
+    edit(project, "evaluate", init_states=1)
+    ensure_all(project)
+    newest = parents(project)[0]
+    report = json.loads((project / paths.EVALUATION_REPORT).read_text())
+    receipt = json.loads((project / paths.RECEIPT).read_text())
+    best = next(c for c in report["candidates"] if c["name"] == report["best"])
+    assert (newest.success, newest.low) == (best["overall"]["rate"], best["overall"]["low"])
+    assert (newest.version, newest.status) == (receipt["version"], "finished")
+    assert "evaluate.init_states 2 → 1" in newest.changed
+    run_of_it = mlflow_tracking.connect(project).get_run(newest.run_id)
+    tasks = {metric_names.task_success(task): rate["rate"] for task, rate in best["tasks"].items()}
+    assert tasks.items() <= run_of_it.data.metrics.items()
+    assert run_of_it.data.tags["gate.reason"] == receipt["reason"]
+    linked = {tag.removeprefix("nightshift.cached.") for tag in run_of_it.data.tags if "nightshift.cached." in tag}
+    assert linked == {"states", "collect", "dataset", "sft", "choose", "rloo"}
+    for stage in ("evaluate", "register", *linked):
+        assert f"[{stage}](" in run_of_it.data.tags["mlflow.note.content"]
+
+
+def test_every_stage_names_the_data_that_it_read(project: Path) -> None:
+    client = mlflow_tracking.connect(project)
+    experiment = client.get_experiment_by_name(mlflow_tracking.EXPERIMENT)
+    found = client.search_runs([experiment.experiment_id], "tags.`nightshift.stage` = 'rloo'")
+    names = {used.dataset.name: used.dataset.digest for used in found[-1].inputs.dataset_inputs}
+    assert set(names) == {"data/algorithms/rloo.json", "data/dataset", "data/init_states", "models/sft"}
+    assert names["data/dataset"] == graph.recorded_md5(project, paths.DATASET)
+
+
+def test_a_checkout_of_the_past_is_whole_and_a_run_there_moves_no_alias_backwards(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "project"
+    shutil.copytree(project, root, symlinks=True)
+    enter(root, monkeypatch)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "old")
+    git(root, "tag", "old")
+    edit(root, "rloo", iterations=2)
+    ensure_all(root)
+    receipt = json.loads((root / paths.RECEIPT).read_text())
+    git(root, "commit", "-qam", "new")
+    before = mlflow_tracking.connect(root).get_registered_model(receipt["model"]).aliases
+    git(root, "checkout", "-q", "old")
+    dvc(root, "checkout")
+    assert run.stale(run.statuses(root)) == [], "nothing is stale, the receipt of the registration included"
+    assert ensure_all(root) == every("cached")
+    with Session(root) as session:
+        run.renew("register", session)
+    assert mlflow_tracking.connect(root).get_registered_model(receipt["model"]).aliases == before
+    again = json.loads((root / paths.RECEIPT).read_text())
+    if again["version"] != receipt["version"]:  # validation may hand on the clone both times
+        assert "only nightshift promote moves an alias to an older version" in again["reason"]
+
+
+def test_a_run_of_the_past_is_reproduced_in_a_folder_of_its_own(project: Path, tmp_path: Path) -> None:
+    oldest = parents(project)[-1]
+    done = nightshift(project, "reproduce", oldest.run_id[:8], "--to", str(tmp_path / "again"))
+    assert done.returncode == 0, done.stderr
+    assert f"to run it: cd {tmp_path / 'again'} && make setup" in done.stdout
+    there = yaml.safe_load((tmp_path / "again/params.yaml").read_text())
+    assert there["rloo"]["iterations"] == int(oldest.params["rloo.iterations"])
+    for path in (paths.DATASET, paths.RLOO_POLICY, paths.EVALUATION, paths.RECEIPT):
+        assert (tmp_path / "again" / path).exists(), path
+    assert git(tmp_path / "again", "rev-parse", "--short=12", "HEAD").strip() == oldest.commit.removesuffix("+")
+    assert nightshift(project, "reproduce", "nothing").returncode == 1
+
+
+def test_a_sweep_shares_the_cache_registers_nothing_and_its_trials_are_runs_in_mlflow(project: Path) -> None:
+    versions_before = len(model_versions.versions(project, "nightshift-libero-mini"))
+    done = nightshift(project, "sweep", "evaluate.init_states=1,2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (project / ".state/sweep/1-trial.log").read_text()
+    for stage in ("collect", "sft", "rloo"):
+        assert re.search(rf"✔ {stage}  (cached|restored)", log), log
+    assert "✔ evaluate  ran" in log
+    assert re.search(r"2 +[\d.]+ % .* evaluate\.init_states=2", done.stdout)
+    assert len(model_versions.versions(project, "nightshift-libero-mini")) == versions_before
+    assert any("evaluate.init_states" in one.changed or one.success is not None for one in parents(project)[:2])
 
 
 def test_telemetry_is_off_and_the_users_own_settings_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_every_training_stage_has_its_rows_and_a_clone_alone_has_one_too(
     [
         (RECIPE, []),
         ({"sft": {"steps": 8}}, ["sft", "rloo", "rlpd", "evaluate"]),
-        ({**RECIPE, "evaluate": {"init_states": 3}}, ["evaluate"]),
+        ({**RECIPE, "evaluate": {"init_states": 3}}, ["opponent", "evaluate"]),
         ({**RECIPE, "algorithms": []}, ["choose", "rloo", "rlpd", "evaluate"]),
     ],
 )

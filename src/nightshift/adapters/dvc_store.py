@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dvc.stage import Stage
 
 NEVER_RUN = "never run"
+REGISTRY = "registry"
+"""In dvc.yaml the value in `meta` of the stages that read or write the registry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,41 @@ class DvcStore:
             (stage,) = self._repo.add(str(self._root / path))
             return Path(stage.path).relative_to(self._root)
 
+    def pull(self, pointers: Sequence[Path]) -> list[Path]:
+        """Bring tracked data (.dvc files) up to date from DVC's remote; returns the pointers whose data is new here.
+
+        Data that was imported from another repository or address (`dvc import`, `dvc import-url`) becomes its newest.
+        """
+        changed = []
+        with _translate_errors():
+            for pointer in pointers:
+                (stage,) = self._repo.stage.collect(str(self._root / pointer))
+                before = [(out.hash_info.value, out.exists) for out in stage.outs]
+                if stage.is_import:
+                    self._repo.update([str(self._root / pointer)])
+                elif not all(out.exists for out in stage.outs):
+                    self._repo.pull([str(self._root / pointer)])
+                (stage,) = self._repo.stage.collect(str(self._root / pointer))
+                if [(out.hash_info.value, out.exists) for out in stage.outs] != before:
+                    changed.append(pointer)
+        return changed
+
+    def share_cache(self, other: DvcStore) -> None:
+        """Use the cache of another project from now on; recorded in its local configuration, which git ignores."""
+        with _translate_errors():
+            with self._repo.config.edit("local") as settings:
+                settings.setdefault("cache", {})["dir"] = other._repo.cache.local_cache_dir
+            root = self._repo.root_dir
+            self._repo.close()
+            from dvc.repo import Repo
+
+            self._repo = Repo(root)
+
+    def check_out(self) -> None:
+        """Bring every output and import that dvc.lock and .dvc files name from the cache, as far as it has them."""
+        with _translate_errors():
+            self._repo.checkout(force=True, allow_missing=True)
+
     def digests(self, name: str) -> dict[str, str]:
         """The md5 that dvc.lock records for each output of a stage."""
         with self._locked():
@@ -227,8 +264,8 @@ def _flatten(prefix: str, value: Any) -> dict[str, Any]:
 
 
 def _restorable(stage: Stage) -> bool:
-    """False for a stage with an output outside the cache: it has side effects (`register`), so it must run."""
-    return all(out.use_cache for out in stage.outs)
+    """False for a stage that reads or writes the registry, which DVC does not see: it has to run."""
+    return REGISTRY not in (stage.meta or {}).values()
 
 
 def _in_order(repo: Repo) -> list[Stage]:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +21,49 @@ import mlflow
 import numpy as np
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import ModelSignature
+from mlflow.models import Model, ModelSignature
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.pyfunc import PyFuncModel
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
 import nightshift
-from nightshift import policies
+from nightshift import files, policies
 from nightshift.adapters import mlflow_tracking as tracking
+from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
-from nightshift.policies.base import Policy, observation_dtype
+from nightshift.policies.base import Policy, Shapes, observation_dtype
 from nightshift.reports import gate
-from nightshift.reports.gate import Decision
+from nightshift.reports.gate import Decision, Rules
 from nightshift.statistics.intervals import Rate
-from nightshift.statistics.paired import EpisodeOutcome, Paired, solved
+from nightshift.statistics.paired import EpisodeOutcome, solved
 
 CHALLENGER = "challenger"
-CHAMPION = "champion"
 
+DATASET = "dataset.md5"
+DATASET_EPISODES = "dataset.episodes"
+COMMIT = "code.commit"
+STARTED_FROM = "parent.version"
+"""The version whose weights training started from."""
 CANDIDATE = "candidate"
 WEIGHTS = "policy.sha256"
 GRID = "evaluation.grid"
 SUCCESSES = "evaluation.successes"
 EPISODES = "evaluation.episodes"
 INVALID = "evaluation.invalid"
+INTERVAL = "evaluation.interval"
 LEVEL = "gate.level"
+BAR = "gate.min_success_rate"
+MARGIN = "gate.max_task_drop"
+WITHDRAWN = "gate.withdrawn"
+"""When the version was taken back as champion by hand."""
 P_VALUE = "gate.p_value"
 NOT_TESTED = "not tested"
 REASON = "gate.reason"
+PREVIOUS = "champion.previous"
+"""The version that was champion before it; empty if there was none."""
 RUN = "run_id"
+PIPELINE_RUN = "pipeline.run"
 OUTCOMES = "outcomes"
 """Folder of a version's run that holds <grid>.json."""
 SHIPPED = ("__init__.py", "errors.py", "types.py", "policies")
@@ -56,12 +71,20 @@ SHIPPED = ("__init__.py", "errors.py", "types.py", "policies")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rematch:
+    """A registered version that played the grid of an evaluation as the champion to beat."""
+
+    version: str
+    weights: str
+    outcomes: Sequence[EpisodeOutcome]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proposal:
     """The best candidate of an evaluation, proposed for registration."""
 
     model: str
-    level: float
-    """One-sided p at which it counts as better than the champion."""
+    rules: Rules
     candidate: str
     policy: Path
     weights: str
@@ -71,11 +94,12 @@ class Proposal:
     grid: str
     outcomes: Sequence[EpisodeOutcome]
     tags: Mapping[str, str]
+    rematch: Rematch | None = None
+    """The champion on the same grid, if it played in this evaluation."""
 
     @property
     def rate(self) -> Rate:
-        valid = solved(self.outcomes)
-        return Rate(sum(valid.values()), len(valid))
+        return _rate(self.outcomes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +109,7 @@ class Registration:
     candidate: str
     aliases: tuple[str, ...]
     champion: str
-    """The version that is champion now."""
+    """The version that is champion now; empty if there is none."""
     reason: str
     """Why the version is champion or not, in one sentence."""
     p_value: float | None
@@ -101,35 +125,76 @@ def register(root: Path, proposal: Proposal) -> Registration:
     Every step can be repeated, so that a run that died between two of them is completed by the next one. The reason is
     written before the alias moves: no version is champion without one.
     """
-    client = tracking.connect(root)
-    mlflow.set_tracking_uri(client.tracking_uri)
+    client = _client(root)
     version = _find(client, proposal) or _create(client, proposal)
-    _add_evaluation(client, version, proposal)
-    client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
+    _add_evaluation(client, version, proposal.grid, proposal.outcomes)
+    _add_rematch(client, proposal)
+    if not _is_older(client, version):
+        client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
     decision = _decide(client, version, proposal)
     if decision.promote:
-        client.set_registered_model_alias(proposal.model, CHAMPION, version.version)
-    aliases = client.get_model_version(proposal.model, version.version).aliases
-    champion = client.get_model_version_by_alias(proposal.model, CHAMPION)
+        make_champion(client, version, champion_version(client, proposal.model))
+    now = aliases(client, proposal.model)
     return Registration(
         model=proposal.model,
         version=str(version.version),
         candidate=proposal.candidate,
-        aliases=tuple(sorted(aliases)),
-        champion=str(champion.version),
+        aliases=tuple(sorted(alias for alias, number in now.items() if number == str(version.version))),
+        champion=now.get(CHAMPION, ""),
         reason=decision.reason,
         p_value=decision.p_value,
-        level=proposal.level,
+        level=proposal.rules.level,
         run_id=version.tags[RUN],
         pipeline=version.tags[tracking.PIPELINE],
     )
 
 
+class Champion:
+    """The version behind the alias champion."""
+
+    def __init__(self, client: MlflowClient, version: ModelVersion) -> None:
+        self.version = str(version.version)
+        self._client = client
+        self._version = version
+
+    def has_played(self, grid: str) -> bool:
+        return outcomes_of(self._client, self._version, grid) is not None
+
+    def shapes(self) -> Shapes:
+        """Of the observations that it reads."""
+        return policies.load(self._folder).shapes
+
+    def copy_policy(self, folder: Path) -> None:
+        """Its two files; RegistryError if the weights are not those that were registered."""
+        for name in (policies.SPEC, policies.WEIGHTS):
+            shutil.copyfile(self._folder / name, folder / name)
+        if files.sha256(folder / policies.WEIGHTS) != self._version.tags[WEIGHTS]:
+            raise RegistryError(
+                f"the weights of version {self.version} of {self._version.name} are damaged: their sha256 is not the "
+                "registered one",
+                "nightshift rollback, or nightshift promote another version",
+            )
+
+    @cached_property
+    def _folder(self) -> Path:
+        model = f"models:/{self._version.name}/{self.version}"
+        with _hushed(), _readable(self._version, "policy"):
+            folder = Path(mlflow.artifacts.download_artifacts(model))
+            stored: str = Model.load(str(folder)).flavors[mlflow.pyfunc.FLAVOR_NAME]["artifacts"]["policy"]["path"]
+            return folder / stored
+
+
+def champion(root: Path, model: str) -> Champion | None:
+    """The version that is champion now."""
+    client = _client(root)
+    found = champion_version(client, model)
+    return Champion(client, found) if found else None
+
+
 def load(root: Path, model: str, which: str) -> PyFuncModel:
     """The model behind an alias or a version number."""
-    client = tracking.connect(root)
-    mlflow.set_tracking_uri(client.tracking_uri)
-    version = _look_up(client, model, which)
+    client = _client(root)
+    version = look_up(client, model, which)
     path = list(sys.path)
     try:
         with _hushed():
@@ -143,28 +208,39 @@ def policy_of(model: PyFuncModel) -> Any:
     return model.unwrap_python_model().policy
 
 
-def _look_up(client: MlflowClient, model: str, which: str) -> ModelVersion:
+def _client(root: Path) -> MlflowClient:
+    client = tracking.connect(root)
+    use(client)
+    return client
+
+
+def use(client: MlflowClient) -> None:
+    """Have MLflow's own functions read from the same store."""
+    mlflow.set_tracking_uri(client.tracking_uri)
+
+
+def look_up(client: MlflowClient, model: str, which: str) -> ModelVersion:
     try:
         if which.isdigit():
             return client.get_model_version(model, which)
         return client.get_model_version_by_alias(model, which)
     except MlflowException:
-        known = _versions(client, model)
+        known = versions(client, model)
         if not known:
             raise RegistryError(f"MLflow has no model {model!r} yet", "nightshift run") from None
         names = sorted({CHAMPION, CHALLENGER, *(str(v.version) for v in known)})
         raise RegistryError(f"{model} has no version or alias {which!r}", f"choose one of {', '.join(names)}") from None
 
 
-def _versions(client: MlflowClient, model: str) -> list[ModelVersion]:
+def versions(client: MlflowClient, model: str) -> list[ModelVersion]:
     return list(client.search_model_versions(f"name = '{model}'"))
 
 
 def _find(client: MlflowClient, proposal: Proposal) -> ModelVersion | None:
     """The version with the same fingerprint, else one with the same weights."""
-    versions = _versions(client, proposal.model)
+    known = versions(client, proposal.model)
     wanted = {tracking.FINGERPRINT: proposal.fingerprint, WEIGHTS: proposal.weights}
-    return next((v for tag, value in wanted.items() for v in versions if v.tags.get(tag) == value), None)
+    return next((v for tag, value in wanted.items() for v in known if v.tags.get(tag) == value), None)
 
 
 def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
@@ -177,59 +253,83 @@ def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
         pipeline = client.get_run(parent).data.tags.get(tracking.PIPELINE, "") if parent else ""
         tags = {
             **proposal.tags,
-            **_evaluation_tags(proposal),
+            **_evaluation_tags(proposal.grid, proposal.outcomes),
             CANDIDATE: proposal.candidate,
             WEIGHTS: proposal.weights,
             tracking.FINGERPRINT: proposal.fingerprint,
             tracking.PIPELINE: pipeline,
+            PIPELINE_RUN: parent or "",
             RUN: active.info.run_id,
         }
-        _store_outcomes(client, active.info.run_id, proposal)
+        _store_outcomes(client, active.info.run_id, proposal.grid, proposal.outcomes)
         mlflow.log_metric("evaluation/success", proposal.rate.rate, model_id=model.model_id)
         with _hushed():
             return mlflow.register_model(model.model_uri, proposal.model, tags=tags, await_registration_for=60)
 
 
-def _add_evaluation(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> None:
-    """Keep the outcomes of a version that was found and has not been evaluated on this grid before."""
-    if _outcomes(client, version, proposal.grid) is None:
-        _store_outcomes(client, version.tags[RUN], proposal)
-        figures = {key: value for key, value in proposal.tags.items() if key.startswith("evaluation.")}
-        _set_tags(client, version, figures | _evaluation_tags(proposal))
+def _add_evaluation(client: MlflowClient, version: ModelVersion, grid: str, outcomes: Sequence[EpisodeOutcome]) -> None:
+    """Keep the outcomes of a version that has not been evaluated on this grid before; its tags tell the newest."""
+    if outcomes_of(client, version, grid) is None:
+        _store_outcomes(client, version.tags[RUN], grid, outcomes)
+        set_tags(client, version, _evaluation_tags(grid, outcomes))
 
 
-def _evaluation_tags(proposal: Proposal) -> dict[str, str]:
+def _add_rematch(client: MlflowClient, proposal: Proposal) -> None:
+    """Keep what the champion did in this evaluation, with its own version."""
+    rematch = proposal.rematch
+    if rematch is None:
+        return
+    version = client.get_model_version(proposal.model, rematch.version)
+    if version.tags.get(WEIGHTS) == rematch.weights:  # else the registry was made anew since
+        _add_evaluation(client, version, proposal.grid, rematch.outcomes)
+
+
+def _rate(outcomes: Sequence[EpisodeOutcome]) -> Rate:
+    valid = solved(outcomes)
+    return Rate(sum(valid.values()), len(valid))
+
+
+def _evaluation_tags(grid: str, outcomes: Sequence[EpisodeOutcome]) -> dict[str, str]:
+    rate = _rate(outcomes)
     return {
-        GRID: proposal.grid,
-        SUCCESSES: str(proposal.rate.successes),
-        EPISODES: str(proposal.rate.episodes),
-        INVALID: str(len(proposal.outcomes) - proposal.rate.episodes),
+        GRID: grid,
+        SUCCESSES: str(rate.successes),
+        EPISODES: str(rate.episodes),
+        INVALID: str(len(outcomes) - rate.episodes),
+        INTERVAL: f"{rate.low:.4f} to {rate.high:.4f}",
     }
 
 
-def _set_tags(client: MlflowClient, version: ModelVersion, tags: Mapping[str, str]) -> None:
+def set_tags(client: MlflowClient, version: ModelVersion, tags: Mapping[str, str]) -> None:
     for key, value in tags.items():
         client.set_model_version_tag(version.name, version.version, key, value)
 
 
-def _store_outcomes(client: MlflowClient, run_id: str, proposal: Proposal) -> None:
-    client.log_dict(run_id, {"episodes": list(proposal.outcomes)}, f"{OUTCOMES}/{proposal.grid}.json")
+def _store_outcomes(client: MlflowClient, run_id: str, grid: str, outcomes: Sequence[EpisodeOutcome]) -> None:
+    client.log_dict(run_id, {"episodes": list(outcomes)}, f"{OUTCOMES}/{grid}.json")
 
 
-def _outcomes(client: MlflowClient, version: ModelVersion, grid: str) -> Sequence[EpisodeOutcome] | None:
+def outcomes_of(client: MlflowClient, version: ModelVersion, grid: str) -> Sequence[EpisodeOutcome] | None:
     """The version's episodes on a grid; None if it was not evaluated on it."""
     run_id, path = version.tags.get(RUN), f"{OUTCOMES}/{grid}.json"
-    try:
+    with _readable(version, OUTCOMES):
         if not run_id or path not in [file.path for file in client.list_artifacts(run_id, OUTCOMES)]:
             return None
         with _hushed():
             episodes: Sequence[EpisodeOutcome] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{path}")["episodes"]
+    return episodes
+
+
+@contextlib.contextmanager
+def _readable(version: ModelVersion, what: str) -> Iterator[None]:
+    """RegistryError if a part of the version is gone from MLflow's store."""
+    try:
+        yield
     except (MlflowException, OSError) as error:
         raise RegistryError(
-            f"the outcomes of version {version.version} of {version.name} cannot be read: {error}",
+            f"the {what} of version {version.version} of {version.name} cannot be read: {error}",
             "bring its MLflow run back, or delete the version",
         ) from error
-    return episodes
 
 
 def _log(proposal: Proposal, scratch: Path) -> Any:
@@ -290,19 +390,68 @@ def _run_of(client: MlflowClient, fingerprint: str) -> str | None:
 def _decide(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> Decision:
     """Whether the version becomes champion; the numbers and the reason are kept with it."""
     title = f"version {version.version} ({proposal.candidate})"
-    champion = _champion(client, proposal.model)
+    champion = champion_version(client, proposal.model)
     if champion is not None and champion.version == version.version:
         return _champion_already(version, proposal, title)
-    decision = _compare(client, title, champion, proposal) if champion else gate.no_champion(title, proposal.rate)
+    if _is_older(client, version):
+        return gate.older(title, f"version {_challenger(client, proposal.model)}")
+    decision = _judge(client, title, version, champion, proposal)
     p_value = NOT_TESTED if decision.p_value is None else repr(decision.p_value)
-    _set_tags(client, version, {LEVEL: str(proposal.level), P_VALUE: p_value, REASON: decision.reason})
+    rules = {LEVEL: proposal.rules.level, BAR: proposal.rules.min_success_rate, MARGIN: proposal.rules.max_task_drop}
+    tags = {name: str(value) for name, value in rules.items()}
+    set_tags(client, version, {**tags, P_VALUE: p_value, REASON: decision.reason})
     return decision
 
 
-def _champion(client: MlflowClient, model: str) -> ModelVersion | None:
-    if CHAMPION not in client.get_registered_model(model).aliases:
-        return None
-    return client.get_model_version_by_alias(model, CHAMPION)
+def _judge(
+    client: MlflowClient, title: str, version: ModelVersion, champion: ModelVersion | None, proposal: Proposal
+) -> Decision:
+    if WITHDRAWN in version.tags:
+        return gate.withdrawn(title, version.tags[WITHDRAWN])
+    if champion is None:
+        return gate.no_champion(title, proposal.rate, proposal.rules)
+    theirs = outcomes_of(client, champion, proposal.grid)
+    name = f"version {champion.version}"
+    if theirs is None:
+        return gate.other_grid(title, name, proposal.rate)
+    return gate.compare(title, name, solved(proposal.outcomes), solved(theirs), proposal.rules)
+
+
+def _challenger(client: MlflowClient, model: str) -> int:
+    """The newest version that was proposed; 0 if there is none."""
+    return int(aliases(client, model).get(CHALLENGER, 0))
+
+
+def make_champion(client: MlflowClient, version: ModelVersion, before: ModelVersion | None) -> None:
+    """Move the alias; the version remembers whom it replaced, for a rollback."""
+    set_tags(client, version, {PREVIOUS: str(before.version) if before else ""})
+    client.set_registered_model_alias(version.name, CHAMPION, version.version)
+
+
+def grids(client: MlflowClient, version: ModelVersion) -> list[str]:
+    """Digests of the evaluations that it has played."""
+    with _readable(version, OUTCOMES):
+        return [Path(file.path).stem for file in client.list_artifacts(version.tags[RUN], OUTCOMES)]
+
+
+def _is_older(client: MlflowClient, version: ModelVersion) -> bool:
+    """Whether a version of the past was made again: a checkout of old code and data does not move aliases back."""
+    return int(version.version) < _challenger(client, version.name)
+
+
+def champion_version(client: MlflowClient, model: str) -> ModelVersion | None:
+    return client.get_model_version_by_alias(model, CHAMPION) if CHAMPION in aliases(client, model) else None
+
+
+def aliases(client: MlflowClient, model: str) -> dict[str, str]:
+    """Versions by alias; none if nothing was registered yet."""
+    try:
+        found = client.get_registered_model(model).aliases
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+        return {}
+    return {alias: str(version) for alias, version in found.items()}
 
 
 def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> Decision:
@@ -314,11 +463,3 @@ def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> 
     return Decision(
         promote=False, reason=version.tags[REASON], p_value=None if p_value == NOT_TESTED else float(p_value)
     )
-
-
-def _compare(client: MlflowClient, title: str, champion: ModelVersion, proposal: Proposal) -> Decision:
-    theirs = _outcomes(client, champion, proposal.grid)
-    name = f"version {champion.version}"
-    if theirs is None:
-        return gate.other_grid(title, name, proposal.rate)
-    return gate.compare(title, name, Paired.between(solved(proposal.outcomes), solved(theirs)), proposal.level)

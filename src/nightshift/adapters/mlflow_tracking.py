@@ -1,6 +1,7 @@
-"""MLflow as the record of runs: one parent run per set of params, one child per stage, resumed rather than doubled.
+"""MLflow as the record of runs: one parent per run of the pipeline, one child per stage, resumed rather than doubled.
 
-With mlflow_registry.py and policy_model.py the only files that import mlflow.
+A parent belongs to one set of params, code and imports, and has each stage once. With mlflow_registry.py,
+model_versions.py and policy_model.py the only files that import mlflow.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,17 @@ PIPELINE = "nightshift.pipeline"
 STAGE = "nightshift.stage"
 FOLDER = "nightshift.folder"
 COMMIT = "nightshift.commit"
+CODE = "nightshift.code"
+"""Digest of code, versions of packages and imports."""
+CHANGED = "nightshift.changed"
+"""Params of a parent run that differ from those of the one before it."""
+CACHED = "nightshift.cached"
+"""Prefix of the tags of a parent run that name the runs of stages that it did not run again."""
 PARENT = "mlflow.parentRunId"
+NOTE = "mlflow.note.content"
+EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Opens the experiment in MLflow's view for models instead of the one for prompts."""
+_LONGEST_TAG = 5000
 
 
 class DvcSource(DatasetSource):  # type: ignore[misc]
@@ -111,23 +123,27 @@ class MlflowTracker:
 
 
 class Tracking:
-    """The parent run of one pipeline, joined by every process that works on the same params.
+    """The parent run of one pipeline, joined by every process that works on the same params, code and imports.
 
     Make one only while holding the run lock: what else is RUNNING in this folder is taken for dead.
     """
 
-    def __init__(self, root: Path, params: config.Params, commit: str) -> None:
+    def __init__(self, root: Path, params: config.Params, commit: str, code: str) -> None:
         self._folder = f"{socket.gethostname()}:{root}"
+        self._root = root
+        self._params = params
         self._commit = commit
+        self._code = code
+        self._opened = ""
         self.client = connect(root)
         self.experiment_id = _experiment(self.client, root)
         self._end_leftovers()
-        self.parent_id = self._open_parent(params)
         self._children: dict[str, str] = {}
 
     @contextmanager
     def stage(self, stage: str, fingerprint: str, params: Mapping[str, Any]) -> Iterator[MlflowTracker]:
         """The stage's run: the unfinished one of the same fingerprint if there is one, else a new one."""
+        self._opened = self._opened or self._join(stage) or self._create()
         run = self._open_child(stage, fingerprint)
         self._children[stage] = run.info.run_id
         logged = [Param(key, str(value)) for key, value in flat(params).items() if key not in run.data.params]
@@ -142,32 +158,94 @@ class Tracking:
             raise
         self.client.set_terminated(run.info.run_id, "FINISHED")
 
+    @property
+    def parent_id(self) -> str:
+        """The run of the pipeline; a new one unless one of its stages was tracked before."""
+        self._opened = self._opened or self._create()
+        return self._opened
+
     def page(self, stage: str = "") -> str:
         """Where `nightshift ui` shows a stage's run, or the pipeline's."""
         return f"{MLFLOW_PAGES}/#/experiments/{self.experiment_id}/runs/{self._children.get(stage, self.parent_id)}"
 
+    def publish(self, metrics: Mapping[str, float], tags: Mapping[str, str], note: str) -> None:
+        """Results of the pipeline, on its run."""
+        now = get_current_time_millis()
+        entries = [Metric(key, float(value), now, 0) for key, value in metrics.items()]
+        self.client.log_batch(self.parent_id, metrics=entries)
+        for name, value in {**tags, NOTE: note}.items():
+            self.client.set_tag(self.parent_id, name, value[:_LONGEST_TAG])
+
+    def link_cached(self, fingerprints: Mapping[str, str]) -> dict[str, str]:
+        """Name the runs that made the results of stages that were not run again; returns them by stage."""
+        found = {}
+        for stage, fingerprint in fingerprints.items():
+            made = self._newest(f"tags.`{FINGERPRINT}` = '{fingerprint}' and attributes.status = 'FINISHED'")
+            if made:
+                found[stage] = str(made.info.run_id)
+                self.client.set_tag(self.parent_id, f"{CACHED}.{stage}", found[stage])
+        return found
+
+    @property
+    def ran(self) -> Mapping[str, str]:
+        """Runs of the stages of this parent, by stage: those of this process and of others that joined it."""
+        mine = f"tags.`{PARENT}` = '{self.parent_id}' and attributes.status != 'KILLED'"
+        runs = _every_page(lambda token: self.client.search_runs([self.experiment_id], mine, page_token=token))
+        return {run.data.tags[STAGE]: run.info.run_id for run in runs if STAGE in run.data.tags}
+
     def close(self, status: str) -> None:
-        self._end(self.parent_id, status)
+        """End the run of the pipeline; dvc.lock, which names all that it made, stays with it."""
+        if not self._opened:
+            return
+        with self._tolerating_outage():
+            if (self._root / paths.DVC_LOCK).exists():
+                self.client.log_artifact(self._opened, str(self._root / paths.DVC_LOCK))
+        self._end(self._opened, status)
 
     @deferred()
     def _end(self, run_id: str, status: str) -> None:
-        """If MLflow does not answer or its disk is full, the next run ends it (`_end_leftovers`)."""
-        try:
+        with self._tolerating_outage():
             self.client.set_terminated(run_id, status)
+
+    @contextmanager
+    def _tolerating_outage(self) -> Iterator[None]:
+        """If MLflow does not answer or its disk is full, the next run ends what is left (`_end_leftovers`)."""
+        try:
+            yield
         except MlflowException as error:
             if not explained(error, self.client.tracking_uri):
                 raise
 
-    def _open_parent(self, params: config.Params) -> str:
-        digest = pipeline_digest(params)
-        found = self._newest(f"tags.`{PIPELINE}` = '{digest}' and tags.`{STAGE}` = 'pipeline'")
-        if found:
-            self.client.update_run(found.info.run_id, status="RUNNING")
-            return str(found.info.run_id)
-        tags = {PIPELINE: digest, STAGE: "pipeline", FOLDER: self._folder, COMMIT: self._commit}
-        run = self.client.create_run(self.experiment_id, run_name=f"pipeline-{digest[:8]}", tags=tags)
-        values = flat(params.model_dump(mode="json", by_alias=True))
-        self.client.log_batch(run.info.run_id, params=[Param(key, str(value)) for key, value in values.items()])
+    def _join(self, stage: str) -> str:
+        """The run that another process began with the same params, code and imports, if it lacks this stage."""
+        digest = pipeline_digest(self._params)
+        wanted = {PIPELINE: digest, CODE: self._code, STAGE: "pipeline", FOLDER: self._folder}
+        found = self._newest(" and ".join(f"tags.`{tag}` = '{value}'" for tag, value in wanted.items()))
+        if not found or self._has_finished(found, stage):
+            return ""
+        self.client.update_run(found.info.run_id, status="RUNNING")
+        return str(found.info.run_id)
+
+    def _has_finished(self, parent: Run, stage: str) -> bool:
+        done = f"tags.`{PARENT}` = '{parent.info.run_id}' and tags.`{STAGE}` = '{stage}'"
+        return self._newest(f"{done} and attributes.status = 'FINISHED'") is not None
+
+    def _create(self) -> str:
+        tags = {
+            PIPELINE: pipeline_digest(self._params),
+            CODE: self._code,
+            STAGE: "pipeline",
+            FOLDER: self._folder,
+            COMMIT: self._commit,
+        }
+        values = {key: str(value) for key, value in flat(self._params.model_dump(mode="json", by_alias=True)).items()}
+        before = self._newest(f"tags.`{STAGE}` = 'pipeline' and tags.`{FOLDER}` = '{self._folder}'")
+        if before:
+            tags[CHANGED] = "; ".join(changes(before.data.params, values))[:_LONGEST_TAG] or "nothing"
+        run = self.client.create_run(self.experiment_id, run_name=_title(self._params), tags=tags)
+        self.client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in values.items()])
+        if (self._root / paths.PARAMS).exists():
+            self.client.log_artifact(run.info.run_id, str(self._root / paths.PARAMS))
         return str(run.info.run_id)
 
     @deferred()
@@ -268,6 +346,41 @@ def without_password(uri: str) -> str:
     return re.sub(r"//[^/@]*@", "//", uri)
 
 
+_WITHOUT_EFFECT = ("machine.", "nightly.", "notify.")
+"""Sections of params.yaml that change no result."""
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Params that differ, in words; how a run is run on its machine does not count.
+
+    Example: changes({"sft.steps": "300"}, {"sft.steps": "500"}) == ["sft.steps 300 → 500"]
+    """
+    names = [name for name in sorted(before.keys() | after.keys()) if not name.startswith(_WITHOUT_EFFECT)]
+    return [
+        f"{name} {before.get(name, 'none')} → {after.get(name, 'none')}"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _title(params: config.Params) -> str:
+    """Example: "libero_mini rloo 2026-01-31 02:00" """
+    trained = "+".join(params.algorithms) or "clone"
+    return f"{params.env.suite} {trained} {datetime.now().strftime('%Y-%m-%d %H:%M')}"
+
+
+def download(root: Path, run_id: str, name: Path, folder: Path) -> bool:
+    """Copy an artifact of a run into a folder; False if the run has none of this name."""
+    client = connect(root)
+    try:
+        if name.as_posix() not in [file.path for file in client.list_artifacts(run_id)]:
+            return False
+        client.download_artifacts(run_id, name.as_posix(), str(folder))
+    except (MlflowException, OSError) as error:
+        raise RegistryError(f"{name} of the run {run_id} cannot be read: {error}", "nightshift runs") from error
+    return True
+
+
 def unfinished_fingerprints(client: MlflowClient) -> set[str]:
     """Of stages whose run did not finish: they may be resumed."""
     runs = _runs(client, "attributes.status != 'FINISHED'")
@@ -294,8 +407,8 @@ def _every_page(search: Callable[[str | None], PagedList]) -> Iterator[Any]:
 
 
 def pipeline_digest(params: config.Params) -> str:
-    """Of every number that counts: how many workers there are, and who is told of it, does not."""
-    values = params.model_dump(mode="json", by_alias=True, exclude={"machine", "notify"})
+    """Of every number that counts: how many workers there are, what a night imports and who is told of it do not."""
+    values = params.model_dump(mode="json", by_alias=True, exclude={"machine", "nightly", "notify"})
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -305,7 +418,7 @@ def _experiment(client: MlflowClient, root: Path) -> str:
         return str(found.experiment_id)
     local = str(client.tracking_uri).startswith("sqlite:")
     location = (root / paths.MLFLOW_ARTIFACTS).as_uri() if local else None
-    return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+    return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=EXPERIMENT_KIND))
 
 
 def _last_step(client: MlflowClient, run_id: str, key: str) -> int:

@@ -15,7 +15,7 @@ import typer
 from nightshift.errors import NightshiftError
 
 if TYPE_CHECKING:
-    from nightshift.cli import actor_commands, commands, data_commands, env_commands
+    from nightshift.cli import actor_commands, commands, data_commands, env_commands, model_commands
 else:
 
     class _OnFirstUse:
@@ -27,9 +27,11 @@ else:
         def __getattr__(self, attribute: str) -> Any:
             return getattr(importlib.import_module(self._name), attribute)
 
-    actor_commands, commands, data_commands, env_commands = map(
-        _OnFirstUse, ("actor_commands", "commands", "data_commands", "env_commands")
-    )
+    actor_commands = _OnFirstUse("actor_commands")
+    commands = _OnFirstUse("commands")
+    data_commands = _OnFirstUse("data_commands")
+    env_commands = _OnFirstUse("env_commands")
+    model_commands = _OnFirstUse("model_commands")
 
 INTERRUPTED = 130
 
@@ -67,6 +69,12 @@ def run(
 ) -> None:
     """Run every stage that is stale, and show the results."""
     commands.run(from_stage, force_stage or [])
+
+
+@app.command()
+def nightly() -> None:
+    """Import new demos, run what is stale and commit the new versions, as the schedule does every night."""
+    commands.nightly()
 
 
 @app.command()
@@ -198,6 +206,66 @@ def actor(
 ) -> None:
     """Play for the stage rlpd on another machine; the variable NIGHTSHIFT_TOKEN has its token."""
     actor_commands.join(learner, name)
+
+
+@app.command()
+def models() -> None:
+    """List the versions of the model: which is champion, results, and what the gate said."""
+    model_commands.models()
+
+
+@app.command()
+def promote(version: Annotated[str, typer.Argument(help="a version number, or challenger")]) -> None:
+    """Make a version champion by hand."""
+    model_commands.promote(version)
+
+
+@app.command()
+def rollback() -> None:
+    """Make the champion before this one champion again."""
+    model_commands.rollback()
+
+
+@app.command()
+def lineage(
+    model: Annotated[str, typer.Argument(help="MODEL@ALIAS, MODEL/VERSION, or an alias or version")] = "champion",
+) -> None:
+    """Tell what a version was made of: dataset, code, params, and the versions it started from."""
+    model_commands.lineage(model)
+
+
+@app.command()
+def runs(limit: Annotated[int, typer.Option(min=1, help="how many of the newest")] = 20) -> None:
+    """List the runs of the pipeline: results, versions, and which params were changed."""
+    model_commands.runs(limit)
+
+
+@app.command()
+def compare(
+    one: Annotated[str, typer.Argument(help="an alias or version, or MODEL@ALIAS, MODEL/VERSION")],
+    other: Annotated[str, typer.Argument(help="the one to compare with")],
+) -> None:
+    """Compare two versions, state by state where they have played the same grid."""
+    model_commands.compare(one, other)
+
+
+@app.command()
+def reproduce(
+    run: Annotated[str, typer.Argument(help="the id of a run, or its beginning, from `runs`")],
+    to: Annotated[Path | None, typer.Option(help="the folder to make; beside the project if not given")] = None,
+) -> None:
+    """Check out the code, params and data of a run in a folder of its own, and say how to run it."""
+    model_commands.reproduce(run, to)
+
+
+@app.command()
+def sweep(
+    choices: Annotated[list[str], typer.Argument(help="NAME=VALUE,VALUE of params.yaml, as sft.steps=100,200")],
+    sample: Annotated[int, typer.Option(min=0, help="this many combinations at random; 0 = all")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="trials at a time")] = 1,
+) -> None:
+    """Train and evaluate with every combination of values, and show which is best; nothing is registered."""
+    model_commands.sweep(choices, sample, jobs)
 
 
 @app.command()

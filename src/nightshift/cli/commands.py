@@ -18,7 +18,17 @@ from nightshift import config, envs
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
-from nightshift.pipeline.run import NOT_CHOSEN, Choice, Session, StageResult, check_free, ensure, run_stage, was_killed
+from nightshift.pipeline.run import (
+    Choice,
+    Session,
+    StageResult,
+    check_free,
+    ensure,
+    run_stage,
+    stale,
+    statuses,
+    was_killed,
+)
 from nightshift.project import environment, graph, packages, paths, repository, versions
 from nightshift.telemetry.console import console, show_warnings
 
@@ -36,30 +46,43 @@ def run(from_stage: str, force_stages: Sequence[str]) -> None:
     """The pipeline; when all of it is fresh, the summary alone."""
     started = time.monotonic()
     root = enter(own_prefect=True)
-    statuses = _statuses(root)
+    found = statuses(root)
     choice = Choice.of(root, from_stage, force_stages)
-    stale = [status.name for status in statuses if choice.runs(status.name, stale=_would_run(status))]
-    if not stale and not was_killed(root):  # what a killed run left in Prefect and MLflow is marked by a flow
-        results = _nothing_stale(root, statuses)
+    to_do = choice.selected([status.name for status in found], stale(found))
+    if not to_do and not was_killed(root):  # what a killed run left in Prefect and MLflow is marked by a flow
+        results = _nothing_stale(root, found)
     else:
         check_free(root)
-        todo = ", ".join(stale) or "nothing but to mark the last run as dead"
-        console.print(f"[bold]nightshift[/]  to do: {todo}   [dim](nightshift plan says why)[/]")
+        told = ", ".join(to_do) or "nothing but to mark the last run as dead"
+        console.print(f"[bold]nightshift[/]  to do: {told}   [dim](nightshift plan says why)[/]")
         with _compiling(root):
             results = _run_flow(choice)
     console.print(summary.render(summary.gather(root, results, time.monotonic() - started)))
 
 
-def _would_run(status: StageStatus) -> bool:
-    return not status.fresh and not status.skipped
+def nightly() -> None:
+    """What the schedule starts every night, now: new demos, the pipeline if anything is stale, a commit."""
+    root = enter(own_prefect=True)
+    from nightshift.pipeline import nightly as night
+
+    for sentence in night.prepare(root):
+        console.print(sentence, markup=False, soft_wrap=True)
+    if not stale(statuses(root)):
+        console.print(night.NOTHING_TO_DO, markup=False, soft_wrap=True)
+        return
+    run("", [])
+    if sentence := night.conclude(root):
+        console.print(sentence, markup=False, soft_wrap=True)
 
 
-def _nothing_stale(root: Path, statuses: Sequence[StageStatus]) -> list[StageResult]:
+def _nothing_stale(root: Path, found: Sequence[StageStatus]) -> list[StageResult]:
     """The results without a flow. Other inputs of a skipped stage are recorded, so that `dvc repro` finds it fresh."""
-    results = {status.name: StageResult(stage=status.name, status="cached", seconds=0.0) for status in statuses}
-    skipped = [status for status in statuses if status.skipped]
+    results = {status.name: StageResult(stage=status.name, status="cached", seconds=0.0) for status in found}
+    skipped = [status for status in found if status.skipped]
     results |= {
-        status.name: StageResult(stage=status.name, status="skipped", seconds=0.0, reasons=(NOT_CHOSEN,))
+        status.name: StageResult(
+            stage=status.name, status="skipped", seconds=0.0, reasons=(config.skip_reason(status.name),)
+        )
         for status in skipped
     }
     if outdated := [status.name for status in skipped if not status.fresh]:
@@ -78,7 +101,7 @@ def stage(names: Sequence[str]) -> None:
             else:
                 run_stage(name, session)
             if session.params.skips(name):
-                console.print(f"[dim]– {name}  skipped ({NOT_CHOSEN})[/]")
+                console.print(f"[dim]– {name}  skipped ({config.skip_reason(name)})[/]")
 
 
 def _stage_on_node(name: str, session: Session) -> None:
@@ -111,18 +134,18 @@ def adopt(source: Path, *, accept_versions: bool) -> None:
 def plan() -> None:
     """Every stage, fresh or stale, and why; and what stands in the way of those that would run."""
     root = enter()
-    statuses = _statuses(root)
+    found = statuses(root)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ("stage", "", "why"):
         table.add_column(column, style="bold" if column == "stage" else "")
-    for status in statuses:
+    for status in found:
         table.add_row(status.name, _mark(status), Text("\n".join(_why(status)), style="dim"))
     console.print(table)
-    if stale := [status.name for status in statuses if _would_run(status)]:
+    if to_do := stale(found):
         from nightshift.pipeline import precheck  # imports torch: only if there is something to check
 
         stages = graph.load(root)
-        precheck.check(config.load(root / paths.PARAMS), [stages[name] for name in stale])
+        precheck.check(config.load(root / paths.PARAMS), [stages[name] for name in to_do])
 
 
 def _mark(status: StageStatus) -> Text:
@@ -133,7 +156,7 @@ def _mark(status: StageStatus) -> Text:
 
 def _why(status: StageStatus) -> list[str]:
     if status.skipped:
-        return [f"({NOT_CHOSEN})"]
+        return [f"({config.skip_reason(status.name)})"]
     why = list(status.reasons)
     if status.follows and why != [NEVER_RUN]:
         why.append(f"follows {', '.join(status.follows)}")
@@ -273,12 +296,3 @@ def _run_flow(choice: Choice) -> list[StageResult]:
 
         server.wait()
         return run_once(choice)
-
-
-def _statuses(root: Path) -> list[StageStatus]:
-    repository.check(root)
-    params = config.load(root / paths.PARAMS)
-    stages = graph.load(root)
-    packages.record(root, stages)
-    graph.check_lock(root)
-    return DvcStore(root).status([stage for stage in stages if params.skips(stage)])

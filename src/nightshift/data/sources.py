@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nightshift import files
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.errors import DataError
@@ -9,10 +11,25 @@ from nightshift.project import paths
 
 DEMOS = "demos"
 """The name of the source that the stage collect writes."""
+ALL_IMPORTS = "imports"
+"""Stands for every import there is."""
 
 
 def names() -> list[str]:
-    return [DEMOS, *sorted(folder.name for folder in paths.IMPORTS.glob("[!.]*") if folder.is_dir())]
+    return [DEMOS, *imports()]
+
+
+def imports() -> list[str]:
+    return sorted(folder.name for folder in paths.IMPORTS.glob("[!.]*") if folder.is_dir())
+
+
+def resolved(wanted: Sequence[str]) -> list[str]:
+    """The names of dataset.sources with every import in place of `imports`; each once."""
+    each = [imports() if name == ALL_IMPORTS else [name] for name in wanted]
+    found = list(dict.fromkeys(name for group in each for name in group))
+    if not found:
+        raise DataError("dataset.sources is imports, and there are none", "nightshift import PATH --name NAME")
+    return found
 
 
 def open_store(source: str) -> EpisodeStore:

@@ -3,12 +3,13 @@
 Prefect task ─┐                ┌─ fresh in dvc.lock ──────────────► cached
               ├─► ensure ──────┼─ made before, in the run-cache ──► restored
 nightshift run┘                ├─ else begin ► run_stage ► commit ► ran
-                               └─ not in `algorithms` ────────────► skipped
+                               └─ params.yaml does not use it ────► skipped
 dvc repro ──► nightshift stage X ──► run_stage (DVC itself decides, and commits)
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from nightshift import config, files
 from nightshift.adapters.tracking import JsonlTracker, Tee, Tracker
 from nightshift.errors import Busy, ProjectError
+from nightshift.pipeline import results
 from nightshift.pipeline.job import Job
 from nightshift.project import graph, locks, packages, paths, repository
 from nightshift.telemetry.console import console
@@ -31,7 +33,7 @@ from nightshift.telemetry.console import console
 if TYPE_CHECKING:
     from filelock import FileLock
 
-    from nightshift.adapters.dvc_store import DvcStore
+    from nightshift.adapters.dvc_store import DvcStore, StageStatus
     from nightshift.adapters.mlflow_tracking import Tracking
     from nightshift.rollouts.base import Pool
 
@@ -41,7 +43,8 @@ STAGES = "nightshift.stages"
 TIMINGS = paths.STATE / "timings.json"
 LOCK = paths.STATE / "run.lock"
 
-NOT_CHOSEN = "not in algorithms"
+ASK_THE_REGISTRY = {"start": "sft", "opponent": "evaluate"}
+"""Stages that read the registry, and the stage that uses what they found."""
 
 FORCED = "--force-stage"
 
@@ -90,8 +93,9 @@ class Choice:
                     )
         return cls(first=first, forced=tuple(forced), before=before)
 
-    def runs(self, stage: str, *, stale: bool) -> bool:
-        return stage in self.forced or (stale and stage not in self.before)
+    def selected(self, stages: Sequence[str], stale: Sequence[str]) -> list[str]:
+        """Those of all stages that a run does."""
+        return [name for name in stages if name in self.forced or (name in stale and name not in self.before)]
 
 
 class Session:
@@ -138,7 +142,7 @@ class Session:
     def tracking(self) -> Tracking:
         from nightshift.adapters.mlflow_tracking import Tracking
 
-        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit)
+        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit, self._sources())
         return self._tracking
 
     def pool(self, env: config.Env) -> Pool:
@@ -171,6 +175,12 @@ class Session:
         if packages.installed(self.graph) != self.versions:
             raise ProjectError("packages were installed while the pipeline ran", "run again: what is done is cached")
 
+    def _sources(self) -> str:
+        """Digest of what a run works with besides params: code, versions of packages, imports."""
+        code = {path.as_posix(): digest for path, digest in self._code.items()}
+        content = [code, dict(self.versions), _digest(self.root / paths.IMPORTS)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
     def _code_now(self) -> dict[Path, str]:
         return {path: _digest(self.root / path) for path in sorted(graph.code(self.graph))}
 
@@ -201,7 +211,7 @@ def fingerprint(stage: str, session: Session) -> str:
 def run_stage(stage: str, session: Session) -> float:
     """Run nightshift.stages.<stage> with the sections it names, without DVC; returns the seconds it took.
 
-    A training stage that is not chosen leaves a folder that says so.
+    A stage that params.yaml does not use leaves a folder that says so.
     """
     _check_choice(stage, session)
     if session.params.skips(stage):
@@ -217,10 +227,32 @@ def run_stage(stage: str, session: Session) -> float:
     current = fingerprint(stage, session)
     started = time.monotonic()
     with _tracker(stage, current, session) as tracker:
+        _log_inputs(stage, session, tracker)
         run(_job(stage, current, session, tracker), **arguments)
     seconds = time.monotonic() - started
     record_time(session.root, stage, seconds)
+    if stage in results.MADE_BY and not packages.on_compute_node():
+        _publish(session)
     return seconds
+
+
+def _log_inputs(stage: str, session: Session, tracker: Tracker) -> None:
+    """The data that a stage reads, as datasets of its run; a folder that says that it is not used is not one."""
+    code = graph.code(session.graph)
+    for path in session.graph[stage].deps:
+        if path not in code and not (session.root / path / paths.SKIPPED).exists():
+            digest = graph.recorded_md5(session.root, path) or _digest(session.root / path)[:32]
+            tracker.dataset(path.as_posix(), digest, path)
+
+
+def _publish(session: Session) -> None:
+    """Put what came out on the run of the pipeline, with links to the runs of stages that were not run again."""
+    tracking = session.tracking
+    ran = tracking.ran
+    others = [stage for stage in session.graph if stage not in ran and not session.params.skips(stage)]
+    cached = tracking.link_cached({stage: fingerprint(stage, session) for stage in others})
+    found = results.read(session.root)
+    tracking.publish(results.metrics(found), results.tags(found), results.note(found, {**cached, **ran}))
 
 
 def ensure(stage: str, session: Session) -> StageResult:
@@ -230,8 +262,9 @@ def ensure(stage: str, session: Session) -> StageResult:
     if session.params.skips(stage):
         if reasons:
             _run_and_commit(stage, session)
-        console.print(f"[dim]– {stage}  skipped ({NOT_CHOSEN})[/]")
-        return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(NOT_CHOSEN,))
+        why = config.skip_reason(stage)
+        console.print(f"[dim]– {stage}  skipped ({why})[/]")
+        return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(why,))
     if not reasons:
         result = StageResult(stage=stage, status="cached", seconds=time.monotonic() - started)
     elif FORCED not in reasons and session.store.restore(stage):
@@ -251,7 +284,24 @@ def _reasons(stage: str, session: Session) -> tuple[str, ...]:
     """Why the stage has to run; empty if its result stands, or is to be taken as it is."""
     if stage in session.choice.forced:
         return (FORCED,)
-    return () if stage in session.choice.before else session.store.reasons(stage)
+    if stage in session.choice.before:
+        return ()
+    return session.store.reasons(stage) or _asked_again(stage, session)
+
+
+def renew(stage: str, session: Session) -> None:
+    """Run a stage whether it is stale or not, and record its result."""
+    session.precheck([stage])
+    _run_and_commit(stage, session)
+
+
+def _asked_again(stage: str, session: Session) -> tuple[str, ...]:
+    """The registry, which DVC does not see, is asked again whenever the stage that uses the answer will run.
+
+    Another champion alone makes no result stale: a night in which nothing else changed has nothing to do.
+    """
+    user = ASK_THE_REGISTRY.get(stage)
+    return (f"asked again, since {user} is stale",) if user and session.store.reasons(user) else ()
 
 
 def _run_and_commit(stage: str, session: Session) -> None:
@@ -280,13 +330,31 @@ def _skip(stage: str, session: Session) -> None:
     """Always the same folder, so that what reads it stays fresh when an input of the stage changes."""
     for out in session.graph[stage].outs:
         with files.new_folder(session.root / out) as folder:
-            files.write_json(folder / paths.SKIPPED, {"skipped": NOT_CHOSEN})
+            files.write_json(folder / paths.SKIPPED, {"skipped": config.skip_reason(stage)})
 
 
 def _from(stage: str, session: Session) -> list[str]:
     """The stage and those after it, which a run does next."""
     names = list(session.graph)
     return names[names.index(stage) :]
+
+
+def statuses(root: Path) -> list[StageStatus]:
+    """Every stage, fresh or stale, without running any."""
+    from nightshift.adapters.dvc_store import DvcStore
+
+    repository.check(root)
+    params = config.load(root / paths.PARAMS)
+    stages = graph.load(root)
+    packages.record(root, stages)
+    graph.check_lock(root)
+    with contextlib.closing(DvcStore(root)) as store:
+        return store.status([stage for stage in stages if params.skips(stage)])
+
+
+def stale(found: Iterable[StageStatus]) -> list[str]:
+    """The stages that a run would do."""
+    return [status.name for status in found if not status.fresh and not status.skipped]
 
 
 def timings(root: Path) -> Mapping[str, float]:

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from nightshift.config import CHAMPION
 from nightshift.pipeline.run import StageResult, timings
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
@@ -132,7 +133,7 @@ def _success(evaluation: Mapping[str, Any]) -> Table:
     table.add_column("rate", justify="right", width=7)
     table.add_column("95 % interval", justify="right", width=13)
     table.add_column("episodes", justify="right", width=8)
-    for result in evaluation["candidates"]:
+    for result in _played(evaluation):
         overall = result["overall"]
         table.add_row(_title(result), _bar(overall), f"[bold]{_rate(overall)}[/]", _interval(overall), _counts(overall))
         for task, figures in result["tasks"].items() if len(result["tasks"]) > 1 else ():
@@ -176,13 +177,19 @@ def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
     """A line per candidate whose figures are not of the whole grid."""
     return [
         f"{_title(result)}: without {result['invalid']} episodes in which the simulator failed"
-        for result in evaluation.get("candidates", [])
+        for result in _played(evaluation)
         if result["invalid"]
     ]
 
 
+def _played(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Every policy that played the grid: the candidates, and the champion where it had to."""
+    champion = evaluation.get(CHAMPION)
+    return [*evaluation.get("candidates", []), *([champion] if champion else [])]
+
+
 def _title(result: Mapping[str, Any]) -> str:
-    return f"after {result['label']}"
+    return f"after {result['label']}" if "label" in result else f"champion, version {result['version']}"
 
 
 def _bar(figures: Mapping[str, float], *, dim: bool = False) -> Text:
@@ -228,7 +235,7 @@ def _rows(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
             "interval": _interval(figures),
             "episodes": str(figures["episodes"]),
         }
-        for result in evaluation.get("candidates", [])
+        for result in _played(evaluation)
         for task, figures in {"all": result["overall"], **result["tasks"]}.items()
     ]
 

@@ -20,11 +20,19 @@ IMPORTS = Path("data/imports")
 DATASET = Path("data/dataset")
 CHOICES = Path("data/algorithms")
 """A file per training stage that can be chosen: whether it is."""
+CHAMPION = Path("data/champion")
+"""What a run takes from the registry; each folder has a policy, or says why it has none."""
+START = CHAMPION / "start"
+"""The champion as the start of training."""
+OPPONENT = CHAMPION / "opponent"
+"""The champion as one more policy of the evaluation, where it has not played the grid."""
+CHAMPION_VERSION = "version.json"
+"""Beside the champion's policy: which version of the registry it is."""
 MODELS = Path("models")
 """A folder per training stage: a policy, and its history if the stage has iterations."""
 HISTORY = "history.json"
 SKIPPED = "skipped.json"
-"""In place of a policy where the training stage was not chosen."""
+"""In place of a policy where the training stage was not chosen, or the champion is not needed."""
 SFT_POLICY = MODELS / "sft"
 RLOO_POLICY = MODELS / "rloo"
 RLOO_HISTORY = RLOO_POLICY / HISTORY

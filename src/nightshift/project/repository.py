@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from nightshift.errors import ProjectError
@@ -64,6 +65,27 @@ def git(root: Path, *arguments: str) -> str:
     """The output of a git command in `root`."""
     done = subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def commit_files(root: Path, files: Sequence[Path], message: str) -> str:
+    """Commit these files and nothing else; the short hash, or empty if none of them changed."""
+    names = [path.as_posix() for path in files if (root / path).exists()]
+    git(root, "add", "--", *names)
+    if not git(root, "status", "--porcelain", "--", *names):
+        return ""
+    try:
+        git(root, "config", "user.email")
+        identity = []
+    except subprocess.CalledProcessError:
+        identity = ["-c", "user.name=nightshift", "-c", "user.email=nightshift@localhost"]
+    try:
+        git(root, *identity, "commit", "--quiet", "--only", "-m", message, "--", *names)
+    except subprocess.CalledProcessError as error:
+        raise ProjectError(
+            f"git refused to commit {', '.join(names)}: {(error.stderr or error.stdout).strip()}",
+            "commit them by hand, or nightly.commit: false",
+        ) from None
+    return git(root, "rev-parse", "--short=12", "HEAD")
 
 
 def _explain_no_repository(root: Path, error: subprocess.CalledProcessError) -> None:

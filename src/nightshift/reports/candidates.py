@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from nightshift import files
+from nightshift import files, policies
 from nightshift.project import graph, paths
 from nightshift.reports import history
 from nightshift.reports.history import History
@@ -38,3 +39,23 @@ def _candidate(folder: Path) -> Candidate:
     algorithm = (found.algorithm if found else "") or folder.name
     label = algorithm.upper().replace("_", " ")
     return Candidate(name=folder.name, label=label, folder=folder, history=found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opponent:
+    """The champion, as the stage `champion` took it from the registry."""
+
+    version: str
+    folder: Path
+    weights: str
+    """sha256 of its weights."""
+
+
+def read_opponent(root: Path) -> Opponent | None:
+    """The champion that has to play this grid; None if there is none, or if it has played it."""
+    folder = root / paths.OPPONENT
+    if not (folder / paths.CHAMPION_VERSION).exists():
+        return None
+    sums = files.verify_folder(folder, "nightshift stage champion")
+    version = json.loads((folder / paths.CHAMPION_VERSION).read_text())["version"]
+    return Opponent(version=version, folder=folder, weights=sums[policies.WEIGHTS])

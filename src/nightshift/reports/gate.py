@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nightshift.errors import RolloutError
 from nightshift.statistics.intervals import Rate
-from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
+from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, by_task, solved
 
 
 def common_rates(outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> dict[str, Rate]:
@@ -28,6 +28,18 @@ def best(rates: Mapping[str, Rate]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the gate asks of a version; the section `register` of params.yaml."""
+
+    level: float
+    """One-sided p of the paired test at which it counts as better than the champion."""
+    min_success_rate: float
+    """Success rate below which no version becomes champion, even if there is none."""
+    max_task_drop: float
+    """How much lower than the champion's its success rate on any task may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decision:
     promote: bool
     """Whether the version becomes champion."""
@@ -37,7 +49,9 @@ class Decision:
     """That the version is better than the champion, one-sided; None where no test was made."""
 
 
-def no_champion(version: str, rate: Rate) -> Decision:
+def no_champion(version: str, rate: Rate, rules: Rules) -> Decision:
+    if below := _below_the_bar(version, rate, rules):
+        return below
     reason = f"{version} becomes champion: there was none, and it solved {rate.successes} of {rate.episodes} states"
     return Decision(promote=True, reason=reason, p_value=None)
 
@@ -50,6 +64,19 @@ def same_weights(version: str, rate: Rate) -> Decision:
     return Decision(promote=False, reason=reason, p_value=None)
 
 
+def older(version: str, newest: str) -> Decision:
+    """Code or data of the past made a version of the past again."""
+    reason = f"{version} was registered before {newest}: only nightshift promote moves an alias to an older version"
+    return Decision(promote=False, reason=reason, p_value=None)
+
+
+def withdrawn(version: str, when: str) -> Decision:
+    reason = (
+        f"{version} stays challenger: it was withdrawn by hand on {when}, so only nightshift promote brings it back"
+    )
+    return Decision(promote=False, reason=reason, p_value=None)
+
+
 def other_grid(version: str, champion: str, rate: Rate) -> Decision:
     reason = (
         f"{version} stays challenger: it solved {rate.successes} of {rate.episodes} states, but {champion} was not "
@@ -58,17 +85,44 @@ def other_grid(version: str, champion: str, rate: Rate) -> Decision:
     return Decision(promote=False, reason=reason, p_value=None)
 
 
-def compare(version: str, champion: str, pair: Paired, level: float) -> Decision:
-    """A version becomes champion if the paired test says at this level that it is better than the champion."""
+def compare(
+    version: str, champion: str, ours: Mapping[Cell, bool], theirs: Mapping[Cell, bool], rules: Rules
+) -> Decision:
+    """A version becomes champion if it is good enough, lower on no task by more than the margin, and better by the
+    paired test."""
+    if below := _below_the_bar(version, Rate(sum(ours.values()), len(ours)), rules):
+        return below
+    pair = Paired.between(ours, theirs)
     numbers = (
         f"of {pair.states} states valid for both it solved {pair.won} that {champion} failed "
-        f"and failed {pair.lost} that {champion} solved (exact p = {pair.p_value:.3g}, level {level:g})"
+        f"and failed {pair.lost} that {champion} solved (exact p = {pair.p_value:.3g}, level {rules.level:g})"
     )
-    promote = pair.p_value <= level
-    if promote:
+    fallen = _fallen(by_task(ours, theirs), rules.max_task_drop)
+    better = pair.p_value <= rules.level
+    if better and not fallen:
         verdict = "becomes champion"
-    elif pair.swapped.p_value <= level:
+    elif better:
+        verdict = f"stays challenger, since it is lower than {champion} {fallen}, although better over all tasks"
+    elif pair.swapped.p_value <= rules.level:
         verdict = f"stays challenger, since it is worse than {champion}"
     else:
         verdict = f"stays challenger, since it cannot be told whether it is better than {champion}"
-    return Decision(promote=promote, reason=f"{version} {verdict}: {numbers}", p_value=pair.p_value)
+    return Decision(promote=better and not fallen, reason=f"{version} {verdict}: {numbers}", p_value=pair.p_value)
+
+
+def _below_the_bar(version: str, rate: Rate, rules: Rules) -> Decision | None:
+    """A policy that solves nothing is no champion, whatever the bar is."""
+    if rate.successes and rate.rate >= rules.min_success_rate:
+        return None
+    reason = (
+        f"{version} stays challenger: it solved {rate.successes} of {rate.episodes} states, and a champion solves at "
+        f"least {100 * rules.min_success_rate:g} %"
+    )
+    return Decision(promote=False, reason=reason, p_value=None)
+
+
+def _fallen(tasks: Mapping[str, Paired], margin: float) -> str:
+    """The tasks whose rate is lower by more than the margin, in words; empty if there are none."""
+    lower = {task: -pair.gain for task, pair in tasks.items() if -pair.gain > margin}
+    words = ", ".join(f"{100 * drop:.1f} points on {task}" for task, drop in lower.items())
+    return f"by {words} (margin {100 * margin:g})" if words else ""

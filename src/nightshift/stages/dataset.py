@@ -20,7 +20,7 @@ _FEWEST_STARTS = 2
 
 
 def run(job: Job, *, seed: int, dataset: config.Dataset) -> None:
-    demos, schema = _checked_demos(dataset.sources)
+    demos, schema = _checked_demos(sources.resolved(dataset.sources))
     parts = _split(demos, seed, dataset.validation_share)
     dataset_store.write(paths.DATASET, parts, schema)
     job.tracker.log({f"dataset/{part}_episodes": len(episodes) for part, episodes in parts.items()}, step=0)

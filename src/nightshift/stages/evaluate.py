@@ -1,9 +1,10 @@
-"""Evaluate: play a fixed grid of held-out init states, each once, with every candidate."""
+"""Evaluate: play a fixed grid of held-out init states, each once, with every candidate.
+
+The champion plays too where the stage `champion` found that it has not played this grid.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift import config, envs, files, policies
-from nightshift.envs.splits import evaluation_states
+from nightshift.config import CHAMPION
+from nightshift.envs.grid import cells, conditions, digest
 from nightshift.errors import RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
 from nightshift.reports import figures, gate
-from nightshift.reports.candidates import Candidate, candidates
+from nightshift.reports.candidates import Candidate, Opponent, candidates, read_opponent
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress
+from nightshift.telemetry.metric_names import candidate_success
 from nightshift.types import RolloutRequest, Trajectory
 
 _FRAME_EVERY = 4
@@ -33,16 +36,21 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     found = candidates(Path())
     loaded = [policies.load(candidate.folder) for candidate in found]
-    conditions = {**envs.conditions(env, _cameras(env.suite, loaded)), "temperature": evaluate.temperature}
     outcomes: dict[str, list[EpisodeOutcome]] = {}
     for candidate, policy in zip(found, loaded, strict=True):
         film_frames = evaluate.film_frames if candidate is found[-1] else 0  # films show the most trained candidate
         outcomes[candidate.name] = _outcomes(job, env, requests, candidate.name, policy, film_frames)
+    cameras = _cameras(env.suite, loaded)
+    best = gate.best(gate.common_rates(outcomes))
+    opponent = read_opponent(Path())
+    if opponent:
+        outcomes[CHAMPION] = _outcomes(job, env, requests, CHAMPION, policies.load(opponent.folder), 0)
     report: dict[str, Any] = {
-        "grid": {"digest": _digest(env, requests, conditions), "suite": env.suite, "episodes": len(requests)},
-        "conditions": conditions,
-        "best": gate.best(gate.common_rates(outcomes)),
+        "grid": {"digest": digest(env, evaluate, cameras), "suite": env.suite, "episodes": len(requests)},
+        "conditions": conditions(env, evaluate, cameras),
+        "best": best,
         "candidates": _results(found, outcomes),
+        CHAMPION: _champion(opponent, outcomes, best) if opponent else None,
     }
     with files.new_folder(paths.EVALUATION) as folder:
         files.write_json(folder / paths.EVALUATION_REPORT.name, report)
@@ -50,26 +58,24 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
         figures.evaluation(folder / paths.EVALUATION_FIGURE.name, report, found)
         for film in _films(job).glob("*.*"):
             (folder / film.name).write_bytes(film.read_bytes())
-    job.tracker.log({f"success/{result['name']}": result["overall"]["rate"] for result in report["candidates"]}, step=0)
+    rates = {candidate_success(result["name"]): result["overall"]["rate"] for result in report["candidates"]}
+    job.tracker.log(rates, step=0)
     job.tracker.artifact(paths.EVALUATION)
 
 
 def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 0.0) -> list[RolloutRequest]:
     """Every task on its first held-out states; greedy at temperature 0."""
-    requests = []
-    for task in envs.tasks(env):
-        requests += [
-            RolloutRequest(
-                task=task.name,
-                split="eval",
-                init_state=state,
-                controller="sample" if temperature else "greedy",
-                seed=state,
-                temperature=temperature,
-            )
-            for state in evaluation_states(task, env, init_states)
-        ]
-    return requests
+    return [
+        RolloutRequest(
+            task=task,
+            split="eval",
+            init_state=state,
+            controller="sample" if temperature else "greedy",
+            seed=state,
+            temperature=temperature,
+        )
+        for task, state in cells(env, init_states)
+    ]
 
 
 def _cameras(suite: str, loaded: Collection[Policy]) -> list[str]:
@@ -129,6 +135,13 @@ def _results(found: Sequence[Candidate], outcomes: Mapping[str, Sequence[Episode
     return [{"name": c.name, "label": c.label, **_summary(outcomes[c.name]), "gain": gains.get(c.name)} for c in found]
 
 
+def _champion(opponent: Opponent, outcomes: Mapping[str, Sequence[EpisodeOutcome]], best: str) -> dict[str, Any]:
+    """The champion on the same grid, and the paired gain of the best candidate over it."""
+    gain = Paired.between(solved(outcomes[best]), solved(outcomes[CHAMPION])).to_json()
+    identity = {"name": CHAMPION, "version": opponent.version, "weights": opponent.weights}
+    return {**identity, **_summary(outcomes[CHAMPION]), "best_gain": gain}
+
+
 def _summary(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
     """Rates are of valid episodes: one whose simulator failed does not count against the policy."""
     tasks = list(dict.fromkeys(o["task"] for o in outcomes))
@@ -155,14 +168,6 @@ def _rate(outcomes: Sequence[EpisodeOutcome]) -> Rate:
             "run again: invalid episodes are played again; machine.workers 0 in params.yaml shows the output",
         )
     return Rate(sum(o["success"] for o in valid), len(valid))
-
-
-def _digest(env: config.Env, requests: Sequence[RolloutRequest], conditions: Mapping[str, Any]) -> str:
-    """Two evaluations may be compared exactly when they played the same states under the same conditions."""
-    cells = [(r.task, r.init_state) for r in requests]
-    states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
-    content = [env.suite, cells, states, conditions]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _films(job: Job) -> Path:

@@ -9,32 +9,48 @@ from typing import Any
 
 from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registry
+from nightshift.config import CHAMPION
+from nightshift.data import dataset_store
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
 from nightshift.project import graph, paths
+from nightshift.reports import gate
 
 
 def run(job: Job, *, register: config.Register) -> None:
-    evaluation = _read(paths.EVALUATION_REPORT)
+    evaluation, outcomes = _read(paths.EVALUATION_REPORT), _read(paths.EVALUATION_OUTCOMES)
     best = next(result for result in evaluation["candidates"] if result["name"] == evaluation["best"])
     folder = paths.MODELS / best["name"]
     sums = files.verify_folder(folder, f"rm -r {folder} and run again")
     proposal = mlflow_registry.Proposal(
         model=register.model,
-        level=register.level,
+        rules=gate.Rules(
+            level=register.level,
+            min_success_rate=register.min_success_rate,
+            max_task_drop=register.max_task_drop,
+        ),
         candidate=best["name"],
         policy=folder,
         weights=sums[policies.WEIGHTS],
         fingerprint=job.fingerprint,
         grid=evaluation["grid"]["digest"],
-        outcomes=_read(paths.EVALUATION_OUTCOMES)[best["name"]],
-        tags=_tags(job, best),
+        outcomes=outcomes[best["name"]],
+        tags=_lineage(job),
+        rematch=_rematch(evaluation, outcomes),
     )
     done = mlflow_registry.register(Path(), proposal)
-    job.tracker.dataset("demos", proposal.tags["dataset.md5"], paths.DATASET)
     job.tracker.artifact(paths.EVALUATION)
     evaluated = {**best["overall"], "invalid": best["invalid"]}
-    files.write_json(paths.RECEIPT, asdict(done) | {"evaluation": evaluated, "tags": dict(proposal.tags)})
+    files.write_json(
+        paths.RECEIPT, asdict(done) | {"grid": proposal.grid, "evaluation": evaluated, "tags": dict(proposal.tags)}
+    )
+
+
+def _rematch(evaluation: Any, outcomes: Any) -> mlflow_registry.Rematch | None:
+    played = evaluation.get(CHAMPION)
+    if not played:
+        return None
+    return mlflow_registry.Rematch(version=played["version"], weights=played["weights"], outcomes=outcomes[CHAMPION])
 
 
 def _read(path: Path) -> Any:
@@ -44,11 +60,14 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path} is missing or damaged", f"rm -r {paths.EVALUATION} && nightshift run") from None
 
 
-def _tags(job: Job, best: dict[str, Any]) -> dict[str, str]:
-    overall = best["overall"]
+def _lineage(job: Job) -> dict[str, str]:
+    """What the policy was made of."""
+    index = paths.DATASET / dataset_store.INDEX
+    episodes = dataset_store.describe(index.read_bytes())["episodes"] if index.exists() else "unknown"
+    start = paths.START / paths.CHAMPION_VERSION
     return {
-        "dataset.md5": graph.recorded_md5(Path(), paths.DATASET),
-        "code.commit": job.commit,
-        "evaluation.success": f"{overall['rate']:.4f}",
-        "evaluation.interval": f"{overall['low']:.4f} to {overall['high']:.4f}",
+        mlflow_registry.DATASET: graph.recorded_md5(Path(), paths.DATASET),
+        mlflow_registry.DATASET_EPISODES: str(episodes),
+        mlflow_registry.COMMIT: job.commit,
+        **({mlflow_registry.STARTED_FROM: _read(start)["version"]} if start.exists() else {}),
     }

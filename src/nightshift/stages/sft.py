@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from nightshift import config, files, policies
 from nightshift.algorithms.sft import DemoLoader, Demos, SftLearner
 from nightshift.data import dataset_store
+from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.policies import device
 from nightshift.policies.base import Policy
-from nightshift.project import graph, paths
+from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
 
 _SHOW_EVERY = 20
@@ -31,9 +32,8 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     data = dataset_store.read(paths.DATASET)
     with device.out_of_memory_advice(device.POLICY_SIZE):
-        fresh = _fresh_policy(policy, data).to(device.resolve(job.machine.device))
-    learner = SftLearner(fresh, sft, microbatch_size=job.machine.microbatch_size)
-    job.tracker.dataset("demos", graph.recorded_md5(Path(), paths.DATASET) or "unrecorded", paths.DATASET)
+        start = _start(_fresh_policy(policy, data)).to(device.resolve(job.machine.device))
+    learner = SftLearner(start, sft, microbatch_size=job.machine.microbatch_size)
     parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}
     with device.out_of_memory_advice("machine.microbatch_size or sft.batch_size"):
         _train(job, learner, parts, seed, sft)
@@ -46,6 +46,20 @@ def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> 
     fresh = policies.fresh(policy, shapes, action_dim=data.schema.fields["actions"].shape[0])
     fresh.normalise_by(data.statistics)
     return fresh
+
+
+def _start(fresh: Policy) -> Policy:
+    """The policy that cloning begins with: the champion if the stage `champion` took it, with its own normalisation."""
+    if not (paths.START / paths.CHAMPION_VERSION).exists():
+        return fresh
+    files.verify_folder(paths.START, "nightshift stage champion")
+    champion = policies.load(paths.START)
+    if json.dumps(champion.spec, sort_keys=True) != json.dumps(fresh.spec, sort_keys=True):
+        raise ConfigError(
+            f"start in {paths.PARAMS} is champion, which is another network than policy there describes",
+            f"start: scratch, or policy as {paths.START / policies.SPEC} says",
+        )
+    return champion
 
 
 def _demos(policy: Policy, data: dataset_store.EpisodeDataset, part: dataset_store.DatasetSplit) -> Demos:

@@ -90,3 +90,15 @@ class Paired:
             "high": high,
             "p_value": self.p_value,
         }
+
+
+def by_task(ours: Mapping[Cell, bool], theirs: Mapping[Cell, bool]) -> dict[str, Paired]:
+    """The same task by task, of those that both played."""
+    tasks = dict.fromkeys(task for task, state in ours if (task, state) in theirs)
+    return {
+        task: Paired.between(
+            {cell: won for cell, won in ours.items() if cell[0] == task},
+            {cell: won for cell, won in theirs.items() if cell[0] == task},
+        )
+        for task in tasks
+    }

@@ -1,0 +1,226 @@
+"""Facts about registered versions and runs, and moving the alias champion by hand.
+
+What the commands `models`, `lineage`, `runs` and `compare` show, as plain values, so that reports show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from nightshift.adapters import mlflow_registry as registry
+from nightshift.adapters import mlflow_tracking as tracking
+from nightshift.config import CHAMPION
+from nightshift.errors import RegistryError
+from nightshift.statistics.intervals import Rate
+from nightshift.statistics.paired import Cell, solved
+from nightshift.telemetry import metric_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """A version of a model."""
+
+    model: str
+    version: str
+    aliases: tuple[str, ...]
+    candidate: str
+    """The stage that made it."""
+    created: datetime
+    result: Rate | None
+    """Of its newest evaluation."""
+    grid: str
+    """Digest of that evaluation."""
+    reason: str
+    """What the gate, or a person, decided about it."""
+    withdrawn: str
+    """When it was rolled back; empty if it was not."""
+    dataset: str
+    """md5 of the dataset."""
+    episodes: str
+    """Of the dataset."""
+    commit: str
+    started_from: str
+    """The version whose weights training started from; empty if from scratch."""
+    weights: str
+    """sha256."""
+    pipeline_run: str
+    """The run of the pipeline in MLflow that made it."""
+
+    @property
+    def is_champion(self) -> bool:
+        return CHAMPION in self.aliases
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRun:
+    """A run of the pipeline."""
+
+    run_id: str
+    name: str
+    status: str
+    started: datetime
+    commit: str
+    success: float | None
+    """Of its best candidate."""
+    low: float | None
+    high: float | None
+    version: str
+    """The version it registered; empty if none."""
+    promoted: bool
+    changed: str
+    """Params that differ from the run before it."""
+    params: Mapping[str, str]
+
+
+def versions(root: Path, model: str) -> list[Version]:
+    """Every version of a model, newest first."""
+    client = tracking.connect(root)
+    aliases = _aliases(client, model)
+    found = [_version(version, aliases) for version in registry.versions(client, model)]
+    return sorted(found, key=lambda version: int(version.version), reverse=True)
+
+
+def find(root: Path, model: str, which: str) -> Version:
+    """The version of this number or alias; RegistryError says which there are."""
+    client = tracking.connect(root)
+    return _version(registry.look_up(client, model, which), _aliases(client, model))
+
+
+def promote(root: Path, model: str, which: str) -> tuple[str, str]:
+    """Make a version champion by hand; returns the champion before (empty if there was none) and the one now."""
+    client = tracking.connect(root)
+    version = registry.look_up(client, model, which)
+    before = registry.champion_version(client, model)
+    if before is not None and before.version == version.version:
+        return str(before.version), str(version.version)
+    today = datetime.now().date().isoformat()
+    registry.set_tags(client, version, {registry.REASON: f"version {version.version} was promoted by hand on {today}"})
+    if registry.WITHDRAWN in version.tags:
+        client.delete_model_version_tag(model, version.version, registry.WITHDRAWN)
+    registry.make_champion(client, version, before)
+    return str(before.version) if before else "", str(version.version)
+
+
+def rollback(root: Path, model: str) -> tuple[str, str]:
+    """Make the champion before the present one champion again; returns both. The gate does not bring it back."""
+    client = tracking.connect(root)
+    present = registry.champion_version(client, model)
+    previous = present.tags.get(registry.PREVIOUS) if present else None
+    if present is None or not previous:
+        what = f"version {present.version} had no champion before it" if present else f"{model} has no champion"
+        raise RegistryError(f"{what}, so there is nothing to go back to", "nightshift promote VERSION")
+    target = registry.look_up(client, model, previous)
+    registry.set_tags(client, present, {registry.WITHDRAWN: datetime.now().date().isoformat()})
+    client.set_registered_model_alias(model, CHAMPION, target.version)
+    return str(present.version), str(target.version)
+
+
+def outcomes(root: Path, version: Version, grid: str) -> dict[Cell, bool]:
+    """Success by task and init state on a grid; empty if it has not played it."""
+    client = tracking.connect(root)
+    registry.use(client)
+    found = registry.outcomes_of(client, client.get_model_version(version.model, version.version), grid)
+    return solved(found) if found else {}
+
+
+def common_grid(root: Path, one: Version, other: Version) -> str:
+    """The digest of an evaluation that both have played, if possible a newest one; empty if there is none."""
+    client = tracking.connect(root)
+    played = [registry.grids(client, client.get_model_version(v.model, v.version)) for v in (one, other)]
+    both = [grid for grid in played[0] if grid in played[1]]
+    preferred = [grid for grid in (one.grid, other.grid) if grid in both]
+    return (preferred or both or [""])[0]
+
+
+def params_of(root: Path, version: Version) -> Mapping[str, str]:
+    """Every param of the run that made it, by dotted name; empty if the run is gone."""
+    return _params(tracking.connect(root), version.pipeline_run)
+
+
+def changed_params(root: Path, version: Version, since: Version) -> list[str]:
+    """Params that differ between the runs of two versions, in words. Example: ["sft.steps 300 → 500"]"""
+    client = tracking.connect(root)
+    return tracking.changes(_params(client, since.pipeline_run), _params(client, version.pipeline_run))
+
+
+def runs(root: Path, limit: int) -> list[PipelineRun]:
+    """The newest runs of the pipeline."""
+    client = tracking.connect(root)
+    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    if not experiment:
+        return []
+    condition, order = f"tags.`{tracking.STAGE}` = 'pipeline'", ["attributes.start_time DESC"]
+    found = client.search_runs([experiment.experiment_id], condition, order_by=order, max_results=limit)
+    return [_run(run) for run in found]
+
+
+def find_run(root: Path, prefix: str) -> PipelineRun:
+    """The run of the pipeline whose id begins so."""
+    found = [run for run in runs(root, 1000) if run.run_id.startswith(prefix)]
+    if len(found) != 1:
+        what = "no run of the pipeline has" if not found else "several runs of the pipeline have"
+        raise RegistryError(f"{what} an id that begins with {prefix!r}", "nightshift runs shows them")
+    return found[0]
+
+
+def _version(version: ModelVersion, aliases: Mapping[str, list[str]]) -> Version:
+    tags = version.tags
+    played = registry.EPISODES in tags and int(tags[registry.EPISODES]) > 0
+    return Version(
+        model=version.name,
+        version=str(version.version),
+        aliases=tuple(sorted(aliases.get(str(version.version), []))),
+        candidate=tags.get(registry.CANDIDATE, ""),
+        created=datetime.fromtimestamp(version.creation_timestamp / 1000),
+        result=Rate(int(tags[registry.SUCCESSES]), int(tags[registry.EPISODES])) if played else None,
+        grid=tags.get(registry.GRID, ""),
+        reason=tags.get(registry.REASON, ""),
+        withdrawn=tags.get(registry.WITHDRAWN, ""),
+        dataset=tags.get(registry.DATASET, ""),
+        episodes=tags.get(registry.DATASET_EPISODES, ""),
+        commit=tags.get(registry.COMMIT, ""),
+        started_from=tags.get(registry.STARTED_FROM, ""),
+        weights=tags.get(registry.WEIGHTS, ""),
+        pipeline_run=tags.get(registry.PIPELINE_RUN, ""),
+    )
+
+
+def _aliases(client: MlflowClient, model: str) -> dict[str, list[str]]:
+    """Aliases by version."""
+    by_version: dict[str, list[str]] = {}
+    for alias, version in registry.aliases(client, model).items():
+        by_version.setdefault(version, []).append(alias)
+    return by_version
+
+
+def _params(client: MlflowClient, run_id: str) -> Mapping[str, str]:
+    try:
+        return dict(client.get_run(run_id).data.params) if run_id else {}
+    except MlflowException:
+        return {}
+
+
+def _run(run: Run) -> PipelineRun:
+    metrics, tags = run.data.metrics, run.data.tags
+    return PipelineRun(
+        run_id=run.info.run_id,
+        name=run.info.run_name,
+        status=run.info.status.lower(),
+        started=datetime.fromtimestamp(run.info.start_time / 1000),
+        commit=tags.get(tracking.COMMIT, ""),
+        success=metrics.get(metric_names.SUCCESS),
+        low=metrics.get(metric_names.SUCCESS_LOW),
+        high=metrics.get(metric_names.SUCCESS_HIGH),
+        version=tags.get("model.version", ""),
+        promoted=bool(metrics.get(metric_names.PROMOTED)),
+        changed=tags.get(tracking.CHANGED, ""),
+        params=dict(run.data.params),
+    )

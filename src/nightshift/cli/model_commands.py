@@ -1,0 +1,251 @@
+"""The commands on models and runs: what there is, what it was made of, which is better, and moving the champion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from nightshift import config
+from nightshift.cli.commands import enter
+from nightshift.config import CHAMPION
+from nightshift.errors import ProjectError
+from nightshift.project import paths, versions
+from nightshift.telemetry.console import console
+
+if TYPE_CHECKING:
+    from nightshift.adapters.model_versions import Version
+    from nightshift.statistics.intervals import Rate
+    from nightshift.statistics.paired import Cell
+
+_STYLES = {CHAMPION: "black on yellow", "challenger": "black on cyan"}
+_SHORT = 8
+"""Characters of a run's id that tables show."""
+
+
+def models() -> None:
+    """Every version, the champion marked, with its result and the gate's reason below."""
+    from nightshift.adapters import model_versions
+
+    root = enter()
+    name = _model(root)
+    found = model_versions.versions(root, name)
+    if not found:
+        raise ProjectError(f"MLflow has no model {name!r} yet", "nightshift run")
+    table = _table("", "version", "made by", "success", "95 % interval", "states", "date", "")
+    for version in found:
+        mark = "★" if version.is_champion else ""
+        table.add_row(mark, version.version, version.candidate, *_result(version.result), *_when(version))
+    console.print(Text(name, style="bold"))
+    console.print(table)
+    for version in found:
+        words = version.reason + (f"; rolled back on {version.withdrawn}" if version.withdrawn else "")
+        console.print(Text(words or f"version {version.version}: no reason on record", style="dim"))
+    if not any(version.is_champion for version in found):
+        console.print("no version is champion", style="yellow")
+
+
+def promote(which: str) -> None:
+    """A version becomes champion because a person says so."""
+    from nightshift.adapters import model_versions
+
+    root = enter()
+    name = _model(root)
+    before, now = model_versions.promote(root, name, which)
+    if before == now:
+        console.print(f"version {now} of {name} is champion already", markup=False)
+    else:
+        after = f" in place of version {before}" if before else ""
+        console.print(f"version {now} of {name} is champion now{after}", markup=False)
+
+
+def rollback() -> None:
+    """The champion before this one is champion again."""
+    from nightshift.adapters import model_versions
+
+    root = enter()
+    name = _model(root)
+    withdrawn, now = model_versions.rollback(root, name)
+    console.print(
+        f"version {now} of {name} is champion again; version {withdrawn} was rolled back, and the gate will not "
+        f"bring it back: nightshift promote {withdrawn} would",
+        markup=False,
+    )
+
+
+def lineage(what: str) -> None:
+    """What a version was made of, and of what the versions were made that it started from."""
+    from nightshift.adapters import model_versions
+
+    root = enter()
+    name, which = split_name(what, _model(root))
+    version = model_versions.find(root, name, which)
+    _print_lineage(root, version)
+    known = {version.version}
+    while version.started_from and version.started_from not in known:
+        known.add(version.started_from)
+        parent = model_versions.find(root, name, version.started_from)
+        changed = model_versions.changed_params(root, version, since=parent)
+        console.print(Text(f"\nparams changed since it: {', '.join(changed) or 'none'}", style="dim"))
+        version = parent
+        _print_lineage(root, version)
+
+
+def runs(limit: int) -> None:
+    """The newest runs of the pipeline: result, version, and what was changed."""
+    from nightshift.adapters import model_versions
+
+    found = model_versions.runs(enter(), limit)
+    if not found:
+        raise ProjectError("MLflow has no run of the pipeline yet", "nightshift run")
+    table = _table("run", "started", "", "success", "95 % interval", "version")
+    for run in found:
+        rate = "" if run.success is None else f"{100 * run.success:.1f} %"
+        interval = "" if run.low is None or run.high is None else f"{100 * run.low:.1f} – {100 * run.high:.1f}"
+        version = f"{run.version}{' ★' if run.promoted else ''}"
+        table.add_row(run.run_id[:_SHORT], f"{run.started:%Y-%m-%d %H:%M}", run.status, rate, interval, version)
+    console.print(table)
+    for run in found:
+        if run.changed:
+            console.print(Text(f"{run.run_id[:_SHORT]}  {run.changed}", style="dim"))
+
+
+def compare(one: str, other: str) -> None:
+    """Two versions: state by state where they have played a common grid, and what differs in how they were made."""
+    from nightshift.adapters import model_versions
+
+    root = enter()
+    name = _model(root)
+    first, second = (model_versions.find(root, *split_name(what, name)) for what in (one, other))
+    table = _table("", "made by", "success", "95 % interval", "states", "dataset", "code")
+    for version in (first, second):
+        title = f"version {version.version}{' ★' if version.is_champion else ''}"
+        made_of = (version.dataset[:_SHORT], version.commit)
+        table.add_row(title, version.candidate, *_result(version.result), *made_of)
+    console.print(table)
+    if grid := model_versions.common_grid(root, first, second):
+        ours, theirs = (model_versions.outcomes(root, version, grid) for version in (first, second))
+        console.print(f"version {first.version} against version {second.version} on the same grid:", markup=False)
+        _print_pairs(ours, theirs)
+    else:
+        console.print(
+            "not compared state by state: they have not played the same grid of init states, so the rates above are "
+            "of different states or conditions",
+            style="yellow",
+        )
+    changed = model_versions.changed_params(root, first, since=second)
+    console.print(Text(f"params of version {first.version} that differ: {', '.join(changed) or 'none'}", style="dim"))
+
+
+def reproduce(prefix: str, to: Path | None) -> None:
+    """A checkout of a run's commit with its params and data in a folder of its own, and how to run it."""
+    from nightshift.adapters import model_versions
+    from nightshift.pipeline import reproduce as reproducing
+
+    start = Path.cwd()
+    root = enter()
+    run = model_versions.find_run(root, prefix)
+    folder = (start / to) if to else root.parent / f"{root.name}-{run.run_id[:_SHORT]}"
+    for sentence in reproducing.check_out(root, run, folder):
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
+    """Trials with other numbers, in clones of the project, best first."""
+    from nightshift.pipeline import sweep as sweeping
+
+    root = enter()
+    seed = config.load(root / paths.PARAMS).seed
+    chosen = sweeping.trials(root, sweeping.parse(choices), sample, seed)
+    console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}, {jobs} at a time", markup=False)
+    outcomes = []
+    for outcome in sweeping.run(root, chosen, jobs):
+        console.print(f"{outcome.trial.title}: {outcome.error or _result(outcome.success)[0]}", markup=False)
+        outcomes.append(outcome)
+    table = _table("trial", "success", "95 % interval", "states", "params")
+    for outcome in sorted(outcomes, key=lambda one: one.success.rate if one.success else -1, reverse=True):
+        table.add_row(str(outcome.trial.number), *_result(outcome.success), Text(outcome.trial.title, overflow="fold"))
+    table.columns[-1].no_wrap = False
+    console.print(table)
+
+
+def split_name(what: str, model: str) -> tuple[str, str]:
+    """MODEL@ALIAS, MODEL/VERSION, MODEL (its champion), or an alias or version of the model of params.yaml."""
+    for separator in "@/":
+        if separator in what:
+            name, _, which = what.partition(separator)
+            return name or model, which
+    return (model, what) if what.isdigit() or what in _STYLES else (what, CHAMPION)
+
+
+def _model(root: Path) -> str:
+    name: str = config.load(root / paths.PARAMS).section("register").model
+    return name
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True, justify="right" if column in ("success", "states") else "left")
+    return table
+
+
+def _result(rate: Rate | None) -> tuple[str, str, str]:
+    if rate is None:
+        return ("", "", "")
+    interval = f"{100 * rate.low:.1f} – {100 * rate.high:.1f}"
+    return (f"{100 * rate.rate:.1f} %", interval, f"{rate.successes}/{rate.episodes}")
+
+
+def _when(version: Version) -> tuple[str, Text]:
+    aliases = Text()
+    for alias in version.aliases:
+        aliases.append(alias, style=_STYLES.get(alias, ""))
+        aliases.append(" ")
+    if version.withdrawn:
+        aliases.append("rolled back", style="dim")
+    return (f"{version.created:%Y-%m-%d}", aliases)
+
+
+def _print_lineage(root: Path, version: Version) -> None:
+    names = f" ({', '.join(version.aliases)})" if version.aliases else ""
+    console.print(Text(f"{version.model} version {version.version}{names}", style="bold"))
+    revision = next((v.revision for v in versions.versions(root, paths.DATASET) if v.md5 == version.dataset), "")
+    rate = _result(version.result)
+    started = f"version {version.started_from}" if version.started_from else "scratch"
+    rows = {
+        "made by": f"{version.candidate} on {version.created:%Y-%m-%d %H:%M}",
+        "success": f"{rate[0]} ({rate[1]}), {rate[2]} states" if version.result else "not evaluated",
+        "dataset": f"{version.dataset}, {version.episodes or 'unknown'} episodes",
+        "": f"in git: {revision}" if revision else "in no git revision: nightly.commit, or commit dvc.lock",
+        "code": version.commit + (" (with changes that were not committed)" if version.commit.endswith("+") else ""),
+        "run": version.pipeline_run or "unknown",
+        "started from": started,
+        "weights": f"sha256 {version.weights[:16]}",
+        "gate": version.reason,
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    console.print(table)
+
+
+def _print_pairs(ours: Mapping[Cell, bool], theirs: Mapping[Cell, bool]) -> None:
+    """On the states valid for both, over all tasks and task by task."""
+    from nightshift.statistics.paired import Paired, by_task
+
+    table = _table("same states", "states", "won", "lost", "points", "95 % interval", "exact p")
+    tasks = by_task(ours, theirs)
+    for title, pair in {"all": Paired.between(ours, theirs), **(tasks if len(tasks) > 1 else {})}.items():
+        low, high = pair.interval
+        interval = f"{100 * low:+.1f} – {100 * high:+.1f}"
+        counts = (str(pair.states), str(pair.won), str(pair.lost))
+        p_value = "< 0.001" if pair.p_value < 0.001 else f"{pair.p_value:.3f}"  # noqa: PLR2004
+        table.add_row(title, *counts, f"{100 * pair.gain:+.1f}", interval, p_value)
+    console.print(table)

@@ -1,0 +1,105 @@
+"""What a night does before and after the pipeline: bring in new demos and the champion, commit the new versions.
+
+inbox, DVC's remote ──▶ data/imports ─┐
+registry ──▶ data/champion/start ─────┴─▶ pipeline ─▶ dvc.lock, .dvc files ─▶ git commit
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+from nightshift import config
+from nightshift.data import importing
+from nightshift.errors import NightshiftError
+from nightshift.pipeline.run import Session, renew
+from nightshift.project import paths, repository
+from nightshift.telemetry import progress
+
+NOTHING_TO_DO = "nothing to do: no new demos, and params, code, versions and data are those of the last run"
+SETTLED_SECONDS = 60
+"""What was written to later than this is still being copied: the next night takes it."""
+
+
+def prepare(root: Path) -> list[str]:
+    """Bring in what is new; a sentence for each. What cannot be brought in is said, and does not end the night."""
+    with Session(root) as session:
+        settings = session.params.nightly
+        told = [*_pull(session)] if settings.pull else []
+        if settings.inbox is not None:
+            told += _import_inbox(session, Path(settings.inbox), settings.format)
+        if session.params.start == "champion":
+            told += _renew_start(session)
+        return told
+
+
+def conclude(root: Path) -> str:
+    """Commit what the night made new, if params.yaml says so; a sentence, or empty if nothing was new."""
+    if not config.load(root / paths.PARAMS).nightly.commit:
+        return ""
+    pointers = sorted(path.relative_to(root) for path in (root / paths.IMPORTS).glob("*.dvc"))
+    made = repository.commit_files(root, [paths.DVC_LOCK, *pointers], f"nightly {date.today().isoformat()}")
+    return f"committed {paths.DVC_LOCK} and imports as {made}" if made else ""
+
+
+def _pull(session: Session) -> Iterator[str]:
+    for pointer in sorted((session.root / paths.IMPORTS).glob("*.dvc")):
+        try:
+            if session.store.pull([pointer.relative_to(session.root)]):
+                yield f"pulled {pointer.stem} from DVC's remote"
+        except NightshiftError as error:
+            yield f"could not pull {pointer.stem}: {error.what}"
+
+
+def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator[str]:
+    folder = session.root / inbox
+    if not folder.is_dir():
+        yield f"nightly.inbox {inbox} is not a folder"
+        return
+    for entry in sorted(folder.glob("[!.]*")):
+        name = import_name(entry)
+        if (paths.IMPORTS / name).exists() or (paths.IMPORTS / f"{name}.dvc").exists():
+            continue
+        if time.time() - _last_written(entry) < SETTLED_SECONDS:
+            yield f"{entry.name} is still being written: the next night takes it"
+            continue
+        try:
+            yield _import(session, importing.Import(path=entry, format=source_format, name=name))
+        except NightshiftError as error:
+            yield f"could not import {entry.name}: {error.what}"
+
+
+def import_name(entry: Path) -> str:
+    """The name of a file or folder as the name of an import."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", entry.stem).lstrip("-") or "_"
+
+
+def _last_written(entry: Path) -> float:
+    return max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
+
+
+def _import(session: Session, job: importing.Import) -> str:
+    with importing.alone(job):
+        state = importing.begin(job)
+        with progress.bar("import", len(state.entries), state.done) as advance:
+            importing.gather(job, state, skip_broken=True, watch=advance)
+        importing.finish(job, state)
+    session.store.track(job.target)
+    left_out = f", {len(state.unsolved)} failed and {len(state.broken)} broken ones left out"
+    return f"imported {job.name}: {len(state.kept)} episodes" + (left_out if state.unsolved or state.broken else "")
+
+
+def _renew_start(session: Session) -> Iterator[str]:
+    """Training starts from the champion there is now; the same one again makes nothing stale."""
+    from nightshift.adapters import mlflow_registry
+
+    champion = mlflow_registry.champion(session.root, session.params.section("register").model)
+    recorded = session.root / paths.START / paths.CHAMPION_VERSION
+    before = json.loads(recorded.read_text())["version"] if recorded.exists() else ""
+    if champion and champion.version != before:
+        renew("start", session)
+        yield f"training starts from version {champion.version}, the champion"

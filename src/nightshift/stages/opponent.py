@@ -1,0 +1,40 @@
+"""Take the champion from the registry as one more policy of the evaluation, if it has not played this grid.
+
+The registry is outside DVC's graph. What is taken from it is an output here, so the champion is in the key of
+`evaluate` by its weights. A champion that has played the grid is not needed: its outcomes are in the registry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nightshift import config
+from nightshift.envs.grid import cameras_in, digest, misfit
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
+from nightshift.stages import _champion
+from nightshift.telemetry.console import console
+
+if TYPE_CHECKING:
+    from nightshift.adapters.mlflow_registry import Champion
+
+
+def run(
+    job: Job, *, env: config.Env, policy: config.Policy, evaluate: config.Evaluate, register: config.Register
+) -> None:
+    champion = _champion.find(register.model)
+    must_play = champion and _must_play(champion, env, policy, evaluate)
+    _champion.leave(paths.OPPONENT, champion if must_play else None)
+
+
+def _must_play(champion: Champion, env: config.Env, policy: config.Policy, evaluate: config.Evaluate) -> bool:
+    """Whether it has not played the grid of this evaluation, and can."""
+    cameras = cameras_in(env.suite, policy.inputs)
+    if champion.has_played(digest(env, evaluate, cameras)):
+        return False
+    shapes = champion.shapes()
+    unseen = [camera for camera in cameras_in(env.suite, list(shapes)) if camera not in cameras]
+    why = f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, shapes)
+    if why:
+        console.print(f"version {champion.version}, the champion, cannot play this grid: {why}", markup=False)
+    return not why

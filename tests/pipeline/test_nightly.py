@@ -1,0 +1,134 @@
+"""A night: new demos from a folder and from a real DVC remote, the champion as the start, a commit of the versions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nightshift import config
+from nightshift.data import sources
+from nightshift.errors import DataError
+from nightshift.pipeline import nightly
+from nightshift.pipeline.run import stale, statuses
+from nightshift.project import paths
+from tests.cli.test_data_commands import demo_file, take, with_nan
+from tests.conftest import edit, git, nightshift
+from tests.pipeline.test_run import dvc
+
+
+@pytest.fixture
+def inbox(project: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    edit(project, "nightly", inbox=str(folder))
+    return folder
+
+
+def deliver(path: Path, **spoiled: object) -> None:
+    """A file that was put into the inbox a while ago."""
+    demo_file(path, count=3, **spoiled)  # type: ignore[arg-type]
+    os.utime(path, (0, 0))
+
+
+def test_every_file_of_the_inbox_is_imported_once_under_its_name_and_tracked_by_dvc(project: Path, inbox: Path) -> None:
+    deliver(inbox / "kitchen v2.hdf5")
+    assert nightly.prepare(project) == ["imported kitchen_v2: 3 episodes"]
+    assert (project / paths.IMPORTS / "kitchen_v2.dvc").exists()
+    assert nightly.prepare(project) == []
+    deliver(inbox / "more.hdf5")
+    assert nightly.prepare(project) == ["imported more: 3 episodes"]
+    assert sources.resolved(["imports"]) == ["kitchen_v2", "more"]
+
+
+def test_what_cannot_be_imported_is_said_and_does_not_keep_the_rest_from_being_imported(
+    project: Path, inbox: Path
+) -> None:
+    (inbox / "a.hdf5").write_bytes(b"no hdf5")
+    os.utime(inbox / "a.hdf5", (0, 0))
+    demo_file(inbox / "b.hdf5", count=1)  # written just now
+    deliver(inbox / "c.hdf5", demo_1=with_nan())
+    broken, unfinished, done = nightly.prepare(project)
+    assert broken.startswith("could not import a.hdf5: ")
+    assert unfinished == "b.hdf5 is still being written: the next night takes it"
+    assert done == "imported c: 2 episodes, 0 failed and 1 broken ones left out"
+    edit(project, "nightly", inbox="nowhere")
+    assert nightly.prepare(project) == ["nightly.inbox nowhere is not a folder"]
+
+
+def test_an_import_that_git_names_is_pulled_from_a_real_remote(project: Path, tmp_path: Path) -> None:
+    edit(project, "nightly", pull=True)
+    take(demo_file(tmp_path / "goal.hdf5", count=2), "goal")
+    dvc(project, "remote", "add", "-d", "folder", str(tmp_path / "remote"))
+    dvc(project, "push")
+    shutil.rmtree(project / paths.IMPORTS / "goal")
+    shutil.rmtree(project / ".dvc/cache")
+    assert nightly.prepare(project) == ["pulled goal from DVC's remote"]
+    assert sources.open_store("goal").keys()
+    assert nightly.prepare(project) == []
+    shutil.rmtree(project / paths.IMPORTS / "goal")
+    shutil.rmtree(project / ".dvc/cache")
+    shutil.rmtree(tmp_path / "remote")
+    (sentence,) = nightly.prepare(project)
+    assert sentence.startswith("could not pull goal: ")
+
+
+def test_an_import_from_another_repository_becomes_its_newest_version(project: Path, tmp_path: Path) -> None:
+    edit(project, "nightly", pull=True)
+    other = tmp_path / "other"
+    (other / "goal").mkdir(parents=True)
+    (other / ".venv").symlink_to(project / ".venv")
+    git(tmp_path, "init", "-q", "other")
+    dvc(other, "init", "-q")
+    publish(other, "one")
+    dvc(project, "import", "-q", str(other), "goal", "-o", str(paths.IMPORTS / "goal"))
+    assert nightly.prepare(project) == []
+    publish(other, "two")
+    assert nightly.prepare(project) == ["pulled goal from DVC's remote"]
+    assert (project / paths.IMPORTS / "goal" / "episode").read_text() == "two"
+
+
+def publish(repository: Path, content: str) -> None:
+    (repository / "goal" / "episode").write_text(content)
+    dvc(repository, "add", "-q", "goal")
+    git(repository, "add", "goal.dvc", ".gitignore", ".dvc")
+    git(repository, "commit", "-qm", content)
+
+
+def test_a_night_commits_the_lock_and_new_imports_and_nothing_else(project: Path, inbox: Path) -> None:
+    deliver(inbox / "goal.hdf5")
+    nightly.prepare(project)
+    (project / "README.md").write_text("not yet committed")
+    git(project, "add", "README.md")
+    (project / paths.DVC_LOCK).write_text("schema: '2.0'\n")
+    assert nightly.conclude(project).startswith("committed dvc.lock and imports as ")
+    shown = git(project, "show", "--stat", "--format=%s", "HEAD").splitlines()
+    assert shown[0].startswith("nightly 20")
+    assert [line.split("|")[0].strip() for line in shown if "|" in line] == ["data/imports/goal.dvc", "dvc.lock"]
+    assert "README.md" in git(project, "diff", "--cached", "--name-only"), "what a person staged stays staged"
+    assert nightly.conclude(project) == ""
+    edit(project, "nightly", commit=False)
+    (project / paths.DVC_LOCK).write_text("stages: {}\n")
+    assert nightly.conclude(project) == ""
+
+
+def test_no_number_of_nightly_is_in_a_cache_key(project: Path) -> None:
+    before = stale(statuses(project))
+    edit(project, "nightly", inbox="elsewhere", format="rlds", pull=True, commit=False)
+    assert stale(statuses(project)) == before
+    assert "nightly" not in (project / "dvc.yaml").read_text()
+
+
+def test_all_imports_as_a_source_need_one(project: Path) -> None:
+    assert config.load(project / "params.yaml").dataset.sources == ("demos",)
+    with pytest.raises(DataError, match=r"dataset\.sources is imports, and there are none"):
+        sources.resolved(["imports"])
+
+
+def test_the_command_says_that_there_is_nothing_to_do(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "dvc.yaml").write_text("stages: {}\n")  # a pipeline without stages is fresh
+    done = nightshift(project, "nightly")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("nothing to do: no new demos")

@@ -1,0 +1,56 @@
+"""Trials with other numbers, each in a clone that shares the cache of a finished project."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nightshift import config
+from nightshift.errors import ConfigError
+from nightshift.pipeline import sweep
+from nightshift.project import graph, packages, paths
+from tests.conftest import git
+from tests.pipeline.test_run import dvc
+
+
+def test_choices_are_yaml_and_1e_3_is_a_number() -> None:
+    assert sweep.parse(["sft.steps=100,200", "sft.learning_rate=1e-3", "policy.hidden=[8],[16, 16]"]) == {
+        "sft.steps": [100, 200],
+        "sft.learning_rate": [0.001],
+        "policy.hidden": [[8], [16, 16]],
+    }
+    for wrong in ("sft.steps", "sft.steps=", "sft.steps=[1"):
+        with pytest.raises(ConfigError, match="is no choice of values"):
+            sweep.parse([wrong])
+
+
+def test_a_grid_has_every_combination_and_a_sample_some_of_them_the_same_ones_for_a_seed(project: Path) -> None:
+    choices = {"sft.steps": [1, 2, 3], "seed": [0, 1]}
+    assert [trial.values for trial in sweep.trials(project, choices, 0, seed=0)] == [
+        {"sft.steps": steps, "seed": seed} for steps in (1, 2, 3) for seed in (0, 1)
+    ]
+    drawn = [trial.values for trial in sweep.trials(project, choices, 3, seed=5)]
+    assert len(drawn) == 3
+    assert drawn == [trial.values for trial in sweep.trials(project, choices, 3, seed=5)]
+    assert sweep.trials(project, choices, 3, seed=5)[0].title.startswith("sft.steps=")
+
+
+def test_a_name_that_params_yaml_does_not_have_is_refused_before_anything_runs(project: Path) -> None:
+    for name in ("sft.speed", "nothing.at.all", "seed.inner"):
+        with pytest.raises(ConfigError, match=f"has no parameter {name}"):
+            sweep.trials(project, {name: [1]}, 0, seed=0)
+    with pytest.raises(ConfigError, match=r"sft\.steps"):
+        sweep.trials(project, {"sft.steps": [-1]}, 0, seed=0)
+    assert not (project / sweep.SWEEPS).exists()
+
+
+def test_an_experiment_of_dvc_runs_a_stage_with_another_number(project: Path) -> None:
+    packages.record(project, graph.load(project))  # as `make setup` does
+    for name, value in (("user.name", "test"), ("user.email", "test@localhost")):
+        git(project, "config", name, value)
+    dvc(project, "exp", "run", "-S", "algorithms=[rlpd]", "-S", "policy.head=tanh_gaussian", "choose")
+    chosen = {name: json.loads((project / paths.choice(name)).read_text())["chosen"] for name in config.ALGORITHMS}
+    assert chosen == {"rloo": False, "rlpd": True}
+    assert config.load(project / paths.PARAMS).algorithms == ("rlpd",)

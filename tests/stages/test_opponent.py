@@ -1,0 +1,127 @@
+"""The stage `opponent` on a real SQLite registry: when the champion is taken from it, and when nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import config, files, policies
+from nightshift.adapters import mlflow_registry
+from nightshift.adapters.mlflow_registry import Proposal
+from nightshift.config import merged
+from nightshift.envs.grid import digest
+from nightshift.pipeline.job import Job
+from nightshift.project import packages, paths
+from nightshift.reports import gate
+from nightshift.reports.candidates import read_opponent
+from nightshift.stages import evaluate, opponent, register
+from nightshift.statistics.paired import EpisodeOutcome
+from tests.conftest import leave_skipped, small_params
+from tests.stages.test_evaluate import ByPolicy, leave
+
+
+def register_champion(root: Path, model: str, grid: str, **network: Any) -> str:
+    """A version that became champion on a grid; returns the sha256 of its weights."""
+    spec = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [16], "chunk": 1, "action_dim": 7}
+    with files.new_folder(root / "registered") as folder:
+        policies.save(policies.build(spec | network), folder)
+    weights = files.sha256(root / "registered" / policies.WEIGHTS)
+    solved: EpisodeOutcome = {"task": "near", "init_state": 0, "success": True, "length": 3, "valid": True}
+    proposal = Proposal(
+        model=model,
+        rules=gate.Rules(level=0.05, min_success_rate=0.0, max_task_drop=1.0),
+        candidate="sft",
+        policy=root / "registered",
+        weights=weights,
+        fingerprint="before",
+        grid=grid,
+        outcomes=[solved],
+        tags={},
+    )
+    assert mlflow_registry.register(root, proposal).champion == "1"
+    return weights
+
+
+def take(job: Job, **changes: Any) -> config.Params:
+    """Run the stage with changed params."""
+    params = config.Params.model_validate(merged(small_params(), changes))
+    names = ("env", "policy", "evaluate", "register")
+    opponent.run(job, **{name: params.section(name) for name in names})
+    return params
+
+
+def grid_of(params: config.Params) -> str:
+    return digest(params.env, params.evaluate, [])
+
+
+def is_empty(folder: Path) -> bool:
+    return (folder / paths.SKIPPED).exists() and not (folder / policies.WEIGHTS).exists()
+
+
+def test_nothing_is_taken_where_there_is_no_champion_or_it_has_played_the_grid(
+    registry: Path, params: config.Params, job: Callable[[str], Job]
+) -> None:
+    take(job("opponent"))
+    left = files.identity(paths.OPPONENT)
+    register_champion(registry, params.section("register").model, grid_of(params))
+    take(job("opponent"))
+    assert is_empty(paths.OPPONENT)
+    assert files.identity(paths.OPPONENT) == left, "so nothing becomes stale"
+
+
+@pytest.mark.parametrize("changes", [{"evaluate": {"init_states": 7}}, {"env": {"horizon": 13}}])
+def test_another_grid_or_another_way_to_play_brings_the_champion_into_the_evaluation(
+    registry: Path, params: config.Params, job: Callable[[str], Job], changes: dict[str, Any]
+) -> None:
+    weights = register_champion(registry, params.section("register").model, grid_of(params))
+    take(job("opponent"), **changes)
+    found = read_opponent(registry)
+    assert found is not None
+    assert (found.version, found.weights) == ("1", weights)
+
+
+def test_a_champion_that_cannot_play_here_is_left_out_and_the_reason_is_said(
+    registry: Path, params: config.Params, job: Callable[[str], Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_champion(registry, params.section("register").model, "old", inputs={"objects": 4})
+    take(job("opponent"))
+    assert is_empty(paths.OPPONENT)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cannot play this grid: it reads objects of shape [4], and here it is [3]" in said
+
+
+def test_a_compute_node_takes_nothing(
+    registry: Path, params: config.Params, job: Callable[[str], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_champion(registry, params.section("register").model, "old")
+    monkeypatch.setenv(packages.AS_COMPUTE_NODE, "1")
+    take(job("opponent"))
+    assert is_empty(paths.OPPONENT)
+
+
+def test_the_champion_and_the_challenger_play_the_same_new_grid_and_the_gate_compares_them(
+    registry: Path, params: config.Params, job: Callable[[str], Job]
+) -> None:
+    model = params.section("register").model
+    register_champion(registry, model, "old")
+    leave("sft")
+    leave_skipped("rloo")
+    leave_skipped("rlpd")
+    take(job("opponent"))
+    pool = ByPolicy(params.env, [lambda r: True, lambda r: r.init_state < 6])  # the clone, then the champion
+    evaluate.run(replace(job("evaluate"), pool=lambda _: pool), env=params.env, evaluate=params.evaluate)
+    report = json.loads(paths.EVALUATION_REPORT.read_text())
+    assert [result["name"] for result in report["candidates"]] == ["sft"], "the champion is no candidate"
+    assert (report["champion"]["version"], report["champion"]["overall"]["successes"]) == ("1", 12)
+    assert (report["champion"]["best_gain"]["won"], report["champion"]["best_gain"]["lost"]) == (8, 0)
+    register.run(job("register"), register=params.section("register"))
+    receipt = json.loads(paths.RECEIPT.read_text())
+    assert (receipt["version"], receipt["champion"], receipt["p_value"]) == ("2", "2", 2**-8)
+    assert "of 20 states valid for both it solved 8 that version 1 failed" in receipt["reason"]
+    take(job("opponent"))
+    assert is_empty(paths.OPPONENT), "the new champion has played this grid"
