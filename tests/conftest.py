@@ -66,6 +66,8 @@ LONGEST = (
     "rollouts/test_pool.py",
     "rollouts/test_bundles.py",
     "faults/test_interrupt.py",
+    "flows/test_serve.py",
+    "flows/test_lifecycle.py",
     "flows/test_pipeline.py",
     "cli/test_data_commands.py",
 )
