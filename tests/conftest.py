@@ -69,6 +69,8 @@ LONGEST = (
     "stages/test_rloo.py",
     "envs/test_libero.py",
     "faults/test_interrupt.py",
+    "flows/test_serve.py",
+    "flows/test_lifecycle.py",
     "flows/test_pipeline.py",
     "pipeline/test_seeing.py",
     "stages/test_evaluate.py",

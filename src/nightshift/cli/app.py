@@ -308,11 +308,12 @@ def main() -> None:
         from nightshift import files
 
         _fail(files.refusal(error) or error)
+    except KeyboardInterrupt:  # outside of what typer runs, which turns it into an exit
+        _stop()
     except SystemExit as end:
         if end.code not in (INTERRUPTED, signal.SIGTERM):  # while Ray starts, its handler exits with the latter
             raise
-        _say("stopped; run again to resume")
-        sys.exit(INTERRUPTED)
+        _stop()
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -320,6 +321,11 @@ def _fail(error: Exception) -> NoReturn:
         raise error
     _say(f"error: {error}")
     sys.exit(1)
+
+
+def _stop() -> NoReturn:
+    _say("stopped; run again to resume")
+    sys.exit(INTERRUPTED)
 
 
 def _say(sentence: str) -> None:
