@@ -32,6 +32,8 @@ EVALUATION = Path("reports/evaluation")
 EVALUATION_REPORT = EVALUATION / "evaluation.json"
 EVALUATION_OUTCOMES = EVALUATION / "outcomes.json"
 EVALUATION_FIGURE = EVALUATION / "evaluation.png"
+FILMS = "films"
+"""Folder of MP4s in an evaluation."""
 RECEIPT = Path("reports/registration.json")
 
 MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"

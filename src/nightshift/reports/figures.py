@@ -1,4 +1,4 @@
-"""Figures: the evaluation of all candidates beside their training, films, and learning curves over several runs."""
+"""Figures: the evaluation of all candidates beside their training, and learning curves over several runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -28,8 +27,6 @@ _GREEDY = "#d55e00"
 _KL = "#8a8a8a"
 _KL_HEADROOM = 3
 """KL stays in the lower third of its axis, below the success curves."""
-_FILM_MILLISECONDS = 30
-"""Per control step."""
 _BARS_WIDTH = 7.2
 _CURVE_WIDTH = 5.6
 _WIDEST_BAR = 0.3
@@ -63,15 +60,6 @@ def curves(path: Path, groups: Mapping[str, NDArray[np.float64]]) -> None:
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def film(folder: Path, task: str, frames: NDArray[np.uint8], *, frame_steps: int, strip_frames: int) -> None:
-    """An animated GIF and a strip of `strip_frames` stills, from frames [F, H, W, 3] every `frame_steps` steps."""
-    pictures = [Image.fromarray(frame) for frame in frames]
-    duration = frame_steps * _FILM_MILLISECONDS
-    pictures[0].save(folder / f"{task}.gif", save_all=True, append_images=pictures[1:], duration=duration, loop=0)
-    chosen = np.linspace(0, len(frames) - 1, strip_frames).round().astype(int)
-    Image.fromarray(np.concatenate(frames[chosen], axis=1)).save(folder / f"{task}.png")
 
 
 def _show_success(axes: Axes) -> None:
