@@ -8,6 +8,7 @@ from prefect import flow
 
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import environment
+from tasks._report import reporting
 from tasks._summary import summarise
 from tasks.choose import choose
 from tasks.collect import collect
@@ -24,7 +25,7 @@ from tasks.states import states
 def pipeline() -> list[StageResult]:
     """From init states to a registered policy; stages that are fresh in dvc.lock are not run again."""
     environment.apply(Path.cwd())
-    with Session(Path.cwd()) as session:
+    with Session(Path.cwd()) as session, reporting(session):
         starts = states(session)
         demos = collect(session, starts)
         data = dataset(session, demos)

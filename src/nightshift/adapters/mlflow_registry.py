@@ -48,6 +48,8 @@ LEVEL = "gate.level"
 P_VALUE = "gate.p_value"
 NOT_TESTED = "not tested"
 REASON = "gate.reason"
+COMPARED_WITH = "gate.champion"
+"""The version that was champion when the gate decided; absent if there was none."""
 RUN = "run_id"
 OUTCOMES = "outcomes"
 """Folder of a version's run that holds <grid>.json."""
@@ -86,6 +88,8 @@ class Registration:
     aliases: tuple[str, ...]
     champion: str
     """The version that is champion now."""
+    compared_with: str
+    """The version that was champion when the gate decided; empty if there was none."""
     reason: str
     """Why the version is champion or not, in one sentence."""
     p_value: float | None
@@ -109,14 +113,15 @@ def register(root: Path, proposal: Proposal) -> Registration:
     decision = _decide(client, version, proposal)
     if decision.promote:
         client.set_registered_model_alias(proposal.model, CHAMPION, version.version)
-    aliases = client.get_model_version(proposal.model, version.version).aliases
+    registered = client.get_model_version(proposal.model, version.version)
     champion = client.get_model_version_by_alias(proposal.model, CHAMPION)
     return Registration(
         model=proposal.model,
         version=str(version.version),
         candidate=proposal.candidate,
-        aliases=tuple(sorted(aliases)),
+        aliases=tuple(sorted(registered.aliases)),
         champion=str(champion.version),
+        compared_with=registered.tags.get(COMPARED_WITH, ""),
         reason=decision.reason,
         p_value=decision.p_value,
         level=proposal.level,
@@ -295,7 +300,8 @@ def _decide(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> 
         return _champion_already(version, proposal, title)
     decision = _compare(client, title, champion, proposal) if champion else gate.no_champion(title, proposal.rate)
     p_value = NOT_TESTED if decision.p_value is None else repr(decision.p_value)
-    _set_tags(client, version, {LEVEL: str(proposal.level), P_VALUE: p_value, REASON: decision.reason})
+    tags = {LEVEL: str(proposal.level), P_VALUE: p_value, REASON: decision.reason}
+    _set_tags(client, version, tags | ({COMPARED_WITH: str(champion.version)} if champion else {}))
     return decision
 
 

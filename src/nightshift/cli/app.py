@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nightshift import files
-from nightshift.cli import commands, data_commands, env_commands
+from nightshift.cli import commands, data_commands, env_commands, report_commands
 from nightshift.errors import NightshiftError
 from nightshift.project import packages
 from nightshift.telemetry.console import errors
@@ -39,6 +39,14 @@ def run() -> None:
 def plan() -> None:
     """Show each stage, fresh or stale, and why."""
     commands.plan()
+
+
+@app.command()
+def report(
+    everything: Annotated[bool, typer.Option("--all", help="a site of all nights instead, with links")] = False,
+) -> None:
+    """Write the report of the last run: one HTML file, to look at, mail or print."""
+    report_commands.all_nights() if everything else report_commands.report()
 
 
 @app.command()

@@ -26,6 +26,7 @@ from nightshift.adapters.tracking import JsonlTracker, Tee, Tracker
 from nightshift.errors import CacheError, ProjectError
 from nightshift.pipeline.job import Job
 from nightshift.project import graph, locks, packages, paths, repository
+from nightshift.telemetry import usage
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class Session:
         self.graph = graph.load(self.root)
         self.versions = packages.record(self.root, self.graph)
         self.commit = repository.commit(self.root)
+        self.results: list[StageResult] = []
+        """Of the stages that are done."""
+        self.current_stage = ""
+        """The one that is being made; after an error the one that failed."""
         self._code = self._code_now()
         self._pools: dict[config.Env, Pool] = {}
         self._store: DvcStore | None = None
@@ -166,8 +171,10 @@ def run_stage(stage: str, session: Session) -> float:
     }
     current = fingerprint(stage, session)
     started = time.monotonic()
+    before = usage.read()
     with _tracker(stage, current, session) as tracker:
         run(_job(stage, current, session, tracker), **arguments)
+        tracker.log(usage.since(before), step=0)
     seconds = time.monotonic() - started
     record_time(session.root, stage, seconds)
     return seconds
@@ -175,6 +182,14 @@ def run_stage(stage: str, session: Session) -> float:
 
 def ensure(stage: str, session: Session) -> StageResult:
     """Bring the stage's outputs up to date at the least cost. Call it for the stages above it first."""
+    session.current_stage = stage
+    result = _ensure(stage, session)
+    session.results.append(result)
+    session.current_stage = ""
+    return result
+
+
+def _ensure(stage: str, session: Session) -> StageResult:
     started = time.monotonic()
     reasons = session.store.reasons(stage)
     if session.params.skips(stage):

@@ -212,7 +212,7 @@ def _next_steps(summary: Summary) -> Table:
         "make ui": "runs and models in MLflow",
         f"{BIN} predict --model {model}": "load it and let it act",
         f"{BIN} dataset ls": "versions of the dataset",
-        str(paths.EVALUATION): "plot, films and numbers",
+        str(paths.REPORT): "the report: results, curves, films",
     }
     for command, words in steps.items():
         table.add_row(Text(command, style="cyan"), Text(words, style="dim"))

@@ -36,6 +36,12 @@ FILMS = "films"
 """Folder of MP4s in an evaluation."""
 RECEIPT = Path("reports/registration.json")
 
+REPORT = Path("reports/report.html")
+NIGHTS = Path("reports/nights")
+"""The static site of `nightshift report --all`."""
+RUN_RECORD = STATE / "run.json"
+"""What the last run did with each stage."""
+
 MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"
 MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"
 PREFECT_HOME = STATE / "prefect"
