@@ -44,7 +44,7 @@ class Page:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        self._call("Emulation.setEmulatedMedia", media="", features=[scheme])
         self._call("Page.navigate", url=path.resolve().as_uri())
         self._await("document.readyState === 'complete'")
         self._await("[...document.querySelectorAll('video')].every(v => v.readyState >= 2 || v.error)")
@@ -62,6 +62,10 @@ class Page:
     def pdf(self, path: Path) -> None:
         printed = self._call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)
         path.write_bytes(base64.b64decode(printed["data"]))
+
+    def as_printed(self) -> None:
+        """Show the page as paper would."""
+        self._call("Emulation.setEmulatedMedia", media="print")
 
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):

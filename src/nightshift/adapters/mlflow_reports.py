@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlflow
 from mlflow.entities import Run
@@ -17,11 +17,19 @@ from mlflow.tracking import MlflowClient
 from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.statistics.intervals import Rate
-from nightshift.statistics.paired import EpisodeOutcome
+from nightshift.statistics.paired import Cell, EpisodeOutcome
 
 REPORTS = "report"
 """Folder of a pipeline's run: <stamp>.html, and <stamp>.json with what the page of all nights shows of it."""
 _EVALUATION = "evaluation"
+
+
+class KeptFilm(NamedTuple):
+    success: bool
+    video: bytes
+    """MP4"""
+    strip: bytes
+    """JPEG of stills"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +44,7 @@ class VersionRecord:
     dataset_md5: str
     params: Mapping[str, str]
     """By dotted name; empty where its pipeline run is gone."""
-    films: Mapping[tuple[str, int], tuple[bool, bytes]]
-    """Success and MP4 by task and init state."""
+    films: Mapping[Cell, KeptFilm]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,25 +168,28 @@ def _pipeline_params(client: MlflowClient, version: ModelVersion) -> Mapping[str
     return dict(parent.data.params) if parent else {}
 
 
-def _films(client: MlflowClient, run_id: str, candidate: str) -> dict[tuple[str, int], tuple[bool, bytes]]:
+def _films(client: MlflowClient, run_id: str, candidate: str) -> dict[Cell, KeptFilm]:
     """Those that the version's own evaluation made of it; empty where it made none, or they are gone."""
     try:
         names = [file.path for file in client.list_artifacts(run_id, _EVALUATION)]
         report = f"{_EVALUATION}/evaluation.json"
         films = _read_dict(run_id, Path(report)).get("films", []) if report in names else []
-        with TemporaryDirectory() as scratch:
-            return {
-                (film["task"], film["init_state"]): (film["success"], _download(run_id, film["file"], scratch))
-                for film in films
-                if film["candidate"] == candidate
-            }
+        return {
+            (film["task"], film["init_state"]): KeptFilm(
+                film["success"],
+                _download(run_id, Path(film["file"])),
+                _download(run_id, Path(film["file"]).with_suffix(".jpg")),
+            )
+            for film in films
+            if film["candidate"] == candidate
+        }
     except (MlflowException, OSError, ValueError, KeyError):
         return {}
 
 
-def _download(run_id: str, file: str, scratch: str) -> bytes:
-    with registry._hushed():
+def _download(run_id: str, file: Path) -> bytes:
+    with registry._hushed(), TemporaryDirectory() as scratch:
         path = mlflow.artifacts.download_artifacts(
-            run_id=run_id, artifact_path=f"{_EVALUATION}/{file}", dst_path=scratch
+            run_id=run_id, artifact_path=f"{_EVALUATION}/{file.as_posix()}", dst_path=scratch
         )
-    return Path(path).read_bytes()
+        return Path(path).read_bytes()

@@ -27,7 +27,6 @@ from nightshift.telemetry import progress
 from nightshift.types import RolloutRequest
 
 
-
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     found = candidates(Path())
@@ -114,7 +113,7 @@ def _outcomes(
 def _filmed(
     found: Sequence[Candidate], outcomes: Mapping[str, Sequence[EpisodeOutcome]], best: str, count: int
 ) -> list[Cell]:
-    """The init states to film. Where the clone itself is the best, those on which the last candidate differs from it."""
+    """The init states to film. Where the clone is the best, those on which the last candidate differs from it."""
     clone, last = found[0].name, found[-1].name
     return films.choose(solved(outcomes[clone]), solved(outcomes[last if best == clone else best]), count)
 
@@ -190,4 +189,3 @@ def _digest(env: config.Env, requests: Sequence[RolloutRequest], conditions: Map
     states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
     content = [env.suite, cells, states, conditions]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-

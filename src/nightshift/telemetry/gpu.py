@@ -34,7 +34,7 @@ def energy() -> float | None:
     if not _handles():
         return None
     try:
-        return sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in _handles()) / 1000
+        return float(sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in _handles())) / 1000
     except pynvml.NVMLError:
         return None
 

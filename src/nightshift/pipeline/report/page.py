@@ -1,4 +1,4 @@
-"""A report as one HTML file: styles, charts, pictures and films are inside, so it can be mailed, printed and archived."""
+"""A report as one HTML file: styles, charts and films are inside, so it can be mailed, printed and archived."""
 
 from __future__ import annotations
 
@@ -217,26 +217,29 @@ def _sentence(kind: str, ours: str, theirs: str) -> str:
 
 def film_rows(facts: Facts) -> list[dict[str, Any]]:
     """A row per filmed init state: every candidate, and the champion where its own evaluation filmed the state."""
-    folder = facts.root / paths.EVALUATION
     labels = {c["name"]: c["label"] for c in facts.evaluation.get("candidates", ())}
-    rows: dict[Cell, list[dict[str, Any]]] = {}
     order = list(labels)
+    rows: dict[Cell, list[dict[str, Any]]] = {}
     for film in sorted(facts.evaluation.get("films", ()), key=lambda film: order.index(film["candidate"])):
-        file = folder / film["file"]
+        file = facts.root / paths.EVALUATION / film["file"]
         if file.exists():
-            shown = {
-                "label": labels[film["candidate"]],
-                "success": film["success"],
-                "video": _uri("video/mp4", file.read_bytes()),
-                "strip": _uri("image/jpeg", file.with_suffix(".jpg").read_bytes()),
-            }
+            strip = file.with_suffix(".jpg").read_bytes()
+            shown = _shown_film(labels[film["candidate"]], film["success"], file.read_bytes(), strip)
             rows.setdefault((film["task"], film["init_state"]), []).append(shown)
-    kept = facts.champion.record.films if facts.champion else {}
-    for cell in rows.keys() & kept.keys():
-        success, video = kept[cell]
-        label = f"version {facts.champion.record.version}" if facts.champion else ""
-        rows[cell].append({"label": label, "success": success, "video": _uri("video/mp4", video), "strip": ""})
+    if facts.champion:
+        kept = facts.champion.record.films
+        for cell in rows.keys() & kept.keys():
+            rows[cell].append(_shown_film(f"version {facts.champion.record.version}", *kept[cell]))
     return [{"task": task, "init_state": state, "films": films} for (task, state), films in rows.items()]
+
+
+def _shown_film(label: str, success: bool, video: bytes, strip: bytes) -> dict[str, Any]:
+    return {
+        "label": label,
+        "success": success,
+        "video": _uri("video/mp4", video),
+        "strip": _uri("image/jpeg", strip),
+    }
 
 
 def _uri(kind: str, content: bytes) -> Markup:

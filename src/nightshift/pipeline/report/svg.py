@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -93,12 +94,12 @@ def trend(nights: Sequence[tuple[str, Rate, bool]], champions: Sequence[float | 
     """Success night by night, oldest first: (label, rate, became champion); the champion's own rate as a step line."""
     axes = Axes(first=0, last=max(len(nights) - 1, 1), top=1.0, height=240)
     parts = list(_frame(axes, [(0, "0 %"), (0.25, ""), (0.5, "50 %"), (0.75, ""), (1, "100 %")], ""))
-    for place, (rate, following) in enumerate(zip(champions, [*champions[1:], None], strict=True)):
-        if rate is not None:
+    for place, (standing, following) in enumerate(zip(champions, [*champions[1:], None], strict=True)):
+        if standing is not None:
             until = min(place + 1, axes.last)
-            parts.append(_line(axes.x(place), axes.y(rate), axes.x(until), axes.y(rate), "champion"))
-            if following is not None and following != rate:
-                parts.append(_line(axes.x(until), axes.y(rate), axes.x(until), axes.y(following), "champion"))
+            parts.append(_line(axes.x(place), axes.y(standing), axes.x(until), axes.y(standing), "champion"))
+            if following is not None and following != standing:
+                parts.append(_line(axes.x(until), axes.y(standing), axes.x(until), axes.y(following), "champion"))
     every = -(-len(nights) // _FEW_TICKS)
     for place, (label, rate, promoted) in enumerate(nights):
         x = axes.x(place)
@@ -123,7 +124,7 @@ def _frame(axes: Axes, ticks: Sequence[tuple[float, str]], x_label: str) -> list
 
 def _series(axes: Axes, values: Mapping[int, float], name: str, mark: str) -> list[str]:
     points = [(axes.x(i), axes.y(value)) for i, value in values.items()]
-    lines = [_line(*one, *other, name) for one, other in zip(points, points[1:], strict=False)]
+    lines = [_line(*one, *other, name) for one, other in pairwise(points)]
     return [*lines, *(_mark(x, y, name, mark) for x, y in points)]
 
 

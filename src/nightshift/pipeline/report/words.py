@@ -101,9 +101,7 @@ def _training_warnings(facts: Facts) -> Iterator[str]:
         limit = facts.params.rloo.target_kl if name == "rloo" else None
         above = [i for i, value in history.metric(KL).items() if limit is not None and value > limit]
         if above:
-            yield (
-                f"{name}: the KL limit ended the update in {len(above)} of {len(history.iterations)} iterations."
-            )
+            yield (f"{name}: the KL limit ended the update in {len(above)} of {len(history.iterations)} iterations.")
 
 
 def _provenance_warnings(facts: Facts) -> Iterator[str]:
