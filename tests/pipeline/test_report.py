@@ -37,6 +37,7 @@ HISTORY = {
     "iterations": [{"rollout/success": 0.1 * i, "update/kl": 0.02 * i} for i in range(1, 7)],
     "validation": [{"iteration": i, "successes": 4 + i, "episodes": 10} for i in (0, 3, 6)],
     "kept": 6,
+    "kl_limit": 0.06,
 }
 WIDTHS = (390, 1280, 1920)
 
@@ -128,7 +129,7 @@ def plain(html: str) -> str:
 def test_the_verdict_is_one_sentence_with_version_rate_and_gain(facts: Facts) -> None:
     assert (
         plain(page.render(facts))
-        .partition("▲ new champion")[0]
+        .partition("▲ champion")[0]
         .endswith(
             "Version 2 (GRPO) replaces version 1 as champion: it solves 90.0 % of 20 held-out init states, "
             "60.0 points more than the clone. "

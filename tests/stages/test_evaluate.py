@@ -283,6 +283,18 @@ def test_the_summary_fits_a_terminal_of_80_columns(job: Callable[[str], Job], pa
     assert max(map(len, text.splitlines())) == 80
 
 
+@pytest.mark.usefixtures("two_policies")
+def test_the_summary_shows_long_names_of_tasks_whole(job: Callable[[str], Job], params: config.Params) -> None:
+    run(job("evaluate"), params)
+    name = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
+    report = json.loads(paths.EVALUATION_REPORT.read_text())
+    for candidate in report["candidates"]:
+        candidate["tasks"][name] = candidate["tasks"]["near"]
+    files.write_json(paths.EVALUATION_REPORT, report)
+    lines = [line.split()[1] for line in printed().splitlines() if len(line.split()) > 1]
+    assert name in "".join(lines)
+
+
 def test_the_cameras_of_an_evaluation_are_the_inputs_of_its_policies() -> None:
     seeing, blind = (
         GaussianMlp(inputs=inputs, hidden=[4], chunk=1, action_dim=7)

@@ -14,7 +14,7 @@ from nightshift import files
 from nightshift.cli import commands, data_commands, env_commands, report_commands
 from nightshift.errors import NightshiftError
 from nightshift.project import packages
-from nightshift.telemetry.console import errors
+from nightshift.telemetry.console import end_quietly, errors
 
 INTERRUPTED = 130
 
@@ -189,6 +189,8 @@ def main() -> None:
         _fail(error)
     except ModuleNotFoundError as error:
         _fail(packages.missing(error) or error)
+    except BrokenPipeError:
+        end_quietly()
     except OSError as error:
         _fail(files.refusal(error) or error)
     except SystemExit as end:

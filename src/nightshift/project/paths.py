@@ -32,6 +32,10 @@ EVALUATION = Path("reports/evaluation")
 EVALUATION_REPORT = EVALUATION / "evaluation.json"
 EVALUATION_OUTCOMES = EVALUATION / "outcomes.json"
 EVALUATION_FIGURE = EVALUATION / "evaluation.png"
+EVALUATION_METRICS = EVALUATION / "metrics.json"
+EVALUATION_SUCCESS = EVALUATION / "success.csv"
+EVALUATION_LEARNING = EVALUATION / "learning.csv"
+"""What `dvc metrics` and `dvc plots` show."""
 FILMS = "films"
 """Folder of MP4s in an evaluation."""
 RECEIPT = Path("reports/registration.json")

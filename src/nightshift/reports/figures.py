@@ -30,6 +30,9 @@ _KL_HEADROOM = 3
 _BARS_WIDTH = 7.2
 _CURVE_WIDTH = 5.6
 _WIDEST_BAR = 0.3
+_NUMBER_BOX = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+"""Behind the number on a bar, which may be dark or hatched."""
+_LIMIT = "#a3262a"
 
 
 def evaluation(path: Path, report: Mapping[str, Any], candidates: Sequence[Candidate]) -> None:
@@ -78,7 +81,7 @@ def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
         rates = [result["overall"] if name == "overall" else result["tasks"][name] for name in names]
         heights = np.array([r["rate"] for r in rates])
         errors = np.array([[r["rate"] - r["low"], r["high"] - r["rate"]] for r in rates]).T.clip(0)
-        axes.bar(
+        bars = axes.bar(
             np.arange(len(names)) + (place - (len(results) - 1) / 2) * width,
             heights,
             width * 0.92,
@@ -89,6 +92,8 @@ def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
             edgecolor="white",
             label=f"after {result['label']}",
         )
+        numbers = [f"{100 * height:.0f}" for height in heights]
+        axes.bar_label(bars, numbers, label_type="center", fontsize=8, bbox=_NUMBER_BOX)
     axes.set_xticks(np.arange(len(names)), [name.replace("_", " ") for name in names], rotation=15, ha="right")
     axes.set(
         ylabel="success", title=f"Held-out init states, {report['grid']['episodes']} episodes each, 95 % intervals"
@@ -124,7 +129,11 @@ def _training(axes: Axes, label: str, history: History) -> None:
     if kl:
         distance = axes.twinx()
         distance.plot(list(kl), list(kl.values()), "-", color=_KL, linewidth=1, label="KL per iteration (right)")
-        distance.set_ylim(0, _KL_HEADROOM * np.nanmax([*kl.values(), 1e-6]))
+        distance.set_ylim(0, _KL_HEADROOM * np.nanmax([*kl.values(), history.kl_limit or 0.0, 1e-6]))
+        distance.set_ylabel("KL per iteration (nats)")
+        if history.kl_limit is not None:
+            limit = f"KL limit {history.kl_limit:g} (right)"
+            distance.axhline(history.kl_limit, color=_LIMIT, linestyle="-.", linewidth=1, label=limit)
         distance.spines[["top"]].set_visible(False)
         more = distance.get_legend_handles_labels()
         handles, labels = handles + more[0], labels + more[1]

@@ -18,7 +18,7 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
-from nightshift.reports import figures, films, gate
+from nightshift.reports import figures, films, gate, tables
 from nightshift.reports.candidates import Candidate, candidates
 from nightshift.reports.films import Film
 from nightshift.statistics.intervals import Rate
@@ -48,6 +48,9 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
         report["films"] = _film(job, env, [r for r in requests if (r.task, r.init_state) in cells], acting, folder)
         files.write_json(folder / paths.EVALUATION_REPORT.name, report)
         files.write_json(folder / paths.EVALUATION_OUTCOMES.name, outcomes)
+        files.write_json(folder / paths.EVALUATION_METRICS.name, tables.metrics(report))
+        (folder / paths.EVALUATION_SUCCESS.name).write_text(tables.success(report))
+        (folder / paths.EVALUATION_LEARNING.name).write_text(tables.learning(found))
         figures.evaluation(folder / paths.EVALUATION_FIGURE.name, report, found)
     job.tracker.log({f"success/{result['name']}": result["overall"]["rate"] for result in report["candidates"]}, step=0)
     job.tracker.artifact(paths.EVALUATION)

@@ -146,7 +146,6 @@ def curves(facts: Facts) -> list[dict[str, Any]]:
     made = []
     for name, history in facts.histories.items():
         sampled, kl = history.metric(SAMPLED_SUCCESS), history.metric(KL)
-        limit = facts.params.rloo.target_kl if name == "rloo" else None
         label = (history.algorithm or name).upper().replace("_", " ")
         made.append(
             {
@@ -156,8 +155,8 @@ def curves(facts: Facts) -> list[dict[str, Any]]:
                 "success": svg.success_curve(
                     sampled, history.validation, history.kept, f"{label}: success by iteration; numbers in the table"
                 ),
-                "kl": svg.kl_curve(kl, limit, f"{label}: KL by iteration") if kl else None,
-                "limit": limit,
+                "kl": svg.kl_curve(kl, history.kl_limit, f"{label}: KL by iteration") if kl else None,
+                "limit": history.kl_limit,
                 "rows": [
                     (i, sampled.get(i), history.validation.get(i), kl.get(i))
                     for i in sorted({*sampled, *history.validation})
@@ -230,7 +229,10 @@ def film_rows(facts: Facts) -> list[dict[str, Any]]:
         kept = facts.champion.record.films
         for cell in rows.keys() & kept.keys():
             rows[cell].append(_shown_film(f"version {facts.champion.record.version}", *kept[cell]))
-    return [{"task": task, "init_state": state, "films": films} for (task, state), films in rows.items()]
+    found = [{"task": task, "init_state": state, "films": films} for (task, state), films in rows.items()]
+    return sorted(
+        found, key=lambda row: len({film["success"] for film in row["films"]}) == 1
+    )  # those that differ first
 
 
 def _shown_film(label: str, success: bool, video: bytes, strip: bytes) -> dict[str, Any]:
@@ -252,7 +254,8 @@ def stage_rows(facts: Facts) -> list[StageRow]:
     names = list(done) or [stage for stage in facts.used if stage in facts.seconds]
     if facts.record and facts.record.failure and facts.record.failure.stage:
         names.append(facts.record.failure.stage)
-    seconds = {name: facts.seconds.get(name, 0.0) for name in names}
+    skipped = {name for name in done if done[name].status == "skipped"}
+    seconds = {name: 0.0 if name in skipped else facts.seconds.get(name, 0.0) for name in names}
     longest = max([*seconds.values(), 1e-9])
     return [
         StageRow(

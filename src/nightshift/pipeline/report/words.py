@@ -11,7 +11,7 @@ from nightshift.reports.history import KL
 Mark = Literal["failed", "champion", "challenger", "open"]
 MARKS: Mapping[Mark, tuple[str, str]] = {
     "failed": ("✖", "failed"),
-    "champion": ("▲", "new champion"),
+    "champion": ("▲", "champion"),
     "challenger": ("●", "challenger"),
     "open": ("○", "not registered"),
 }
@@ -39,10 +39,17 @@ def verdict(facts: Facts) -> str:
         return f"{facts.best['label']} {result}; it was not registered."
     version = f"Version {facts.receipt['version']} ({facts.best['label']})"
     if mark(facts) == "champion":
-        first = not facts.receipt.get("compared_with")
-        role = "is the first champion" if first else f"replaces version {facts.receipt['compared_with']} as champion"
-        return f"{version} {role}: it {result}."
+        return f"{version} {_role(facts.receipt)}: it {result}."
     return f"{version} stays challenger: it {result}, and version {facts.receipt['champion']} remains champion."
+
+
+def _role(receipt: Mapping[str, Any]) -> str:
+    """Of a version that is champion now."""
+    if "stays champion" in receipt["reason"]:
+        return "stays champion, for training gave the same weights again"
+    if before := receipt.get("compared_with"):
+        return f"replaces version {before} as champion"
+    return "is the first champion"
 
 
 def _solves(candidate: Mapping[str, Any]) -> str:
@@ -98,7 +105,7 @@ def _training_warnings(facts: Facts) -> Iterator[str]:
         skipped = sum(row.get("update/skipped_steps", 0) for row in history.iterations)
         if skipped:
             yield f"{name}: {skipped:.0f} gradient steps were skipped because a gradient was not finite."
-        limit = facts.params.rloo.target_kl if name == "rloo" else None
+        limit = history.kl_limit
         above = [i for i, value in history.metric(KL).items() if limit is not None and value > limit]
         if above:
             yield (f"{name}: the KL limit ended the update in {len(above)} of {len(history.iterations)} iterations.")
