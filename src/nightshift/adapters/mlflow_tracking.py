@@ -1,6 +1,6 @@
 """MLflow as the record of runs: one parent run per set of params, one child per stage, resumed rather than doubled.
 
-With mlflow_registry.py and policy_model.py the only files that import mlflow.
+With mlflow_registry.py, mlflow_reports.py and policy_model.py the only files that import mlflow.
 """
 
 from __future__ import annotations
