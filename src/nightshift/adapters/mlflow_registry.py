@@ -48,8 +48,8 @@ LEVEL = "gate.level"
 P_VALUE = "gate.p_value"
 NOT_TESTED = "not tested"
 REASON = "gate.reason"
-COMPARED_WITH = "gate.champion"
-"""The version that was champion when the gate decided; absent if there was none."""
+PREVIOUS = "champion.previous"
+"""The version that was champion before it; empty if there was none."""
 RUN = "run_id"
 OUTCOMES = "outcomes"
 """Folder of a version's run that holds <grid>.json."""
@@ -88,8 +88,6 @@ class Registration:
     aliases: tuple[str, ...]
     champion: str
     """The version that is champion now."""
-    compared_with: str
-    """The version that was champion when the gate decided; empty if there was none."""
     reason: str
     """Why the version is champion or not, in one sentence."""
     p_value: float | None
@@ -112,16 +110,17 @@ def register(root: Path, proposal: Proposal) -> Registration:
     client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
     decision = _decide(client, version, proposal)
     if decision.promote:
+        before = _champion(client, proposal.model)
+        _set_tags(client, version, {PREVIOUS: str(before.version) if before else ""})
         client.set_registered_model_alias(proposal.model, CHAMPION, version.version)
-    registered = client.get_model_version(proposal.model, version.version)
+    aliases = client.get_model_version(proposal.model, version.version).aliases
     champion = client.get_model_version_by_alias(proposal.model, CHAMPION)
     return Registration(
         model=proposal.model,
         version=str(version.version),
         candidate=proposal.candidate,
-        aliases=tuple(sorted(registered.aliases)),
+        aliases=tuple(sorted(aliases)),
         champion=str(champion.version),
-        compared_with=registered.tags.get(COMPARED_WITH, ""),
         reason=decision.reason,
         p_value=decision.p_value,
         level=proposal.level,
@@ -197,7 +196,7 @@ def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
 
 def _add_evaluation(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> None:
     """Keep the outcomes of a version that was found and has not been evaluated on this grid before."""
-    if _outcomes(client, version, proposal.grid) is None:
+    if outcomes_of(client, version, proposal.grid) is None:
         _store_outcomes(client, version.tags[RUN], proposal)
         figures = {key: value for key, value in proposal.tags.items() if key.startswith("evaluation.")}
         _set_tags(client, version, figures | _evaluation_tags(proposal))
@@ -221,7 +220,7 @@ def _store_outcomes(client: MlflowClient, run_id: str, proposal: Proposal) -> No
     client.log_dict(run_id, {"episodes": list(proposal.outcomes)}, f"{OUTCOMES}/{proposal.grid}.json")
 
 
-def _outcomes(client: MlflowClient, version: ModelVersion, grid: str) -> Sequence[EpisodeOutcome] | None:
+def outcomes_of(client: MlflowClient, version: ModelVersion, grid: str) -> Sequence[EpisodeOutcome] | None:
     """The version's episodes on a grid; None if it was not evaluated on it."""
     run_id, path = version.tags.get(RUN), f"{OUTCOMES}/{grid}.json"
     try:
@@ -300,8 +299,7 @@ def _decide(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> 
         return _champion_already(version, proposal, title)
     decision = _compare(client, title, champion, proposal) if champion else gate.no_champion(title, proposal.rate)
     p_value = NOT_TESTED if decision.p_value is None else repr(decision.p_value)
-    tags = {LEVEL: str(proposal.level), P_VALUE: p_value, REASON: decision.reason}
-    _set_tags(client, version, tags | ({COMPARED_WITH: str(champion.version)} if champion else {}))
+    _set_tags(client, version, {LEVEL: str(proposal.level), P_VALUE: p_value, REASON: decision.reason})
     return decision
 
 
@@ -323,7 +321,7 @@ def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> 
 
 
 def _compare(client: MlflowClient, title: str, champion: ModelVersion, proposal: Proposal) -> Decision:
-    theirs = _outcomes(client, champion, proposal.grid)
+    theirs = outcomes_of(client, champion, proposal.grid)
     name = f"version {champion.version}"
     if theirs is None:
         return gate.other_grid(title, name, proposal.rate)

@@ -62,6 +62,17 @@ class NightRun:
     """Tags of the version that it registered."""
 
 
+def champion_before(root: Path, model: str, version: str, champion: str) -> str:
+    """The version that was champion when `version` was registered, given who is now; empty if there was none."""
+    if version != champion:
+        return champion
+    client = tracking.connect(root)
+    try:
+        return str(client.get_model_version(model, version).tags.get(registry.PREVIOUS, ""))
+    except MlflowException:
+        return ""
+
+
 def version_record(root: Path, model: str, version: str, grid: str) -> VersionRecord | None:
     """None where the registry does not have the version any more."""
     client = tracking.connect(root)
@@ -74,7 +85,7 @@ def version_record(root: Path, model: str, version: str, grid: str) -> VersionRe
     return VersionRecord(
         version=str(found.version),
         rate=_rate(found),
-        outcomes=registry._outcomes(client, found, grid),
+        outcomes=registry.outcomes_of(client, found, grid),
         commit=found.tags.get("code.commit", ""),
         dataset_md5=found.tags.get("dataset.md5", ""),
         params=_pipeline_params(client, found),

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nightshift import config, files
 from nightshift.adapters.tracking import flat
@@ -21,6 +21,9 @@ from nightshift.reports import history
 from nightshift.reports.history import History
 from nightshift.statistics.paired import Paired, solved
 from nightshift.telemetry import usage
+
+if TYPE_CHECKING:
+    from nightshift.adapters.mlflow_reports import VersionRecord
 
 _MACHINE = "machine."
 _COMMITS = 12
@@ -40,8 +43,7 @@ class Change:
 class Champion:
     """The version that was champion when this one was registered, and how this one compares with it."""
 
-    record: Any
-    """adapters.mlflow_reports.VersionRecord"""
+    record: VersionRecord
     paired: Paired | None
     """This run's best policy against it; None where the champion was not evaluated on this grid."""
     params: Sequence[Change]
@@ -144,12 +146,13 @@ def _dataset(root: Path) -> Mapping[str, Any]:
 def _champion(
     session: Session, evaluation: Mapping[str, Any], outcomes: Mapping[str, Any], receipt: Mapping[str, Any]
 ) -> Champion | None:
-    if not evaluation or not receipt.get("compared_with"):
+    if not evaluation or not receipt:
         return None
     from nightshift.adapters import mlflow_reports
 
-    grid = evaluation["grid"]["digest"]
-    record = mlflow_reports.version_record(session.root, receipt["model"], receipt["compared_with"], grid)
+    model, grid = receipt["model"], evaluation["grid"]["digest"]
+    before = mlflow_reports.champion_before(session.root, model, receipt["version"], receipt["champion"])
+    record = mlflow_reports.version_record(session.root, model, before, grid) if before else None
     if record is None:
         return None
     ours = solved(outcomes[evaluation["best"]])

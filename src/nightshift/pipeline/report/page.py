@@ -217,13 +217,15 @@ def _sentence(kind: str, ours: str, theirs: str) -> str:
 def film_rows(facts: Facts) -> list[dict[str, Any]]:
     """A row per filmed init state: every candidate, and the champion where its own evaluation filmed the state."""
     labels = {c["name"]: c["label"] for c in facts.evaluation.get("candidates", ())}
-    order = list(labels)
+    place = {name: number for number, name in enumerate(labels)}
     rows: dict[Cell, list[dict[str, Any]]] = {}
-    for film in sorted(facts.evaluation.get("films", ()), key=lambda film: order.index(film["candidate"])):
+    for film in sorted(facts.evaluation.get("films", ()), key=lambda film: place.get(film["candidate"], len(place))):
         file = facts.root / paths.EVALUATION / film["file"]
         if file.exists():
             strip = file.with_suffix(".jpg").read_bytes()
-            shown = _shown_film(labels[film["candidate"]], film["success"], file.read_bytes(), strip)
+            shown = _shown_film(
+                labels.get(film["candidate"], film["candidate"]), film["success"], file.read_bytes(), strip
+            )
             rows.setdefault((film["task"], film["init_state"]), []).append(shown)
     if facts.champion:
         kept = facts.champion.record.films

@@ -39,16 +39,17 @@ def verdict(facts: Facts) -> str:
         return f"{facts.best['label']} {result}; it was not registered."
     version = f"Version {facts.receipt['version']} ({facts.best['label']})"
     if mark(facts) == "champion":
-        return f"{version} {_role(facts.receipt)}: it {result}."
-    return f"{version} stays challenger: it {result}, and version {facts.receipt['champion']} remains champion."
+        return f"{version} {_role(facts)}: it {result}."
+    champion = f"version {facts.receipt['champion']} remains" if facts.receipt["champion"] else "there is no"
+    return f"{version} stays challenger: it {result}, and {champion} champion."
 
 
-def _role(receipt: Mapping[str, Any]) -> str:
+def _role(facts: Facts) -> str:
     """Of a version that is champion now."""
-    if "stays champion" in receipt["reason"]:
+    if "stays champion" in facts.receipt["reason"]:
         return "stays champion, for training gave the same weights again"
-    if before := receipt.get("compared_with"):
-        return f"replaces version {before} as champion"
+    if facts.champion:
+        return f"replaces version {facts.champion.record.version} as champion"
     return "is the first champion"
 
 
