@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _PATIENCE_SECONDS = 120
@@ -31,7 +32,7 @@ def executable() -> str:
 class Page:
     """One tab. What it logged, asked the network for and failed at is kept."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: Connection) -> None:
         self._socket = socket
         self._number = 0
         self._events: list[dict[str, Any]] = []

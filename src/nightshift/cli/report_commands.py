@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from rich import filesize
@@ -19,7 +20,8 @@ def report() -> None:
     root = enter()
     repository.check(root)
     facts = writing.write(root)
-    DvcStore(root).track(paths.REPORT)
+    with closing(DvcStore(root)) as store:
+        store.track(paths.REPORT)
     console.print(words.verdict(facts), soft_wrap=True, markup=False)
     _say(root / paths.REPORT, paths.REPORT)
 

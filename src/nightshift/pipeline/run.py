@@ -40,6 +40,7 @@ STAGES = "nightshift.stages"
 """The package that holds one module per stage of dvc.yaml."""
 
 TIMINGS = paths.STATE / "timings.json"
+USAGE = paths.STATE / "usage.json"
 LOCK = paths.STATE / "run.lock"
 
 NOT_CHOSEN = "not in algorithms"
@@ -174,9 +175,9 @@ def run_stage(stage: str, session: Session) -> float:
     before = usage.read()
     with _tracker(stage, current, session) as tracker:
         run(_job(stage, current, session, tracker), **arguments)
-        tracker.log(usage.since(before), step=0)
     seconds = time.monotonic() - started
     record_time(session.root, stage, seconds)
+    files.write_json(session.root / USAGE, {**machine_usage(session.root), stage: usage.since(before)})
     return seconds
 
 
@@ -251,6 +252,15 @@ def timings(root: Path) -> Mapping[str, float]:
     """How long each stage took when it last ran here."""
     try:
         recorded: Mapping[str, float] = json.loads((root / TIMINGS).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return recorded
+
+
+def machine_usage(root: Path) -> Mapping[str, Mapping[str, float]]:
+    """What each stage used of the machine when it last ran here, by name of telemetry.usage."""
+    try:
+        recorded: Mapping[str, Mapping[str, float]] = json.loads((root / USAGE).read_text())
     except (FileNotFoundError, ValueError):
         return {}
     return recorded

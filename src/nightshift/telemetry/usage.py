@@ -9,10 +9,10 @@ from pathlib import Path
 
 from nightshift.telemetry import gpu
 
-CPU_SECONDS = "usage/cpu_seconds"
+CPU_SECONDS = "cpu_seconds"
 """Busy seconds of all cores, of every process on the machine."""
-CPU_JOULES = "usage/cpu_joules"
-GPU_JOULES = "usage/gpu_joules"
+CPU_JOULES = "cpu_joules"
+GPU_JOULES = "gpu_joules"
 
 _STAT = Path("/proc/stat")
 _RAPL = Path("/sys/class/powercap")

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nightshift import config, files
+from nightshift import config
 from nightshift.adapters.tracking import flat
 from nightshift.data import dataset_store
 from nightshift.errors import NightshiftError
 from nightshift.pipeline.report import record as run_record
 from nightshift.pipeline.report.record import RunRecord
-from nightshift.pipeline.run import Session, fingerprint, timings
+from nightshift.pipeline.run import Session, machine_usage, timings
 from nightshift.project import graph, paths, repository
 from nightshift.reports import history
 from nightshift.reports.history import History
 from nightshift.statistics.paired import Paired, solved
-from nightshift.telemetry import usage
 
 if TYPE_CHECKING:
     from nightshift.adapters.mlflow_reports import VersionRecord
@@ -97,7 +96,7 @@ def gather(root: Path) -> Facts:
         commit=session.commit,
         record=record,
         seconds=timings(root),
-        used={stage: _used(stage, session) for stage in session.graph},
+        used={stage: machine_usage(root).get(stage, {}) for stage in session.graph},
         evaluation=evaluation,
         outcomes=outcomes,
         receipt=receipt,
@@ -114,14 +113,6 @@ def _json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return content
-
-
-def _used(stage: str, session: Session) -> dict[str, float]:
-    """As the stage logged it when it ran with the inputs that are here."""
-    journal = session.root / paths.stage_metrics(stage, fingerprint(stage, session))
-    names = (usage.CPU_SECONDS, usage.CPU_JOULES, usage.GPU_JOULES)
-    lines = files.read_journal(journal) if journal.exists() else []
-    return {name: line[name] for line in lines for name in names if name in line}
 
 
 def _histories(root: Path, reached: set[str]) -> dict[str, History]:
