@@ -14,6 +14,7 @@ import pytest
 
 from nightshift import config, files, policies
 from nightshift.adapters import mlflow_reports
+from nightshift.cli import report_commands
 from nightshift.errors import DataError, RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.pipeline.report import nights, page, record, writing
@@ -297,6 +298,16 @@ def test_all_nights_are_one_row_each_with_or_without_a_report(facts: Facts) -> N
     assert "no report" in index
     assert "version 1 (rloo) becomes champion: there was none" in index
     assert (facts.root / paths.NIGHTS / "20260131T020000Z.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_commands_write_the_pages_and_say_where(facts: Facts, capsys: pytest.CaptureFixture[str]) -> None:
+    report_commands.report()
+    report_commands.all_nights()
+    said = capsys.readouterr().out
+    assert "Version 2 (GRPO) replaces version 1 as champion" in said
+    for page_ in (paths.REPORT, paths.NIGHTS / nights.INDEX):
+        assert str(page_) in said
+        assert (facts.root / page_).exists()
 
 
 def test_the_trend_has_nights_of_one_grid_only() -> None:
