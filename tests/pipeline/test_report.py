@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from nightshift.pipeline.report.facts import Facts, gather
 from nightshift.pipeline.report.record import Failure, RunRecord
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
@@ -30,7 +32,7 @@ from nightshift.telemetry import usage
 from nightshift.types import RolloutRequest, Trajectory
 from tests.browser import Page, browser
 from tests.conftest import add_store, edit, git, leave_skipped, make_project
-from tests.rollouts.test_engine import Seeing
+from tests.rollouts.parts import Seeing
 
 STARTED = datetime(2026, 1, 31, 2, 0, tzinfo=UTC)
 HISTORY = {
@@ -51,10 +53,12 @@ class Solving(LocalPool):
         self._solved = solved
         self._played = 0
 
-    def run(self, requests: list[RolloutRequest], policy: object = None) -> Iterator[tuple[int, list[Trajectory]]]:  # type: ignore[override]
+    def run(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
         solved = self._solved[self._played % len(self._solved)]
         self._played += 1
-        for index, trajectories in super().run(requests, policy):  # type: ignore[arg-type]
+        for index, trajectories in super().run(requests, policy):
             yield index, [replace(t, success=requests[index].init_state in solved) for t in trajectories]
 
 
@@ -77,11 +81,13 @@ def night(root: Path, seed: int, *solved: set[int]) -> None:
     params = config.load(root / paths.PARAMS)
     pool = Solving(params.env, *solved)
     with Session(root) as session:
-        for name, stage in (("evaluate", evaluate.run), ("register", register.run)):
-            fingerprint = f"{name}-{seed}"
-            with session.tracking.stage(name, fingerprint, {}) as tracker:
-                job = Job(
-                    stage=name,
+
+        @contextmanager
+        def job(stage: str) -> Iterator[Job]:
+            fingerprint = f"{stage}-{seed}"
+            with session.tracking.stage(stage, fingerprint, {}) as tracker:
+                yield Job(
+                    stage=stage,
                     fingerprint=fingerprint,
                     state=root / ".state" / fingerprint,
                     tracker=tracker,
@@ -89,8 +95,11 @@ def night(root: Path, seed: int, *solved: set[int]) -> None:
                     machine=params.machine,
                     commit="0123456789ab",
                 )
-                sections = {"env": params.env, "evaluate": params.evaluate} if name == "evaluate" else {}
-                stage(job, **(sections or {"register": params.section("register")}))  # type: ignore[operator]
+
+        with job("evaluate") as evaluating:
+            evaluate.run(evaluating, env=params.env, evaluate=params.evaluate)
+        with job("register") as registering:
+            register.run(registering, register=params.section("register"))
 
 
 def ran(*stages: str, failure: Failure | None = None) -> RunRecord:

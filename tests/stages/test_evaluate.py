@@ -23,7 +23,7 @@ from nightshift.stages import evaluate, register
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import leave_skipped
 from tests.rollouts.faulty import AT_STEP, Unstable
-from tests.rollouts.test_engine import Seeing
+from tests.rollouts.parts import Seeing
 from tests.stages.test_collect import FailingPool
 
 HISTORY = {
