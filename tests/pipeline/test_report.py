@@ -21,7 +21,7 @@ from nightshift.pipeline.job import Job
 from nightshift.pipeline.report import nights, page, record, writing
 from nightshift.pipeline.report.facts import Facts, gather
 from nightshift.pipeline.report.record import Failure, RunRecord
-from nightshift.pipeline.run import Session, StageResult
+from nightshift.pipeline.run import Session, StageResult, run_stage
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths
@@ -242,6 +242,13 @@ def tracked(project: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
     add_store(project, migrated_store)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project / paths.MLFLOW_DATABASE}")
     return project
+
+
+def test_a_stage_that_ran_leaves_what_it_used_of_the_machine(tracked: Path) -> None:
+    with Session(tracked) as session:
+        run_stage("choose", session)
+    assert gather(tracked).used["choose"][usage.CPU_SECONDS] >= 0
+    assert gather(tracked).used["sft"] == {}
 
 
 def test_a_report_is_written_when_a_stage_fails_and_kept_by_dvc_and_mlflow(tracked: Path) -> None:
