@@ -10,6 +10,7 @@ from prefect import flow
 from flows.lifecycle import orderly
 from nightshift.pipeline.run import Choice, Session, StageResult
 from nightshift.project import environment
+from tasks._report import reporting
 from tasks._summary import summarise
 from tasks.choose import choose
 from tasks.collect import collect
@@ -29,7 +30,7 @@ from tasks.states import states
 def pipeline(from_stage: str = "", force_stages: Sequence[str] = ()) -> list[StageResult]:
     """From init states to a registered policy; stages that are fresh in dvc.lock are not run again."""
     environment.apply(Path.cwd())
-    with Session(Path.cwd(), Choice.of(Path.cwd(), from_stage, force_stages)) as session:
+    with Session(Path.cwd(), Choice.of(Path.cwd(), from_stage, force_stages)) as session, reporting(session):
         starts = states(session)
         demos = collect(session, starts)
         data = dataset(session, demos)

@@ -54,7 +54,7 @@ SMALL: dict[str, Any] = {
         "optimizer": {"learning_rate": 2.0e-3, "schedule": "constant"},
         "target_kl": 0.06,
     },
-    "evaluate": {"init_states": 10, "film_frames": 0},
+    "evaluate": {"init_states": 10, "films": 0},
 }
 
 

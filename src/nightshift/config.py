@@ -481,8 +481,8 @@ class Evaluate(Section):
     """Held-out init states per task, each counted once; auto takes the protocol's number."""
     temperature: NonNegative
     """0 is greedy: the policy's mean action. Above, actions are sampled as training would at that temperature."""
-    film_frames: Natural
-    """Frames in the film strip of each task; 0 = no films."""
+    films: Natural
+    """Init states to film with every candidate; 0 = none."""
 
 
 class Register(Section):

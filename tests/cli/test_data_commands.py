@@ -346,6 +346,8 @@ def test_stats_tell_counts_ranges_and_shares(project: Path, tmp_path: Path, caps
         "interventions  0 of 36  (0.0 %)",
         "actions per episode  5 to 7, median 6, mean 6",
         "return  1 to 1",
+        "move x",
+        "gripper",
     ):
         assert words in printed
 

@@ -16,7 +16,7 @@ from flows.nightly import NOTHING_TO_DO, nightly
 from flows.pipeline import pipeline
 from nightshift import config
 from nightshift.adapters.dvc_store import StageStatus
-from nightshift.errors import ProjectError, RolloutError, Unreachable
+from nightshift.errors import DataError, ProjectError, RolloutError, Unreachable
 from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths
@@ -102,6 +102,12 @@ def test_prefect_shows_a_training_stage_that_is_not_chosen_as_skipped_and_goes_o
     artifacts = {artifact.key: str(artifact.data) for artifact in found}
     assert "| rloo | skipped | " in artifacts["summary"]
     assert [key for key in artifacts if key in ("mlflow-sft", "mlflow-rloo")] == ["mlflow-sft"]
+    assert "/artifacts/report/" in artifacts["report"], "the report is linked on the flow's page"
+    assert "stays" in (root / paths.REPORT).read_text() or "first champion" in (root / paths.REPORT).read_text()
+    with Session(root) as session:
+        assert not [reason for stage in STAGES for reason in session.store.reasons(stage)], (
+            "a report makes nothing stale"
+        )
 
 
 def test_a_fault_of_a_simulator_or_a_server_is_tried_again_and_any_other_error_is_not(
@@ -140,6 +146,28 @@ def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhe
         logs = [log.message for log in client.read_logs()]
     written = [path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()]
     assert not [text for text in [*logs, *map(str, written)] if SECRET in text]
+
+
+def test_a_run_whose_stage_fails_leaves_a_report_that_says_so_and_links_it(
+    tmp_path: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_project(tmp_path / "project")
+    add_store(root, migrated_store)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise DataError("the demos are damaged", "rm -r data/demos")
+
+    monkeypatch.setattr("nightshift.stages.dataset.run", broken)
+    with pytest.raises(DataError):
+        pipeline.with_options(flow_run_name="failing")()
+    page = (root / paths.REPORT).read_text()
+    assert "The run stopped in dataset: the demos are damaged." in page
+    assert "rm -r data/demos" in page
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(flow_run_filter=named("failing"))
+    assert "report" in {artifact.key for artifact in found}
 
 
 def test_nightly_is_the_pipeline_by_the_clock(calls: list[str]) -> None:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import av
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -18,12 +18,12 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths
-from nightshift.reports import figures
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import leave_skipped
 from tests.rollouts.faulty import AT_STEP, Unstable
+from tests.rollouts.parts import Seeing
 from tests.stages.test_collect import FailingPool
 
 HISTORY = {
@@ -144,36 +144,28 @@ def test_another_grid_has_another_digest(job: Callable[[str], Job], params: conf
     assert len(digests) == 4
 
 
-def test_a_film_is_an_animation_and_a_strip_of_stills(tmp_path: Path) -> None:
-    frames = np.random.default_rng(0).integers(0, 255, (9, 32, 48, 3), dtype=np.uint8)
-    figures.film(tmp_path, "lift_cube", frames, frame_steps=8, strip_frames=4)
-    with Image.open(tmp_path / "lift_cube.gif") as film, Image.open(tmp_path / "lift_cube.png") as strip:
-        assert getattr(film, "n_frames", 1) == 9
-        assert film.info["duration"] == 8 * 30, "30 ms per control step, whatever a frame stands for"
-        assert strip.size == (4 * 48, 32)
-
-
-def test_a_film_of_what_a_policy_saw_ends_with_the_final_image() -> None:
-    request = RolloutRequest(task="near", split="eval", init_state=0, controller="greedy", seed=0)
-    steps = np.zeros((11, 7), np.float32)
-    seen = {camera: np.full((2, 4, 4, 3), shade, np.uint8) for camera, shade in (("agentview", 10), ("wrist", 20))}
-    trajectory = Trajectory(
-        request=request,
-        member=0,
-        observations=seen,
-        final={camera: images[0] + 1 for camera, images in seen.items()},
-        actions=steps,
-        executed=steps,
-        log_probs=steps,
-        chunk=8,
-        success=True,
-        unstable=False,
-        version=0,
-    )
-    frames = evaluate._frames(trajectory, ["agentview", "wrist"])
-    assert frames is not None
-    assert frames.shape == (3, 4, 8, 3)
-    assert frames[:, 0, [0, 4], 0].tolist() == [[10, 20], [10, 20], [11, 21]]
+@pytest.mark.usefixtures("two_policies")
+def test_every_candidate_is_filmed_on_the_same_states_and_films_are_kept_with_the_evaluation(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    env = params.env
+    pool = LocalPool(env, make_fleet=Seeing())
+    filming = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"films": 2})})
+    films = run(replace(job("evaluate"), pool=lambda env: pool), filming)["films"]
+    assert len(films) == 4
+    shown = {name: {(f["task"], f["init_state"]) for f in films if f["candidate"] == name} for name in ("sft", "rloo")}
+    assert shown["sft"] == shown["rloo"]
+    counted = {
+        (name, o["task"], o["init_state"]): (o["success"], o["length"])
+        for name, episodes in json.loads(paths.EVALUATION_OUTCOMES.read_text()).items()
+        for o in episodes
+    }
+    for film in films:
+        key = (film["candidate"], film["task"], film["init_state"])
+        assert counted[key] == (film["success"], film["length"]), "the film shows another episode than was counted"
+        with av.open(paths.EVALUATION / film["file"]) as video:
+            assert sum(1 for _ in video.decode(video=0)) == film["length"] + 1, "a frame per step and the final one"
+    files.verify_folder(paths.EVALUATION, "")
 
 
 def test_more_states_than_there_are_is_refused(params: config.Params) -> None:
@@ -289,6 +281,18 @@ def test_the_summary_fits_a_terminal_of_80_columns(job: Callable[[str], Job], pa
     text = printed()
     assert "…" not in text, "a column was cut off"
     assert max(map(len, text.splitlines())) == 80
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_the_summary_shows_long_names_of_tasks_whole(job: Callable[[str], Job], params: config.Params) -> None:
+    run(job("evaluate"), params)
+    name = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
+    report = json.loads(paths.EVALUATION_REPORT.read_text())
+    for candidate in report["candidates"]:
+        candidate["tasks"][name] = candidate["tasks"]["near"]
+    files.write_json(paths.EVALUATION_REPORT, report)
+    lines = [line.split()[1] for line in printed().splitlines() if len(line.split()) > 1]
+    assert name in "".join(lines)
 
 
 def test_the_cameras_of_an_evaluation_are_the_inputs_of_its_policies() -> None:

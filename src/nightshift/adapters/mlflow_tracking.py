@@ -1,7 +1,7 @@
 """MLflow as the record of runs: one parent per run of the pipeline, one child per stage, resumed rather than doubled.
 
 A parent belongs to one set of params, code and imports, and has each stage once. With mlflow_registry.py,
-model_versions.py and policy_model.py the only files that import mlflow.
+mlflow_reports.py, model_versions.py and policy_model.py the only files that import mlflow.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import typer
 from nightshift.errors import NightshiftError
 
 if TYPE_CHECKING:
-    from nightshift.cli import actor_commands, commands, data_commands, env_commands, model_commands
+    from nightshift.cli import actor_commands, commands, data_commands, env_commands, model_commands, report_commands
 else:
 
     class _OnFirstUse:
@@ -32,6 +32,7 @@ else:
     data_commands = _OnFirstUse("data_commands")
     env_commands = _OnFirstUse("env_commands")
     model_commands = _OnFirstUse("model_commands")
+    report_commands = _OnFirstUse("report_commands")
 
 INTERRUPTED = 130
 
@@ -89,6 +90,14 @@ def doctor() -> None:
     from nightshift.cli import doctor as examination
 
     examination.examine()
+
+
+@app.command()
+def report(
+    everything: Annotated[bool, typer.Option("--all", help="a site of all nights instead, with links")] = False,
+) -> None:
+    """Write the report of the last run: one HTML file, to look at, mail or print."""
+    report_commands.all_nights() if everything else report_commands.report()
 
 
 @app.command()
@@ -304,6 +313,10 @@ def main() -> None:
         from nightshift.project import packages
 
         _fail(packages.missing(error) or error)
+    except BrokenPipeError:
+        from nightshift.telemetry.console import end_quietly
+
+        end_quietly()
     except OSError as error:
         from nightshift import files
 

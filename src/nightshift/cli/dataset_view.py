@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BAR = 40
+_ARM = ("move x", "move y", "move z", "turn x", "turn y", "turn z", "gripper")
+"""The actions of LIBERO, robosuite's operational space controller and most datasets of single arms."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _COLOUR = "#2563eb"
@@ -58,9 +60,17 @@ def draw(path: Path, title: str, statistics: Statistics) -> None:
     for number, dimension in enumerate(statistics.actions):
         row, column = divmod(number, columns)
         axes = figure.add_subplot(grid[1 + row, 2 * column : 2 * column + 2])
-        _columns(axes, f"action {number}", dimension.histogram, dimension.mean)
+        _columns(axes, action_names(len(statistics.actions))[number], dimension.histogram, dimension.mean)
+        axes.set_ylabel("steps")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def action_names(dimensions: int) -> list[str]:
+    """Of an arm's end effector and gripper; numbers for actions that are laid out otherwise."""
+    if dimensions == len(_ARM):
+        return list(_ARM)
+    return [f"action {number}" for number in range(dimensions)]
 
 
 def bar(share: float, width: int = _BAR) -> str:
@@ -126,10 +136,10 @@ def _actions(statistics: Statistics) -> Table:
     for column in ("", "min", "mean", "max", "std"):
         table.add_column(column, justify="right")
     table.add_column("min … max")
-    for number, dimension in enumerate(statistics.actions):
+    for name, dimension in zip(action_names(len(statistics.actions)), statistics.actions, strict=True):
         values = (dimension.smallest, dimension.mean, dimension.largest, dimension.std)
         spark = Text(sparkline(dimension.histogram), style="green")
-        table.add_row(str(number), *(f"{value:.3f}" for value in values), spark)
+        table.add_row(name, *(f"{value:.3f}" for value in values), spark)
     return table
 
 

@@ -28,6 +28,7 @@ from nightshift.errors import Busy, ProjectError
 from nightshift.pipeline import results
 from nightshift.pipeline.job import Job
 from nightshift.project import graph, locks, packages, paths, repository
+from nightshift.telemetry import usage
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ STAGES = "nightshift.stages"
 """The package that holds one module per stage of dvc.yaml."""
 
 TIMINGS = paths.STATE / "timings.json"
+USAGE = paths.STATE / "usage.json"
 LOCK = paths.STATE / "run.lock"
 
 ASK_THE_REGISTRY = {"start": "sft", "opponent": "evaluate"}
@@ -109,6 +111,10 @@ class Session:
         self.graph = graph.load(self.root)
         self.versions = packages.record(self.root, self.graph)
         self.commit = repository.commit(self.root)
+        self.results: list[StageResult] = []
+        """Of the stages that are done."""
+        self.current_stage = ""
+        """The one that is being made; after an error the one that failed."""
         self._code = self._code_now()
         self._pools: dict[config.Env, Pool] = {}
         self._store: DvcStore | None = None
@@ -226,11 +232,13 @@ def run_stage(stage: str, session: Session) -> float:
     }
     current = fingerprint(stage, session)
     started = time.monotonic()
+    before = usage.read()
     with _tracker(stage, current, session) as tracker:
         _log_inputs(stage, session, tracker)
         run(_job(stage, current, session, tracker), **arguments)
     seconds = time.monotonic() - started
     record_time(session.root, stage, seconds)
+    files.write_json(session.root / USAGE, {**machine_usage(session.root), stage: usage.since(before)})
     if stage in results.MADE_BY and not packages.on_compute_node():
         _publish(session)
     return seconds
@@ -257,6 +265,14 @@ def _publish(session: Session) -> None:
 
 def ensure(stage: str, session: Session) -> StageResult:
     """Bring the stage's outputs up to date at the least cost. Call it for the stages above it first."""
+    session.current_stage = stage
+    result = _ensure(stage, session)
+    session.results.append(result)
+    session.current_stage = ""
+    return result
+
+
+def _ensure(stage: str, session: Session) -> StageResult:
     started = time.monotonic()
     reasons = _reasons(stage, session)
     if session.params.skips(stage):
@@ -361,6 +377,15 @@ def timings(root: Path) -> Mapping[str, float]:
     """How long each stage took when it last ran here."""
     try:
         recorded: Mapping[str, float] = json.loads((root / TIMINGS).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return recorded
+
+
+def machine_usage(root: Path) -> Mapping[str, Mapping[str, float]]:
+    """What each stage used of the machine when it last ran here, by name of telemetry.usage."""
+    try:
+        recorded: Mapping[str, Mapping[str, float]] = json.loads((root / USAGE).read_text())
     except (FileNotFoundError, ValueError):
         return {}
     return recorded

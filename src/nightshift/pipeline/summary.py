@@ -116,7 +116,7 @@ def _stages(summary: Summary) -> Table:
     table.add_column("stage", style="bold", width=10)
     table.add_column("", width=11)
     table.add_column("time", justify="right", width=13)
-    table.add_column("why", style="dim", ratio=1, overflow="ellipsis", no_wrap=True)
+    table.add_column("why", style="dim", ratio=1, overflow="fold")
     for result in summary.results:
         label, style = MARKS[result.status]
         why = "; ".join(result.reasons)
@@ -128,7 +128,7 @@ def _stages(summary: Summary) -> Table:
 
 def _success(evaluation: Mapping[str, Any]) -> Table:
     table = _table()
-    table.add_column("held-out success", style="bold", ratio=1, no_wrap=True)
+    table.add_column("held-out success", style="bold", ratio=1, overflow="fold")
     table.add_column("", width=_BAR)
     table.add_column("rate", justify="right", width=7)
     table.add_column("95 % interval", justify="right", width=13)
@@ -146,7 +146,7 @@ def _gains(candidates: Sequence[Mapping[str, Any]]) -> Table:
     """State by state against the first candidate, where both were valid."""
     first = candidates[0]["label"]
     table = _table()
-    table.add_column(f"gain over {first}", style="bold", ratio=1, no_wrap=True)
+    table.add_column(f"gain over {first}", style="bold", ratio=1, overflow="fold")
     table.add_column("states", justify="right", width=6)
     table.add_column("won", justify="right", width=4)
     table.add_column("lost", justify="right", width=4)
@@ -219,7 +219,7 @@ def _next_steps(summary: Summary) -> Table:
         "make ui": "runs and models in MLflow",
         f"{BIN} predict --model {model}": "load it and let it act",
         f"{BIN} dataset ls": "versions of the dataset",
-        str(paths.EVALUATION): "plot, films and numbers",
+        str(paths.REPORT): "the report: results, curves, films",
     }
     for command, words in steps.items():
         table.add_row(Text(command, style="cyan"), Text(words, style="dim"))

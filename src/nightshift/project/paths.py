@@ -41,7 +41,19 @@ EVALUATION = Path("reports/evaluation")
 EVALUATION_REPORT = EVALUATION / "evaluation.json"
 EVALUATION_OUTCOMES = EVALUATION / "outcomes.json"
 EVALUATION_FIGURE = EVALUATION / "evaluation.png"
+EVALUATION_METRICS = EVALUATION / "metrics.json"
+EVALUATION_SUCCESS = EVALUATION / "success.csv"
+EVALUATION_LEARNING = EVALUATION / "learning.csv"
+"""What `dvc metrics` and `dvc plots` show."""
+FILMS = "films"
+"""Folder of MP4s in an evaluation."""
 RECEIPT = Path("reports/registration.json")
+
+REPORT = Path("reports/report.html")
+NIGHTS = Path("reports/nights")
+"""The static site of `nightshift report --all`."""
+RUN_RECORD = STATE / "run.json"
+"""What the last run did with each stage."""
 
 MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"
 MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"

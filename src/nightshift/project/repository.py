@@ -49,7 +49,7 @@ def check(root: Path) -> None:
 
 
 def commit(root: Path) -> str:
-    """The short hash of HEAD, with "+" when tracked files differ from it; dvc.lock, which every run writes, may.
+    """The short hash of HEAD, with "+" when tracked files differ from it; those that every run writes may.
 
     "unknown" on a compute node without git, or where the code arrived without its history.
     """
@@ -57,7 +57,8 @@ def commit(root: Path) -> str:
         head = git(root, "rev-parse", "--short=12", "HEAD")
     except (FileNotFoundError, subprocess.CalledProcessError):
         return UNKNOWN
-    changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{paths.DVC_LOCK}")
+    written = [f":!{path}" for path in (paths.DVC_LOCK, f"{paths.REPORT}.dvc")]
+    changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *written)
     return head + ("+" if changed else "")
 
 

@@ -1,4 +1,4 @@
-"""Figures: the evaluation of all candidates beside their training, films, and learning curves over several runs."""
+"""Figures: the evaluation of all candidates beside their training, and learning curves over several runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -28,11 +27,12 @@ _GREEDY = "#d55e00"
 _KL = "#8a8a8a"
 _KL_HEADROOM = 3
 """KL stays in the lower third of its axis, below the success curves."""
-_FILM_MILLISECONDS = 30
-"""Per control step."""
 _BARS_WIDTH = 7.2
 _CURVE_WIDTH = 5.6
 _WIDEST_BAR = 0.3
+_NUMBER_BOX = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+"""Behind the number on a bar, which may be dark or hatched."""
+_LIMIT = "#a3262a"
 
 
 def evaluation(path: Path, report: Mapping[str, Any], candidates: Sequence[Candidate]) -> None:
@@ -65,15 +65,6 @@ def curves(path: Path, groups: Mapping[str, NDArray[np.float64]]) -> None:
     plt.close(figure)
 
 
-def film(folder: Path, task: str, frames: NDArray[np.uint8], *, frame_steps: int, strip_frames: int) -> None:
-    """An animated GIF and a strip of `strip_frames` stills, from frames [F, H, W, 3] every `frame_steps` steps."""
-    pictures = [Image.fromarray(frame) for frame in frames]
-    duration = frame_steps * _FILM_MILLISECONDS
-    pictures[0].save(folder / f"{task}.gif", save_all=True, append_images=pictures[1:], duration=duration, loop=0)
-    chosen = np.linspace(0, len(frames) - 1, strip_frames).round().astype(int)
-    Image.fromarray(np.concatenate(frames[chosen], axis=1)).save(folder / f"{task}.png")
-
-
 def _show_success(axes: Axes) -> None:
     """The vertical axis is a success rate."""
     axes.set_ylim(0, 1.02)
@@ -90,7 +81,7 @@ def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
         rates = [result["overall"] if name == "overall" else result["tasks"][name] for name in names]
         heights = np.array([r["rate"] for r in rates])
         errors = np.array([[r["rate"] - r["low"], r["high"] - r["rate"]] for r in rates]).T.clip(0)
-        axes.bar(
+        bars = axes.bar(
             np.arange(len(names)) + (place - (len(results) - 1) / 2) * width,
             heights,
             width * 0.92,
@@ -101,6 +92,8 @@ def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
             edgecolor="white",
             label=f"after {result['label']}",
         )
+        numbers = [f"{100 * height:.0f}" for height in heights]
+        axes.bar_label(bars, numbers, label_type="center", fontsize=8, bbox=_NUMBER_BOX)
     axes.set_xticks(np.arange(len(names)), [name.replace("_", " ") for name in names], rotation=15, ha="right")
     axes.set(
         ylabel="success", title=f"Held-out init states, {report['grid']['episodes']} episodes each, 95 % intervals"
@@ -136,7 +129,11 @@ def _training(axes: Axes, label: str, history: History) -> None:
     if kl:
         distance = axes.twinx()
         distance.plot(list(kl), list(kl.values()), "-", color=_KL, linewidth=1, label="KL per iteration (right)")
-        distance.set_ylim(0, _KL_HEADROOM * np.nanmax([*kl.values(), 1e-6]))
+        distance.set_ylim(0, _KL_HEADROOM * np.nanmax([*kl.values(), history.kl_limit or 0.0, 1e-6]))
+        distance.set_ylabel("KL per iteration (nats)")
+        if history.kl_limit is not None:
+            limit = f"KL limit {history.kl_limit:g} (right)"
+            distance.axhline(history.kl_limit, color=_LIMIT, linestyle="-.", linewidth=1, label=limit)
         distance.spines[["top"]].set_visible(False)
         more = distance.get_legend_handles_labels()
         handles, labels = handles + more[0], labels + more[1]

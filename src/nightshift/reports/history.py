@@ -18,7 +18,7 @@ KL = "update/kl"
 @dataclass(frozen=True, kw_only=True)
 class History:
     """Example of the file: {"algorithm": "grpo", "iterations": [{"rollout/success": 0.6, "update/kl": 0.01}],
-    "validation": [{"iteration": 0, "successes": 31, "episodes": 40}], "kept": 1}"""
+    "validation": [{"iteration": 0, "successes": 31, "episodes": 40}], "kept": 1, "kl_limit": 0.06}"""
 
     algorithm: str
     """Name for labels; empty if the file has none."""
@@ -28,6 +28,8 @@ class History:
     """Greedy success on validation states, by iteration; iteration 0 is the policy that training started from."""
     kept: int
     """The iteration whose policy was handed on."""
+    kl_limit: float | None = None
+    """The KL at which an iteration's update ends; None if there is none."""
 
     def metric(self, name: str) -> dict[int, float]:
         """By iteration, where it was logged."""
@@ -46,6 +48,7 @@ def read(folder: Path) -> History | None:
             iterations=content["iterations"],
             validation={v["iteration"]: Rate(v["successes"], v["episodes"]) for v in content["validation"]},
             kept=content["kept"],
+            kl_limit=content.get("kl_limit"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path} is damaged or not a history", f"rm -r {folder} and run again") from None

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nightshift import config, envs, files, policies
 from nightshift.config import CHAMPION
@@ -21,30 +20,25 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
-from nightshift.reports import figures, gate
+from nightshift.reports import figures, films, gate, tables
 from nightshift.reports.candidates import Candidate, Opponent, candidates, read_opponent
+from nightshift.reports.films import Film
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress
 from nightshift.telemetry.metric_names import candidate_success
-from nightshift.types import RolloutRequest, Trajectory
-
-_FRAME_EVERY = 4
+from nightshift.types import RolloutRequest
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states, evaluate.temperature)
-    found = candidates(Path())
-    loaded = [policies.load(candidate.folder) for candidate in found]
-    outcomes: dict[str, list[EpisodeOutcome]] = {}
-    for candidate, policy in zip(found, loaded, strict=True):
-        film_frames = evaluate.film_frames if candidate is found[-1] else 0  # films show the most trained candidate
-        outcomes[candidate.name] = _outcomes(job, env, requests, candidate.name, policy, film_frames)
-    cameras = _cameras(env.suite, loaded)
-    best = gate.best(gate.common_rates(outcomes))
-    opponent = read_opponent(Path())
+    found, opponent = candidates(Path()), read_opponent(Path())
+    acting = {candidate.name: policies.load(candidate.folder) for candidate in found}
+    cameras = _cameras(env.suite, acting.values())
     if opponent:
-        outcomes[CHAMPION] = _outcomes(job, env, requests, CHAMPION, policies.load(opponent.folder), 0)
+        acting[CHAMPION] = policies.load(opponent.folder)
+    outcomes = {name: _outcomes(job, env, requests, name, policy) for name, policy in acting.items()}
+    best = gate.best(gate.common_rates({candidate.name: outcomes[candidate.name] for candidate in found}))
     report: dict[str, Any] = {
         "grid": {"digest": digest(env, evaluate, cameras), "suite": env.suite, "episodes": len(requests)},
         "conditions": conditions(env, evaluate, cameras),
@@ -52,15 +46,23 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
         "candidates": _results(found, outcomes),
         CHAMPION: _champion(opponent, outcomes, best) if opponent else None,
     }
+    filmed = _filmed(found, outcomes, best, evaluate.films)
     with files.new_folder(paths.EVALUATION) as folder:
-        files.write_json(folder / paths.EVALUATION_REPORT.name, report)
+        report["films"] = _film(job, env, [r for r in requests if (r.task, r.init_state) in filmed], acting, folder)
         files.write_json(folder / paths.EVALUATION_OUTCOMES.name, outcomes)
-        figures.evaluation(folder / paths.EVALUATION_FIGURE.name, report, found)
-        for film in _films(job).glob("*.*"):
-            (folder / film.name).write_bytes(film.read_bytes())
+        _write(folder, report, found)
     rates = {candidate_success(result["name"]): result["overall"]["rate"] for result in report["candidates"]}
     job.tracker.log(rates, step=0)
     job.tracker.artifact(paths.EVALUATION)
+
+
+def _write(folder: Path, report: Mapping[str, Any], found: Sequence[Candidate]) -> None:
+    """The report, the tables of `dvc metrics` and `dvc plots`, and the figure."""
+    files.write_json(folder / paths.EVALUATION_REPORT.name, report)
+    files.write_json(folder / paths.EVALUATION_METRICS.name, tables.metrics(report))
+    (folder / paths.EVALUATION_SUCCESS.name).write_text(tables.success(report))
+    (folder / paths.EVALUATION_LEARNING.name).write_text(tables.learning(found))
+    figures.evaluation(folder / paths.EVALUATION_FIGURE.name, report, found)
 
 
 def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 0.0) -> list[RolloutRequest]:
@@ -84,7 +86,7 @@ def _cameras(suite: str, loaded: Collection[Policy]) -> list[str]:
 
 
 def _outcomes(
-    job: Job, env: config.Env, requests: Sequence[RolloutRequest], name: str, policy: Policy, film_frames: int
+    job: Job, env: config.Env, requests: Sequence[RolloutRequest], name: str, policy: Policy
 ) -> list[EpisodeOutcome]:
     """One outcome per request, in grid order. Valid episodes in the journal of a killed run are not played again."""
     journal = job.state / f"{name}.jsonl"
@@ -92,16 +94,9 @@ def _outcomes(
         (o["task"], o["init_state"]): o for o in files.read_journal(journal) if o["valid"]
     }
     todo = [r for r in requests if (r.task, r.init_state) not in known]
-    cameras = _cameras(env.suite, [policy])
-    if film_frames and not cameras:
-        todo = [replace(r, frames_every=_FRAME_EVERY) if r.init_state == 0 else r for r in todo]
     with progress.bar(f"eval {name}", total=len(requests), done=len(known)) as advance:
         for _, (trajectory,) in job.pool(env).run(todo, snapshot(policy)) if todo else ():
             request = trajectory.request
-            frames = _frames(trajectory, cameras) if film_frames and request.init_state == 0 else None
-            if frames is not None:
-                frame_steps = trajectory.chunk if cameras else _FRAME_EVERY
-                figures.film(_films(job), request.task, frames, frame_steps=frame_steps, strip_frames=film_frames)
             outcome: EpisodeOutcome = {
                 "task": request.task,
                 "init_state": request.init_state,
@@ -116,15 +111,41 @@ def _outcomes(
     return [known[r.task, r.init_state] for r in requests]
 
 
-def _frames(trajectory: Trajectory, cameras: Sequence[str]) -> NDArray[np.uint8] | None:
-    """The episode [F, H, W, 3] as the policy saw it, its cameras side by side; else as it was drawn for people.
+def _filmed(
+    found: Sequence[Candidate], outcomes: Mapping[str, Sequence[EpisodeOutcome]], best: str, count: int
+) -> list[Cell]:
+    """The init states to film. Where the clone is the best, those on which the last candidate differs from it."""
+    clone, last = found[0].name, found[-1].name
+    return films.choose(solved(outcomes[clone]), solved(outcomes[last if best == clone else best]), count)
 
-    Both end with the final image, which shows the success.
-    """
-    if not trajectory.valid or not cameras:
-        return trajectory.frames
-    seen = [np.concatenate([trajectory.observations[one], trajectory.final[one][None]]) for one in cameras]
-    return np.concatenate(seen, axis=2)
+
+def _film(
+    job: Job, env: config.Env, requests: Sequence[RolloutRequest], acting: Mapping[str, Policy], folder: Path
+) -> list[Film]:
+    """Play these requests once more with every policy, drawn at every control step. Without a GL library: no films."""
+    made: list[Film] = []
+    if not requests:
+        return made
+    drawn = [replace(request, frames_every=1) for request in requests]
+    (folder / paths.FILMS).mkdir()
+    for name, policy in acting.items():
+        for _, (trajectory,) in job.pool(env).run(drawn, snapshot(policy)):
+            if trajectory.frames is None or not trajectory.valid:
+                continue
+            request = trajectory.request
+            file = Path(paths.FILMS) / f"{request.task}-{request.init_state:04d}-{name}.mp4"
+            films.write(folder / file, trajectory.frames)
+            made.append(
+                {
+                    "task": request.task,
+                    "init_state": request.init_state,
+                    "candidate": name,
+                    "success": trajectory.success,
+                    "length": trajectory.length,
+                    "file": file.as_posix(),
+                }
+            )
+    return sorted(made, key=lambda film: film["file"])
 
 
 def _results(found: Sequence[Candidate], outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> list[dict[str, Any]]:
@@ -168,9 +189,3 @@ def _rate(outcomes: Sequence[EpisodeOutcome]) -> Rate:
             "run again: invalid episodes are played again; machine.workers 0 in params.yaml shows the output",
         )
     return Rate(sum(o["success"] for o in valid), len(valid))
-
-
-def _films(job: Job) -> Path:
-    folder = job.state / "films"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

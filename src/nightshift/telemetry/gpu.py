@@ -29,6 +29,16 @@ def sample() -> dict[str, float]:
     return metrics
 
 
+def energy() -> float | None:
+    """Joules that the GPUs used since their driver was loaded; None without a GPU, or one that does not count them."""
+    if not _handles():
+        return None
+    try:
+        return float(sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in _handles())) / 1000
+    except pynvml.NVMLError:
+        return None
+
+
 @functools.cache
 def _handles() -> tuple[Any, ...]:
     if pynvml is None:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import mujoco
@@ -63,15 +64,15 @@ class CameraRenderer:
         if not self.can_draw():
             raise SimulatorError("camera images cannot be drawn: no GL library works here", NO_GL)
         views = ((data, camera) for data in simulations for camera in cameras)
-        resolution, rotated = self._drawing.resolution, self._drawing.rotated  # LIBERO's own have the lowest row first
-        pixels = averaged(self._pixels(views, count * len(cameras), resolution, rotated=rotated), self._drawing.size)
+        pixels = averaged(self._pixels(views, count * len(cameras), self._drawing), self._drawing.size)
         return {camera: pixels[number :: len(cameras)] for number, camera in enumerate(cameras)}
 
     def film_frame(self, data: mujoco.MjData) -> Image | None:
-        """An upright image for people; None where no GL library works."""
+        """An upright image for people; None where no GL library works. Shadows would take four times as long."""
         if not self.can_draw():
             return None
-        return self._pixels([(data, "agentview")], 1, self._film_size, rotated=False)[0, ::-1]
+        film = replace(self._drawing, size=self._film_size, resolution=self._film_size, rotated=False, shadows=False)
+        return self._pixels([(data, "agentview")], 1, film)[0, ::-1]
 
     def can_draw(self) -> bool:
         if self._context is None and not self._failed:
@@ -94,8 +95,8 @@ class CameraRenderer:
     def __del__(self) -> None:
         self.close()
 
-    def _pixels(self, views: Iterable[tuple[mujoco.MjData, str]], count: int, size: int, *, rotated: bool) -> Image:
-        """[count, size, size, 3], the lowest row first before they are rotated."""
+    def _pixels(self, views: Iterable[tuple[mujoco.MjData, str]], count: int, drawing: Drawing) -> Image:
+        """[count, S, S, 3] at its resolution, the lowest row first before they are rotated, as LIBERO's own."""
         assert self._context is not None
         if threading.get_ident() != self._thread:
             raise SimulatorError(
@@ -103,11 +104,12 @@ class CameraRenderer:
                 "call look, render and camera_images of all fleets of a task from one thread",
             )
         self._context.gl.make_current()
+        size = drawing.resolution
         scene, area = self._context.scene, mujoco.MjrRect(0, 0, size, size)
-        scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self._drawing.shadows
-        scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = self._drawing.shadows
+        scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = drawing.shadows
+        scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = drawing.shadows
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        with closing(FrameCopies(self._context.mjr, count, size, rotated=rotated)) as copies:
+        with closing(FrameCopies(self._context.mjr, count, size, rotated=drawing.rotated)) as copies:
             for row, (data, camera) in enumerate(views):
                 mujoco.mjv_updateScene(self._model, data, self._option, None, self._views[camera], everything, scene)
                 mujoco.mjr_render(area, scene, self._context.mjr)

@@ -1,0 +1,174 @@
+"""Everything that a report shows, read from the project's files and from MLflow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nightshift import config
+from nightshift.adapters.tracking import flat
+from nightshift.data import dataset_store
+from nightshift.errors import NightshiftError
+from nightshift.pipeline.report import record as run_record
+from nightshift.pipeline.report.record import RunRecord
+from nightshift.pipeline.run import Session, machine_usage, timings
+from nightshift.project import graph, paths, repository
+from nightshift.reports import history
+from nightshift.reports.history import History
+from nightshift.statistics.paired import Paired, solved
+
+if TYPE_CHECKING:
+    from nightshift.adapters.mlflow_reports import VersionRecord
+
+_MACHINE = "machine."
+_COMMITS = 12
+"""Listed of those since the champion."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A parameter that the champion was trained with differently."""
+
+    name: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Champion:
+    """The version that was champion when this one was registered, and how this one compares with it."""
+
+    record: VersionRecord
+    paired: Paired | None
+    """This run's best policy against it; None where the champion was not evaluated on this grid."""
+    params: Sequence[Change]
+    commits: Sequence[str]
+    """Subjects of the commits since, newest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    root: Path
+    params: config.Params
+    commit: str
+    record: RunRecord | None
+    seconds: Mapping[str, float]
+    """Of each stage when it last ran."""
+    used: Mapping[str, Mapping[str, float]]
+    """Of the machine, by stage."""
+    evaluation: Mapping[str, Any]
+    outcomes: Mapping[str, Any]
+    receipt: Mapping[str, Any]
+    histories: Mapping[str, History]
+    dataset: Mapping[str, Any]
+    dataset_md5: str
+    champion: Champion | None
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        return self.candidate(self.evaluation["best"]) if self.evaluation else None
+
+    @property
+    def clone(self) -> Mapping[str, Any] | None:
+        return self.evaluation["candidates"][0] if self.evaluation else None
+
+    def candidate(self, name: str) -> Mapping[str, Any] | None:
+        return next((one for one in self.evaluation.get("candidates", ()) if one["name"] == name), None)
+
+
+def gather(root: Path) -> Facts:
+    """Of the last run here. After a failure, nothing that an earlier run left of stages this one did not reach."""
+    session = Session(root)
+    record = run_record.read(root)
+    reached = set(session.graph)
+    if record and record.failure:
+        reached = {result.stage for result in record.stages}
+    evaluation = _json(root / paths.EVALUATION_REPORT) if "evaluate" in reached else {}
+    outcomes = _json(root / paths.EVALUATION_OUTCOMES) if evaluation else {}
+    receipt = _json(root / paths.RECEIPT) if "register" in reached else {}
+    return Facts(
+        root=root,
+        params=session.params,
+        commit=session.commit,
+        record=record,
+        seconds=timings(root),
+        used={stage: machine_usage(root).get(stage, {}) for stage in session.graph},
+        evaluation=evaluation,
+        outcomes=outcomes,
+        receipt=receipt,
+        histories=_histories(root, reached),
+        dataset=_dataset(root) if "dataset" in reached else {},
+        dataset_md5=graph.recorded_md5(root, paths.DATASET) if "dataset" in reached else "",
+        champion=_champion(session, evaluation, outcomes, receipt),
+    )
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content
+
+
+def _histories(root: Path, reached: set[str]) -> dict[str, History]:
+    found = {}
+    for name in config.ALGORITHMS:
+        try:
+            read = history.read(root / paths.MODELS / name) if name in reached else None
+        except NightshiftError:
+            read = None
+        if read:
+            found[name] = read
+    return found
+
+
+def _dataset(root: Path) -> Mapping[str, Any]:
+    try:
+        return dataset_store.describe((root / paths.DATASET / dataset_store.INDEX).read_bytes())
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def _champion(
+    session: Session, evaluation: Mapping[str, Any], outcomes: Mapping[str, Any], receipt: Mapping[str, Any]
+) -> Champion | None:
+    if not evaluation or not receipt:
+        return None
+    from nightshift.adapters import mlflow_reports
+
+    model, grid = receipt["model"], evaluation["grid"]["digest"]
+    before = mlflow_reports.champion_before(session.root, model, receipt["version"], receipt["champion"])
+    record = mlflow_reports.version_record(session.root, model, before, grid) if before else None
+    if record is None:
+        return None
+    ours = solved(outcomes[evaluation["best"]])
+    return Champion(
+        record=record,
+        paired=None if record.outcomes is None else Paired.between(ours, solved(record.outcomes)),
+        params=_changes(record.params, session.params),
+        commits=_commits(session.root, record.commit),
+    )
+
+
+def _changes(before: Mapping[str, str], params: config.Params) -> list[Change]:
+    """`machine` is left out: it decides no result. Nothing is known of a version whose run is gone."""
+    now = {name: str(value) for name, value in flat(params.model_dump(mode="json", by_alias=True)).items()}
+    names = [name for name in {**before, **now} if not name.startswith(_MACHINE)] if before else []
+    return [
+        Change(name=name, before=before.get(name, "not there"), now=now.get(name, "gone"))
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _commits(root: Path, since: str) -> list[str]:
+    try:
+        log = repository.git(root, "log", "--format=%h %s", f"--max-count={_COMMITS}", f"{since.rstrip('+')}..HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return log.splitlines()

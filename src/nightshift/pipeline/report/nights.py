@@ -1,0 +1,113 @@
+"""The site of all nights: one page with the trend and a row per night, beside the reports that it links to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nightshift import files
+from nightshift.adapters import mlflow_reports
+from nightshift.adapters.mlflow_reports import NightRun
+from nightshift.pipeline.report import svg
+from nightshift.pipeline.report.page import environment
+from nightshift.project import paths
+from nightshift.statistics.intervals import Rate
+
+INDEX = "index.html"
+STAMP = "%Y%m%dT%H%M%SZ"
+_STATUS_MARKS = {"FAILED": "failed", "KILLED": "failed", "RUNNING": "open"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    started: datetime
+    seconds: float | None
+    mark: str
+    verdict: str
+    changed: str
+    rate: Rate | None
+    champion: Rate | None
+    """The champion that it was compared with."""
+    grid: str
+    commit: str
+    page: str
+    """File name of its report; empty where there is none."""
+
+
+def write(root: Path) -> Path:
+    """Make the site anew from MLflow; returns its first page."""
+    with files.new_folder(root / paths.NIGHTS) as folder:
+        found = [night for run in mlflow_reports.nights(root, folder) for night in _nights(run)]
+        shutil.rmtree(folder / mlflow_reports.REPORTS, ignore_errors=True)
+        nights = sorted(found, key=lambda night: night.started, reverse=True)
+        (folder / INDEX).write_text(render(nights))
+    return root / paths.NIGHTS / INDEX
+
+
+def render(nights: Sequence[Night]) -> str:
+    """Newest first."""
+    return environment().get_template("nights.html.j2").render(nights=nights, trend=trend(nights))
+
+
+def trend(nights: Sequence[Night]) -> Any:
+    """Success of the evaluated nights on the newest grid, oldest first; rates on other init states do not compare."""
+    evaluated = [night for night in reversed(nights) if night.rate is not None]
+    comparable = [night for night in evaluated if night.grid == evaluated[-1].grid]
+    points, champions = [], []
+    for night in comparable:
+        assert night.rate is not None
+        promoted = night.mark == "champion"
+        points.append((f"{night.started:%d %b}", night.rate, promoted))
+        standing = night.rate if promoted else night.champion
+        champions.append(standing.rate if standing else None)
+    return svg.trend(points, champions, f"success of {len(points)} nights; numbers in the table") if points else None
+
+
+def _nights(run: NightRun) -> list[Night]:
+    """Of a run without a report, what MLflow itself knows."""
+    return [_reported(stamp, row) for stamp, row in run.reports.items()] or [_unreported(run)]
+
+
+def _reported(stamp: str, row: Mapping[str, Any]) -> Night:
+    return Night(
+        started=datetime.strptime(stamp, STAMP).replace(tzinfo=UTC),
+        seconds=row.get("seconds"),
+        mark=row.get("mark", "open"),
+        verdict=row.get("verdict", ""),
+        changed=row.get("changed", ""),
+        rate=_rate(row.get("success")),
+        champion=_rate(row.get("champion")),
+        grid=row.get("grid", ""),
+        commit=row.get("commit", ""),
+        page=f"{stamp}.html",
+    )
+
+
+def _unreported(run: NightRun) -> Night:
+    reason = run.version.get("gate.reason", "")
+    mark = _STATUS_MARKS.get(run.status, "open")
+    if reason:
+        mark = "champion" if "becomes champion" in reason else "challenger"
+    figures = {key: run.version.get(f"evaluation.{key}") for key in ("successes", "episodes")}
+    return Night(
+        started=datetime.fromtimestamp(run.started, UTC),
+        seconds=run.seconds,
+        mark=mark,
+        verdict=reason or f"{run.name}: {run.status.lower()}, without a report",
+        changed="",
+        rate=_rate(figures),
+        champion=None,
+        grid=run.version.get("evaluation.grid", ""),
+        commit=run.commit,
+        page="",
+    )
+
+
+def _rate(figures: Mapping[str, Any] | None) -> Rate | None:
+    if not figures or not figures.get("episodes"):
+        return None
+    return Rate(int(figures["successes"]), int(figures["episodes"]))

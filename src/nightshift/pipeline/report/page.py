@@ -1,0 +1,281 @@
+"""A report as one HTML file: styles, charts and films are inside, so it can be mailed, printed and archived."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from nightshift.pipeline import summary
+from nightshift.pipeline.report import svg, words
+from nightshift.pipeline.report.facts import Facts
+from nightshift.project import paths
+from nightshift.reports.history import KL, SAMPLED_SUCCESS
+from nightshift.statistics.intervals import Rate
+from nightshift.statistics.paired import Cell, solved
+from nightshift.telemetry import usage
+
+BOTH, WON, LOST, NEITHER, INVALID = "both", "won", "lost", "neither", "invalid"
+SYMBOLS = {BOTH: "●", WON: "▲", LOST: "▼", NEITHER: "○", INVALID: "×"}
+COLUMNS = 20
+"""Init states per row of a map: as many as a phone has room for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    stage: str
+    status: str
+    seconds: float
+    share: float
+    """Of the longest, for its bar."""
+    cores: float | None
+    """Busy on average, of every process on the machine."""
+    watt_hours: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateMap:
+    """How two policies did on every init state of a task."""
+
+    task: str
+    ours: str
+    theirs: str
+    rows: Sequence[tuple[int, Sequence[tuple[str, str]]]]
+    """(number of the first state, [(kind, sentence), …])"""
+    counts: Mapping[str, int]
+
+
+def render(facts: Facts) -> str:
+    best = facts.best
+    return str(
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            facts=facts,
+            words=words,
+            mark=words.mark(facts),
+            verdict=words.verdict(facts),
+            warnings=words.warnings(facts),
+            result_rows=result_rows(facts),
+            tests=paired_tests(facts),
+            curves=curves(facts),
+            tasks=list(best["tasks"]) if best else [],
+            maps=state_maps(facts),
+            films=film_rows(facts),
+            stages=stage_rows(facts),
+        )
+    )
+
+
+@functools.cache
+def environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("nightshift.pipeline.report", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    made.globals |= {"svg": svg, "symbols": SYMBOLS, "version": metadata.version("nightshift")}
+    made.filters |= {
+        "percent": lambda figures: f"{100 * figures['rate']:.1f} %",
+        "interval": interval,
+        "clock": summary.clock,
+        "p_value": p_value,
+        "rate": lambda figures: Rate(figures["successes"], figures["episodes"]),
+        "title": lambda name: name.replace("_", " "),
+    }
+    return made
+
+
+def interval(figures: Mapping[str, float], sign: str = "-") -> str:
+    """Example: interval({"low": 0.05, "high": 0.14}, "+") == "+5.0 to +14.0" """
+    return f"{100 * figures['low']:{sign}.1f} to {100 * figures['high']:{sign}.1f}"
+
+
+def p_value(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"  # noqa: PLR2004
+
+
+def result_rows(facts: Facts) -> list[dict[str, Any]]:
+    """A row per policy: the candidates, then the champion they were compared with."""
+    rows = [
+        {
+            "name": candidate["label"],
+            "what": "clone" if candidate is facts.clone else "trained from the clone",
+            "best": candidate["name"] == facts.evaluation["best"],
+            "figures": candidate["overall"],
+        }
+        for candidate in facts.evaluation.get("candidates", ())
+    ]
+    if facts.champion and facts.champion.record.rate:
+        same_grid = facts.champion.paired is not None
+        rows.append(
+            {
+                "name": f"version {facts.champion.record.version}",
+                "what": "champion until then" if same_grid else "champion until then, on other init states",
+                "best": False,
+                "figures": facts.champion.record.rate.to_json(),
+            }
+        )
+    return rows
+
+
+def paired_tests(facts: Facts) -> list[dict[str, Any]]:
+    """State by state: every candidate against the clone, and the best against the champion."""
+    clone = facts.clone
+    tests = [
+        {"name": f"{candidate['label']} against {clone['label']}", "figures": candidate["gain"]}
+        for candidate in facts.evaluation.get("candidates", ())
+        if clone and candidate["gain"]
+    ]
+    if facts.champion and facts.champion.paired and facts.best:
+        name = f"{facts.best['label']} against version {facts.champion.record.version}"
+        tests.append({"name": name, "figures": facts.champion.paired.to_json()})
+    return tests
+
+
+def curves(facts: Facts) -> list[dict[str, Any]]:
+    """The training of every algorithm that has a history."""
+    made = []
+    for name, history in facts.histories.items():
+        sampled, kl = history.metric(SAMPLED_SUCCESS), history.metric(KL)
+        label = (history.algorithm or name).upper().replace("_", " ")
+        made.append(
+            {
+                "label": label,
+                "kept": history.kept,
+                "iterations": len(history.iterations),
+                "success": svg.success_curve(
+                    sampled, history.validation, history.kept, f"{label}: success by iteration; numbers in the table"
+                ),
+                "kl": svg.kl_curve(kl, history.kl_limit, f"{label}: KL by iteration") if kl else None,
+                "limit": history.kl_limit,
+                "rows": [
+                    (i, sampled.get(i), history.validation.get(i), kl.get(i))
+                    for i in sorted({*sampled, *history.validation})
+                ],
+            }
+        )
+    return made
+
+
+def state_maps(facts: Facts) -> list[StateMap]:
+    """A map per task against the clone; where the champion played the same states, one against it as well."""
+    if not facts.outcomes or facts.clone is None or facts.best is None:
+        return []
+    last = facts.evaluation["candidates"][-1]
+    shown = last if facts.best is facts.clone else facts.best
+    ours = facts.outcomes[shown["name"]]
+    maps = []
+    if shown is not facts.clone:
+        maps += _maps(shown["label"], ours, facts.clone["label"], facts.outcomes[facts.clone["name"]])
+    if facts.champion and facts.champion.record.outcomes is not None:
+        theirs = facts.champion.record.outcomes
+        best = facts.outcomes[facts.best["name"]]
+        maps += _maps(facts.best["label"], best, f"version {facts.champion.record.version}", theirs)
+    return maps
+
+
+def _maps(ours: str, our_outcomes: Any, theirs: str, their_outcomes: Any) -> list[StateMap]:
+    cells = [(outcome["task"], outcome["init_state"]) for outcome in our_outcomes]
+    mine, other = solved(our_outcomes), solved(their_outcomes)
+    maps = []
+    for task in dict.fromkeys(task for task, _ in cells):
+        states = [(state, _kind((task, state), mine, other)) for one, state in cells if one == task]
+        items = [(kind, f"state {state}: {_sentence(kind, ours, theirs)}") for state, kind in states]
+        rows = [(states[start][0], items[start : start + COLUMNS]) for start in range(0, len(items), COLUMNS)]
+        counts = {kind: sum(kind == found for _, found in states) for kind in SYMBOLS}
+        maps.append(StateMap(task=task, ours=ours, theirs=theirs, rows=rows, counts=counts))
+    return maps
+
+
+def _kind(cell: Cell, mine: Mapping[Cell, bool], other: Mapping[Cell, bool]) -> str:
+    if cell not in mine or cell not in other:
+        return INVALID
+    return {(True, True): BOTH, (True, False): WON, (False, True): LOST, (False, False): NEITHER}[
+        mine[cell], other[cell]
+    ]
+
+
+def _sentence(kind: str, ours: str, theirs: str) -> str:
+    return {
+        BOTH: "both solved it",
+        WON: f"{ours} solved it, {theirs} failed",
+        LOST: f"{ours} failed, {theirs} solved it",
+        NEITHER: "both failed",
+        INVALID: "no valid episode of both",
+    }[kind]
+
+
+def film_rows(facts: Facts) -> list[dict[str, Any]]:
+    """A row per filmed init state: every candidate, and the champion where its own evaluation filmed the state."""
+    labels = {c["name"]: c["label"] for c in facts.evaluation.get("candidates", ())}
+    place = {name: number for number, name in enumerate(labels)}
+    rows: dict[Cell, list[dict[str, Any]]] = {}
+    for film in sorted(facts.evaluation.get("films", ()), key=lambda film: place.get(film["candidate"], len(place))):
+        file = facts.root / paths.EVALUATION / film["file"]
+        if file.exists():
+            strip = file.with_suffix(".jpg").read_bytes()
+            shown = _shown_film(
+                labels.get(film["candidate"], film["candidate"]), film["success"], file.read_bytes(), strip
+            )
+            rows.setdefault((film["task"], film["init_state"]), []).append(shown)
+    if facts.champion:
+        kept = facts.champion.record.films
+        for cell in rows.keys() & kept.keys():
+            rows[cell].append(_shown_film(f"version {facts.champion.record.version}", *kept[cell]))
+    found = [{"task": task, "init_state": state, "films": films} for (task, state), films in rows.items()]
+    return sorted(
+        found, key=lambda row: len({film["success"] for film in row["films"]}) == 1
+    )  # those that differ first
+
+
+def _shown_film(label: str, success: bool, video: bytes, strip: bytes) -> dict[str, Any]:
+    return {
+        "label": label,
+        "success": success,
+        "video": _uri("video/mp4", video),
+        "strip": _uri("image/jpeg", strip),
+    }
+
+
+def _uri(kind: str, content: bytes) -> Markup:
+    return Markup(f"data:{kind};base64,{base64.b64encode(content).decode()}")
+
+
+def stage_rows(facts: Facts) -> list[StageRow]:
+    """Of the last run; a stage that was cached shows how long it took when it ran."""
+    done = {result.stage: result for result in facts.record.stages} if facts.record else {}
+    names = list(done) or [stage for stage in facts.used if stage in facts.seconds]
+    if facts.record and facts.record.failure and facts.record.failure.stage:
+        names.append(facts.record.failure.stage)
+    skipped = {name for name in done if done[name].status == "skipped"}
+    seconds = {name: 0.0 if name in skipped else facts.seconds.get(name, 0.0) for name in names}
+    longest = max([*seconds.values(), 1e-9])
+    return [
+        StageRow(
+            stage=name,
+            status=done[name].status if name in done else ("failed" if facts.record else "ran"),
+            seconds=seconds[name],
+            share=seconds[name] / longest,
+            cores=_cores(facts.used.get(name, {}), seconds[name]),
+            watt_hours=_watt_hours(facts.used.get(name, {})),
+        )
+        for name in names
+    ]
+
+
+def _cores(used: Mapping[str, float], seconds: float) -> float | None:
+    return used[usage.CPU_SECONDS] / seconds if seconds and usage.CPU_SECONDS in used else None
+
+
+def _watt_hours(used: Mapping[str, float]) -> float | None:
+    joules = [used[name] for name in (usage.CPU_JOULES, usage.GPU_JOULES) if name in used]
+    return sum(joules) / 3600 if joules else None

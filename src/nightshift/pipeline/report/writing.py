@@ -1,0 +1,91 @@
+"""Writing a report where people look for it: the project folder, DVC's cache and the pipeline's run in MLflow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nightshift import files
+from nightshift.pipeline.report import facts as gathering
+from nightshift.pipeline.report import page, record, words
+from nightshift.pipeline.report.facts import Facts
+from nightshift.pipeline.report.record import Failure, RunRecord
+from nightshift.pipeline.run import Session
+from nightshift.project import paths
+
+logger = logging.getLogger(__name__)
+
+UNCHANGED = ("cached", "skipped")
+
+
+@contextmanager
+def reporting(session: Session) -> Iterator[list[str]]:
+    """Write the report when the block ends, also by an error: then it says which stage failed, and what to do.
+
+    Yields a list that gets the address of the report in MLflow. A run in which nothing was stale leaves the report as
+    it is, and so does one that is interrupted.
+    """
+    started = datetime.now(UTC)
+    kept: list[str] = []
+    failure: Failure | None = None
+    try:
+        yield kept
+    except Exception as error:
+        failure = Failure.of(error, session.current_stage)
+        raise
+    finally:
+        changed = any(result.status not in UNCHANGED for result in session.results)
+        interrupted = failure is None and session.current_stage != ""
+        if failure or (changed and not interrupted):
+            kept += _attempt(session, started, failure)
+
+
+def _attempt(session: Session, started: datetime, failure: Failure | None) -> list[str]:
+    """A report that cannot be written costs a warning: never the run, nor the error that it would have told of."""
+    seconds = (datetime.now(UTC) - started).total_seconds()
+    run = RunRecord(started=started, seconds=seconds, stages=tuple(session.results), failure=failure)
+    try:
+        record.write(session.root, run)
+        facts = write(session.root)
+        session.store.track(paths.REPORT)
+        return [_keep_in_mlflow(session, facts, run.stamp)]
+    except Exception as error:  # noqa: BLE001
+        logger.warning("the report was not written: %s", error)
+        return []
+
+
+def write(root: Path) -> Facts:
+    """The page of the last run, in its place in the project."""
+    facts = gathering.gather(root)
+    files.write_bytes(root / paths.REPORT, page.render(facts).encode())
+    return facts
+
+
+def _keep_in_mlflow(session: Session, facts: Facts, stamp: str) -> str:
+    from nightshift.adapters import mlflow_reports
+
+    tracking = session.tracking
+    mlflow_reports.keep(session.root, tracking.parent_id, stamp, session.root / paths.REPORT, night(facts))
+    return f"{tracking.page()}/artifacts/{mlflow_reports.REPORTS}/{stamp}.html"
+
+
+def night(facts: Facts) -> dict[str, Any]:
+    """What the page of all nights shows of this one."""
+    best = facts.best
+    champion = facts.champion
+    return {
+        "started": facts.record.started.isoformat() if facts.record else "",
+        "seconds": facts.record.seconds if facts.record else None,
+        "mark": words.mark(facts),
+        "verdict": words.verdict(facts),
+        "changed": words.changed(facts),
+        "success": dict(best["overall"]) if best else None,
+        "version": facts.receipt.get("version", ""),
+        "champion": champion.record.rate.to_json() if champion and champion.record.rate else None,
+        "grid": facts.evaluation["grid"]["digest"] if facts.evaluation else "",
+        "commit": facts.commit,
+    }

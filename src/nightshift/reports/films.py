@@ -1,0 +1,74 @@
+"""Films of evaluation episodes: which init states are filmed, and how frames become an MP4 and a strip of stills."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any, TypedDict
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from nightshift.statistics.paired import Cell
+
+FRAMES_PER_SECOND = 20
+"""One frame per control step, so a film runs as fast as the robot moved."""
+_CODEC = "libx264"
+_OPTIONS = {"crf": "24", "preset": "slow", "movflags": "+faststart"}
+_STILLS = 6
+_STILL_SIZE = 128
+
+
+class Film(TypedDict):
+    """One filmed episode. On a GPU it may end differently from the counted one, so it has its own outcome."""
+
+    task: str
+    init_state: int
+    candidate: str
+    success: bool
+    length: int
+    file: str
+    """The MP4; the strip of stills has the same name with .jpg."""
+
+
+def choose(baseline: Mapping[Cell, bool], policy: Mapping[Cell, bool], count: int) -> list[Cell]:
+    """At most `count` init states that show most: tasks take turns, each with a state that the policy won over the
+    baseline, then one that it failed, then its first state, which is the same in every evaluation."""
+    cells = baseline.keys() & policy.keys()
+    tasks = list(dict.fromkeys(task for task, _ in sorted(cells)))
+    by_task = [_telling(baseline, policy, sorted(cell for cell in cells if cell[0] == task)) for task in tasks]
+    turns = [cell for turn in zip_longest(*by_task) for cell in turn if cell is not None]
+    return list(islice(turns, count))
+
+
+def _telling(baseline: Mapping[Cell, bool], policy: Mapping[Cell, bool], cells: Sequence[Cell]) -> list[Cell]:
+    won = [cell for cell in cells if policy[cell] and not baseline[cell]]
+    lost = [cell for cell in cells if baseline[cell] and not policy[cell]]
+    failed = lost or [cell for cell in cells if not policy[cell]]
+    return list(dict.fromkeys([*won[:1], *failed[:1], *cells[:1]]))
+
+
+def write(path: Path, frames: NDArray[np.uint8]) -> None:
+    """An MP4 that every browser plays (H.264, 4:2:0) at `path`, and beside it a strip of stills as JPEG, for print."""
+    even = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
+    with av.open(path, "w") as video:
+        stream: Any = video.add_stream(_CODEC, rate=FRAMES_PER_SECOND, options=_OPTIONS)
+        stream.height, stream.width = even.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for frame in even:
+            video.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        video.mux(stream.encode())
+    _strip(frames).save(path.with_suffix(".jpg"), quality=85)
+
+
+def _strip(frames: NDArray[np.uint8]) -> Image.Image:
+    chosen = np.linspace(0, len(frames) - 1, _STILLS).round().astype(int)
+    height = _STILL_SIZE
+    width = round(frames.shape[2] * height / frames.shape[1])
+    strip = Image.new("RGB", (_STILLS * width, height))
+    for place, index in enumerate(chosen.tolist()):
+        strip.paste(Image.fromarray(frames[index]).resize((width, height)), (place * width, 0))
+    return strip

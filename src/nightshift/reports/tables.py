@@ -1,0 +1,55 @@
+"""An evaluation as flat files: what `dvc metrics` and `dvc plots` show and compare between revisions."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nightshift.reports.candidates import Candidate
+from nightshift.reports.history import KL, SAMPLED_SUCCESS, History
+
+
+def metrics(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """By candidate: success and its interval, the gain over the first candidate, success by task."""
+    return {result["name"]: _figures(result) for result in report["candidates"]}
+
+
+def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
+    overall, gain = result["overall"], result["gain"]
+    figures = {"success": overall["rate"], "low": overall["low"], "high": overall["high"]}
+    if gain:
+        figures |= {"gain": gain["gain"], "p_value": gain["p_value"]}
+    return figures | {"task": {task: rate["rate"] for task, rate in result["tasks"].items()}}
+
+
+def success(report: Mapping[str, Any]) -> str:
+    """CSV: success of every candidate on every task."""
+    rows = [
+        (f"{task}, {result['name']}", rate["rate"])
+        for result in report["candidates"]
+        for task, rate in {"overall": result["overall"], **result["tasks"]}.items()
+    ]
+    return _csv(("policy", "success"), rows)
+
+
+def learning(candidates: Sequence[Candidate]) -> str:
+    """CSV: sampled and greedy success and KL by iteration, of the last candidate that has a history."""
+    histories = [candidate.history for candidate in candidates if candidate.history]
+    return _csv(("iteration", "sampled", "greedy", "kl"), _iterations(histories[-1]) if histories else ())
+
+
+def _iterations(history: History) -> list[tuple[object, ...]]:
+    sampled, kl = history.metric(SAMPLED_SUCCESS), history.metric(KL)
+    greedy = {iteration: rate.rate for iteration, rate in history.validation.items()}
+    return [
+        (iteration, *(values.get(iteration, "") for values in (sampled, greedy, kl)))
+        for iteration in sorted({*sampled, *greedy})
+    ]
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()

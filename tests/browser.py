@@ -1,0 +1,132 @@
+"""A real browser without a window: Chromium, driven over its DevTools protocol."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
+
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+_PATIENCE_SECONDS = 120
+
+
+def executable() -> str:
+    """Skips the test where there is none."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium here: apt-get install chromium-headless-shell")
+    return found
+
+
+class Page:
+    """One tab. What it logged, asked the network for and failed at is kept."""
+
+    def __init__(self, socket: Connection) -> None:
+        self._socket = socket
+        self._number = 0
+        self._events: list[dict[str, Any]] = []
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self._call(f"{domain}.enable")
+
+    def open(self, path: Path, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Load a file at this width of the window and wait until its films can be played."""
+        self._events.clear()
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", media="", features=[scheme])
+        self._call("Page.navigate", url=path.resolve().as_uri())
+        self._await("document.readyState === 'complete'")
+        self._await("[...document.querySelectorAll('video')].every(v => v.readyState >= 2 || v.error)")
+
+    def evaluate(self, expression: str) -> Any:
+        return self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def screenshot(self, path: Path) -> None:
+        """Of the whole page."""
+        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def pdf(self, path: Path) -> None:
+        printed = self._call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)
+        path.write_bytes(base64.b64decode(printed["data"]))
+
+    def as_printed(self) -> None:
+        """Show the page as paper would."""
+        self._call("Emulation.setEmulatedMedia", media="print")
+
+    def press(self, key: str, code: int) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def complaints(self) -> list[str]:
+        """Errors and warnings on the console since the page was opened."""
+        self.evaluate("0")  # what was reported before this is here now
+        bad = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Network.loadingFailed")
+        return [json.dumps(event) for event in self._events if event["method"] in bad]
+
+    def requests(self) -> list[str]:
+        """What was asked for besides the file itself and data inside it."""
+        asked = [e["params"]["request"]["url"] for e in self._events if e["method"] == "Network.requestWillBeSent"]
+        return [url for url in asked if not url.startswith(("data:", "file:"))]
+
+    def _await(self, condition: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not self.evaluate(condition):
+            assert time.monotonic() < deadline, f"the page never got there: {condition}"
+            time.sleep(0.05)
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
+        while True:
+            message = json.loads(self._socket.recv(timeout=_PATIENCE_SECONDS))
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                result: dict[str, Any] = message["result"]
+                return result
+            if "method" in message:
+                self._events.append(message)
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Page]:
+    command = [executable(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    command += ["--no-first-run", "--disable-extensions", "--disable-background-networking", "--mute-audio"]
+    with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command += [f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            with connect(_tab(Path(profile), process), max_size=None) as socket:
+                yield Page(socket)
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def _tab(profile: Path, process: subprocess.Popen[bytes]) -> str:
+    """The address of the first tab, once the browser listens."""
+    import urllib.request
+
+    chosen = profile / "DevToolsActivePort"
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not chosen.exists() or not chosen.read_text().strip():
+        assert process.poll() is None and time.monotonic() < deadline, "the browser did not start"
+        time.sleep(0.05)
+    port = chosen.read_text().split()[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=_PATIENCE_SECONDS) as answer:
+        tabs = json.load(answer)
+    return str(next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page"))

@@ -1,0 +1,412 @@
+"""The report of a run: what it says, that it is kept, and that a real browser shows it on every screen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nightshift import config, files, policies
+from nightshift.adapters import mlflow_reports
+from nightshift.cli import report_commands
+from nightshift.errors import DataError, RolloutError
+from nightshift.pipeline.job import Job
+from nightshift.pipeline.report import nights, page, record, writing
+from nightshift.pipeline.report.facts import Facts, gather
+from nightshift.pipeline.report.record import Failure, RunRecord
+from nightshift.pipeline.run import Session, StageResult, run_stage
+from nightshift.policies.gaussian_mlp import GaussianMlp
+from nightshift.policies.snapshot import PolicySnapshot
+from nightshift.project import paths
+from nightshift.rollouts.local import LocalPool
+from nightshift.stages import evaluate, register
+from nightshift.statistics.intervals import Rate
+from nightshift.telemetry import usage
+from nightshift.types import RolloutRequest, Trajectory
+from tests.browser import Page, browser
+from tests.conftest import add_store, edit, git, leave_skipped, make_project
+from tests.rollouts.parts import Seeing
+
+STARTED = datetime(2026, 1, 31, 2, 0, tzinfo=UTC)
+HISTORY = {
+    "algorithm": "grpo",
+    "iterations": [{"rollout/success": 0.1 * i, "update/kl": 0.02 * i} for i in range(1, 7)],
+    "validation": [{"iteration": i, "successes": 4 + i, "episodes": 10} for i in (0, 3, 6)],
+    "kept": 6,
+    "kl_limit": 0.06,
+}
+WIDTHS = (390, 1280, 1920)
+
+
+class Solving(LocalPool):
+    """The fake simulator with pictures; candidate number k solves the init states that `solved[k]` names."""
+
+    def __init__(self, env: config.Env, *solved: set[int]) -> None:
+        super().__init__(env, make_fleet=Seeing())
+        self._solved = solved
+        self._played = 0
+
+    def run(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        solved = self._solved[self._played % len(self._solved)]
+        self._played += 1
+        for index, trajectories in super().run(requests, policy):
+            yield index, [replace(t, success=requests[index].init_state in solved) for t in trajectories]
+
+
+def leave(name: str, seed: int, history: object = None) -> None:
+    """As a training stage does, with weights of its own."""
+    import torch
+
+    torch.manual_seed(seed)
+    with files.new_folder(paths.MODELS / name) as folder:
+        policies.save(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[4], chunk=1, action_dim=7), folder)
+        if history:
+            files.write_json(folder / paths.HISTORY, history)
+
+
+def night(root: Path, seed: int, *solved: set[int]) -> None:
+    """Evaluate and register a clone and a trained policy, in one parent run, as a night does."""
+    leave("sft", seed)
+    leave("rloo", seed + 1, HISTORY)
+    leave_skipped("rlpd")
+    params = config.load(root / paths.PARAMS)
+    pool = Solving(params.env, *solved)
+    with Session(root) as session:
+
+        @contextmanager
+        def job(stage: str) -> Iterator[Job]:
+            fingerprint = f"{stage}-{seed}"
+            with session.tracking.stage(stage, fingerprint, {}) as tracker:
+                yield Job(
+                    stage=stage,
+                    fingerprint=fingerprint,
+                    state=root / ".state" / fingerprint,
+                    tracker=tracker,
+                    pool=lambda env: pool,
+                    machine=params.machine,
+                    commit="0123456789ab",
+                )
+
+        with job("evaluate") as evaluating:
+            evaluate.run(evaluating, env=params.env, evaluate=params.evaluate)
+        with job("register") as registering:
+            register.run(registering, register=params.section("register"))
+
+
+def ran(*stages: str, failure: Failure | None = None) -> RunRecord:
+    results = tuple(StageResult(stage=stage, status="ran", seconds=12.5) for stage in stages)
+    return RunRecord(started=STARTED, seconds=187.0, stages=results, failure=failure)
+
+
+@pytest.fixture(scope="module")
+def two_nights(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Iterator[Path]:
+    """A project whose second night has other params and beats the champion of the first one."""
+    root = make_project(tmp_path_factory.mktemp("nights") / "project")
+    add_store(root, migrated_store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+        edit(root, "evaluate", films=2)
+        night(root, 0, {0, 1, 2}, {0, 1, 2, 3, 4})
+        edit(root, "rloo", iterations=6)
+        night(root, 2, {0, 1, 2}, {0, 1, 2, 3, 4, 5, 6, 7, 9})
+        record.write(root, ran(*Session(root).graph))
+        yield root
+
+
+@pytest.fixture
+def facts(two_nights: Path, monkeypatch: pytest.MonkeyPatch) -> Facts:
+    monkeypatch.chdir(two_nights)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{two_nights / paths.MLFLOW_DATABASE}")
+    return gather(two_nights)
+
+
+def plain(html: str) -> str:
+    """What a reader sees, without tags, styles and data."""
+    body = html.partition("<body>")[2]
+    return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+def test_the_verdict_is_one_sentence_with_version_rate_and_gain(facts: Facts) -> None:
+    assert (
+        plain(page.render(facts))
+        .partition("▲ champion")[0]
+        .endswith(
+            "Version 2 (GRPO) replaces version 1 as champion: it solves 90.0 % of 20 held-out init states, "
+            "60.0 points more than the clone. "
+        )
+    )
+
+
+def test_the_result_is_compared_with_clone_and_champion_by_intervals_and_paired_tests(facts: Facts) -> None:
+    rows = {row["name"]: (row["what"], row["figures"]["successes"]) for row in page.result_rows(facts)}
+    assert rows == {
+        "SFT": ("clone", 6),
+        "GRPO": ("trained from the clone", 18),
+        "version 1": ("champion until then", 10),
+    }
+    tests = {test["name"]: test["figures"] for test in page.paired_tests(facts)}
+    assert {name: (t["won"], t["lost"], t["states"]) for name, t in tests.items()} == {
+        "GRPO against SFT": (12, 0, 20),
+        "GRPO against version 1": (8, 0, 20),
+    }
+    assert tests["GRPO against version 1"]["p_value"] == 2**-8
+
+
+def test_what_changed_since_the_champion_is_named(facts: Facts) -> None:
+    assert facts.champion is not None
+    assert [(c.name, c.before, c.now) for c in facts.champion.params] == [("rloo.iterations", "12", "6")]
+    assert "rloo.iterations" in plain(page.render(facts))
+
+
+def test_every_init_state_has_a_symbol_and_a_sentence_not_only_a_colour(facts: Facts) -> None:
+    against_clone = page.state_maps(facts)[0]
+    cells = [cell for _, row in against_clone.rows for cell in row]
+    kinds = [kind for kind, _ in cells]
+    assert kinds == ["both"] * 3 + ["won"] * 5 + ["neither", "won"]
+    assert len(set(page.SYMBOLS.values())) == len(page.SYMBOLS)
+    assert cells[3][1] == "state 3: GRPO solved it, SFT failed"
+    assert (against_clone.counts["won"], against_clone.counts["lost"]) == (6, 0)
+
+
+def test_films_stand_side_by_side_with_the_champions_where_it_was_filmed_too(facts: Facts) -> None:
+    rows = page.film_rows(facts)
+    assert [(row["task"], row["init_state"]) for row in rows] == [("far", 3), ("near", 3)]
+    assert [(film["label"], film["success"]) for film in rows[0]["films"]] == [
+        ("SFT", False),
+        ("GRPO", True),
+        ("version 1", True),
+    ]
+
+
+def test_the_kept_iteration_and_the_kl_limit_are_drawn(facts: Facts) -> None:
+    (curve,) = page.curves(facts)
+    assert "kept: iteration 6" in curve["success"]
+    assert "limit 0.06" in curve["kl"]
+    assert "the KL limit ended the update in 3 of 6 iterations" in plain(page.render(facts))
+
+
+def test_what_a_stage_used_of_the_machine_is_shown(facts: Facts) -> None:
+    used = {"sft": {usage.CPU_SECONDS: 30.0, usage.GPU_JOULES: 7200.0}}
+    rows = page.stage_rows(replace(facts, used=used, seconds={"sft": 20.0}))
+    (sft,) = [row for row in rows if row.stage == "sft"]
+    assert (sft.cores, sft.watt_hours) == (1.5, 2.0)
+
+
+def test_counters_of_the_machine_only_grow() -> None:
+    before = usage.read()
+    np.linalg.eigvals(np.random.default_rng(0).normal(size=(150, 150)))
+    assert set(before) >= {usage.CPU_SECONDS}
+    assert all(value >= 0 for value in usage.since(before).values())
+    assert usage.since({usage.CPU_SECONDS: before[usage.CPU_SECONDS] + 1e9}) == {}, "it went back"
+
+
+def test_a_failed_run_says_which_stage_why_and_what_to_do_and_shows_nothing_of_an_earlier_run(facts: Facts) -> None:
+    failure = Failure.of(RolloutError("a simulator <worker> died", "run again"), "rloo")
+    record.write(facts.root, ran("states", "collect", "dataset", "sft", failure=failure))
+    try:
+        failed = gather(facts.root)
+    finally:
+        record.write(facts.root, ran(*Session(facts.root).graph))
+    html = page.render(failed)
+    text = plain(html)
+    assert "The run stopped in rloo: a simulator &lt;worker&gt; died." in text
+    assert "What to do: run again" in text
+    assert "✖ failed" in text
+    assert not failed.evaluation and not failed.histories, "results of another run"
+    assert 'id="result"' not in html
+
+
+def test_an_error_that_is_not_ours_still_gets_a_next_step() -> None:
+    failure = Failure.of(ZeroDivisionError("division by zero"), "sft")
+    assert failure.what == "ZeroDivisionError: division by zero"
+    assert "nightshift run" in failure.next_step
+
+
+def test_the_report_of_a_project_without_results_says_so(project: Path) -> None:
+    text = plain(page.render(gather(project)))
+    assert "Nothing has been evaluated yet." in text
+
+
+@pytest.fixture
+def tracked(project: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    add_store(project, migrated_store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project / paths.MLFLOW_DATABASE}")
+    return project
+
+
+def test_a_stage_that_ran_leaves_what_it_used_of_the_machine(tracked: Path) -> None:
+    with Session(tracked) as session:
+        run_stage("choose", session)
+    assert gather(tracked).used["choose"][usage.CPU_SECONDS] >= 0
+    assert gather(tracked).used["sft"] == {}
+
+
+def test_a_report_is_written_when_a_stage_fails_and_kept_by_dvc_and_mlflow(tracked: Path) -> None:
+    with Session(tracked) as session:
+        with pytest.raises(DataError), writing.reporting(session) as kept:
+            session.current_stage = "sft"
+            raise DataError("the demos are damaged", "rm -r data/demos")
+        (address,) = kept
+        stored = mlflow_reports.nights(tracked, tracked / ".state")
+        reasons = session.store.reasons("states")
+    assert "the demos are damaged" in (tracked / paths.REPORT).read_text()
+    assert (tracked / f"{paths.REPORT}.dvc").exists()
+    assert reasons == ("never run",), "a report makes no stage stale"
+    ((stamp, row),) = stored[0].reports.items()
+    assert row["mark"] == "failed"
+    assert address.endswith(f"/artifacts/report/{stamp}.html")
+    git(tracked, "add", "-A")
+    assert "reports/report.html.dvc" in git(tracked, "diff", "--cached", "--name-only").splitlines()
+
+
+def test_a_run_that_changed_nothing_or_was_interrupted_leaves_the_report_alone(tracked: Path) -> None:
+    with Session(tracked) as session:
+        with writing.reporting(session):
+            session.results.append(StageResult(stage="states", status="cached", seconds=0.1))
+        with pytest.raises(KeyboardInterrupt), writing.reporting(session):
+            session.results.append(StageResult(stage="collect", status="ran", seconds=0.1))
+            session.current_stage = "dataset"
+            raise KeyboardInterrupt
+    assert not (tracked / paths.REPORT).exists()
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_the_error_of_the_run(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: Path) -> Facts:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(writing, "write", broken)
+    with Session(tracked) as session, pytest.raises(DataError, match="damaged"), writing.reporting(session):
+        raise DataError("the demos are damaged")
+    assert "the report was not written: no space left on device" in caplog.text
+
+
+def test_the_report_does_not_count_as_a_change_of_the_code(tracked: Path) -> None:
+    (tracked / "reports").mkdir()
+    pointer = tracked / f"{paths.REPORT}.dvc"
+    pointer.write_text("one")
+    git(tracked, "add", "-A")
+    git(tracked, "commit", "-q", "-m", "report")
+    pointer.write_text("two")
+    assert not Session(tracked).commit.endswith("+")
+
+
+def test_all_nights_are_one_row_each_with_or_without_a_report(facts: Facts) -> None:
+    with Session(facts.root) as session:
+        writing.write(facts.root)
+        run_id = session.tracking.parent_id
+        mlflow_reports.keep(facts.root, run_id, ran().stamp, facts.root / paths.REPORT, writing.night(facts))
+    index = nights.write(facts.root).read_text()
+    assert index.count("<tr>") == 1 + 2, "a head and two nights"
+    assert 'href="20260131T020000Z.html"' in index
+    assert "Sat 31 Jan, 02:00" in index
+    assert "no report" in index
+    assert "version 1 (rloo) becomes champion: there was none" in index
+    assert (facts.root / paths.NIGHTS / "20260131T020000Z.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_commands_write_the_pages_and_say_where(facts: Facts, capsys: pytest.CaptureFixture[str]) -> None:
+    report_commands.report()
+    report_commands.all_nights()
+    said = capsys.readouterr().out
+    assert "Version 2 (GRPO) replaces version 1 as champion" in said
+    for page_ in (paths.REPORT, paths.NIGHTS / nights.INDEX):
+        assert str(page_) in said
+        assert (facts.root / page_).exists()
+
+
+def test_the_trend_has_nights_of_one_grid_only() -> None:
+    def one(day: int, grid: str, successes: int, mark: str) -> nights.Night:
+        return nights.Night(
+            started=STARTED.replace(day=day),
+            seconds=60.0,
+            mark=mark,
+            verdict="",
+            changed="",
+            rate=Rate(successes, 20),
+            champion=Rate(10, 20),
+            grid=grid,
+            commit="",
+            page="",
+        )
+
+    drawn = nights.trend([one(3, "b", 15, "champion"), one(2, "b", 9, "challenger"), one(1, "a", 3, "champion")])
+    assert "success of 2 nights" in drawn
+    assert "02 Jan" in drawn and "01 Jan" not in drawn
+    assert nights.trend([]) is None
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_browser_shows_the_report_without_scrolling_sideways_errors_or_network(
+    facts: Facts, tab: Page, tmp_path: Path, width: int
+) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page.render(facts))
+    tab.open(file, width)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.complaints() == []
+    assert tab.requests() == []
+    assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+    films = tab.evaluate("[...document.querySelectorAll('video')].map(v => [v.videoWidth > 0, v.error === null])")
+    assert films == [[True, True]] * 6
+    outside = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
+    assert tab.evaluate(f"{outside}.map(e => e.outerHTML.slice(0, 80))") == []
+
+
+def test_a_browser_shows_the_page_of_all_nights(facts: Facts, tab: Page) -> None:
+    index = nights.write(facts.root)
+    for width in WIDTHS:
+        tab.open(index, width)
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+        assert (tab.complaints(), tab.requests()) == ([], [])
+    links = tab.evaluate("[...document.querySelectorAll('main a')].map(a => a.getAttribute('href'))")
+    assert all((index.parent / link).exists() for link in links)
+
+
+def test_the_report_can_be_read_with_a_keyboard_and_by_a_screen_reader(facts: Facts, tab: Page, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page.render(facts))
+    tab.open(file, 1280)
+    tab.press("Tab", 9)
+    assert tab.evaluate("document.activeElement.textContent") == "Skip to the report"
+    unnamed = "[...document.querySelectorAll('svg[role=img], video')].filter(e => !e.getAttribute('aria-label'))"
+    assert tab.evaluate(f"{unnamed}.length") == 0
+    assert tab.evaluate("[...document.images].every(image => image.alt)")
+    assert tab.evaluate("document.querySelectorAll('h1').length") == 1
+    broken = "[...document.querySelectorAll('nav a')].filter(a => !document.querySelector(a.getAttribute('href')))"
+    assert tab.evaluate(f"{broken}.length") == 0
+
+
+def test_the_report_prints_stills_instead_of_films(facts: Facts, tab: Page, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page.render(facts))
+    tab.open(file, 1280)
+    tab.pdf(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    tab.as_printed()
+    shown = "[...document.querySelectorAll('{}')].map(e => e.checkVisibility())"
+    assert tab.evaluate(shown.format("video")) == [False] * 6
+    assert tab.evaluate(shown.format(".strip")) == [True] * 6
+
+
+def test_night_rows_are_plain_json(facts: Facts) -> None:
+    row = writing.night(facts)
+    assert json.loads(json.dumps(row)) == row
+    assert (row["mark"], row["changed"], row["version"]) == ("champion", "1 param, code", "2")

@@ -1,0 +1,46 @@
+"""Which episodes are filmed, and that a film is one that browsers play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image
+
+from nightshift.reports import films
+
+CELLS = [(task, state) for task in ("lift", "stack") for state in range(4)]
+
+
+def outcomes(**failed: set[int]) -> dict[tuple[str, int], bool]:
+    return {(task, state): state not in failed.get(task, set()) for task, state in CELLS}
+
+
+def test_films_show_a_state_won_then_one_failed_then_the_first_and_tasks_take_turns() -> None:
+    clone, trained = outcomes(lift={1, 3}, stack={2}), outcomes(lift={3}, stack=set())
+    assert films.choose(clone, trained, 10) == [("lift", 1), ("stack", 2), ("lift", 3), ("stack", 0), ("lift", 0)]
+    assert films.choose(clone, trained, 2) == [("lift", 1), ("stack", 2)]
+    assert films.choose(clone, trained, 0) == []
+
+
+def test_a_failure_that_the_clone_solved_says_more_than_another() -> None:
+    assert films.choose(outcomes(lift={1}), outcomes(lift={1, 2}), 1) == [("lift", 2)]
+
+
+def test_a_state_whose_simulator_failed_is_not_filmed() -> None:
+    clone = outcomes()
+    del clone["lift", 0]
+    assert films.choose(clone, outcomes(), 2) == [("lift", 1), ("stack", 0)]
+
+
+def test_a_film_is_h264_at_the_rate_of_control_with_a_strip_of_stills(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (9, 33, 48, 3), dtype=np.uint8)
+    films.write(tmp_path / "film.mp4", frames)
+    with av.open(tmp_path / "film.mp4") as video:
+        stream = video.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert (str(stream.average_rate), stream.width, stream.height) == ("20", 48, 32)
+        assert sum(1 for _ in video.decode(video=0)) == 9
+    with Image.open(tmp_path / "film.jpg") as strip:
+        assert strip.size == (6 * round(48 * 128 / 33), 128)
