@@ -102,7 +102,7 @@ def test_any_ill_typed_value_is_refused_with_its_path(tmp_path: Path, leaf: tupl
     assert f"{section}.{key}" in error.value.what
 
 
-TABLED = ("machine", "env", "collect", "policy", "sft", "rloo", "rlpd", "evaluate")
+TABLED = ("machine", "env", "collect", "policy", "sft", "rloo", "rlpd", "classifier", "evaluate")
 
 
 def names(section: Any, prefix: str) -> set[str]:

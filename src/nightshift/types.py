@@ -76,6 +76,7 @@ class RolloutRequest:
     temperature: float = 1.0  # of the distribution that "sample" draws from
     disturbance: float = 0.0  # standard deviation of noise added to actions on their way to the simulator
     frames_every: int = 0  # keep a rendered frame every so many steps; 0 keeps none
+    cameras: tuple[str, ...] = ()  # to record beside what the policy sees
 
 
 @dataclass(frozen=True, kw_only=True)

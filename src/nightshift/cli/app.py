@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nightshift import files
-from nightshift.cli import commands, data_commands, env_commands
+from nightshift.cli import classifier_commands, commands, data_commands, env_commands
 from nightshift.errors import NightshiftError
 from nightshift.project import packages
 from nightshift.telemetry.console import errors
@@ -25,6 +25,8 @@ dataset_app = typer.Typer(help="The versions of the dataset.", no_args_is_help=T
 app.add_typer(dataset_app, name="dataset")
 env_app = typer.Typer(help="The simulated tasks: which there are, and whether they run here.", no_args_is_help=True)
 app.add_typer(env_app, name="env")
+classifier_app = typer.Typer(help="Success from camera images, as a reward for rlpd.", no_args_is_help=True)
+app.add_typer(classifier_app, name="classifier")
 
 Suite = Annotated[str, typer.Option(help="one suite; all of them if not given")]
 
@@ -147,6 +149,28 @@ def env_show(task: Annotated[str, typer.Argument(help="the name of a task, of an
 def env_check() -> None:
     """Say whether the suite in params.yaml can run here, and how to get what is missing."""
     env_commands.check()
+
+
+@classifier_app.command("record")
+def classifier_record(
+    policy: Annotated[Path, typer.Option(help="the folder of the policy that plays")] = Path("models/sft"),
+    episodes: Annotated[int, typer.Option(min=1, help="per task, from training states")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, help="of the actions that it samples")] = 1.0,
+) -> None:
+    """Let a policy play, and keep its successes and failures for training."""
+    classifier_commands.record(policy, episodes, temperature)
+
+
+@classifier_app.command("train")
+def classifier_train() -> None:
+    """Train it, and choose the threshold that reaches classifier.precision."""
+    classifier_commands.train()
+
+
+@classifier_app.command("evaluate")
+def classifier_evaluate() -> None:
+    """Show its mistakes on episodes that it has not seen."""
+    classifier_commands.evaluate()
 
 
 @app.command()
