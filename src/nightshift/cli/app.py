@@ -155,7 +155,7 @@ def env_check() -> None:
 def classifier_record(
     policy: Annotated[Path, typer.Option(help="the folder of the policy that plays")] = Path("models/sft"),
     episodes: Annotated[int, typer.Option(min=1, help="per task, from training states")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, help="of the actions that it samples")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.01, help="of the actions that it samples")] = 1.0,
 ) -> None:
     """Let a policy play, and keep its successes and failures for training."""
     classifier_commands.record(policy, episodes, temperature)

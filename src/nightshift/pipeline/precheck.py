@@ -15,11 +15,13 @@ from nightshift import config, envs, policies
 from nightshift.policies import device
 from nightshift.project import paths
 from nightshift.project.graph import Definition
+from nightshift.rewards.reward import check_reward
 from nightshift.types import INSTRUCTION
 
 
 def check(params: config.Params, stages: Iterable[Definition]) -> None:
-    """ConfigError, DeviceError or SimulatorError: a camera, an image size, an input, an instruction, the device."""
+    """ConfigError, DeviceError, SimulatorError or DataError: a camera, an image size, an input, an instruction, the
+    device, the success classifier."""
     chosen = list(stages)
     if any(map(_comes_before_policies, chosen)):
         check_policy(params)
@@ -27,6 +29,8 @@ def check(params: config.Params, stages: Iterable[Definition]) -> None:
         envs.check_cameras(params.env)
     if any(_makes_policies(stage) or (_simulates(stage) and _reads_policies(stage)) for stage in chosen):
         device.resolve(params.machine.device)
+    if any(stage.name == "rlpd" for stage in chosen):
+        check_reward(params.rlpd.reward, params.env)
 
 
 def check_policy(params: config.Params) -> None:

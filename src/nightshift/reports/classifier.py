@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 from nightshift import files
 from nightshift.rewards.training import Judged, confusion
@@ -24,6 +25,7 @@ SHEET = "examples.png"
 OVERALL = "overall"
 _COLUMNS = 8
 _CELL = 1.5
+_TITLE = 0.55
 """Inches."""
 _KINDS = (
     ("false positives", "rewarded without success", False, True),
@@ -78,25 +80,34 @@ def contact_sheet(path: Path, judged: Sequence[Judged], cameras: Sequence[str], 
 
     Mistakes begin with the worst, right verdicts with the closest.
     """
-    aspect = max(1.0, len(cameras) * 0.9)
-    size = (_COLUMNS * _CELL * aspect, len(_KINDS) * (_CELL + 0.5) + 0.5)
-    figure, cells = plt.subplots(len(_KINDS), _COLUMNS, figsize=size, layout="constrained", squeeze=False)
-    for row, (name, meaning, success, rewarded) in zip(cells, _KINDS, strict=True):
-        found = [one for one in judged if one.segment.success == success and (one.score >= threshold) == rewarded]
-        found.sort(key=lambda one: abs(one.score - threshold), reverse=success != rewarded)
-        for axes in row:
-            axes.set_axis_off()
-        title = f"{name}: {len(found)} ({meaning})"
-        row[0].text(0, 1.28, title, transform=row[0].transAxes, fontsize=10, fontweight="bold", ha="left")
-        for axes, one in zip(row, found, strict=False):
-            axes.imshow(picture(one, cameras))
-            step = f"step {one.frame + 1} of {one.segment.episode.length}"
-            axes.set_title(f"{one.segment.task.replace('_', ' ')}\n{one.score:.3f}  {step}", fontsize=7, loc="left")
+    found = {
+        kind: [one for one in judged if one.segment.success == success and (one.score >= threshold) == rewarded]
+        for kind, (_, _, success, rewarded) in enumerate(_KINDS)
+    }
+    heights = [_CELL + _TITLE if found[kind] else _TITLE for kind in range(len(_KINDS))]
+    size = (_COLUMNS * _CELL * len(cameras), sum(heights) + _TITLE)
+    figure = plt.figure(figsize=size, layout="constrained")
+    for part, kind in zip(figure.subfigures(len(_KINDS), 1, height_ratios=heights), range(len(_KINDS)), strict=True):
+        name, meaning, success, rewarded = _KINDS[kind]
+        title = f"{name}: {len(found[kind])} ({meaning})"
+        part.suptitle(title, x=0.005, ha="left", fontsize=10, fontweight="bold")
+        found[kind].sort(key=lambda one: abs(one.score - threshold), reverse=success != rewarded)
+        if found[kind]:
+            _row(part.subplots(1, _COLUMNS), found[kind], cameras)
     figure.suptitle(
         f"Success classifier, threshold {threshold:.3f}: worst mistakes and closest calls first", fontsize=11
     )
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _row(cells: Sequence[Axes], found: Sequence[Judged], cameras: Sequence[str]) -> None:
+    for axes in cells:
+        axes.set_axis_off()
+    for axes, one in zip(cells, found, strict=False):
+        axes.imshow(picture(one, cameras))
+        step = f"step {one.frame + 1} of {one.segment.episode.length}"
+        axes.set_title(f"{one.segment.task.replace('_', ' ')}\n{one.score:.3f}  {step}", fontsize=7, loc="left")
 
 
 def picture(one: Judged, cameras: Sequence[str]) -> NDArray[np.uint8]:

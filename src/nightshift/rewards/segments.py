@@ -128,8 +128,8 @@ def _divided(names: Sequence[str], settings: config.Classifier) -> dict[str, Par
     fewest = int(len(names) >= _FEWEST)
     test = max(fewest, round(settings.test_share * len(names)))
     calibration = max(fewest, round(settings.calibration_share * len(names)))
-    held: list[Part] = [*["test"] * test, *["calibration"] * calibration]
-    held = held[: max(0, len(names) - fewest)]
+    counts: Mapping[Part, int] = {"test": test, "calibration": calibration}
+    held = [part for part, count in counts.items() for _ in range(count)][: max(0, len(names) - fewest)]
     return {name: held[place] if place < len(held) else "train" for place, name in enumerate(names)}
 
 

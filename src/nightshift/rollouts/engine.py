@@ -195,10 +195,10 @@ class Engine:
         by_expert = request.controller == "expert"
         if actor is None and not by_expert:
             raise RolloutError(f"the controller {request.controller!r} needs a policy")
-        names = None if actor is None or by_expert else [*dict.fromkeys([*actor.observations, *request.cameras])]
+        names = None if actor is None or by_expert else actor.observations
         fleet = self._fleets.take(request.task)
         self._on_step()
-        observer = Observer(names, self._cameras)
+        observer = Observer(names, self._cameras, request.cameras)
         try:
             group = GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
         except Exception:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from nightshift import config, envs
-from nightshift.data.decisions import decision_episode, lost_episode
+from nightshift.data.decisions import lost_episode
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.splits import split_training_states
@@ -25,6 +25,7 @@ from nightshift.errors import RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import PolicySnapshot, restore
 from nightshift.project import paths
+from nightshift.rewards.reward import Reward, open_reward
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import Experience, LocalExperience, Tickets, play_tickets
 from nightshift.rollouts.opening import open_pool
@@ -49,9 +50,10 @@ class Recorder:
     tasks: Sequence[Task]
     discount: float
     commit: str
+    reward: Reward
 
     def __call__(self, trajectory: Trajectory) -> Episode:
-        return decision_episode(trajectory, self.provenance(trajectory), self.discount)
+        return self.reward.episode(trajectory, self.provenance(trajectory), self.discount)
 
     def provenance(self, trajectory: Trajectory) -> Provenance:
         request = trajectory.request
@@ -85,6 +87,7 @@ class ActorSpec:
     states: config.States
     machine: config.Machine
     discount: float
+    reward: str
     commit: str
 
 
@@ -108,9 +111,9 @@ def _end_with_learner() -> None:
 
 def act(spec: ActorSpec, pool: Pool, link: Link) -> None:
     """Play what is ordered over the link until learning is over."""
-    tasks = envs.tasks(spec.env)
-    tickets = _tickets(tasks, spec.states, spec.seed)
-    recorder = Recorder(tasks=tasks, discount=spec.discount, commit=spec.commit)
+    tasks, reward = envs.tasks(spec.env), open_reward(spec.reward)
+    tickets = _tickets(tasks, spec.states, spec.seed, reward)
+    recorder = Recorder(tasks=tasks, discount=spec.discount, commit=spec.commit, reward=reward)
     spool = Spool(spec.folder, run=spec.run, actor=f"actor-{spec.index}")
     sender = Sender(spool, link, poll_interval=_POLL_SECONDS)
     try:
@@ -191,12 +194,12 @@ def open_experience(
         with _streamed(job, seed=seed, env=env, states=states, rlpd=rlpd) as streamed:
             yield streamed
         return
-    tasks = envs.tasks(env)
+    tasks, reward = envs.tasks(env), open_reward(rlpd.reward)
     yield LocalExperience(
         pool,
-        _tickets(tasks, states, seed),
+        _tickets(tasks, states, seed, reward),
         EpisodeStore(job.state / "episodes"),
-        Recorder(tasks=tasks, discount=rlpd.discount, commit=job.commit),
+        Recorder(tasks=tasks, discount=rlpd.discount, commit=job.commit, reward=reward),
         at_once=rlpd.episodes_at_once,
     )
 
@@ -220,6 +223,7 @@ def _streamed(
                 states=states,
                 machine=job.machine,
                 discount=rlpd.discount,
+                reward=rlpd.reward,
                 commit=job.commit,
             )
             for index in range(job.machine.actors)
@@ -234,5 +238,6 @@ def _streamed(
             actors.kill()
 
 
-def _tickets(tasks: Sequence[Task], states: config.States, seed: int) -> Tickets:
-    return Tickets({task: split_training_states(task, states).train for task in tasks}, seed=seed)
+def _tickets(tasks: Sequence[Task], states: config.States, seed: int, reward: Reward) -> Tickets:
+    chosen = {task: split_training_states(task, states).train for task in tasks}
+    return Tickets(chosen, seed=seed, reward=reward)

@@ -23,6 +23,7 @@ from nightshift.policies.base import Policy
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
+from nightshift.rewards.reward import check_reward, verdict_metrics
 from nightshift.rollouts.experience import Experience
 from nightshift.rollouts.validation import Selection, Validator, check_validation_states, without_best
 from nightshift.stages._experience import open_experience
@@ -36,6 +37,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
     _check_chunks(cloned.chunk, envs.horizon(env))
+    check_reward(rlpd.reward, env)
     splits = {task.name: split_training_states(task, states) for task in envs.tasks(env)}
     check_validation_states(splits, rlpd.validation.level, "rlpd.validation.level")
     data = dataset_store.read(paths.DATASET)
@@ -133,6 +135,7 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
     return {
         "rollout/success": success,
         "rollout/length": sum(episode.length - 1 for episode in episodes) / len(episodes),
+        **verdict_metrics(episodes),
         **learned,
         **replay.metrics(),
         **training.experience.metrics(),
