@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,10 +178,26 @@ def test_dvc_tracks_the_classifier_and_git_takes_its_pointer(trained: Path) -> N
     assert "safetensors" not in git(trained, "status", "--short", "--untracked-files=all")
 
 
-def test_training_again_makes_the_same_classifier(trained: Path, project: Path) -> None:
-    with Session(project) as session:
-        outcome = commands.train(session)
-    assert outcome.name == classifier.name_of(trained / paths.CLASSIFIER)
+def trained_briefly(settings: config.Classifier, found: Sequence[segments.Segment], seed: int) -> SuccessClassifier:
+    torch.manual_seed(0)
+    network = SuccessClassifier.from_config(settings, segments.shapes([one.episode for one in found]))
+    training.train(network, found, settings, seed, lambda step, loss: None)
+    return network
+
+
+def by_part(root: Path, settings: config.Classifier) -> dict[segments.Part, list[segments.Segment]]:
+    episodes = list(EpisodeStore(root / paths.IMPORTS / "goal"))
+    return segments.by_part(episodes, segments.split(episodes, settings, seed=0), settings.ambiguous_steps)
+
+
+def test_the_same_seed_gives_the_same_weights(made: Path) -> None:
+    settings = config.load(made / paths.PARAMS).classifier.model_copy(
+        update={"steps": 5, "augmentation": config.Augmentation(crop=2, jitter=0.2)}
+    )
+    found = by_part(made, settings)["train"]
+    one, same, other = (trained_briefly(settings, found, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_target_out_of_reach_leaves_no_classifier_and_says_what_was_reached(project: Path) -> None:
@@ -195,27 +211,20 @@ def test_a_target_out_of_reach_leaves_no_classifier_and_says_what_was_reached(pr
     assert not paths.CLASSIFIER.exists()
 
 
-def test_shuffled_labels_reach_no_precision(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shuffled_labels_reach_no_precision(made: Path) -> None:
     """The negative control: what the network memorises of the training episodes does not pass the calibration."""
-    monkeypatch.chdir(made)
-    params = config.load(made / paths.PARAMS)
-    settings = params.classifier.model_copy(update={"steps": 200})
-    episodes = list(EpisodeStore(paths.IMPORTS / "goal"))
-    starts = segments.split(episodes, settings, seed=0)
-    found = segments.by_part(episodes, starts, settings.ambiguous_steps)
+    settings = config.load(made / paths.PARAMS).classifier.model_copy(update={"steps": 200})
     random = np.random.default_rng(0)
     shuffled = {
         part: [
             replace(one, success=bool(label))
             for one, label in zip(own, random.permutation([one.success for one in own]), strict=True)
         ]
-        for part, own in found.items()
+        for part, own in by_part(made, settings).items()
     }
-    torch.manual_seed(0)
-    network = SuccessClassifier.from_config(settings, segments.shapes(episodes))
-    training.train(network, shuffled["train"], settings, 0, lambda step, loss: None)
+    network = trained_briefly(settings, shuffled["train"], seed=0)
     with pytest.raises(DataError, match="no threshold reaches a precision of 75%"):
-        training.calibrated(network, shuffled["calibration"], settings, starts)
+        training.calibrated(network, shuffled["calibration"], settings, starts={})
 
 
 def test_a_policy_is_recorded_with_the_cameras_that_it_does_not_see(project: Path) -> None:

@@ -28,10 +28,10 @@ _CELL = 1.5
 _TITLE = 0.55
 """Inches."""
 _KINDS = (
-    ("false positives", "rewarded without success", False, True),
-    ("false negatives", "success without reward", True, False),
-    ("true positives", "rewarded success", True, True),
-    ("true negatives", "no success, no reward", False, False),
+    ("false positives", "rewarded without success", (False, True)),
+    ("false negatives", "success without reward", (True, False)),
+    ("true positives", "rewarded success", (True, True)),
+    ("true negatives", "no success, no reward", (False, False)),
 )
 """Of the sheet, from top to bottom: name, meaning, whether the task was solved, whether the classifier says so."""
 
@@ -80,25 +80,26 @@ def contact_sheet(path: Path, judged: Sequence[Judged], cameras: Sequence[str], 
 
     Mistakes begin with the worst, right verdicts with the closest.
     """
-    found = {
-        kind: [one for one in judged if one.segment.success == success and (one.score >= threshold) == rewarded]
-        for kind, (_, _, success, rewarded) in enumerate(_KINDS)
-    }
-    heights = [_CELL + _TITLE if found[kind] else _TITLE for kind in range(len(_KINDS))]
-    size = (_COLUMNS * _CELL * len(cameras), sum(heights) + _TITLE)
-    figure = plt.figure(figsize=size, layout="constrained")
-    for part, kind in zip(figure.subfigures(len(_KINDS), 1, height_ratios=heights), range(len(_KINDS)), strict=True):
-        name, meaning, success, rewarded = _KINDS[kind]
-        title = f"{name}: {len(found[kind])} ({meaning})"
-        part.suptitle(title, x=0.005, ha="left", fontsize=10, fontweight="bold")
-        found[kind].sort(key=lambda one: abs(one.score - threshold), reverse=success != rewarded)
-        if found[kind]:
-            _row(part.subplots(1, _COLUMNS), found[kind], cameras)
+    rows = [(name, meaning, _sorted(judged, threshold, kind)) for name, meaning, kind in _KINDS]
+    heights = [_CELL + _TITLE if found else _TITLE for _, _, found in rows]
+    figure = plt.figure(figsize=(_COLUMNS * _CELL * len(cameras), sum(heights) + _TITLE), layout="constrained")
+    parts = np.ravel(figure.subfigures(len(rows), 1, height_ratios=heights))
+    for part, (name, meaning, found) in zip(parts, rows, strict=True):
+        part.suptitle(f"{name}: {len(found)} ({meaning})", x=0.005, ha="left", fontsize=10, fontweight="bold")
+        if found:
+            _row(part.subplots(1, _COLUMNS), found, cameras)
     figure.suptitle(
         f"Success classifier, threshold {threshold:.3f}: worst mistakes and closest calls first", fontsize=11
     )
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _sorted(judged: Sequence[Judged], threshold: float, kind: tuple[bool, bool]) -> list[Judged]:
+    """Of one kind: mistakes by how far they are from the threshold, right verdicts by how near."""
+    success, rewarded = kind
+    found = [one for one in judged if one.segment.success == success and (one.score >= threshold) == rewarded]
+    return sorted(found, key=lambda one: abs(one.score - threshold), reverse=success != rewarded)
 
 
 def _row(cells: Sequence[Axes], found: Sequence[Judged], cameras: Sequence[str]) -> None:
