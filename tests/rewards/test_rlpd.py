@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +53,34 @@ def saved(threshold: float) -> str:
     return classifier.name_of(paths.CLASSIFIER)
 
 
-def learn(make_job: Callable[[str], Job], threshold: float) -> list[dict[str, float]]:
+def learn(make_job: Callable[[str], Job], threshold: float, actors: int = 0) -> list[dict[str, float]]:
     """The metrics of every round."""
+    job = make_job("rlpd")
+    job = replace(job, machine=job.machine.model_copy(update={"actors": actors}))
     params = config.Params.model_validate(merged(small_params(), SEEN))
     section = params.rlpd.model_copy(update={"reward": saved(threshold)})
-    rlpd.run(make_job("rlpd"), seed=0, env=params.env, states=params.states, rlpd=section)
+    rlpd.run(job, seed=0, env=params.env, states=params.states, rlpd=section)
     rounds: list[dict[str, float]] = json.loads(HISTORY.read_text())["iterations"]
     return rounds
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Demos, dataset and clone of the module's first test, for the others to copy."""
+    return tmp_path_factory.mktemp("made")
+
+
 @pytest.fixture
-def clone(project: Path, job: Callable[[str], Job]) -> None:
+def clone(project: Path, made: Path, job: Callable[[str], Job]) -> None:
+    if any(made.iterdir()):
+        shutil.copytree(made, project, dirs_exist_ok=True)
+        return
     params = config.Params.model_validate(merged(small_params(), SEEN))
     collect.run(job("collect"), seed=0, env=params.env, states=params.states, collect=params.collect)
     dataset.run(job("dataset"), seed=0, dataset=params.dataset)
     sft.run(job("sft"), seed=0, policy=params.policy, sft=params.sft)
+    for path in (paths.DEMOS, paths.DATASET, paths.SFT_POLICY):
+        shutil.copytree(path, made / path)
 
 
 @pytest.mark.usefixtures("clone")
@@ -81,9 +96,12 @@ def test_the_classifier_alone_rewards_and_ends_episodes_and_the_simulator_is_sho
         assert list(episode.observations) == ["objects", "task"], "the policy does not see the camera"
 
 
+@pytest.mark.parametrize("actors", [0, 1])
 @pytest.mark.usefixtures("clone")
-def test_a_classifier_that_sees_success_everywhere_ends_every_episode_at_once(job: Callable[[str], Job]) -> None:
-    always = learn(job, threshold=0.0)
+def test_a_classifier_that_sees_success_everywhere_ends_every_episode_at_once(
+    job: Callable[[str], Job], actors: int
+) -> None:
+    always = learn(job, threshold=0.0, actors=actors)
     assert all(one["rollout/success"] == 1 and one["rollout/length"] == 1 for one in always)
     wrong, right = (sum(one[f"reward/{verdict}_positive"] for one in always) for verdict in ("false", "true"))
     assert wrong + right == sum(3 for _ in always)

@@ -83,8 +83,9 @@ def contact_sheet(path: Path, judged: Sequence[Judged], cameras: Sequence[str], 
     rows = [(name, meaning, _sorted(judged, threshold, kind)) for name, meaning, kind in _KINDS]
     heights = [_CELL + _TITLE if found else _TITLE for _, _, found in rows]
     figure = plt.figure(figsize=(_COLUMNS * _CELL * len(cameras), sum(heights) + _TITLE), layout="constrained")
-    parts = np.ravel(figure.subfigures(len(rows), 1, height_ratios=heights))
-    for part, (name, meaning, found) in zip(parts, rows, strict=True):
+    grid = figure.add_gridspec(len(rows), 1, height_ratios=heights)
+    for place, (name, meaning, found) in enumerate(rows):
+        part = figure.add_subfigure(grid[place])
         part.suptitle(f"{name}: {len(found)} ({meaning})", x=0.005, ha="left", fontsize=10, fontweight="bold")
         if found:
             _row(part.subplots(1, _COLUMNS), found, cameras)
