@@ -63,7 +63,7 @@ def _show(part: str, outcome: classifier.Outcome) -> None:
     frames = ", ".join(f"{count} {name}" for name, count in outcome.frames.items())
     console.print(f"[bold]{outcome.name}[/]  threshold {outcome.threshold:.3f}  [dim]frames: {frames}[/]")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title=f"{part} episodes", title_justify="left")
-    for column in ("", "rewarded success", "missed", "false reward", "rightly none", "precision", "recall"):
+    for column in ("", "TP", "FN", "FP", "TN", "precision", "recall"):
         table.add_column(column)
     for name, one in outcome.tables.items():
         counts = (one.true_positives, one.false_negatives, one.false_positives, one.true_negatives)

@@ -60,7 +60,7 @@ def write(
 
 def markdown(tables: dict[str, Confusion]) -> str:
     rows = [
-        "| | rewarded success | missed success | false reward | no reward, rightly | precision | recall |",
+        "| | true positives | false negatives | false positives | true negatives | precision | recall |",
         "|---|---|---|---|---|---|---|",
     ]
     rows += [
@@ -108,8 +108,8 @@ def _row(cells: Sequence[Axes], found: Sequence[Judged], cameras: Sequence[str])
         axes.set_axis_off()
     for axes, one in zip(cells, found, strict=False):
         axes.imshow(picture(one, cameras))
-        step = f"step {one.frame + 1} of {one.segment.episode.length}"
-        axes.set_title(f"{one.segment.task.replace('_', ' ')}\n{one.score:.3f}  {step}", fontsize=7, loc="left")
+        place = f"frame {one.frame + 1} of {one.segment.episode.length}"
+        axes.set_title(f"{one.segment.task.replace('_', ' ')}\n{one.score:.3f}  {place}", fontsize=7, loc="left")
 
 
 def picture(one: Judged, cameras: Sequence[str]) -> NDArray[np.uint8]:
