@@ -102,7 +102,10 @@ def test_any_ill_typed_value_is_refused_with_its_path(tmp_path: Path, leaf: tupl
     assert f"{section}.{key}" in error.value.what
 
 
-TABLED = ("machine", "env", "collect", "policy", "sft", "rloo", "rlpd", "evaluate", "register", "nightly", "notify")
+TABLED = (
+    *("machine", "env", "collect", "policy", "sft", "rloo", "rlpd", "classifier", "evaluate", "register"),
+    *("nightly", "notify"),
+)
 
 
 def names(section: Any, prefix: str) -> set[str]:

@@ -380,6 +380,9 @@ class Rloo(Section):
 
 Rate = Annotated[float, Field(gt=0, le=1, strict=True)]
 
+SIMULATOR = "simulator"
+"""The reward of rlpd that needs no classifier."""
+
 
 class CriticEnsemble(Section):
     """Q-functions of RLPD: each sees the observation and the actions of a decision."""
@@ -465,6 +468,8 @@ class Rlpd(Section):
     critics: CriticEnsemble
     actor: RlpdActor
     entropy: Entropy
+    reward: Annotated[str, Field(pattern=rf"^({SIMULATOR}|classifier-[0-9a-f]{{12}})$")]
+    """What says that an episode succeeded: the simulator, or the success classifier of this name."""
     validation: Validation
 
     @model_validator(mode="after")
@@ -473,6 +478,44 @@ class Rlpd(Section):
             raise ValueError("warmup_steps needs demos: raise demo_share or set warmup_steps: 0")
         if self.actor.bc_weight and not self.demo_share:
             raise ValueError("actor.bc_weight needs demos: raise demo_share or set actor.bc_weight: 0.0")
+        return self
+
+
+class Classifier(Section):
+    """The success classifier on camera images (`nightshift classifier`)."""
+
+    sources: Annotated[Names, Field(min_length=1)]
+    """Episodes to learn from: "demos", "rollouts" (nightshift classifier record), any other name is an import."""
+    inputs: Inputs
+    """Cameras, and the instruction where several tasks share the classifier."""
+    ambiguous_steps: Natural
+    """Control steps before success whose frames are neither successes nor failures: they are left out."""
+    calibration_share: Share
+    """Of the starts of a task: their episodes choose the threshold."""
+    test_share: Share
+    """Of the starts of a task: their episodes are for `nightshift classifier evaluate` alone."""
+    precision: Annotated[float, Field(gt=0, lt=1, strict=True)]
+    """The threshold is the lowest one whose precision on the calibration episodes is at least this, by the lower end of
+    its 95 % interval."""
+    channels: Sizes
+    """Of the convolutions, each of which halves the image."""
+    hidden: Count
+    """Features of each camera, and width of the layer after them."""
+    dropout: Annotated[float, Field(ge=0, lt=1, strict=True)]
+    """Share of that layer that a training step leaves out."""
+    max_words: Count
+    """The longest instruction."""
+    steps: Count
+    """Gradient steps."""
+    batch_size: Annotated[int, Field(ge=2, multiple_of=2, strict=True)]
+    """Frames per gradient step: half of them successes."""
+    learning_rate: Positive
+    augmentation: Augmentation
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Classifier:
+        if self.calibration_share + self.test_share >= 1:
+            raise ValueError("calibration_share and test_share leave nothing to train on: their sum must be below 1")
         return self
 
 
@@ -533,6 +576,7 @@ class Params(Section):
     sft: Sft
     rloo: Rloo
     rlpd: Rlpd
+    classifier: Classifier
     evaluate: Evaluate
     register_: Register = Field(alias="register")
     nightly: Nightly

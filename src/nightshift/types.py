@@ -76,6 +76,8 @@ class RolloutRequest:
     temperature: float = 1.0  # of the distribution that "sample" draws from
     disturbance: float = 0.0  # standard deviation of noise added to actions on their way to the simulator
     frames_every: int = 0  # keep a rendered frame every so many steps; 0 keeps none
+    cameras: tuple[str, ...] = ()  # to record beside what the policy sees
+    until_horizon: bool = False  # play on after success: another judge than the simulator ends the episode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,8 @@ class Trajectory:
     success: bool
     unstable: bool = False  # the actions drove the physics unstable: a failure, and terminal
     version: int = 0  # of the policy that acted: its number of updates
+    success_step: int | None = None  # control steps until the simulator first reported success
+    beside: tuple[str, ...] = ()  # the observations that the policy did not see: from `request.cameras`
     valid: bool = True  # False: the simulator itself failed, so the episode says nothing about the controller
     frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
 

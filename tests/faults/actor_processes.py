@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 
 from nightshift import envs
 from nightshift.errors import StreamError
+from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, make_tickets, open_link
 from tests.rollouts.faulty import Faulty, hang, segfault
@@ -17,7 +18,7 @@ DEADLY = 2
 
 def segfaults(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
     """A real actor whose simulator segfaults on one init state."""
-    state = make_tickets(envs.tasks(spec.env), spec.states, spec.seed).request(DEADLY, "sample").init_state
+    state = make_tickets(envs.tasks(spec.env), spec.states, spec.seed, SIMULATOR).request(DEADLY, "sample").init_state
     pool = LocalPool(spec.env, make_fleet=Faulty({state: segfault}))
     act(spec, pool, open_link(spec), in_play)
 

@@ -45,6 +45,7 @@ def described(params: config.Params) -> JobDescription:
         env=params.env,
         states=params.states,
         discount=0.9,
+        reward=config.SIMULATOR,
         commit="abc1234",
         versions=version_check.versions(params.env.suite),
         at_once=AT_ONCE,

@@ -15,7 +15,15 @@ import typer
 from nightshift.errors import NightshiftError
 
 if TYPE_CHECKING:
-    from nightshift.cli import actor_commands, commands, data_commands, env_commands, model_commands, report_commands
+    from nightshift.cli import (
+        actor_commands,
+        classifier_commands,
+        commands,
+        data_commands,
+        env_commands,
+        model_commands,
+        report_commands,
+    )
 else:
 
     class _OnFirstUse:
@@ -28,6 +36,7 @@ else:
             return getattr(importlib.import_module(self._name), attribute)
 
     actor_commands = _OnFirstUse("actor_commands")
+    classifier_commands = _OnFirstUse("classifier_commands")
     commands = _OnFirstUse("commands")
     data_commands = _OnFirstUse("data_commands")
     env_commands = _OnFirstUse("env_commands")
@@ -43,6 +52,8 @@ dataset_app = typer.Typer(help="The versions of the dataset.", no_args_is_help=T
 app.add_typer(dataset_app, name="dataset")
 env_app = typer.Typer(help="The simulated tasks: which there are, and whether they run here.", no_args_is_help=True)
 app.add_typer(env_app, name="env")
+classifier_app = typer.Typer(help="Success from camera images, as a reward for rlpd.", no_args_is_help=True)
+app.add_typer(classifier_app, name="classifier")
 
 
 def _version(wanted: bool) -> None:
@@ -206,6 +217,28 @@ def env_show(task: Annotated[str, typer.Argument(help="the name of a task, of an
 def env_check() -> None:
     """Say whether the suite in params.yaml can run here, and how to get what is missing."""
     env_commands.check()
+
+
+@classifier_app.command("record")
+def classifier_record(
+    policy: Annotated[Path, typer.Option(help="the folder of the policy that plays")] = Path("models/sft"),
+    episodes: Annotated[int, typer.Option(min=1, help="per task, from training states")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.01, help="of the actions that it samples")] = 1.0,
+) -> None:
+    """Let a policy play, and keep its successes and failures for training."""
+    classifier_commands.record(policy, episodes, temperature)
+
+
+@classifier_app.command("train")
+def classifier_train() -> None:
+    """Train it, and choose the threshold that reaches classifier.precision."""
+    classifier_commands.train()
+
+
+@classifier_app.command("evaluate")
+def classifier_evaluate() -> None:
+    """Show its mistakes on episodes that it has not seen."""
+    classifier_commands.evaluate()
 
 
 @app.command()

@@ -21,6 +21,7 @@ from nightshift.policies import device
 from nightshift.policies.base import Policy
 from nightshift.project import paths
 from nightshift.project.graph import Definition
+from nightshift.rewards.reward import check_reward
 from nightshift.rollouts.validation import check_validation_states
 from nightshift.types import INSTRUCTION
 
@@ -114,11 +115,17 @@ def _check_validation(params: config.Params, algorithm: str) -> None:
         check_validation_states(states, params.section(algorithm).validation.level, f"{algorithm}.validation.level")
 
 
+def _check_rlpd(params: config.Params) -> None:
+    _check_validation(params, "rlpd")
+    if "rlpd" in params.algorithms:
+        check_reward(params.rlpd.reward, params.env)
+
+
 _BY_SECTION: dict[str, Check] = {
     "dataset": _check_sources,
     "collect": _check_demos,
     "rloo": lambda params: _check_validation(params, "rloo"),
-    "rlpd": lambda params: _check_validation(params, "rlpd"),
+    "rlpd": _check_rlpd,
     "evaluate": _check_evaluation,
 }
 """What is checked if a stage reads this section."""

@@ -17,6 +17,8 @@ STATE = Path(".state")
 INIT_STATES = Path("data/init_states")
 DEMOS = Path("data/demos")
 IMPORTS = Path("data/imports")
+ROLLOUTS = Path("data/rollouts")
+"""A folder of episodes per policy that played for the success classifier."""
 DATASET = Path("data/dataset")
 CHOICES = Path("data/algorithms")
 """A file per training stage that can be chosen: whether it is."""
@@ -37,6 +39,9 @@ SFT_POLICY = MODELS / "sft"
 RLOO_POLICY = MODELS / "rloo"
 RLOO_HISTORY = RLOO_POLICY / HISTORY
 RLPD_POLICY = MODELS / "rlpd"
+CLASSIFIER = MODELS / "classifier"
+"""Of success: made by `nightshift classifier train`, which is no stage."""
+CLASSIFIER_REPORT = Path("reports/classifier")
 EVALUATION = Path("reports/evaluation")
 EVALUATION_REPORT = EVALUATION / "evaluation.json"
 EVALUATION_OUTCOMES = EVALUATION / "outcomes.json"

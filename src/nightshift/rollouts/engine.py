@@ -198,7 +198,7 @@ class Engine:
         names = None if actor is None or by_expert else actor.observations
         fleet = self._fleets.take(request.task)
         self._on_step()
-        observer = Observer(names, self._cameras)
+        observer = Observer(names, self._cameras, request.cameras)
         try:
             group = GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
         except Exception:

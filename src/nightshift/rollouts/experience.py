@@ -16,6 +16,7 @@ from nightshift.data import episode as episodes
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience, Order
+from nightshift.rewards.reward import SIMULATOR, Reward
 from nightshift.rollouts.base import Pool
 from nightshift.types import Controller, RolloutRequest, Task, Trajectory
 
@@ -26,21 +27,23 @@ _SEED_DOMAIN = 2
 class Tickets:
     """Tasks take turns, and so do the init states of a task, in random order."""
 
-    def __init__(self, states: Mapping[Task, Sequence[int]], *, seed: int) -> None:
-        """`states`: those of every task that may be learned from."""
+    def __init__(self, states: Mapping[Task, Sequence[int]], *, seed: int, reward: Reward = SIMULATOR) -> None:
+        """`states`: those of every task that may be learned from; `reward` says what it needs to see."""
         self._states = [(task.name, _shuffled(task, chosen, seed)) for task, chosen in states.items()]
         self._seed = seed
+        self._reward = reward
 
     def request(self, ticket: int, controller: Controller) -> RolloutRequest:
         turn, index = divmod(ticket, len(self._states))
         task, states = self._states[index]
-        return RolloutRequest(
+        request = RolloutRequest(
             task=task,
             split="train",
             init_state=states[turn % len(states)],
             controller=controller,
             seed=int(np.random.SeedSequence([self._seed, _SEED_DOMAIN, ticket]).generate_state(1)[0]),
         )
+        return self._reward.request(request)
 
 
 def play_tickets(pool: Pool, tickets: Tickets, chosen: Sequence[int], order: Order) -> Iterator[tuple[int, Trajectory]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ class GroupPlay:
     `reset` and `advance` simulate, in any thread. `see` draws, so it belongs to the thread of the GL context. The
     expert decides by itself in `advance`, before every step.
 
-    An episode ends with success, with unstable physics or at the horizon. It keeps its row with what it last showed, so
-    that a batch of all rows keeps its shape: no episode depends on when another one ends. Each has random streams of
-    its own.
+    An episode ends with success (unless the request plays on), with unstable physics or at the horizon. It keeps its
+    row with what it last showed, so that a batch of all rows keeps its shape: no episode depends on when another one
+    ends. Each has random streams of its own.
     """
 
     def __init__(
@@ -94,7 +95,8 @@ class GroupPlay:
 
     def trajectories(self, version: int) -> list[Trajectory]:
         """`version`: of the policy that acted."""
-        return self._recording.trajectories(self._observer.seen, self._actions.shape[1], version)
+        played = self._recording.trajectories(self._observer.seen, self._actions.shape[1], version)
+        return [replace(one, beside=self._observer.beside) for one in played] if self._observer.beside else played
 
     @property
     def _is_decision_due(self) -> bool:
@@ -107,7 +109,12 @@ class GroupPlay:
 
     @property
     def _steps_to_go(self) -> int:
-        """Until the actions are used up, a film's frame is due, or the horizon is reached."""
+        """Until the actions are used up, a film's frame is due, or the horizon is reached.
+
+        One by one where episodes go on after success: simulators stop there.
+        """
+        if self.request.until_horizon:
+            return 1
         steps, every = self._recording.steps, self.request.frames_every
         film = every - steps % every if every else self._horizon
         return min(self._actions.shape[1] - self._used, self._horizon - steps, film)
@@ -128,7 +135,7 @@ class GroupPlay:
         self._recording.add_steps(made, actions, executed, log_probs)
         self._recording.add_ends(self.active, after)
         self._observer.shows(after, self.active)
-        self.active &= ~(after.success | after.unstable)
+        self.active &= ~(after.unstable if self.request.until_horizon else after.success | after.unstable)
 
     def _film(self) -> None:
         """At the end all episodes but the unstable ones, whose simulations MuJoCo has reset."""
@@ -143,10 +150,13 @@ class Observer:
     """What the episodes of a group show to their controller, row by row.
 
     `names` are the observations that a policy reads; None stands for all state vectors and all cameras, for the expert.
+    `beside` are cameras to record that the policy may not read.
     Images are drawn once per decision, and only of episodes that go on or have just ended.
     """
 
-    def __init__(self, names: Sequence[str] | None, cameras: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str] | None, cameras: Sequence[str], beside: Sequence[str] = ()) -> None:
+        self.beside = () if names is None else tuple(name for name in beside if name not in names)
+        names = None if names is None else [*names, *self.beside]
         self.seen: dict[str, NDArray[Any]] = {}
         """Each [N, …]: of an episode that ended, its last observation; if it is unstable, that of its last decision."""
         self._names = names
@@ -203,6 +213,7 @@ class _Recording:
         self.steps = 0
         """Of the longest episode, so far."""
         self._success, self.unstable = np.zeros((2, request.count), np.bool_)
+        self._success_steps = np.zeros(request.count, np.int64)
         self.frames: list[list[NDArray[np.uint8]]] = [[] for _ in range(request.count)]
 
     def add_decision(self, lanes: Lanes, seen: Observation) -> None:
@@ -217,7 +228,9 @@ class _Recording:
 
     def add_ends(self, active: NDArray[np.bool_], after: Steps) -> None:
         self.unstable |= active & after.unstable
-        self._success |= active & after.success & ~after.unstable
+        solved = active & after.success & ~after.unstable
+        self._success_steps = np.where(solved & ~self._success, self._lengths, self._success_steps)
+        self._success |= solved
 
     def trajectories(self, final: Observation, chunk: int, version: int) -> list[Trajectory]:
         actions, executed, log_probs = (np.concatenate(column, axis=1) for column in zip(*self._chunks, strict=True))
@@ -236,6 +249,7 @@ class _Recording:
                     chunk=chunk,
                     success=bool(self._success[lane]),
                     unstable=bool(self.unstable[lane]),
+                    success_step=int(self._success_steps[lane]) if self._success[lane] else None,
                     version=version,
                     frames=np.stack(frames) if frames else None,
                 )

@@ -17,12 +17,13 @@ import torch
 
 from nightshift import config, envs
 from nightshift.cluster import version_check
-from nightshift.data.decisions import decision_episode, lost_episode
+from nightshift.data.decisions import lost_episode
 from nightshift.data.episode import NO_POLICY, Episode
 from nightshift.data.experience import Order
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.policies.snapshot import restore
+from nightshift.rewards.reward import Reward, open_reward
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import Tickets, play_tickets
 from nightshift.rollouts.local import LocalPool
@@ -58,6 +59,7 @@ class ActorSpec:
     states: config.States
     machine: config.Machine
     discount: float
+    reward: str
     commit: str
     alone: frozenset[int] = frozenset()
     """Tickets that were in play when an actor died; each is played by itself, to find the one that ends the process."""
@@ -74,6 +76,7 @@ class JobDescription:
     env: config.Env
     states: config.States
     discount: float
+    reward: str
     commit: str
     versions: Mapping[str, str]
     at_once: int
@@ -101,6 +104,7 @@ class JobDescription:
             states=self.states,
             machine=machine,
             discount=self.discount,
+            reward=self.reward,
             commit=self.commit,
         )
 
@@ -135,10 +139,11 @@ class Recorder:
 
     tasks: Sequence[Task]
     discount: float
+    reward: Reward
     commit: str
 
     def __call__(self, trajectory: Trajectory) -> Episode:
-        return decision_episode(trajectory, provenance(trajectory.request, self.tasks, self.commit), self.discount)
+        return self.reward.episode(trajectory, provenance(trajectory.request, self.tasks, self.commit), self.discount)
 
     def lost(self, trajectory: Trajectory, order: Order) -> Episode:
         """In the place of an episode that the simulator failed in."""
@@ -146,8 +151,9 @@ class Recorder:
         return lost_episode(policy, provenance(trajectory.request, self.tasks, self.commit))
 
 
-def make_tickets(tasks: Sequence[Task], states: config.States, seed: int) -> Tickets:
-    return Tickets({task: split_training_states(task, states).train for task in tasks}, seed=seed)
+def make_tickets(tasks: Sequence[Task], states: config.States, seed: int, reward: Reward) -> Tickets:
+    chosen = {task: split_training_states(task, states).train for task in tasks}
+    return Tickets(chosen, seed=seed, reward=reward)
 
 
 def run_actor(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
@@ -249,9 +255,9 @@ class _Player:
         self._pool = pool
         self._spool = spool
         self._in_play = in_play
-        tasks = envs.tasks(spec.env)
-        self._tickets = make_tickets(tasks, spec.states, spec.seed)
-        self._recorder = Recorder(tasks=tasks, discount=spec.discount, commit=spec.commit)
+        tasks, reward = envs.tasks(spec.env), open_reward(spec.reward)
+        self._tickets = make_tickets(tasks, spec.states, spec.seed, reward)
+        self._recorder = Recorder(tasks=tasks, discount=spec.discount, reward=reward, commit=spec.commit)
         self._done: set[int] = set()
 
     def play(self, order: Order, assigned: Mapping[int, str]) -> None:

@@ -22,6 +22,7 @@ from nightshift.data.experience import Experience
 from nightshift.errors import ConfigError, NightshiftError, RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
+from nightshift.rewards.reward import open_reward
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import LocalExperience
 from nightshift.rollouts.retries import MAX_ATTEMPTS, MAX_INVALID, MAX_INVALID_SHARE
@@ -191,12 +192,12 @@ def open_experience(
         with _streamed(job, seed=seed, env=env, states=states, rlpd=rlpd) as streamed:
             yield streamed
         return
-    tasks = envs.tasks(env)
+    tasks, reward = envs.tasks(env), open_reward(rlpd.reward)
     yield LocalExperience(
         pool,
-        make_tickets(tasks, states, seed),
+        make_tickets(tasks, states, seed, reward),
         EpisodeStore(job.state / "episodes"),
-        Recorder(tasks=tasks, discount=rlpd.discount, commit=job.commit),
+        Recorder(tasks=tasks, discount=rlpd.discount, reward=reward, commit=job.commit),
         at_once=rlpd.episodes_at_once,
         staleness=rlpd.staleness,
     )
@@ -216,6 +217,7 @@ def _streamed(
         env=env,
         states=states,
         discount=rlpd.discount,
+        reward=rlpd.reward,
         commit=job.commit,
         versions=version_check.versions(env.suite),
         at_once=rlpd.episodes_at_once,

@@ -25,6 +25,7 @@ from nightshift.policies.base import Policy
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
+from nightshift.rewards.reward import check_reward, verdict_metrics
 from nightshift.rollouts.validation import Selection, Validator, check_validation_states, without_best
 from nightshift.stages._experience import open_experience
 from nightshift.telemetry import experience as names
@@ -40,6 +41,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
     _check_chunks(cloned.chunk, envs.horizon(env))
+    check_reward(rlpd.reward, env)
     splits = {task.name: split_training_states(task, states) for task in envs.tasks(env)}
     check_validation_states(splits, rlpd.validation.level, "rlpd.validation.level")
     data = dataset_store.read(paths.DATASET)
@@ -147,6 +149,7 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
         names.WEIGHT_AGE_SECONDS: played.weight_age_seconds,
         names.ENV_STEPS_PER_SECOND: control_steps / (watch.seconds[_PLAY] + watch.seconds[_UPDATE]),
         names.GRADIENT_STEPS_PER_SECOND: len(updates) * rlpd.utd_ratio / watch.seconds[_UPDATE],
+        **verdict_metrics(loaded),
         **_mean(updates),
         **replay.metrics(),
         **training.experience.metrics(),
