@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import ray
+from ray._raylet import Config  # type: ignore[attr-defined]
 
 from nightshift.cluster import connection
 from nightshift.project import environment
@@ -31,6 +32,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
         pool = RayPool(2, ENV)
     yield pool
     pool.close()
+    Config.initialize("")  # Ray turned on tokens in this process, and the clusters of other tests have none
 
 
 def test_its_workers_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
