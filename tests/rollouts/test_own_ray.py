@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 import ray
-from ray._raylet import Config  # type: ignore[attr-defined]
 
 from nightshift.cluster import connection
 from nightshift.project import environment
@@ -26,13 +25,13 @@ HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signa
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
-    """With the settings of the tools that every command makes first."""
-    with mock.patch.dict(os.environ):
+    """With the settings of the tools that every command makes first, and without tokens: Ray would ask for them in
+    this process from then on, and the clusters of other tests have none."""
+    with mock.patch.dict(os.environ, RAY_AUTH_MODE="disabled"):
         environment.apply(tmp_path_factory.mktemp("project"))
         pool = RayPool(2, ENV)
     yield pool
     pool.close()
-    Config.initialize("")  # Ray turned on tokens in this process, and the clusters of other tests have none
 
 
 def test_its_workers_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
