@@ -93,7 +93,7 @@ def test_a_killed_driver_resumes_to_the_same_weights_and_takes_its_ray_along(
 
     resumed = kill_and_complete(project, workers_and_ray)
     assert resumed == undisturbed
-    assert len(json.loads(resumed[1])) == ITERATIONS
+    assert len(json.loads(resumed[1])["iterations"]) == ITERATIONS
 
 
 def test_a_killed_driver_of_a_cluster_resumes_to_the_same_weights_and_its_workers_there_are_gone(

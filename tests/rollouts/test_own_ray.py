@@ -25,8 +25,9 @@ HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signa
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
-    """With the settings of the tools that every command makes first."""
-    with mock.patch.dict(os.environ):
+    """With the settings of the tools that every command makes first, and without tokens: Ray would ask for them in
+    this process from then on, and the clusters of other tests have none."""
+    with mock.patch.dict(os.environ, RAY_AUTH_MODE="disabled"):
         environment.apply(tmp_path_factory.mktemp("project"))
         pool = RayPool(2, ENV)
     yield pool
