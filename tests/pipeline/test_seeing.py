@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from nightshift import config, policies
 from nightshift.config import merged
@@ -63,3 +65,5 @@ def test_a_policy_that_sees_goes_through_all_stages(job: Callable[[str], Job], t
     assert report["conditions"]["pictures"]["size"] == 32
     assert policies.load(paths.RLOO_POLICY).observations == ["agentview", "proprio", "instruction"]
     assert [film["candidate"] for film in report["films"]] == ["rloo", "sft"], "no film of every candidate"
+    strip = Image.open(paths.EVALUATION / Path(report["films"][0]["file"]).with_suffix(".jpg"))
+    assert strip.width == 12 * strip.height, "six stills of the scene and what the policy saw beside it"

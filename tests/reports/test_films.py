@@ -44,3 +44,17 @@ def test_a_film_is_h264_at_the_rate_of_control_with_a_strip_of_stills(tmp_path: 
         assert sum(1 for _ in video.decode(video=0)) == 9
     with Image.open(tmp_path / "film.jpg") as strip:
         assert strip.size == (6 * round(48 * 128 / 33), 128)
+
+
+def test_what_the_policy_saw_is_beside_the_scene_until_its_next_decision() -> None:
+    frames = np.zeros((6, 8, 8, 3), np.uint8)  # before five steps, and after the last
+    seen = np.full((3, 4, 4, 3), [[[[10]]], [[[20]]], [[[30]]]], np.uint8)  # two decisions of three steps, and the end
+    film = films.with_views(frames, [seen, seen + 5], chunk=3)
+    assert film.shape == (6, 8, 24, 3)
+    assert film[:, 0, 8, 0].tolist() == [10, 10, 10, 20, 20, 30]
+    assert film[:, 0, 16, 0].tolist() == [15, 15, 15, 25, 25, 35]
+
+
+def test_the_film_of_a_policy_that_sees_no_images_is_the_scene() -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (4, 8, 8, 3), dtype=np.uint8)
+    assert np.array_equal(films.with_views(frames, [], chunk=2), frames)

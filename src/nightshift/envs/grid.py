@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nightshift import config, envs
@@ -28,8 +28,8 @@ def digest(env: config.Env, evaluate: config.Evaluate, cameras: Sequence[str]) -
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def cameras_in(suite: str, observations: Sequence[str]) -> list[str]:
-    """The suite's cameras among the observations of a policy."""
+def cameras_in(suite: str, observations: Collection[str]) -> list[str]:
+    """The suite's cameras among the observations of policies."""
     return [camera for camera in envs.suite(suite).cameras if camera in observations]
 
 

@@ -51,6 +51,23 @@ def _telling(baseline: Mapping[Cell, bool], policy: Mapping[Cell, bool], cells: 
     return list(dict.fromkeys([*won[:1], *failed[:1], *cells[:1]]))
 
 
+def with_views(frames: NDArray[np.uint8], views: Sequence[NDArray[np.uint8]], chunk: int) -> NDArray[np.uint8]:
+    """Frames [T, H, W, 3] with what the policy saw beside them, at the same height.
+
+    Each of `views` [D, h, w, 3] is a camera: an image per decision, shown for the `chunk` steps that follow it, and one
+    of the end.
+    """
+    height, decisions = frames.shape[1], np.arange(len(frames)) // chunk
+    decisions[-1] = -1
+    scaled = [np.stack([_scaled(image, height) for image in images]) for images in views]
+    return np.concatenate([frames, *(images[decisions] for images in scaled)], axis=2)
+
+
+def _scaled(image: NDArray[np.uint8], height: int) -> NDArray[np.uint8]:
+    width = round(image.shape[1] * height / image.shape[0])
+    return np.asarray(Image.fromarray(image).resize((width, height)))
+
+
 def write(path: Path, frames: NDArray[np.uint8]) -> None:
     """An MP4 that every browser plays (H.264, 4:2:0) at `path`, and beside it a strip of stills as JPEG, for print."""
     even = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]

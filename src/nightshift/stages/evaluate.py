@@ -5,16 +5,17 @@ The champion plays too where the stage `champion` found that it has not played t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nightshift import config, envs, files, policies
+from nightshift import config, files, policies
 from nightshift.config import CHAMPION
-from nightshift.envs.grid import cells, conditions, digest
+from nightshift.envs.grid import cameras_in, cells, conditions, digest
 from nightshift.errors import RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
@@ -27,14 +28,14 @@ from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress
 from nightshift.telemetry.metric_names import candidate_success
-from nightshift.types import RolloutRequest
+from nightshift.types import RolloutRequest, Trajectory
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     found, opponent = candidates(Path()), read_opponent(Path())
     acting = {candidate.name: policies.load(candidate.folder) for candidate in found}
-    cameras = _cameras(env.suite, acting.values())
+    cameras = cameras_in(env.suite, {name for policy in acting.values() for name in policy.observations})
     if opponent:
         acting[CHAMPION] = policies.load(opponent.folder)
     outcomes = {name: _outcomes(job, env, requests, name, policy) for name, policy in acting.items()}
@@ -80,11 +81,6 @@ def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 
     ]
 
 
-def _cameras(suite: str, loaded: Collection[Policy]) -> list[str]:
-    """The suite's cameras that are an input of any of the policies."""
-    return [camera for camera in envs.suite(suite).cameras if any(camera in policy.observations for policy in loaded)]
-
-
 def _outcomes(
     job: Job, env: config.Env, requests: Sequence[RolloutRequest], name: str, policy: Policy
 ) -> list[EpisodeOutcome]:
@@ -122,7 +118,8 @@ def _filmed(
 def _film(
     job: Job, env: config.Env, requests: Sequence[RolloutRequest], acting: Mapping[str, Policy], folder: Path
 ) -> list[Film]:
-    """Play these requests once more with every policy, drawn at every control step. Without a GL library: no films."""
+    """Play these requests once more with every policy, drawn at every control step, beside the images that the policy
+    saw. Without a GL library: no films."""
     made: list[Film] = []
     if not requests:
         return made
@@ -134,7 +131,8 @@ def _film(
                 continue
             request = trajectory.request
             file = Path(paths.FILMS) / f"{request.task}-{request.init_state:04d}-{name}.mp4"
-            films.write(folder / file, trajectory.frames)
+            views = [_seen(trajectory, camera) for camera in cameras_in(env.suite, policy.observations)]
+            films.write(folder / file, films.with_views(trajectory.frames, views, trajectory.chunk))
             made.append(
                 {
                     "task": request.task,
@@ -146,6 +144,11 @@ def _film(
                 }
             )
     return sorted(made, key=lambda film: film["file"])
+
+
+def _seen(trajectory: Trajectory, camera: str) -> NDArray[np.uint8]:
+    """Its images [D + 1, h, w, 3]: one per decision, and the last one."""
+    return np.concatenate([trajectory.observations[camera], trajectory.final[camera][None]])
 
 
 def _results(found: Sequence[Candidate], outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> list[dict[str, Any]]:
