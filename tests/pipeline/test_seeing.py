@@ -65,5 +65,5 @@ def test_a_policy_that_sees_goes_through_all_stages(job: Callable[[str], Job], t
     assert report["conditions"]["pictures"]["size"] == 32
     assert policies.load(paths.RLOO_POLICY).observations == ["agentview", "proprio", "instruction"]
     assert [film["candidate"] for film in report["films"]] == ["rloo", "sft"], "no film of every candidate"
-    strip = Image.open(paths.EVALUATION / Path(report["films"][0]["file"]).with_suffix(".jpg"))
-    assert strip.width == 12 * strip.height, "six stills of the scene and what the policy saw beside it"
+    with Image.open(paths.EVALUATION / Path(report["films"][0]["file"]).with_suffix(".jpg")) as strip:
+        assert strip.width == 12 * strip.height, "six stills of the scene and what the policy saw beside it"

@@ -12,6 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from nightshift import config, files, policies
+from nightshift.envs import grid
 from nightshift.errors import RolloutError, SimulatorError
 from nightshift.pipeline import summary
 from nightshift.pipeline.job import Job
@@ -295,10 +296,6 @@ def test_the_summary_shows_long_names_of_tasks_whole(job: Callable[[str], Job], 
     assert name in "".join(lines)
 
 
-def test_the_cameras_of_an_evaluation_are_the_inputs_of_its_policies() -> None:
-    seeing, blind = (
-        GaussianMlp(inputs=inputs, hidden=[4], chunk=1, action_dim=7)
-        for inputs in ({"task": 2, "wrist": 8}, {"task": 2})
-    )
-    assert evaluate._cameras("libero_mini", [blind, seeing]) == ["wrist"]
-    assert evaluate._cameras("libero_mini", [blind]) == []
+def test_the_cameras_of_an_evaluation_are_those_among_the_inputs_of_its_policies() -> None:
+    assert grid.cameras_in("libero_mini", {"task", "wrist", "proprio"}) == ["wrist"]
+    assert grid.cameras_in("libero_mini", {"task"}) == []
