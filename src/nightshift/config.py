@@ -416,7 +416,7 @@ class RlpdActor(Section):
     """Weight of the behaviour-cloning loss on the demos of the batch; it falls linearly to zero over bc_steps."""
     bc_steps: Natural
     """Updates of the actor with a cloning loss."""
-    ema_decay: Annotated[float, Field(ge=0, lt=1)]
+    ema_decay: Annotated[float, Field(ge=0, lt=1, strict=True)]
     """Of the average of the actor's weights, per update, that is validated and handed on; 0 = the newest weights."""
 
     @model_validator(mode="after")

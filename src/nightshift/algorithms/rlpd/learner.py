@@ -86,7 +86,7 @@ class RlpdLearner:
         self._target_encoder = self._target_policy.encoder_parameters()
         self.averaged = copy.deepcopy(policy).requires_grad_(False)
         self._trained_by_critics = [*self.critics.parameters(), *shared]
-        self._averages = [*self.target_critics.parameters(), *self._target_encoder]
+        self._polyak = [*self.target_critics.parameters(), *self._target_encoder]
         own = {id(parameter) for parameter in shared}
         acting = [parameter for parameter in policy.parameters() if id(parameter) not in own]
         self._critic_optimizer = _adam(self._trained_by_critics, settings.critics.learning_rate)
@@ -112,7 +112,7 @@ class RlpdLearner:
 
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that a checkpoint must hold, by flat names."""
-        averages = {f"averages.{index}": tensor for index, tensor in enumerate(self._all_averages)}
+        averages = {f"averages.{index}": tensor for index, tensor in enumerate(self._averages)}
         copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in averages.items()}
         counters = {"actor_updates": torch.tensor(self.actor_updates), "generator": self.generator.get_state()}
         return {**self._strategy.state(self._trained), **copied, **counters}
@@ -121,7 +121,7 @@ class RlpdLearner:
         """Continue with what `state` returned."""
         self._strategy.restore(tensors, self._trained)
         with torch.no_grad():
-            for index, tensor in enumerate(self._all_averages):
+            for index, tensor in enumerate(self._averages):
                 tensor.copy_(tensors[f"averages.{index}"])
         self.actor_updates = int(tensors["actor_updates"])
         self.generator.set_state(tensors["generator"])
@@ -142,7 +142,7 @@ class RlpdLearner:
         values = self.critics(features, part.actions.flatten(1))
         loss = critic_loss(values, targets)
         _descend(loss, self._critic_optimizer)
-        polyak_update(self._averages, self._trained_by_critics, self._settings.critics.tau)
+        polyak_update(self._polyak, self._trained_by_critics, self._settings.critics.tau)
         return {"critic/loss": loss.detach(), "critic/value": values.detach().mean(), "critic/target": targets.mean()}
 
     @torch.no_grad()
@@ -174,12 +174,15 @@ class RlpdLearner:
                 metrics["actor/bc_loss"] = bc_loss.detach()
                 loss = loss + draws.bc_weight * bc_loss
             _descend(loss, self._actor_optimizer)
-            decay = self._settings.actor.ema_decay
-            polyak_update(list(self.averaged.parameters()), list(self.policy.parameters()), 1 - decay)
+        self._follow(self._settings.actor.ema_decay if train_actor else 0.0)
         target = self._settings.entropy.target * actions[0].numel()
         temperature = self.temperature()
         _descend(temperature_loss(temperature, summed.detach(), target), self._temperature_optimizer)
         return {**metrics, "actor/temperature": temperature.detach()}
+
+    def _follow(self, decay: float) -> None:
+        """While the actor is not trained, the average is the policy itself: the critics train a shared encoder."""
+        polyak_update(list(self.averaged.parameters()), list(self.policy.parameters()), 1 - decay)
 
     def _augmented(self, part: Transitions, draws: Tensor) -> Transitions:
         """Images shifted, each camera and each side of a transition by draws of its own."""
@@ -222,11 +225,11 @@ class RlpdLearner:
         """All tensors that an update changes in place."""
         optimizers = [optimizer for _, optimizer in self._trained.values()]
         moments = [tensor for o in optimizers for values in o.state.values() for tensor in values.values()]
-        return [p for o in optimizers for p in o.param_groups[0]["params"]] + moments + self._all_averages
+        return [p for o in optimizers for p in o.param_groups[0]["params"]] + moments + self._averages
 
     @property
-    def _all_averages(self) -> list[Tensor]:
-        return [*self._averages, *self.averaged.parameters()]
+    def _averages(self) -> list[Tensor]:
+        return [*self._polyak, *self.averaged.parameters()]
 
     @property
     def _trained(self) -> Trained:
