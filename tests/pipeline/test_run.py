@@ -115,7 +115,7 @@ def fingerprints(root: Path) -> dict[str, str]:
 def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(project: Path) -> None:
     before = fingerprints(project)
     changes = {"device": "cpu", "workers": 1, "threads": 2, "requests_at_once": 3, "actors": 2, "ranks": 2}
-    changes |= {"microbatch_size": 7, "free_disk_gb": 0.5}
+    changes |= {"microbatch_size": 7, "free_disk_gb": 0.5, "listen": "127.0.0.1:7777"}
     periods = {"sft_steps": 3, "rloo_iterations": 2, "rlpd_decisions": 5}
     edit(project, "machine", **changes, checkpoint_every=periods)
     assert set(config.Machine.model_fields) == {*changes, "checkpoint_every"}
