@@ -6,7 +6,7 @@ import json
 import zlib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ def spec(**changes: Any) -> NetworkSpec:
         "dtype": "float32",
         **changes,
     }
-    return NetworkSpec(**found)  # type: ignore[typeddict-item]
+    return cast(NetworkSpec, found)
 
 
 def network(**changes: Any) -> OpenVlaOftNetwork:

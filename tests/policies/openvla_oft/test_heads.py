@@ -31,7 +31,8 @@ def as_published(actions: Tensor) -> Tensor:
 
 
 def logits() -> Tensor:
-    return torch.stack([golden.tensor(f"oft_action_logits_{i}") for i in range(golden.SAMPLES)]).unflatten(1, (8, 7))
+    rows = [golden.tensor(f"oft_action_logits_{i}") for i in range(golden.SAMPLES)]
+    return torch.stack(rows).reshape(golden.SAMPLES, 8, 7, 256)
 
 
 def test_greedy_actions_are_those_of_simplevla_rl() -> None:
@@ -154,8 +155,8 @@ def test_the_continuous_head_has_the_density_of_a_laplace_distribution_in_the_si
     outputs = torch.linspace(-0.5, 0.5, 56).reshape(1, 8, 7, 1)
     actions, log_probs = laplace.sample(outputs, generators(1), 2.0)
     normalised = laplace.action_scale.to_normalised(actions)
-    density = torch.distributions.Laplace(outputs[..., 0], 2 * torch.exp(torch.tensor(-3.0)))
-    low, high, mask = (torch.tensor(BOUNDS[key]) for key in ("low", "high", "mask"))  # type: ignore[literal-required]
+    density: Any = torch.distributions.Laplace(outputs[..., 0], 2 * torch.exp(torch.tensor(-3.0)))
+    low, high, mask = (torch.tensor(BOUNDS[key]) for key in ("low", "high", "mask"))
     slope = torch.where(mask, (high - low) / 2, 2.0)  # the gripper is not scaled, and turned by 1 - 2x
     torch.testing.assert_close(log_probs, density.log_prob(normalised) - slope.log())
     torch.testing.assert_close(laplace.entropy(outputs, 2.0), (density.entropy() + slope.log()).expand(1, 8, 7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_swapped_queries_and_keys_of_a_tower_are_seen(tower: str) -> None:
 
 def test_swapped_queries_and_keys_of_llama_are_seen() -> None:
     built = golden.network()
-    attention = built.language_model.model.layers[0].self_attn
+    attention: Any = built.language_model.model.layers[0].self_attn
     attention.q_proj, attention.k_proj = attention.k_proj, attention.q_proj
     assert error(built) > VISIBLE
 

@@ -143,11 +143,11 @@ class L1RegressionHead(nn.Module):
 
     def __init__(self, width: int, chunk: int, action_dim: int) -> None:
         super().__init__()
-        self._chunk = chunk
+        self._shape = (chunk, width * action_dim)
         self.model = MlpResNet(width * action_dim, width, action_dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        actions: Tensor = self.model(hidden.reshape(len(hidden), self._chunk, -1))
+        actions: Tensor = self.model(hidden.reshape(len(hidden), *self._shape))
         return actions
 
 
