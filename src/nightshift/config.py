@@ -294,7 +294,8 @@ Policy = Annotated[GaussianMlp | Cnn | Vla | OpenVlaOft, Field(discriminator="fa
 
 
 class Sft(Section):
-    steps: Count
+    steps: Natural
+    """0 hands on the weights of a checkpoint as they are."""
     batch_size: Count
     learning_rate: Positive
     """After the warm-up; it falls linearly to zero."""
@@ -564,6 +565,8 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
+        if not self.sft.steps and not (isinstance(self.policy, OpenVlaOft) and self.policy.checkpoint):
+            raise ValueError("sft.steps is 0, and the policy has no checkpoint to start from: raise sft.steps")
         if "rloo" in self.algorithms:
             self._check_rloo()
         if "rlpd" in self.algorithms and self.policy.head != "tanh_gaussian":
