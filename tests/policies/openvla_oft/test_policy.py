@@ -103,6 +103,21 @@ def _rows(inputs: dict[str, torch.Tensor], index: Any) -> dict[str, torch.Tensor
     return {name: tensor[index] for name, tensor in inputs.items()}
 
 
+@pytest.mark.parametrize("family", ["openvla-oft tokens", "openvla-oft l1"])
+def test_weights_that_are_known_are_taken_as_they_are_and_none_are_drawn(family: str) -> None:
+    policy = make(family)
+    weights = {name: tensor.detach().clone() for name, tensor in policy.state_dict().items()}
+    generator = torch.get_rng_state()
+    again = policies.build(policy.spec, weights)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert (
+        again.state_dict()["network.projector.fc1.weight"].data_ptr()
+        == weights["network.projector.fc1.weight"].data_ptr()
+    )
+    assert all(parameter.requires_grad for parameter in again.parameters())
+    assert (again.act(observe(2)) == policy.act(observe(2))).all()
+
+
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 @pytest.mark.parametrize("stop_token", [True, False])
 def test_log_probs_do_not_depend_on_padding(attention: str, stop_token: bool) -> None:

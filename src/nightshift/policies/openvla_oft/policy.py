@@ -59,6 +59,15 @@ class OpenVlaOft(HeadPolicy):
         spec, network = opening.published(settings, inputs, action_dim)
         return cls(network, **spec)
 
+    @classmethod
+    def with_weights(cls, weights: Mapping[str, Tensor], **spec: Any) -> OpenVlaOft:
+        """Takes the tensors themselves: billions of weights are neither drawn at random nor copied."""
+        with torch.device("meta"):
+            network = OpenVlaOftNetwork(spec["network"])
+        policy = cls(network, **spec)
+        policy.load_state_dict(weights, assign=True)
+        return policy
+
     @property
     def spec(self) -> Mapping[str, Any]:
         return {"family": FAMILY, **self._spec, "inputs": {name: list(shape) for name, shape in self.shapes.items()}}
