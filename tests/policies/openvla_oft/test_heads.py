@@ -40,12 +40,18 @@ def test_greedy_actions_are_those_of_simplevla_rl() -> None:
     torch.testing.assert_close(as_published(head().greedy(logits())), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("sample", range(golden.SAMPLES))
-def test_greedy_actions_over_the_whole_vocabulary_are_those_of_openvla_oft(sample: int) -> None:
+@pytest.mark.parametrize(
+    ("hidden", "actions"),
+    [
+        *((f"oft_hidden_{sample}", f"oft_full_vocab_actions_{sample}") for sample in range(golden.SAMPLES)),
+        ("two_images_proprio_hidden", "two_images_proprio_actions"),
+    ],
+)
+def test_greedy_actions_over_the_whole_vocabulary_are_those_of_openvla_oft(hidden: str, actions: str) -> None:
     """It takes any token; one that is no action counts as the nearest that is."""
-    tokens = (golden.tensor(f"oft_hidden_{sample}") @ golden.published_weights()[LM_HEAD].T).argmax(-1)
+    tokens = (golden.tensor(hidden) @ golden.published_weights()[LM_HEAD].T).argmax(-1)
     nearest = (tokens - FIRST_ACTION_TOKEN).clamp(0, 255).reshape(1, 8, 7)
-    expected = golden.tensor(f"oft_full_vocab_actions_{sample}").float()
+    expected = golden.tensor(actions).float()
     torch.testing.assert_close(as_published(head().actions(nearest))[0], expected, rtol=0, atol=1e-6)
 
 
