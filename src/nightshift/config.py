@@ -233,11 +233,85 @@ class Vla(Section):
         return self
 
 
-Policy = Annotated[GaussianMlp | Cnn | Vla, Field(discriminator="family")]
+class PublishedCheckpoint(Section):
+    """Weights of OpenVLA-OFT or one of its variants, as they are published."""
+
+    path: Name
+    """A folder with safetensors, config.json, tokenizer.json, preprocessor_config.json and dataset_statistics.json."""
+    adapter: Name | None
+    """A folder with a LoRA adapter (peft) that is merged into them; null = none, or merged already."""
+    unnorm_key: Name
+    """The dataset whose statistics scale actions and state vectors, e.g. libero_10; with _no_noops if need be."""
+    range: Literal["q01_q99", "min_max"]
+    """Which of these statistics are scaled to -1 and 1."""
+
+
+class Transformer(Section):
+    width: Count
+    mlp: Count
+    """Width of the hidden layer of each MLP."""
+    depth: Count
+    heads: Count
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Transformer:
+        if self.width % self.heads:
+            raise ValueError(f"heads ({self.heads}) does not divide width ({self.width}): change one of them")
+        return self
+
+
+class OpenVlaOftSize(Section):
+    """Of a network with random weights."""
+
+    image_size: Count
+    """Pixels that camera images are resized to; a multiple of 14, the size of a patch."""
+    dinov2: Transformer
+    siglip: Transformer
+    llama: Transformer
+
+
+class OpenVlaOftVariant(Section):
+    """What checkpoints of this architecture differ in."""
+
+    attention: Literal["bidirectional", "causal"]
+    stop_token: Flag
+    """A stop token follows the places of the actions."""
+    images: Literal["jpeg_lanczos_crop", "bicubic"]
+    """A JPEG round trip, lanczos3 and a centre crop of 0.9 of the area; or bicubic alone."""
+
+
+class OpenVlaOft(Section):
+    """Two vision towers and Llama, which decodes a chunk of actions in parallel."""
+
+    family: Literal["openvla-oft"]
+    inputs: Inputs
+    variant: Literal["openvla-oft", "simplevla-rl", "rlinf"] | OpenVlaOftVariant
+    """The project that trained the checkpoint, or its properties one by one."""
+    checkpoint: PublishedCheckpoint | None
+    size: OpenVlaOftSize | None
+    """One of these two: published weights, or random ones of this size."""
+    max_tokens: Count
+    """The longest prompt: the instruction and some twenty tokens around it."""
+    chunk: Count
+    head: Literal["tokens", "l1"]
+    """256 tokens per action dimension, or actions regressed with the L1 loss, explored with a Laplace distribution."""
+    dtype: Literal["float32", "bfloat16"]
+    """Of the weights."""
+    augmentation: Augmentation
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OpenVlaOft:
+        if (self.checkpoint is None) == (self.size is None):
+            raise ValueError("needs either checkpoint or size; the other one is null")
+        return self
+
+
+Policy = Annotated[GaussianMlp | Cnn | Vla | OpenVlaOft, Field(discriminator="family")]
 
 
 class Sft(Section):
-    steps: Count
+    steps: Natural
+    """0 hands on the weights of a checkpoint as they are."""
     batch_size: Count
     learning_rate: Positive
     """After the warm-up; it falls linearly to zero."""
@@ -584,6 +658,8 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
+        if not self.sft.steps and not (isinstance(self.policy, OpenVlaOft) and self.policy.checkpoint):
+            raise ValueError("sft.steps is 0, and the policy has no checkpoint to start from: raise sft.steps")
         if "rloo" in self.algorithms:
             self._check_rloo()
         if "rlpd" in self.algorithms and self.policy.head != "tanh_gaussian":
@@ -591,12 +667,12 @@ class Params(Section):
         return self
 
     def _check_rloo(self) -> None:
-        gaussian = self.policy.head == "gaussian"
-        if gaussian and self.rloo.entropy_coef and not self.rloo.learn_std:
+        one_std = self.policy.head in ("gaussian", "l1")
+        if one_std and self.rloo.entropy_coef and not self.rloo.learn_std:
             raise ValueError(
                 "rloo.entropy_coef has no effect while rloo.learn_std is false: a Gaussian's entropy depends on its std"
             )
-        if self.rloo.learn_std and not gaussian:
+        if self.rloo.learn_std and not one_std:
             raise ValueError(
                 f"rloo.learn_std has no effect while policy.head is {self.policy.head}: set learn_std: false"
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 from nightshift.policies.cnn import Cnn
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.heads import HeadPolicy
+from nightshift.policies.openvla_oft.policy import OpenVlaOft
 from nightshift.policies.vla import Vla
 from nightshift.types import INSTRUCTION, Observation
 
@@ -34,12 +35,38 @@ SEEING: dict[str, Any] = {
 }
 VLA: dict[str, Any] = {**SEEING, "patch_size": 8, "width": 32, "depth": 1, "heads": 2}
 STATISTICS = {
-    "observations.proprio": {"mean": [0.1, -0.2, 0.0, 0.3], "std": [1.0, 0.5, 2.0, 0.0]},
+    "observations.proprio": {
+        "mean": [0.1, -0.2, 0.0, 0.3],
+        "std": [1.0, 0.5, 2.0, 0.0],
+        "min": [-2.0, -1.0, -4.0, 0.3],
+        "max": [2.0, 1.0, 4.0, 0.3],
+    },
     "actions": {"mean": [0.1, -0.3, 0.5], "std": [0.2, 0.7, 0.0], "min": [-1.0, -2.0, 0.5], "max": [1.0, 1.0, 0.5]},
 }
-FAMILIES = ("gaussian_mlp", "cnn", "vla", "vla bins", "gaussian_mlp tanh_gaussian", "cnn tanh_gaussian")
+SEES = ("cnn", "vla", "vla bins", "openvla-oft tokens", "openvla-oft l1")
+FAMILIES = ("gaussian_mlp", *SEES, "gaussian_mlp tanh_gaussian", "cnn tanh_gaussian")
 """And the head, where it is not Gaussian."""
-SEES = ("cnn", "vla", "vla bins")
+TOWER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
+NETWORK: dict[str, Any] = {
+    "image_size": 28,
+    "dinov2": {**TOWER, "registers": 4, "layer_scale": True},
+    "siglip": {**TOWER, "registers": -1, "layer_scale": False},
+    "llama": {"width": 32, "mlp": 64, "depth": 2, "heads": 2, "vocabulary": 32064},
+    "proprio": 4,
+    "chunk": CHUNK,
+    "action_dim": ACTION_DIM,
+    "attention": "bidirectional",
+    "stop_token": True,
+    "dtype": "float32",
+}
+OPENVLA_OFT: dict[str, Any] = {
+    "inputs": SHAPES,
+    "images": "bicubic",
+    "pixels": {"mean": [0.5] * 6, "std": [0.5] * 6},
+    "max_tokens": 20,
+    "augmentation": {"crop": 2, "jitter": 0.2},
+    "published": None,
+}
 
 
 def make(family: str) -> HeadPolicy:
@@ -60,6 +87,8 @@ def _fresh(name: str) -> HeadPolicy:
         return GaussianMlp(inputs={"proprio": 4}, hidden=[8], chunk=CHUNK, action_dim=ACTION_DIM, head=head)
     if family == "cnn":
         return Cnn(**SEEING, channels=[8, 8], hidden=[16, 16], head=head)
+    if family == "openvla-oft":
+        return OpenVlaOft(**{**OPENVLA_OFT, "network": {**NETWORK, "action_head": head}})
     return Vla(**{**VLA, "head": head})
 
 

@@ -161,5 +161,7 @@ class SftLearner:
         """The learning rate rises linearly during the warm-up, and falls linearly to zero over all steps."""
         warmup, steps = self._settings.warmup_steps, self._settings.steps
         return LambdaLR(
-            self.optimizer, lambda done: min((done + 1) / (warmup + 1), 1.0) * (1 - done / steps), last_epoch=step - 1
+            self.optimizer,
+            lambda done: min((done + 1) / (warmup + 1), 1.0) * (1 - done / max(steps, 1)),
+            last_epoch=step - 1,
         )

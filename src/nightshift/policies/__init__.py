@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from nightshift.errors import DataError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nightshift import config
     from nightshift.policies.base import Policy, Shapes
 
@@ -27,8 +29,8 @@ def fresh(settings: config.Policy, shapes: Shapes, action_dim: int) -> Policy:
     return FAMILIES[settings.family].from_config(settings, shapes, action_dim)
 
 
-def build(spec: Mapping[str, Any]) -> Policy:
-    """An untrained policy of the family and sizes that `spec` names."""
+def build(spec: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> Policy:
+    """A policy of the family and sizes that `spec` names: with these weights, or untrained."""
     from nightshift.policies.families import FAMILIES
 
     arguments = dict(spec)
@@ -36,7 +38,8 @@ def build(spec: Mapping[str, Any]) -> Policy:
     if family not in FAMILIES:
         raise DataError(f"unknown policy family {family!r}; there are {', '.join(FAMILIES)}")
     try:
-        return FAMILIES[family](**arguments)
+        chosen = FAMILIES[family]
+        return chosen(**arguments) if weights is None else chosen.with_weights(weights, **arguments)
     except (TypeError, KeyError) as error:
         raise DataError(f"this is not the spec of a {family} policy: {error}") from None
 
@@ -56,13 +59,11 @@ def load(folder: Path) -> Policy:
     from safetensors.torch import load as from_bytes
 
     spec = json.loads((folder / SPEC).read_text())
-    policy = build(spec)
     try:
-        policy.load_state_dict(from_bytes((folder / WEIGHTS).read_bytes()))
+        return build(spec, from_bytes((folder / WEIGHTS).read_bytes()))
     except (RuntimeError, SafetensorError):
         raise DataError(
             f"{folder / WEIGHTS} is damaged, or has not the weights of the {spec['family']} policy that {SPEC} beside "
             "it describes",
             "take both files from the same run",
         ) from None
-    return policy

@@ -31,6 +31,13 @@ class Policy(nn.Module, ABC):
     def from_config(cls, settings: Any, shapes: Shapes, action_dim: int) -> Self:
         """A fresh policy by its family's section of params.yaml; `shapes` has every observation it can read."""
 
+    @classmethod
+    def with_weights(cls, weights: Mapping[str, Tensor], **spec: Any) -> Self:
+        """The policy of this spec with these weights. A family whose random weights take long to draw overrides it."""
+        policy = cls(**spec)
+        policy.load_state_dict(weights)
+        return policy
+
     @property
     @abstractmethod
     def spec(self) -> Mapping[str, Any]:

@@ -51,9 +51,7 @@ class PolicySnapshot:
 
 
 def restore(snapshot: PolicySnapshot, device: torch.device) -> Policy:
-    policy = policies.build(snapshot.spec)
-    policy.load_state_dict(snapshot.tensors())
-    return policy.to(device)
+    return policies.build(snapshot.spec, snapshot.tensors()).to(device)
 
 
 def snapshot(policy: Policy, version: int = 0) -> PolicySnapshot:

@@ -36,7 +36,10 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     learner = SftLearner(start, sft, microbatch_size=job.machine.microbatch_size)
     parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}
     with device.out_of_memory_advice("machine.microbatch_size or sft.batch_size"):
-        _train(job, learner, parts, seed, sft)
+        if sft.steps:
+            _train(job, learner, parts, seed, sft)
+        else:
+            job.tracker.log({"sft/validation_loss": learner.loss(parts["validation"])}, 0)
     with files.new_folder(paths.SFT_POLICY) as folder:
         policies.save(learner.policy, folder)
 

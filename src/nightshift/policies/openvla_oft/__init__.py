@@ -1,0 +1,1 @@
+"""OpenVLA-OFT and its variants."""

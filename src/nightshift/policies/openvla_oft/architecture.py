@@ -1,0 +1,90 @@
+"""Sizes of a published checkpoint, from the shapes of its tensors and its config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nightshift.errors import DataError
+from nightshift.policies.openvla_oft.llama import LlamaSpec
+from nightshift.policies.openvla_oft.network import TOWERS, Sizes
+from nightshift.policies.openvla_oft.vit import PATCH, TowerSpec
+
+Shapes = Mapping[str, tuple[int, ...]]
+_MODEL_TYPE = "openvla"
+_TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
+_TOWER_HEADS = 16
+"""Of both. Shapes do not tell it."""
+_LLAMA_DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu"}
+_LLAMA_HEADS = 32
+_LLAMA = "language_model.model."
+_OTHER = "this family loads OpenVLA-OFT and its variants; choose another policy.family or another checkpoint"
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """DataError if config.json is that of another architecture."""
+    wanted = {"model_type": _MODEL_TYPE, "timm_model_ids": _TIMM_IDS}
+    text = config.get("text_config") or {}
+    heads = text.get("num_attention_heads", _LLAMA_HEADS)
+    found = {"model_type": config.get("model_type"), "timm_model_ids": config.get("timm_model_ids", _TIMM_IDS)}
+    for name, default in {**_LLAMA_DEFAULTS, "num_key_value_heads": heads}.items():
+        wanted[f"text_config.{name}"], found[f"text_config.{name}"] = default, text.get(name, default)
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise DataError(
+                f"{name} is {found[name]!r} in the checkpoint's config.json, and {value!r} is expected", _OTHER
+            )
+
+
+def sizes(shapes: Shapes, config: Mapping[str, Any]) -> Sizes:
+    """DataError where a tensor that tells one is missing."""
+    dinov2, siglip = (_tower(shapes, name) for name in TOWERS)
+    patches = _shape(shapes, f"vision_backbone.{TOWERS[0]}.pos_embed")[1]
+    return {
+        "image_size": PATCH * math.isqrt(patches),
+        "dinov2": dinov2,
+        "siglip": siglip,
+        "llama": _llama(shapes, config),
+    }
+
+
+def _tower(shapes: Shapes, name: str) -> TowerSpec:
+    prefix = f"vision_backbone.{name}."
+    mlp, width = _shape(shapes, f"{prefix}blocks.0.mlp.fc1.weight")
+    registers = shapes.get(f"{prefix}reg_token")
+    return {
+        "width": width,
+        "mlp": mlp,
+        "depth": blocks(shapes, name) - 1,
+        "heads": _TOWER_HEADS,
+        "registers": registers[1] if registers else -1,
+        "layer_scale": f"{prefix}blocks.0.ls1.scale_factor" in shapes,
+    }
+
+
+def blocks(shapes: Shapes, name: str) -> int:
+    """Of a tower in a published file, with the last one, which nothing reads."""
+    return _count(shapes, f"vision_backbone.{name}.blocks.")
+
+
+def _llama(shapes: Shapes, config: Mapping[str, Any]) -> LlamaSpec:
+    vocabulary, width = _shape(shapes, f"{_LLAMA}embed_tokens.weight")
+    return {
+        "width": width,
+        "mlp": _shape(shapes, f"{_LLAMA}layers.0.mlp.gate_proj.weight")[0],
+        "depth": _count(shapes, f"{_LLAMA}layers."),
+        "heads": (config.get("text_config") or {}).get("num_attention_heads", _LLAMA_HEADS),
+        "vocabulary": vocabulary,
+    }
+
+
+def _shape(shapes: Shapes, name: str) -> tuple[int, ...]:
+    if name not in shapes:
+        raise DataError(f"the checkpoint has no {name}", _OTHER)
+    return shapes[name]
+
+
+def _count(shapes: Shapes, prefix: str) -> int:
+    """Of blocks or layers."""
+    return len({name.removeprefix(prefix).split(".")[0] for name in shapes if name.startswith(prefix)})

@@ -1,0 +1,92 @@
+"""LoRA adapters as peft saves them, merged into the weights that they were trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nightshift.errors import DataError
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_NOT_PLAIN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
+"""Settings of peft that change how an adapter is merged."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    path: Path
+    scale: float
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of its tensors, by the adapted module's name and lora_A or lora_B."""
+
+    @classmethod
+    def open(cls, folder: Path, weights: Mapping[str, tuple[int, ...]]) -> Adapter:
+        """Read the headers of an adapter, and check that it fits `weights`, the shapes of a checkpoint."""
+        settings = _settings(folder)
+        shapes = _shapes(folder / _WEIGHTS)
+        for name in sorted({name.rpartition(".lora_")[0] for name in shapes}):
+            _check(folder, name, shapes, weights)
+        return cls(folder / _WEIGHTS, settings["lora_alpha"] / settings["r"], shapes)
+
+    def merged(self, name: str, weight: Tensor, rows: slice | None) -> Tensor:
+        """A weight, of which `rows` were read (None = all), with what the adapter adds."""
+        module = name.removesuffix(".weight")
+        if f"{module}.lora_A" not in self.shapes:
+            return weight
+        with safe_open(self.path, "pt") as opened:
+            a, b = (opened.get_tensor(f"{_PREFIX}{module}.{part}.weight").float() for part in ("lora_A", "lora_B"))
+        b = b if rows is None else b[rows]
+        change: Tensor = self.scale * (b.flatten(1) @ a.flatten(1)).reshape(weight.shape)
+        return weight.float() + change
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    try:
+        settings: Mapping[str, Any] = json.loads((folder / _CONFIG).read_text())
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} has no {_CONFIG}", "set policy.checkpoint.adapter to a folder that peft saved"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{folder / _CONFIG} is not JSON: {error}", "download the adapter again") from None
+    unusual = [name for name in _NOT_PLAIN if settings.get(name)]
+    if unusual or not settings.get("r") or "lora_alpha" not in settings:
+        why = f"it has {unusual[0]}" if unusual else "it has no r or no lora_alpha"
+        raise DataError(
+            f"{folder / _CONFIG} is not that of a plain LoRA adapter: {why}",
+            "merge it with peft, and give the merged checkpoint",
+        )
+    return settings
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(path, "pt") as opened:
+            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise DataError(
+            f"the adapter {path} is missing", "set policy.checkpoint.adapter to a folder that peft saved"
+        ) from None
+    except SafetensorError as error:
+        raise DataError(f"{path} is truncated or damaged: {error}", "download the adapter again") from None
+    return {name.removeprefix(_PREFIX).removesuffix(".weight"): shape for name, shape in found.items()}
+
+
+def _check(
+    folder: Path, module: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, tuple[int, ...]]
+) -> None:
+    weight = weights.get(f"{module}.weight")
+    a, b = (shapes.get(f"{module}.{part}", ()) for part in ("lora_A", "lora_B"))
+    if weight is None or a[1:] != weight[1:] or b[:1] != weight[:1] or a[:1] != b[1:2]:
+        fits = "is not in the checkpoint" if weight is None else f"has shape {list(weight)}"
+        raise DataError(
+            f"the adapter {folder} adapts {module} by {list(a)} and {list(b)}, which {fits}",
+            "give the adapter that was trained on this checkpoint",
+        )

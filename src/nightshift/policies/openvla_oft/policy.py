@@ -1,0 +1,127 @@
+"""The policy family `openvla-oft`: OpenVLA-OFT and its variants, with published weights or with random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from nightshift.policies.augmentation import DRAWS, augment
+from nightshift.policies.base import Inputs, Shapes
+from nightshift.policies.heads import HeadPolicy
+from nightshift.policies.modalities import Modalities, observed, select
+from nightshift.policies.openvla_oft import opening
+from nightshift.policies.openvla_oft.heads import HEADS, Gripper
+from nightshift.policies.openvla_oft.images import PREPROCESSING
+from nightshift.policies.openvla_oft.network import OpenVlaOftNetwork
+from nightshift.policies.openvla_oft.norm_stats import Bounds
+from nightshift.policies.openvla_oft.spec import OpenVlaOftSpec
+from nightshift.policies.openvla_oft.tokenizer import HashTokenizer, LlamaTokenizer, Prompts
+from nightshift.types import INSTRUCTION, Observation
+
+if TYPE_CHECKING:
+    from nightshift import config
+
+FAMILY = "openvla-oft"
+_DECODERS = ("language_model.lm_head.", "action_head.")
+
+
+class OpenVlaOft(HeadPolicy):
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(self, loaded: OpenVlaOftNetwork | None = None, /, **spec: Unpack[OpenVlaOftSpec]) -> None:
+        """`loaded` is a network with weights; None makes one with random weights."""
+        parts, published = spec["network"], spec["published"]
+        super().__init__(chunk=parts["chunk"], action_dim=parts["action_dim"])
+        self._spec = spec
+        # The instruction is a prompt here, and not words.
+        self.modalities = Modalities({name: shape for name, shape in spec["inputs"].items() if name != INSTRUCTION}, 0)
+        self.network = OpenVlaOftNetwork(parts) if loaded is None else loaded
+        gripper: Gripper = "simulator" if published is None else "openvla"
+        bounds = None if published is None else published["actions"]
+        self.head = HEADS[parts["action_head"]](self.action_dim, gripper, bounds)
+        self.proprio_bounds = Bounds(parts["proprio"])
+        if published is not None and published["proprio"] is not None:
+            self.proprio_bounds.set(published["proprio"])
+        self.register_buffer("pixel_mean", torch.tensor(spec["pixels"]["mean"])[:, None, None], persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(spec["pixels"]["std"])[:, None, None], persistent=False)
+        words = HashTokenizer() if published is None else LlamaTokenizer(published["tokenizer"])
+        self._prompts = Prompts(words, spec["max_tokens"])
+
+    @classmethod
+    def from_config(cls, settings: config.OpenVlaOft, shapes: Shapes, action_dim: int) -> OpenVlaOft:
+        inputs = select(settings.inputs, shapes)
+        if settings.checkpoint is None:
+            return cls(**opening.random_spec(settings, inputs, action_dim))
+        spec, network = opening.published(settings, inputs, action_dim)
+        return cls(network, **spec)
+
+    @classmethod
+    def with_weights(cls, weights: Mapping[str, Tensor], **spec: Any) -> OpenVlaOft:
+        """Takes the tensors themselves: billions of weights are neither drawn at random nor copied."""
+        with torch.device("meta"):
+            network = OpenVlaOftNetwork(spec["network"])
+        policy = cls(network, **spec)
+        policy.load_state_dict(weights, assign=True)
+        return policy
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return {"family": FAMILY, **self._spec, "inputs": {name: list(shape) for name, shape in self.shapes.items()}}
+
+    @property
+    def shapes(self) -> Shapes:
+        return {name: tuple(shape) for name, shape in self._spec["inputs"].items()}
+
+    @property
+    def critic_size(self) -> int:
+        return self._spec["network"]["llama"]["width"]
+
+    def critic_view(self, encoded: Tensor) -> Tensor:
+        """The first place's hidden state, which RLinf's value head reads too."""
+        return encoded[:, 0]
+
+    def encoder_parameters(self) -> Sequence[nn.Parameter]:
+        return [p for name, p in self.network.named_parameters() if not name.startswith(_DECODERS)]
+
+    def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+        """Statistics of a checkpoint belong to its weights: those of the demos do not replace them."""
+        self.head.normalise_by(statistics["actions"])
+        if self._spec["published"] is None:
+            for name in self.modalities.vectors:
+                self.proprio_bounds.set_to_demos(statistics[f"observations.{name}"])
+
+    def inputs(self, observations: Observation) -> dict[str, Tensor]:
+        """Images as the towers take them but in bytes, the state vector, and the prompt's tokens int32 [B, L]."""
+        preprocess, size = PREPROCESSING[self._spec["images"]], self._spec["network"]["image_size"]
+        tensors = self.modalities.tensors(observations)
+        images = {name: preprocess(tensors[name], size) for name in self.modalities.cameras}
+        return {**tensors, **images, INSTRUCTION: self._prompts(observed(observations, INSTRUCTION))}
+
+    @property
+    def augmentation_draws(self) -> int:
+        return DRAWS * len(self.modalities.cameras)
+
+    def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
+        crop, jitter = self._spec["augmentation"]["crop"], self._spec["augmentation"]["jitter"]
+        by_camera = zip(self.modalities.cameras, torch.split(draws, DRAWS, dim=1), strict=True)
+        return {**inputs, **{name: augment(inputs[name], crop, jitter, own) for name, own in by_camera}}
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        """Hidden states of the places of actions, [B, C A, width] in float32."""
+        device = self.device.type
+        vectors = [self.proprio_bounds.scale(inputs[name]).clamp(-1, 1) for name in self.modalities.vectors]
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            hidden: Tensor = self.network(self._pixels(inputs), inputs[INSTRUCTION], *vectors)
+        return hidden.float()
+
+    def decode(self, encoded: Tensor) -> Tensor:
+        return self.network.decode(encoded)
+
+    def _pixels(self, inputs: Inputs) -> Tensor:
+        """Normalised for both towers, [B, 6 n, H, W] of n cameras."""
+        images = [inputs[name].permute(0, 3, 1, 2) / 255 for name in self.modalities.cameras]
+        return torch.cat([(image.repeat(1, 2, 1, 1) - self.pixel_mean) / self.pixel_std for image in images], dim=1)

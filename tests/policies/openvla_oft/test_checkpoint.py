@@ -1,0 +1,297 @@
+"""Published checkpoints are loaded as they are, and what does not fit is one sentence before memory is taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nightshift import config, policies
+from nightshift.errors import NightshiftError
+from nightshift.policies.openvla_oft.checkpoint import INDEX, PublishedCheckpoint
+from nightshift.policies.openvla_oft.network import LM_HEAD, OpenVlaOftNetwork
+from nightshift.policies.openvla_oft.policy import OpenVlaOft
+from nightshift.types import INSTRUCTION
+from tests.policies.openvla_oft import golden, published
+
+SHAPES = {"agentview": (64, 64, 3), "wrist": (64, 64, 3), "state": (8,), INSTRUCTION: ()}
+SHARD = "model-00002-of-00003.safetensors"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return published.write(tmp_path_factory.mktemp("published"))
+
+
+def settings(folder: Path, **changes: Any) -> config.OpenVlaOft:
+    section = {
+        "family": "openvla-oft",
+        "inputs": ["agentview", INSTRUCTION],
+        "variant": "simplevla-rl",
+        "checkpoint": {"path": str(folder), "adapter": None, "unnorm_key": "libero_x", "range": "q01_q99"},
+        "size": None,
+        "max_tokens": 100,
+        "chunk": 8,
+        "head": "tokens",
+        "dtype": "float32",
+        "augmentation": {"crop": 0, "jitter": 0.0},
+    }
+    return config.OpenVlaOft.model_validate(config.merged(section, changes))
+
+
+def load(folder: Path, **changes: Any) -> OpenVlaOft:
+    policy = policies.fresh(settings(folder, **changes), SHAPES, 7)
+    assert isinstance(policy, OpenVlaOft)
+    return policy
+
+
+def observations(count: int = 2) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "agentview": rng.integers(0, 256, (count, 64, 64, 3), np.uint8),
+        "wrist": rng.integers(0, 256, (count, 64, 64, 3), np.uint8),
+        "state": rng.standard_normal((count, 8), np.float32),
+        INSTRUCTION: np.array(["lift the cube", "open the drawer"] * count)[:count],
+    }
+
+
+def test_every_weight_is_the_published_one_and_the_output_layer_has_the_rows_of_actions(written: Path) -> None:
+    found = load(written).network.state_dict()
+    assert torch.equal(found.pop(LM_HEAD), published.weights()[LM_HEAD][31744:32000])
+    for name, tensor in found.items():
+        assert torch.equal(tensor, published.weights()[name]), name
+
+
+def test_goldens_hold_for_weights_that_went_through_a_checkpoint(tmp_path: Path) -> None:
+    published.write(tmp_path, {n: t for n, t in golden.published_weights().items() if "proprio" not in n})
+    for part in tmp_path.glob("*.pt"):
+        part.unlink()
+    with torch.device("meta"):
+        built = OpenVlaOftNetwork(golden.spec())
+    opened = PublishedCheckpoint.open(tmp_path)
+    opened.check(built)
+    opened.load(built, torch.float32, None)
+    with torch.no_grad():
+        found = golden.logits(built, golden.pixels()[:1], golden.prompt(0))
+    torch.testing.assert_close(found[0], golden.tensor("oft_action_logits_0"), rtol=0, atol=golden.TOLERANCE)
+
+
+def test_a_checkpoint_in_one_file_is_the_same(written: Path, tmp_path: Path) -> None:
+    published.write(tmp_path, shards=1)
+    (tmp_path / INDEX).unlink()
+    (tmp_path / "model-00001-of-00001.safetensors").rename(tmp_path / "model.safetensors")
+    one, other = load(tmp_path).state_dict(), load(written).state_dict()
+    assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
+
+
+def test_two_cameras_the_state_vector_and_the_continuous_head_are_loaded(written: Path) -> None:
+    policy = load(written, inputs=["agentview", "wrist", "state", INSTRUCTION], head="l1")
+    own = published.parts()
+    for part, module in (
+        ("proprio_projector", policy.network.proprio_projector),
+        ("action_head", policy.network.action_head),
+    ):
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(tensor, own[part][name]), name
+    assert policy.act(observations()).shape == (2, 8, 7)
+
+
+def test_constants_come_from_the_checkpoint(written: Path) -> None:
+    policy = load(written)
+    assert policy.pixel_mean.flatten().tolist()[:3] == published.PIXELS[0]["mean"]
+    actions = published.statistics()["libero_x_no_noops"]["action"]
+    policy.normalise_by({"actions": {"min": [-9.0] * 7, "max": [9.0] * 7}})
+    assert policy.head.state_dict()["action_scale.bounds.low"].tolist() == pytest.approx(actions["q01"])
+
+
+def test_a_loaded_policy_is_saved_and_loaded_without_the_checkpoint(written: Path, tmp_path: Path) -> None:
+    policy = load(written)
+    policies.save(policy, tmp_path)
+    again = policies.load(tmp_path)
+    assert again.spec == policy.spec
+    assert (again.act(observations()) == policy.act(observations())).all()
+
+
+def test_bfloat16_weights_are_the_rounded_ones(written: Path) -> None:
+    wide, narrow = load(written), load(written, dtype="bfloat16")
+    assert all(p.dtype == torch.bfloat16 for p in narrow.network.parameters())
+    name = "projector.fc1.weight"
+    assert torch.equal(narrow.network.state_dict()[name], wide.network.state_dict()[name].bfloat16())
+    assert narrow.network.state_dict()[LM_HEAD].dtype == torch.bfloat16
+
+
+def write_adapter(folder: Path, modules: list[str], **changes: Any) -> dict[str, Tensor]:
+    """A peft adapter of rank 4 and alpha 8; returns what it adds to each weight."""
+    folder.mkdir()
+    torch.manual_seed(2)
+    tensors: dict[str, Tensor] = {}
+    added: dict[str, Tensor] = {}
+    for module in modules:
+        weight = published.weights()[f"{module}.weight"]
+        a, b = torch.randn(4, *weight.shape[1:]), torch.randn(len(weight), 4, *[1] * (weight.dim() - 2))
+        tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+        added[f"{module}.weight"] = 2.0 * torch.einsum("or,r...->o...", b.flatten(1), a)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "peft_type": "LORA", **changes}))
+    return added
+
+
+ADAPTED = [
+    "vision_backbone.featurizer.patch_embed.proj",
+    "vision_backbone.fused_featurizer.blocks.0.attn.qkv",
+    "vision_backbone.fused_featurizer.blocks.2.attn.qkv",
+    "language_model.model.layers.1.mlp.down_proj",
+    "language_model.lm_head",
+]
+"""A convolution, linear layers, one of them in a block that nothing reads, and the output layer."""
+
+
+def test_an_adapter_is_merged_into_the_weights(written: Path, tmp_path: Path) -> None:
+    added = write_adapter(tmp_path / "adapter", ADAPTED)
+    found = load(written, checkpoint={"adapter": str(tmp_path / "adapter")}).network.state_dict()
+    for name, tensor in found.items():
+        rows = slice(31744, 32000) if name == LM_HEAD else slice(None)
+        expected = published.weights()[name] + added.get(name, torch.zeros(()))
+        torch.testing.assert_close(tensor, expected[rows], rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from nightshift.policies.openvla_oft.lora import Adapter
+
+    torch.manual_seed(0)
+    base = torch.nn.Sequential(torch.nn.Linear(6, 5, bias=False), torch.nn.Conv2d(3, 4, 2, bias=False))
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    settings = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["0", "1"], init_lora_weights=False)
+    adapted = peft.get_peft_model(base, settings)
+    adapted.save_pretrained(tmp_path)
+    merged = adapted.merge_and_unload().state_dict()
+    adapter = Adapter.open(tmp_path, {name: tuple(tensor.shape) for name, tensor in before.items()})
+    for name, tensor in before.items():
+        torch.testing.assert_close(adapter.merged(name, tensor, None), merged[name])
+
+
+def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def without(name: str) -> Callable[[Path], object]:
+    return lambda folder: published.write(folder, {n: t for n, t in published.weights().items() if n != name})
+
+
+def with_tensor(name: str, tensor: Tensor) -> Callable[[Path], object]:
+    return lambda folder: published.write(folder, {**published.weights(), name: tensor})
+
+
+def truncate(folder: Path) -> None:
+    (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
+
+
+LAYER = "language_model.model.layers.1.mlp.up_proj.weight"
+BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
+    "missing shard": (lambda f: (f / SHARD).unlink(), {}, rf"the shard .*{SHARD} is missing"),
+    "truncated file": (truncate, {}, rf"{SHARD} is truncated or damaged"),
+    "truncated part": (
+        lambda f: (f / "proprio_projector--150000_checkpoint.pt").write_bytes(b"PK"),
+        {},
+        r"proprio_projector--150000_checkpoint\.pt is truncated or damaged",
+    ),
+    "missing tensor": (without(LAYER), {}, rf"has no {LAYER}"),
+    "other shape": (
+        with_tensor(LAYER, torch.zeros(95, 64)),
+        {},
+        rf"{LAYER} has shape \[95, 64\] in .*, and \[96, 64\]",
+    ),
+    "unknown tensor": (
+        with_tensor("value_head.weight", torch.zeros(1)),
+        {},
+        r"has value_head\.weight, which OpenVLA-OFT",
+    ),
+    "index lies": (
+        lambda f: rewrite(f / INDEX, lambda j: {"weight_map": {**j["weight_map"], "ghost": SHARD}}),
+        {},
+        rf"{SHARD} lacks ghost",
+    ),
+    "no weights": (lambda f: (f / INDEX).unlink(), {}, r"has neither model\.safetensors nor"),
+    "other architecture": (
+        lambda f: rewrite(f / "config.json", lambda j: {**j, "model_type": "pi0"}),
+        {},
+        r"model_type is 'pi0' in the checkpoint's config\.json, and 'openvla' is expected",
+    ),
+    "other Llama": (
+        lambda f: rewrite(f / "config.json", lambda j: {**j, "text_config": {"rms_norm_eps": 1e-5}}),
+        {},
+        r"text_config\.rms_norm_eps is 1e-05",
+    ),
+    "no config": (lambda f: (f / "config.json").unlink(), {}, r"has no config\.json"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), {}, r"has no tokenizer\.json"),
+    "no normalisation": (
+        lambda f: rewrite(f / "preprocessor_config.json", lambda j: {}),
+        {},
+        r"preprocessor_config\.json of .* does not normalise",
+    ),
+    "unknown norm-stats key": (
+        lambda f: None,
+        {"checkpoint": {"unnorm_key": "bridge"}},
+        "no statistics of bridge nor of bridge_no_noops; it has those of libero_x_no_noops",
+    ),
+    "no head": (
+        lambda f: (f / "action_head--150000_checkpoint.pt").unlink(),
+        {"head": "l1"},
+        r"has no action_head\.model\.layer_norm1\.weight",
+    ),
+    "a camera that is not there": (
+        lambda f: None,
+        {"inputs": ["overhead", INSTRUCTION]},
+        r"policy\.inputs has overhead",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_checkpoint_that_does_not_fit_is_one_sentence_before_memory_is_taken(case: str, tmp_path: Path) -> None:
+    spoil, changes, sentence = BAD[case]
+    spoil(published.write(tmp_path))
+    with torch.device("meta"), pytest.raises(NightshiftError, match=sentence) as refused:
+        load(tmp_path, **changes)
+    assert refused.value.next_step
+    assert "\n" not in refused.value.what
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"use_dora": True}, "is not that of a plain LoRA adapter: it has use_dora"),
+        ({"r": 0}, "is not that of a plain LoRA adapter: it has no r"),
+    ],
+)
+def test_an_adapter_that_is_merged_otherwise_is_refused(
+    written: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    write_adapter(tmp_path / "adapter", ADAPTED, **changes)
+    with torch.device("meta"), pytest.raises(NightshiftError, match=sentence):
+        load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
+
+
+def test_an_adapter_of_another_checkpoint_is_refused_by_module_and_shape(written: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", ADAPTED)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    prefix = "base_model.model.language_model.model.layers.7.mlp.up_proj"
+    save_file({f"{prefix}.lora_A.weight": torch.zeros(4, 64), f"{prefix}.lora_B.weight": torch.zeros(96, 4)}, file)
+    with (
+        torch.device("meta"),
+        pytest.raises(NightshiftError, match=r"layers\.7\.mlp\.up_proj .* is not in the checkpoint"),
+    ):
+        load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
+
+
+def test_checking_reads_no_weights(written: Path) -> None:
+    with torch.device("meta"):
+        assert all(parameter.is_meta for parameter in load(written).network.parameters())

@@ -1,0 +1,131 @@
+"""A tiny policy of the family openvla-oft goes through the stages as any other does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from nightshift import config, policies
+from nightshift.errors import NightshiftError
+from nightshift.learners import checkpoint
+from nightshift.pipeline import precheck
+from nightshift.pipeline.job import Job
+from nightshift.policies.snapshot import PolicySnapshot
+from nightshift.project import paths
+from nightshift.rollouts.local import LocalPool
+from nightshift.stages import collect, dataset, rloo, sft
+from nightshift.types import RolloutRequest, Trajectory
+from tests.conftest import small_params
+from tests.policies.openvla_oft import published
+
+TRANSFORMER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
+CHANGES: dict[str, Any] = {
+    "env": {"cameras": {"names": ["agentview"], "size": 32, "shadows": True}},
+    "policy": {
+        "family": "openvla-oft",
+        "inputs": ["agentview", "proprio", "instruction"],
+        "variant": "simplevla-rl",
+        "checkpoint": None,
+        "size": {"image_size": 28, "dinov2": TRANSFORMER, "siglip": TRANSFORMER, "llama": TRANSFORMER},
+        "max_tokens": 16,
+        "chunk": 4,
+        "dtype": "float32",
+        "augmentation": {"crop": 2, "jitter": 0.1},
+    },
+    "sft": {"steps": 40, "batch_size": 16, "learning_rate": 5.0e-3},
+    "rloo": {"iterations": 2, "groups": 2, "group_size": 4, "epochs": 1, "target_kl": None, "validation": {"every": 2}},
+}
+
+
+class HalfSolved(LocalPool):
+    """Plays for real, and calls every other episode of a group solved: groups to learn from need both."""
+
+    def run(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        for index, group in super().run(requests, policy):
+            yield index, [replace(one, success=one.member % 2 == 0) for one in group]
+
+
+def with_policy(**changes: Any) -> config.Params:
+    return config.Params.model_validate(config.merged(config.merged(small_params(), CHANGES), changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_tokens": 5}, r"prompt for the instruction 'reach near' has 12 tokens, and the policy reads 5"),
+        ({"inputs": ["wrist", "instruction"]}, r"policy\.inputs has wrist"),
+    ],
+)
+def test_a_prompt_that_is_too_long_and_a_camera_that_is_not_there_are_found_before_any_stage(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(NightshiftError, match=sentence):
+        precheck.check_policy(with_policy(policy={"head": "tokens", **changes}))
+
+
+def test_random_weights_have_to_be_cloned() -> None:
+    with pytest.raises(ValidationError, match=r"sft\.steps is 0, and the policy has no checkpoint"):
+        with_policy(policy={"head": "tokens"}, sft={"steps": 0})
+
+
+@pytest.mark.usefixtures("project")
+def test_a_checkpoint_is_handed_on_as_it_is_if_there_are_no_steps_of_cloning(
+    job: Callable[[str], Job], tmp_path: Path
+) -> None:
+    source = {
+        "path": str(published.write(tmp_path / "x")),
+        "adapter": None,
+        "unnorm_key": "libero_x",
+        "range": "q01_q99",
+    }
+    chosen = {
+        "inputs": ["agentview", "instruction"],
+        "checkpoint": source,
+        "size": None,
+        "max_tokens": 80,
+        "head": "tokens",
+    }
+    params = with_policy(policy=chosen, sft={"steps": 0})
+    precheck.check_policy(params)
+    collect.run(job("collect"), seed=0, env=params.env, states=params.states, collect=params.collect)
+    dataset.run(job("dataset"), seed=0, dataset=params.dataset)
+    sft.run(job("sft"), seed=0, policy=params.policy, sft=params.sft)
+    handed_on = policies.load(paths.SFT_POLICY).state_dict()
+    name = "language_model.model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(handed_on[f"network.{name}"], published.weights()[name])
+    assert "sft/validation_loss" in (job("sft").state / "metrics.jsonl").read_text()
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("head", ["tokens", "l1"])
+def test_it_is_cloned_and_reinforced(job: Callable[[str], Job], head: str) -> None:
+    params = with_policy(policy={"head": head})
+    precheck.check_policy(params)
+    collect.run(job("collect"), seed=0, env=params.env, states=params.states, collect=params.collect)
+    dataset.run(job("dataset"), seed=0, dataset=params.dataset)
+    sft.run(job("sft"), seed=0, policy=params.policy, sft=params.sft)
+    lines = [json.loads(line) for line in (job("sft").state / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["sft/loss"] for line in lines if "sft/loss" in line]
+    assert losses[-1] < losses[0]
+    with closing(HalfSolved(params.env)) as pool:
+        playing = replace(job("rloo"), pool=lambda env: pool)
+        rloo.run(playing, seed=0, env=params.env, states=params.states, rloo=params.rloo)
+    history = json.loads(paths.RLOO_HISTORY.read_text())["iterations"]
+    assert [iteration["update/gradients"] for iteration in history] == [1, 1]
+    assert all(abs(iteration["update/ppo_kl"]) < 1e-5 for iteration in history), "update and rollout agree on log-probs"
+    last = checkpoint.newest(playing.state)
+    assert last is not None
+    cloned = policies.load(paths.SFT_POLICY).state_dict()
+    learned = {name for name in cloned if not torch.equal(last.tensors[f"policy.weights.{name}"], cloned[name])}
+    assert {"network.vision_backbone.featurizer.cls_token", "network.projector.fc1.weight"} <= learned
+    assert not {name for name in learned if "bounds" in name}
