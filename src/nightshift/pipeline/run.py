@@ -123,7 +123,15 @@ class Session:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.callback(locks.release, _lock(self.root))
+        died = was_killed(self.root)
+        lock = _lock(self.root)
+        if died and not packages.on_compute_node():
+            try:
+                _ = self.tracking  # ends the runs in MLflow that the dead process left open
+            except BaseException:
+                lock.release()  # its file still names a process, so that the next session tries again
+                raise
+        self._open.callback(locks.release, lock)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -197,8 +205,9 @@ def was_killed(root: Path) -> bool:
 
 
 def check_free(root: Path) -> None:
-    """Busy if another run works in this folder."""
-    locks.release(_lock(root))
+    """Busy if another run works in this folder. What a dead one left in the file of the lock stays there."""
+    if locks.is_held(root / LOCK):
+        raise _busy(root, locks.holder(root / LOCK))
 
 
 def _mlflow_status(error: BaseException | None) -> str:
@@ -460,7 +469,8 @@ def _lock(root: Path) -> FileLock:
     """One run at a time in a folder: two would write the same outputs."""
     path = root / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
-    return locks.acquire(
-        path,
-        lambda holder: Busy(f"another run (process {holder}) is working in {root}", f"wait for it, or kill {holder}"),
-    )
+    return locks.acquire(path, lambda holder: _busy(root, holder))
+
+
+def _busy(root: Path, holder: str) -> Busy:
+    return Busy(f"another run (process {holder}) is working in {root}", f"wait for it, or kill {holder}")
