@@ -32,7 +32,7 @@ def _must_play(champion: Champion, env: config.Env, policy: config.Policy, evalu
     cameras = cameras_in(env.suite, policy.inputs)
     if champion.has_played(digest(env, evaluate, cameras)):
         return False
-    shapes = champion.shapes()
+    shapes = champion.policy().shapes
     unseen = [camera for camera in cameras_in(env.suite, list(shapes)) if camera not in cameras]
     why = f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, shapes)
     if why:
