@@ -61,7 +61,12 @@ def test_stage_names_are_the_same_everywhere(folder: str, prefix: str) -> None:
 def test_a_stage_takes_exactly_the_sections_dvc_watches_for_it(stage: str) -> None:
     signature = inspect.signature(importlib.import_module(f"nightshift.stages.{stage}").run)
     keyword_only = [p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert sorted(keyword_only) == sorted(GRAPH[stage].params)
+    assert sorted(keyword_only) == sorted(name.replace(".", "_") for name in GRAPH[stage].params)
+
+
+@pytest.mark.parametrize("stage", ["start", "opponent"])
+def test_the_rules_of_the_gate_are_not_in_the_key_of_a_stage_that_asks_for_the_champion(stage: str) -> None:
+    assert [name for name in GRAPH[stage].params if name.startswith("register")] == ["register.model"]
 
 
 @pytest.mark.parametrize("stage", GRAPH)

@@ -48,7 +48,8 @@ def run(from_stage: str, force_stages: Sequence[str]) -> None:
     root = enter(own_prefect=True)
     found = statuses(root)
     choice = Choice.of(root, from_stage, force_stages)
-    to_do = choice.selected([status.name for status in found], stale(found))
+    used = [status.name for status in found if not status.skipped or status.name in choice.forced]
+    to_do = choice.selected(used, stale(found))
     if not to_do and not was_killed(root):  # what a killed run left in Prefect and MLflow is marked by a flow
         results = _nothing_stale(root, found)
     else:

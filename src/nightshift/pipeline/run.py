@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import inspect
 import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -97,7 +96,12 @@ class Choice:
 
     def selected(self, stages: Sequence[str], stale: Sequence[str]) -> list[str]:
         """Those of all stages that a run does."""
-        return [name for name in stages if name in self.forced or (name in stale and name not in self.before)]
+        return [name for name in stages if self._includes(name, name in stale)]
+
+    def _includes(self, stage: str, is_stale: bool) -> bool:
+        if stage in self.forced:
+            return True
+        return stage not in self.before and (is_stale or ASK_THE_REGISTRY.get(stage) in self.forced)
 
 
 class Session:
@@ -234,11 +238,7 @@ def run_stage(stage: str, session: Session) -> float:
         return 0.0
     session.precheck([stage])
     run = importlib.import_module(f"{STAGES}.{stage}").run
-    arguments = {
-        name: session.params.section(name)
-        for name, parameter in inspect.signature(run).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    arguments = {name.replace(".", "_"): session.params.section(name) for name in session.graph[stage].params}
     current = fingerprint(stage, session)
     started = time.monotonic()
     before = usage.read()
@@ -326,7 +326,15 @@ def _asked_again(stage: str, session: Session) -> tuple[str, ...]:
     Another champion alone makes no result stale: a night in which nothing else changed has nothing to do.
     """
     user = ASK_THE_REGISTRY.get(stage)
-    return (f"asked again, since {user} is stale",) if user and session.store.reasons(user) else ()
+    if not user:
+        return ()
+    if user in session.choice.forced:
+        return (f"asked again, since {user} is forced",)
+    return (_asked_for(user),) if session.store.reasons(user) else ()
+
+
+def _asked_for(user: str) -> str:
+    return f"asked again, since {user} is stale"
 
 
 def _run_and_commit(stage: str, session: Session) -> None:
@@ -374,7 +382,14 @@ def statuses(root: Path) -> list[StageStatus]:
     packages.record(root, stages)
     graph.check_lock(root)
     with contextlib.closing(DvcStore(root)) as store:
-        return store.status([stage for stage in stages if params.skips(stage)])
+        found = store.status([stage for stage in stages if params.skips(stage)])
+    return [_with_question(status, stale(found)) for status in found]
+
+
+def _with_question(status: StageStatus, stale: Sequence[str]) -> StageStatus:
+    """A fresh stage that asks the registry is run all the same if the stage that uses the answer is stale."""
+    user = ASK_THE_REGISTRY.get(status.name)
+    return replace(status, reasons=(_asked_for(user),)) if user in stale and status.fresh else status
 
 
 def stale(found: Iterable[StageStatus]) -> list[str]:

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from nightshift.adapters.mlflow_registry import Champion
 
 
-def run(
-    job: Job, *, env: config.Env, policy: config.Policy, evaluate: config.Evaluate, register: config.Register
-) -> None:
-    champion = _champion.find(register.model)
+def run(job: Job, *, env: config.Env, policy: config.Policy, evaluate: config.Evaluate, register_model: str) -> None:
+    champion = _champion.find(register_model)
     must_play = champion and _must_play(champion, env, policy, evaluate)
     _champion.leave(paths.OPPONENT, champion if must_play else None)
 
