@@ -549,7 +549,7 @@ class Nightly(Section):
     pull: Flag
     """Get imports from DVC's remote: those that git names and this clone lacks, newer ones of other repositories."""
     commit: Flag
-    """Commit dvc.lock and the .dvc files of new imports, so that the night's dataset is a version that git knows."""
+    """Commit dvc.lock and the .dvc files of the report and of imports: git knows the versions of every night."""
 
 
 Event = Literal["failure", "promotion", "regression", "nothing_to_do"]

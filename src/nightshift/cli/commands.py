@@ -66,14 +66,7 @@ def nightly() -> None:
     root = enter(own_prefect=True)
     from nightshift.pipeline import nightly as night
 
-    for sentence in night.prepare(root):
-        console.print(sentence, markup=False, soft_wrap=True)
-    if not stale(statuses(root)):
-        console.print(night.NOTHING_TO_DO, markup=False, soft_wrap=True)
-        return
-    run("", [])
-    if sentence := night.conclude(root):
-        console.print(sentence, markup=False, soft_wrap=True)
+    night.play(root, lambda: run("", []), lambda sentence: console.print(sentence, markup=False, soft_wrap=True))
 
 
 def _nothing_stale(root: Path, found: Sequence[StageStatus]) -> list[StageResult]:
