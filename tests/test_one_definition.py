@@ -90,7 +90,7 @@ def test_outputs_in_dvc_yaml_are_the_paths_the_code_writes() -> None:
 @pytest.mark.parametrize("stage", GRAPH)
 def test_dvc_calls_the_stage_of_the_same_name(stage: str) -> None:
     entry = yaml.safe_load((REPOSITORY / paths.DVC_YAML).read_text())["stages"][stage]
-    assert entry["cmd"] == f".venv/bin/nightshift stage {stage}"
+    assert entry["cmd"] == f"PATH=$PWD/.venv/bin:$PATH nightshift stage {stage}"
 
 
 def test_every_policy_that_is_evaluated_can_be_registered() -> None:
