@@ -1,4 +1,4 @@
-"""DVC by itself: `dvc metrics` and `dvc plots` compare evaluations between revisions, `dvc repro` finds its commands."""
+"""DVC by itself: metrics and plots of evaluations between revisions, and commands that `dvc repro` finds."""
 
 from __future__ import annotations
 

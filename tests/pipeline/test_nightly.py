@@ -142,6 +142,13 @@ def test_a_night_commits_the_lock_and_new_imports_and_nothing_else(project: Path
     assert nightly.conclude(project) == ""
 
 
+def test_a_night_that_left_no_version_commits_nothing(project: Path) -> None:
+    edit(project, "nightly", pull=True)  # a change that is a person's to commit
+    before = git(project, "rev-parse", "HEAD")
+    assert nightly.conclude(project) == ""
+    assert git(project, "rev-parse", "HEAD") == before
+
+
 def test_no_number_of_nightly_is_in_a_cache_key(project: Path) -> None:
     before = stale(statuses(project))
     edit(project, "nightly", inbox="elsewhere", format="rlds", pull=True, commit=False)

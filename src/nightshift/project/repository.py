@@ -71,6 +71,8 @@ def git(root: Path, *arguments: str) -> str:
 def commit_files(root: Path, files: Sequence[Path], message: str) -> str:
     """Commit these files and nothing else; the short hash, or empty if none of them changed."""
     names = [path.as_posix() for path in files if (root / path).exists()]
+    if not names:  # git would take no path for all of them
+        return ""
     try:
         git(root, "add", "--", *names)
         if not git(root, "status", "--porcelain", "--", *names):
