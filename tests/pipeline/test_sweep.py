@@ -85,8 +85,7 @@ def test_stopping_a_sweep_ends_the_trials_that_run_and_begins_no_other(
     monkeypatch.setattr(sweep, "_prepare", lambda root, trial: None)
     outcomes = sweep.run(tmp_path, chosen, jobs=1)
     if by == "signal":
-        begun = threading.Thread(target=lambda: (wait_for(tmp_path / "1/begun"), os.kill(os.getpid(), signal.SIGINT)))
-        begun.start()
+        threading.Thread(target=interrupt_after, args=(tmp_path / "1/begun",)).start()
         with pytest.raises(KeyboardInterrupt), contextlib.closing(outcomes):
             next(outcomes)
     else:
@@ -94,6 +93,11 @@ def test_stopping_a_sweep_ends_the_trials_that_run_and_begins_no_other(
             assert next(outcomes).error == "done"
             wait_for(tmp_path / "2/begun")
     assert not (tmp_path / "3/begun").exists()
+
+
+def interrupt_after(path: Path) -> None:
+    wait_for(path)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def wait_for(path: Path) -> None:

@@ -389,7 +389,9 @@ def statuses(root: Path) -> list[StageStatus]:
 def _with_question(status: StageStatus, stale: Sequence[str]) -> StageStatus:
     """A fresh stage that asks the registry is run all the same if the stage that uses the answer is stale."""
     user = ASK_THE_REGISTRY.get(status.name)
-    return replace(status, reasons=(_asked_for(user),)) if user in stale and status.fresh else status
+    if user is None or user not in stale or not status.fresh:
+        return status
+    return replace(status, reasons=(_asked_for(user),))
 
 
 def stale(found: Iterable[StageStatus]) -> list[str]:
