@@ -13,7 +13,7 @@ from flows.lifecycle import hours_late, orderly
 from flows.pipeline import pipeline
 from nightshift.pipeline import nightly as night
 from nightshift.pipeline import notify
-from nightshift.pipeline.run import StageResult, stale, statuses
+from nightshift.pipeline.run import StageResult
 from nightshift.project import environment
 
 NOTHING_TO_DO = "Nothing to do"
@@ -28,16 +28,13 @@ def nightly(catch_up_hours: float | None = None) -> list[StageResult] | State[An
     A night that can only begin later than `catch_up_hours`, since the machine was off, is left out; prefect.yaml states
     the number.
     """
+    root = Path.cwd()
     if catch_up_hours is not None and hours_late() > catch_up_hours:
-        return Completed(name="Missed", message=f"{hours_late():.1f} h late, and catch_up_hours is {catch_up_hours:g}")
-    root, log = Path.cwd(), get_run_logger()
+        why = f"{hours_late():.1f} h late, and catch_up_hours is {catch_up_hours:g}"
+        notify.missed(root, why)
+        return Completed(name="Missed", message=why)
     environment.apply(root)
-    for sentence in night.prepare(root):
-        log.info(sentence)
-    if not stale(statuses(root)):
-        notify.finished(root, [])
+    results: list[StageResult] = []
+    if not night.play(root, lambda: results.extend(pipeline()), get_run_logger().info):
         return Completed(name=NOTHING_TO_DO, message=night.NOTHING_TO_DO, data=[])
-    results = pipeline()
-    if sentence := night.conclude(root):
-        log.info(sentence)
     return results

@@ -61,7 +61,12 @@ def test_stage_names_are_the_same_everywhere(folder: str, prefix: str) -> None:
 def test_a_stage_takes_exactly_the_sections_dvc_watches_for_it(stage: str) -> None:
     signature = inspect.signature(importlib.import_module(f"nightshift.stages.{stage}").run)
     keyword_only = [p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert sorted(keyword_only) == sorted(GRAPH[stage].params)
+    assert sorted(keyword_only) == sorted(name.replace(".", "_") for name in GRAPH[stage].params)
+
+
+@pytest.mark.parametrize("stage", ["start", "opponent"])
+def test_the_rules_of_the_gate_are_not_in_the_key_of_a_stage_that_asks_for_the_champion(stage: str) -> None:
+    assert [name for name in GRAPH[stage].params if name.startswith("register")] == ["register.model"]
 
 
 @pytest.mark.parametrize("stage", GRAPH)
@@ -85,7 +90,7 @@ def test_outputs_in_dvc_yaml_are_the_paths_the_code_writes() -> None:
 @pytest.mark.parametrize("stage", GRAPH)
 def test_dvc_calls_the_stage_of_the_same_name(stage: str) -> None:
     entry = yaml.safe_load((REPOSITORY / paths.DVC_YAML).read_text())["stages"][stage]
-    assert entry["cmd"] == f".venv/bin/nightshift stage {stage}"
+    assert entry["cmd"] == f"PATH=$PWD/.venv/bin:$PATH nightshift stage {stage}"
 
 
 def test_every_policy_that_is_evaluated_can_be_registered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -622,7 +623,7 @@ class Nightly(Section):
     pull: Flag
     """Get imports from DVC's remote: those that git names and this clone lacks, newer ones of other repositories."""
     commit: Flag
-    """Commit dvc.lock and the .dvc files of new imports, so that the night's dataset is a version that git knows."""
+    """Commit dvc.lock and the .dvc files of the report and of imports: git knows the versions of every night."""
 
 
 Event = Literal["failure", "promotion", "regression", "nothing_to_do"]
@@ -682,8 +683,9 @@ class Params(Section):
         return (stage in ALGORITHMS and stage not in self.algorithms) or (stage == START and self.start == SCRATCH)
 
     def section(self, name: str) -> Any:
-        """The section (or plain value) that params.yaml calls `name`."""
-        return getattr(self, "register_" if name == "register" else name)
+        """The section (or plain value) that params.yaml calls `name`. Example: section("register.model")"""
+        first, *rest = name.split(".")
+        return functools.reduce(getattr, rest, getattr(self, "register_" if first == "register" else first))
 
 
 class _StrictLoader(yaml.SafeLoader):

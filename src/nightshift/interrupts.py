@@ -1,4 +1,4 @@
-"""Work that Ctrl-C and SIGTERM wait for."""
+"""Ctrl-C, SIGTERM and a closed terminal: all three stop a process the same way, and some work they wait for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from collections.abc import Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def handle() -> None:
+    """Have each of the signals raise KeyboardInterrupt in the main thread."""
+    for number in _SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
+            continue
+        signal.signal(number, _interrupt)  # also SIGINT: a shell's background job starts with it ignored
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from nightshift import files, policies
-from nightshift.adapters import mlflow_registry, mlflow_tracking
-from nightshift.adapters.mlflow_registry import Proposal, Registration, Rematch
+from nightshift.adapters import mlflow_registry, mlflow_tracking, model_versions
+from nightshift.adapters.mlflow_registry import Proposal, Registration, Rematch, load
 from nightshift.config import CHAMPION
 from nightshift.errors import DataError, RegistryError
 from nightshift.reports import gate
@@ -207,6 +207,34 @@ def test_outcomes_of_other_weights_are_not_taken_for_the_champions(root: Path, m
     assert "version 1 was not evaluated on this grid" in later.reason
 
 
+def test_a_champion_that_was_deleted_after_it_played_does_not_keep_the_winner_from_being_registered(
+    root: Path, model: str
+) -> None:
+    first = register(root, model, "one", "sssss" + "f" * 5)
+    rematch = Rematch(
+        version=first.version, weights=proposal(root, model, "one", "s").weights, outcomes=episodes("f" * 10)
+    )
+    mlflow_tracking.connect(root).delete_model_version(model, first.version)
+    later = register(root, model, "two", "s" * 10, grid="new", rematch=rematch)
+    assert (later.version, later.champion) == ("2", "2")
+
+
+def test_a_registration_that_died_before_the_gate_and_was_promoted_by_hand_can_be_repeated(
+    root: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow_registry, "_decide", dies)
+        with pytest.raises(KeyboardInterrupt):
+            register(root, model, "one", "s" * 10)
+    model_versions.promote(root, model, "1")
+    again = register(root, model, "one", "s" * 10)
+    assert (again.champion, again.p_value) == ("1", None)
+    assert again.reason.startswith("version 1 was promoted by hand on 20")
+
+
 def test_a_policy_that_solves_nothing_is_registered_and_leaves_the_model_without_a_champion(
     root: Path, model: str
 ) -> None:
@@ -234,15 +262,16 @@ def test_the_champion_knows_its_grids_and_hands_out_its_weights_and_no_others(ro
     champion = mlflow_registry.champion(root, model)
     assert champion is not None
     assert (champion.has_played("grid"), champion.has_played("other")) == (True, False)
-    assert dict(champion.shapes()) == {"objects": (3,), "task": (2,)}
+    assert dict(champion.policy().shapes) == {"objects": (3,), "task": (2,)}
     (root / model).mkdir()
     champion.copy_policy(root / model)
     assert files.sha256(root / model / policies.WEIGHTS) == proposal(root, model, "one", "s").weights
     mlflow_tracking.connect(root).set_model_version_tag(model, "1", mlflow_registry.WEIGHTS, "0" * 64)
     damaged = mlflow_registry.champion(root, model)
     assert damaged is not None
-    with pytest.raises(RegistryError, match=r"the weights of version 1 of .* are damaged"):
-        damaged.copy_policy(root / model)
+    for read in (lambda: damaged.copy_policy(root / model), damaged.policy, lambda: load(root, model, "1")):
+        with pytest.raises(RegistryError, match=r"the weights of version 1 of .* are damaged"):
+            read()
 
 
 def test_a_loaded_model_acts_as_the_policy_that_was_registered(root: Path, model: str) -> None:

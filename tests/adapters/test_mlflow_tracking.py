@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from nightshift import config
 from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, PARENT, Tracking
@@ -83,6 +85,22 @@ def test_results_are_metrics_of_the_parent_and_cached_stages_are_linked(root: Pa
     assert run.data.tags["mlflow.note.content"] == "words"
     assert run.data.tags[f"{CACHED}.sft"] == made.run_id
     assert later.ran == {"evaluate": evaluated.run_id}
+
+
+def test_ctrl_c_while_results_are_published_waits_until_all_are(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    track = tracking(root, code="interrupted")
+    written: list[str] = []
+
+    def interrupted(self: MlflowClient, run_id: str, name: str, value: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        written.append(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_tag", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            track.publish({}, {"one": "1", "two": "2"}, "note")
+    assert written[:2] == ["one", "two"]
+    track.close("KILLED")
 
 
 def test_a_killed_stage_is_resumed_and_no_step_is_recorded_twice(root: Path) -> None:

@@ -107,6 +107,17 @@ def test_promoting_and_rolling_back_move_the_champion_and_the_gate_respects_both
     model_versions.promote(nights, MODEL, "2")
 
 
+def test_a_rollback_passes_over_a_version_that_was_withdrawn(nights: Path) -> None:
+    for version in ("1", "2", "1"):
+        model_versions.promote(nights, MODEL, version)
+    assert model_versions.rollback(nights, MODEL) == ("1", "2")
+    with pytest.raises(RegistryError, match="version 2 had no champion before it that was not withdrawn or deleted"):
+        model_versions.rollback(nights, MODEL)
+    client = mlflow_tracking.connect(nights)
+    client.delete_model_version_tag(MODEL, "1", mlflow_registry.WITHDRAWN)
+    client.set_model_version_tag(MODEL, "1", mlflow_registry.PREVIOUS, "")
+
+
 def test_the_commands_say_what_they_did_and_an_unknown_version_which_there_are(nights: Path, told: Told) -> None:
     moved = told(model_commands.promote, "1")
     assert moved == "version 1 of nightshift-libero-mini is champion now in place of version 2\n"

@@ -178,7 +178,9 @@ def test_nightly_is_the_pipeline_by_the_clock(calls: list[str]) -> None:
 def test_a_night_with_nothing_to_do_ends_so_by_name_and_starts_no_pipeline(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.nightly.statuses", lambda root: [StageStatus(name="sft", reasons=(), follows=())])
+    monkeypatch.setattr(
+        "nightshift.pipeline.nightly.statuses", lambda root: [StageStatus(name="sft", reasons=(), follows=())]
+    )
     state: Any = nightly(return_state=True)
     assert (state.name, state.is_completed(), calls) == (NOTHING_TO_DO, True, [])
     assert "no new demos" in state.message
@@ -190,7 +192,12 @@ def test_deployments_name_flows_that_exist() -> None:
     assert deployments["nightly"]["entrypoint"] == "flows.nightly.nightly"
 
 
-def test_a_night_that_can_only_begin_much_later_is_left_out(calls: list[str]) -> None:
-    begun = nightly(catch_up_hours=0.0, return_state=True)
+def test_a_night_that_can_only_begin_much_later_is_left_out_and_told(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        begun = nightly(catch_up_hours=0.0, return_state=True)
     assert begun.name == "Missed"
     assert calls == []
+    assert [message["title"] for message in messages] == ["Nightshift: a night was missed"]

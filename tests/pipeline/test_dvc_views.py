@@ -1,24 +1,27 @@
-"""`dvc metrics` and `dvc plots` compare evaluations between revisions."""
+"""DVC by itself: metrics and plots of evaluations between revisions, and commands that `dvc repro` finds."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from nightshift import files
 from nightshift.adapters.dvc_store import DvcStore
-from nightshift.project import paths
+from nightshift.config import merged
+from nightshift.project import graph, packages, paths
 from nightshift.reports import tables
 from nightshift.reports.candidates import Candidate
 from nightshift.reports.history import History
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Paired
-from tests.conftest import git
+from tests.conftest import add_store, git
 
 
 def leave_evaluation(successes: int) -> None:
@@ -48,7 +51,7 @@ def dvc(*arguments: str) -> Any:
 @pytest.fixture
 def two_revisions(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two commits with an evaluation each, as `evaluate` leaves it in DVC's cache."""
-    for place in ("data/init_states", "models/sft", "models/rloo", "models/rlpd"):
+    for place in ("data/init_states", "data/champion/opponent", "models/sft", "models/rloo", "models/rlpd"):
         (project / place).mkdir(parents=True)
         (project / place / "manifest.json").write_text("{}")
     (project / "versions.yaml").write_text(
@@ -89,3 +92,22 @@ def test_plots_are_one_page_of_html(project: Path) -> None:
     command = [sys.executable, "-m", "dvc", "plots", "diff", "HEAD~1", "HEAD", "-o", "plots"]
     subprocess.run(command, check=True, capture_output=True)
     assert "Success on held-out init states" in (project / "plots" / "index.html").read_text()
+
+
+def test_a_command_takes_the_environment_in_the_folder_or_else_the_one_on_the_path(
+    project: Path, migrated_store: Path
+) -> None:
+    add_store(project, migrated_store)
+    packages.record(project, graph.load(project))  # as `make setup` does
+    system = "/usr/bin:/bin"
+    for algorithms, path in ((["rlpd"], system), ([], f"{sys.prefix}/bin:{system}")):
+        params = yaml.safe_load((project / paths.PARAMS).read_text())
+        params = merged(params, {"algorithms": algorithms, "policy": {"head": "tanh_gaussian"}})
+        (project / paths.PARAMS).write_text(yaml.safe_dump(params))
+        command = [f"{sys.prefix}/bin/dvc", "repro", "choose"]
+        done = subprocess.run(
+            command, env={**os.environ, "PATH": path}, cwd=project, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert json.loads((project / paths.choice("rlpd")).read_text()) == {"chosen": bool(algorithms)}
+        (project / ".venv").unlink(missing_ok=True)

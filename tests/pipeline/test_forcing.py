@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.errors import ProjectError
+from nightshift.pipeline import run
 from nightshift.pipeline.run import FORCED, Choice, Session, StageResult, ensure
 from nightshift.project import paths
 from tests.conftest import add_store, edit, nightshift
@@ -32,6 +33,28 @@ def test_a_forced_stage_runs_although_it_is_fresh_and_stages_before_the_first_ar
     assert statuses(project, Choice(), "states")["states"].status == "ran"
     with pytest.raises(ProjectError, match="data/demos, which collect makes, is not there"):
         Choice.of(project, "dataset", [])
+
+
+def test_forcing_a_stage_asks_the_registry_for_the_champion_that_it_uses(
+    project: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_store(project, migrated_store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project / paths.MLFLOW_DATABASE}")
+    statuses(project, Choice(), "opponent")
+    forced = Choice.of(project, "", ["evaluate"])
+    assert statuses(project, forced, "opponent")["opponent"].reasons == ("asked again, since evaluate is forced",)
+    assert forced.selected(["opponent", "evaluate", "register"], []) == ["opponent", "evaluate"]
+
+
+def test_plan_shows_that_the_registry_will_be_asked(
+    project: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_store(project, migrated_store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project / paths.MLFLOW_DATABASE}")
+    statuses(project, Choice(), "opponent")
+    shown = {status.name: status for status in run.statuses(project)}
+    assert shown["opponent"].reasons == ("asked again, since evaluate is stale",)
+    assert shown["start"].skipped
 
 
 def test_a_stage_that_does_not_exist_is_refused(project: Path) -> None:

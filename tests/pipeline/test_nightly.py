@@ -11,12 +11,13 @@ import pytest
 from nightshift import config
 from nightshift.data import sources
 from nightshift.errors import DataError
-from nightshift.pipeline import nightly
+from nightshift.pipeline import nightly, notify
 from nightshift.pipeline.run import stale, statuses
 from nightshift.project import paths
 from tests.cli.test_data_commands import demo_file, take, with_nan
 from tests.conftest import edit, git, nightshift
 from tests.pipeline.test_run import dvc
+from tests.receiver import receiving
 
 
 @pytest.fixture
@@ -56,6 +57,29 @@ def test_what_cannot_be_imported_is_said_and_does_not_keep_the_rest_from_being_i
     assert done == "imported c: 2 episodes, 0 failed and 1 broken ones left out"
     edit(project, "nightly", inbox="nowhere")
     assert nightly.prepare(project) == ["nightly.inbox nowhere is not a folder"]
+
+
+def test_two_files_that_would_be_the_same_import_are_told(project: Path, inbox: Path) -> None:
+    deliver(inbox / "a b.hdf5")
+    deliver(inbox / "a_b.hdf5")
+    told = "a b.hdf5 and a_b.hdf5 would both be the import a_b: one is taken, so rename the other"
+    assert nightly.prepare(project) == ["imported a_b: 3 episodes", told]
+    assert nightly.prepare(project) == [told]
+
+
+def test_a_night_that_git_refuses_to_commit_is_told_and_does_not_fail(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / paths.DVC_LOCK).write_text("schema: '2.0'\n")
+    (project / ".git/index.lock").touch()
+    said: list[str] = []
+    ran: list[bool] = []
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        assert nightly.play(project, lambda: ran.append(True), said.append)
+    assert ran == [True]
+    assert said[-1].startswith("not committed: git refused to commit dvc.lock: ")
+    assert [message["title"] for message in messages] == ["Nightshift: the versions of a night are not committed"]
 
 
 def test_an_import_that_git_names_is_pulled_from_a_real_remote(project: Path, tmp_path: Path) -> None:
@@ -103,15 +127,26 @@ def test_a_night_commits_the_lock_and_new_imports_and_nothing_else(project: Path
     (project / "README.md").write_text("not yet committed")
     git(project, "add", "README.md")
     (project / paths.DVC_LOCK).write_text("schema: '2.0'\n")
-    assert nightly.conclude(project).startswith("committed dvc.lock and imports as ")
+    (project / paths.REPORT).parent.mkdir(exist_ok=True)
+    (project / paths.REPORT_POINTER).write_text("outs: []\n")
+    assert nightly.conclude(project).startswith("committed dvc.lock, report and imports as ")
     shown = git(project, "show", "--stat", "--format=%s", "HEAD").splitlines()
     assert shown[0].startswith("nightly 20")
-    assert [line.split("|")[0].strip() for line in shown if "|" in line] == ["data/imports/goal.dvc", "dvc.lock"]
+    assert [line.split("|")[0].strip() for line in shown if "|" in line] == [
+        *("data/imports/goal.dvc", "dvc.lock", "reports/report.html.dvc")
+    ]
     assert "README.md" in git(project, "diff", "--cached", "--name-only"), "what a person staged stays staged"
     assert nightly.conclude(project) == ""
     edit(project, "nightly", commit=False)
     (project / paths.DVC_LOCK).write_text("stages: {}\n")
     assert nightly.conclude(project) == ""
+
+
+def test_a_night_that_left_no_version_commits_nothing(project: Path) -> None:
+    edit(project, "nightly", pull=True)  # a change that is a person's to commit
+    before = git(project, "rev-parse", "HEAD")
+    assert nightly.conclude(project) == ""
+    assert git(project, "rev-parse", "HEAD") == before
 
 
 def test_no_number_of_nightly_is_in_a_cache_key(project: Path) -> None:

@@ -17,7 +17,8 @@ from nightshift.errors import DeviceError, NightshiftError, Problems
 from nightshift.pipeline import precheck
 from nightshift.pipeline.run import Session, ensure
 from nightshift.project import graph, paths
-from tests.conftest import REPOSITORY, edit, nightshift, small_params
+from tests.conftest import REPOSITORY, add_store, edit, nightshift, small_params
+from tests.stages.test_opponent import register_champion
 
 SEEING: dict[str, Any] = {
     "env": {"cameras": {"names": ["agentview"], "size": 32, "shadows": True}},
@@ -111,6 +112,26 @@ def test_numbers_that_a_later_stage_would_refuse_are_refused_before_the_first(
         check(params(**changes))
     assert refused.value.next_step
     assert "\n" not in refused.value.what
+
+
+def test_a_champion_to_start_from_that_is_not_there_or_is_another_network_is_refused_before_the_first_stage(
+    project: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_store(project, migrated_store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project / paths.MLFLOW_DATABASE}")
+    small = config.Params.model_validate(small_params() | {"start": "champion"})
+    with pytest.raises(NightshiftError, match=r"start in params.yaml is champion, and nightshift-libero-mini has none"):
+        check(small)
+    register_champion(project, small.section("register").model, "grid", **small_network(small))
+    check(small)
+    other = config.Params.model_validate(merged(small_params(), {"start": "champion", "policy": {"hidden": [8]}}))
+    with pytest.raises(NightshiftError, match="another network than policy there describes"):
+        check(other)
+
+
+def small_network(chosen: config.Params) -> Any:
+    """The spec of the policy that params.yaml describes."""
+    return precheck._weightless(chosen).spec
 
 
 def test_drawn_training_states_are_counted_before_they_are_drawn() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,7 @@ from nightshift import config
 from nightshift.errors import ConfigError
 from nightshift.pipeline import sweep
 from nightshift.project import graph, packages, paths
+from tests.cli.test_data_commands import demo_file, take
 from tests.conftest import git
 from tests.pipeline.test_run import dvc
 
@@ -44,6 +50,59 @@ def test_a_name_that_params_yaml_does_not_have_is_refused_before_anything_runs(p
     with pytest.raises(ConfigError, match=r"sft\.steps"):
         sweep.trials(project, {"sft.steps": [-1]}, 0, seed=0)
     assert not (project / sweep.SWEEPS).exists()
+
+
+def test_a_trial_has_the_code_of_the_present_commit_and_the_imports_of_the_project(
+    project: Path, tmp_path: Path
+) -> None:
+    (before,) = sweep.trials(project, {"seed": [1]}, 0, seed=0)
+    take(demo_file(tmp_path / "goal.hdf5", count=2), "goal")
+    sweep._prepare(project, before)
+    assert (before.folder / paths.IMPORTS / "goal").is_dir()
+    (project / "src/nightshift/new.py").write_text("ANSWER = 1\n")
+    assert sweep.uncommitted(project).endswith("1 changed files are not in it")
+    git(project, "add", "src")
+    git(project, "commit", "-qm", "more")
+    assert sweep.uncommitted(project) == ""
+    (project / paths.IMPORTS / "goal.dvc").unlink()
+    (after,) = sweep.trials(project, {"seed": [1]}, 0, seed=0)
+    sweep._prepare(project, after)
+    assert (after.folder / "src/nightshift/new.py").exists()
+    sweep._prepare(project, before)
+    assert not (before.folder / paths.IMPORTS / "goal").exists()
+
+
+@pytest.mark.parametrize("by", ["signal", "close"])
+def test_stopping_a_sweep_ends_the_trials_that_run_and_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    chosen = [sweep.Trial(number=n, values={"seed": n}, folder=tmp_path / str(n)) for n in (1, 2, 3)]
+    for trial in chosen:
+        package = trial.folder / "src/nightshift/pipeline"
+        package.mkdir(parents=True)
+        ends = "raise SystemExit('done')" if by == "close" and trial.number == 1 else "time.sleep(600)"
+        (package / "sweep.py").write_text(f"import time\nopen('begun', 'w').close()\n{ends}\n")
+    monkeypatch.setattr(sweep, "_prepare", lambda root, trial: None)
+    outcomes = sweep.run(tmp_path, chosen, jobs=1)
+    if by == "signal":
+        threading.Thread(target=interrupt_after, args=(tmp_path / "1/begun",)).start()
+        with pytest.raises(KeyboardInterrupt), contextlib.closing(outcomes):
+            next(outcomes)
+    else:
+        with contextlib.closing(outcomes):
+            assert next(outcomes).error == "done"
+            wait_for(tmp_path / "2/begun")
+    assert not (tmp_path / "3/begun").exists()
+
+
+def interrupt_after(path: Path) -> None:
+    wait_for(path)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.05)
 
 
 def test_an_experiment_of_dvc_runs_a_stage_with_another_number(project: Path) -> None:

@@ -50,8 +50,8 @@ def register_champion(root: Path, model: str, grid: str, **network: Any) -> str:
 def take(job: Job, **changes: Any) -> config.Params:
     """Run the stage with changed params."""
     params = config.Params.model_validate(merged(small_params(), changes))
-    names = ("env", "policy", "evaluate", "register")
-    opponent.run(job, **{name: params.section(name) for name in names})
+    names = ("env", "policy", "evaluate", "register.model")
+    opponent.run(job, **{name.replace(".", "_"): params.section(name) for name in names})
     return params
 
 

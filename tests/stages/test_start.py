@@ -20,9 +20,9 @@ def test_training_starts_from_the_champion_if_it_is_told_to(
     registry: Path, params: config.Params, job: Callable[[str], Job]
 ) -> None:
     with pytest.raises(RegistryError, match=r"start in params.yaml is champion, and nightshift-libero-mini has none"):
-        start.run(job("start"), start="champion", register=params.section("register"))
+        start.run(job("start"), start="champion", register_model=params.section("register.model"))
     weights = register_champion(registry, params.section("register").model, grid_of(params))
-    start.run(job("start"), start="champion", register=params.section("register"))
+    start.run(job("start"), start="champion", register_model=params.section("register.model"))
     assert files.sha256(paths.START / policies.WEIGHTS) == weights
     fresh = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[16], chunk=1, action_dim=7)
     started = sft._start(fresh).state_dict()

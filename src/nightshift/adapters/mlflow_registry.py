@@ -32,7 +32,8 @@ from nightshift import files, policies
 from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
-from nightshift.policies.base import Policy, Shapes, observation_dtype
+from nightshift.interrupts import deferred
+from nightshift.policies.base import Policy, observation_dtype
 from nightshift.reports import gate
 from nightshift.reports.gate import Decision, Rules
 from nightshift.statistics.intervals import Rate
@@ -130,7 +131,8 @@ def register(root: Path, proposal: Proposal) -> Registration:
     _add_evaluation(client, version, proposal.grid, proposal.outcomes)
     _add_rematch(client, proposal)
     if not _is_older(client, version):
-        client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
+        with deferred():
+            client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
     decision = _decide(client, version, proposal)
     if decision.promote:
         make_champion(client, version, champion_version(client, proposal.model))
@@ -160,28 +162,38 @@ class Champion:
     def has_played(self, grid: str) -> bool:
         return outcomes_of(self._client, self._version, grid) is not None
 
-    def shapes(self) -> Shapes:
-        """Of the observations that it reads."""
-        return policies.load(self._folder).shapes
+    def policy(self) -> Policy:
+        """RegistryError if its weights are not those that were registered."""
+        return policies.load(self._folder)
 
     def copy_policy(self, folder: Path) -> None:
-        """Its two files; RegistryError if the weights are not those that were registered."""
+        """Its two files."""
         for name in (policies.SPEC, policies.WEIGHTS):
             shutil.copyfile(self._folder / name, folder / name)
-        if files.sha256(folder / policies.WEIGHTS) != self._version.tags[WEIGHTS]:
-            raise RegistryError(
-                f"the weights of version {self.version} of {self._version.name} are damaged: their sha256 is not the "
-                "registered one",
-                "nightshift rollback, or nightshift promote another version",
-            )
 
     @cached_property
     def _folder(self) -> Path:
-        model = f"models:/{self._version.name}/{self.version}"
-        with _hushed(), _readable(self._version, "policy"):
-            folder = Path(mlflow.artifacts.download_artifacts(model))
-            stored: str = Model.load(str(folder)).flavors[mlflow.pyfunc.FLAVOR_NAME]["artifacts"]["policy"]["path"]
-            return folder / stored
+        return _verified_policy(self._version, _download(self._version))
+
+
+def _download(version: ModelVersion) -> Path:
+    """The model as MLflow stores it."""
+    with _hushed(), _readable(version, "policy"):
+        return Path(mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}"))
+
+
+def _verified_policy(version: ModelVersion, model: Path) -> Path:
+    """The folder of the policy in a model; RegistryError if the weights are not those that were registered."""
+    with _hushed(), _readable(version, "policy"):
+        stored: str = Model.load(str(model)).flavors[mlflow.pyfunc.FLAVOR_NAME]["artifacts"]["policy"]["path"]
+        actual = files.sha256(model / stored / policies.WEIGHTS)
+    if actual != version.tags.get(WEIGHTS):
+        raise RegistryError(
+            f"the weights of version {version.version} of {version.name} are damaged: their sha256 is not the "
+            "registered one",
+            "nightshift rollback, or nightshift promote another version",
+        )
+    return model / stored
 
 
 def champion(root: Path, model: str) -> Champion | None:
@@ -192,13 +204,15 @@ def champion(root: Path, model: str) -> Champion | None:
 
 
 def load(root: Path, model: str, which: str) -> PyFuncModel:
-    """The model behind an alias or a version number."""
+    """The model behind an alias or a version number; RegistryError if its weights are not those registered."""
     client = _client(root)
     version = look_up(client, model, which)
+    downloaded = _download(version)
+    _verified_policy(version, downloaded)
     path = list(sys.path)
     try:
         with _hushed():
-            return mlflow.pyfunc.load_model(f"models:/{model}/{version.version}")
+            return mlflow.pyfunc.load_model(str(downloaded))
     finally:
         sys.path[:] = path  # MLflow puts the model's own copy of our code first; workers started later need all of it
 
@@ -243,6 +257,7 @@ def _find(client: MlflowClient, proposal: Proposal) -> ModelVersion | None:
     return next((v for tag, value in wanted.items() for v in known if v.tags.get(tag) == value), None)
 
 
+@deferred()
 def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
     """Log model and outcomes under the stage's own run and register it; the tags come with the version, in one step."""
     run_id = _run_of(client, proposal.fingerprint)
@@ -267,6 +282,7 @@ def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
             return mlflow.register_model(model.model_uri, proposal.model, tags=tags, await_registration_for=60)
 
 
+@deferred()
 def _add_evaluation(client: MlflowClient, version: ModelVersion, grid: str, outcomes: Sequence[EpisodeOutcome]) -> None:
     """Keep the outcomes of a version that has not been evaluated on this grid before; its tags tell the newest."""
     if outcomes_of(client, version, grid) is None:
@@ -279,8 +295,9 @@ def _add_rematch(client: MlflowClient, proposal: Proposal) -> None:
     rematch = proposal.rematch
     if rematch is None:
         return
-    version = client.get_model_version(proposal.model, rematch.version)
-    if version.tags.get(WEIGHTS) == rematch.weights:  # else the registry was made anew since
+    known = {str(version.version): version for version in versions(client, proposal.model)}
+    version = known.get(rematch.version)  # none if it was deleted since
+    if version and version.tags.get(WEIGHTS) == rematch.weights:  # else the registry was made anew since
         _add_evaluation(client, version, proposal.grid, rematch.outcomes)
 
 
@@ -300,6 +317,7 @@ def _evaluation_tags(grid: str, outcomes: Sequence[EpisodeOutcome]) -> dict[str,
     }
 
 
+@deferred()
 def set_tags(client: MlflowClient, version: ModelVersion, tags: Mapping[str, str]) -> None:
     for key, value in tags.items():
         client.set_model_version_tag(version.name, version.version, key, value)
@@ -422,6 +440,7 @@ def _challenger(client: MlflowClient, model: str) -> int:
     return int(aliases(client, model).get(CHALLENGER, 0))
 
 
+@deferred()
 def make_champion(client: MlflowClient, version: ModelVersion, before: ModelVersion | None) -> None:
     """Move the alias; the version remembers whom it replaced, for a rollback."""
     set_tags(client, version, {PREVIOUS: str(before.version) if before else ""})
@@ -459,7 +478,7 @@ def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> 
     repeated = version.tags[tracking.FINGERPRINT] == proposal.fingerprint
     if not repeated or REASON not in version.tags:  # no reason: somebody set the alias by hand
         return gate.same_weights(title, proposal.rate)
-    p_value = version.tags[P_VALUE]
+    p_value = version.tags.get(P_VALUE, NOT_TESTED)  # absent if it was promoted by hand before the gate had judged it
     return Decision(
         promote=False, reason=version.tags[REASON], p_value=None if p_value == NOT_TESTED else float(p_value)
     )

@@ -16,6 +16,7 @@ from mlflow.tracking import MlflowClient
 
 from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_tracking as tracking
+from nightshift.interrupts import deferred
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome
 
@@ -93,6 +94,7 @@ def version_record(root: Path, model: str, version: str, grid: str) -> VersionRe
     )
 
 
+@deferred()
 def keep(root: Path, run_id: str, stamp: str, page: Path, row: Mapping[str, Any]) -> None:
     """Add a report to the run of its pipeline."""
     client = tracking.connect(root)

@@ -147,7 +147,8 @@ class Tracking:
         run = self._open_child(stage, fingerprint)
         self._children[stage] = run.info.run_id
         logged = [Param(key, str(value)) for key, value in flat(params).items() if key not in run.data.params]
-        self.client.log_batch(run.info.run_id, params=logged)
+        with deferred():
+            self.client.log_batch(run.info.run_id, params=logged)
         try:
             yield MlflowTracker(self.client, run, self._commit)
         except BaseException as error:
@@ -156,7 +157,8 @@ class Tracking:
             if sentence := explained(error, self.client.tracking_uri):
                 raise sentence from error
             raise
-        self.client.set_terminated(run.info.run_id, "FINISHED")
+        with deferred():
+            self.client.set_terminated(run.info.run_id, "FINISHED")
 
     @property
     def parent_id(self) -> str:
@@ -168,6 +170,7 @@ class Tracking:
         """Where `nightshift ui` shows a stage's run, or the pipeline's."""
         return f"{MLFLOW_PAGES}/#/experiments/{self.experiment_id}/runs/{self._children.get(stage, self.parent_id)}"
 
+    @deferred()
     def publish(self, metrics: Mapping[str, float], tags: Mapping[str, str], note: str) -> None:
         """Results of the pipeline, on its run."""
         now = get_current_time_millis()
@@ -176,6 +179,7 @@ class Tracking:
         for name, value in {**tags, NOTE: note}.items():
             self.client.set_tag(self.parent_id, name, value[:_LONGEST_TAG])
 
+    @deferred()
     def link_cached(self, fingerprints: Mapping[str, str]) -> dict[str, str]:
         """Name the runs that made the results of stages that were not run again; returns them by stage."""
         found = {}
@@ -193,6 +197,7 @@ class Tracking:
         runs = _every_page(lambda token: self.client.search_runs([self.experiment_id], mine, page_token=token))
         return {run.data.tags[STAGE]: run.info.run_id for run in runs if STAGE in run.data.tags}
 
+    @deferred()
     def close(self, status: str) -> None:
         """End the run of the pipeline; dvc.lock, which names all that it made, stays with it."""
         if not self._opened:
@@ -216,6 +221,7 @@ class Tracking:
             if not explained(error, self.client.tracking_uri):
                 raise
 
+    @deferred()
     def _join(self, stage: str) -> str:
         """The run that another process began with the same params, code and imports, if it lacks this stage."""
         digest = pipeline_digest(self._params)
@@ -230,6 +236,7 @@ class Tracking:
         done = f"tags.`{PARENT}` = '{parent.info.run_id}' and tags.`{STAGE}` = '{stage}'"
         return self._newest(f"{done} and attributes.status = 'FINISHED'") is not None
 
+    @deferred()
     def _create(self) -> str:
         tags = {
             PIPELINE: pipeline_digest(self._params),
@@ -264,6 +271,7 @@ class Tracking:
         self.client.set_tag(found.info.run_id, PARENT, self.parent_id)
         return self.client.get_run(found.info.run_id)
 
+    @deferred()
     def _end_leftovers(self) -> None:
         """Runs of this folder that a kill left RUNNING become KILLED; the run lock excludes that one is alive."""
         mine = f"tags.`{FOLDER}` = '{self._folder}' and attributes.status = 'RUNNING'"

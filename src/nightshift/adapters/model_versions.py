@@ -19,6 +19,7 @@ from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
+from nightshift.interrupts import deferred
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, solved
 from nightshift.telemetry import metric_names
@@ -94,6 +95,7 @@ def find(root: Path, model: str, which: str) -> Version:
     return _version(registry.look_up(client, model, which), _aliases(client, model))
 
 
+@deferred()
 def promote(root: Path, model: str, which: str) -> tuple[str, str]:
     """Make a version champion by hand; returns the champion before (empty if there was none) and the one now."""
     client = tracking.connect(root)
@@ -109,18 +111,34 @@ def promote(root: Path, model: str, which: str) -> tuple[str, str]:
     return str(before.version) if before else "", str(version.version)
 
 
+@deferred()
 def rollback(root: Path, model: str) -> tuple[str, str]:
     """Make the champion before the present one champion again; returns both. The gate does not bring it back."""
     client = tracking.connect(root)
     present = registry.champion_version(client, model)
-    previous = present.tags.get(registry.PREVIOUS) if present else None
-    if present is None or not previous:
-        what = f"version {present.version} had no champion before it" if present else f"{model} has no champion"
-        raise RegistryError(f"{what}, so there is nothing to go back to", "nightshift promote VERSION")
-    target = registry.look_up(client, model, previous)
+    if present is None:
+        raise RegistryError(f"{model} has no champion, so there is nothing to go back to", "nightshift promote VERSION")
+    target = _before(client, present)
     registry.set_tags(client, present, {registry.WITHDRAWN: datetime.now().date().isoformat()})
     client.set_registered_model_alias(model, CHAMPION, target.version)
     return str(present.version), str(target.version)
+
+
+def _before(client: MlflowClient, present: ModelVersion) -> ModelVersion:
+    """The last champion before this one that was neither withdrawn nor deleted."""
+    known = {str(version.version): version for version in registry.versions(client, present.name)}
+    seen = {str(present.version)}
+    number = present.tags.get(registry.PREVIOUS)
+    while number and number not in seen:
+        seen.add(number)
+        found = known.get(number)
+        if found and registry.WITHDRAWN not in found.tags:
+            return found
+        number = found.tags.get(registry.PREVIOUS) if found else ""
+    what = "no champion before it" if len(seen) == 1 else "no champion before it that was not withdrawn or deleted"
+    raise RegistryError(
+        f"version {present.version} had {what}, so there is nothing to go back to", "nightshift promote VERSION"
+    )
 
 
 def outcomes(root: Path, version: Version, grid: str) -> dict[Cell, bool]:
@@ -138,11 +156,6 @@ def common_grid(root: Path, one: Version, other: Version) -> str:
     both = [grid for grid in played[0] if grid in played[1]]
     preferred = [grid for grid in (one.grid, other.grid) if grid in both]
     return (preferred or both or [""])[0]
-
-
-def params_of(root: Path, version: Version) -> Mapping[str, str]:
-    """Every param of the run that made it, by dotted name; empty if the run is gone."""
-    return _params(tracking.connect(root), version.pipeline_run)
 
 
 def changed_params(root: Path, version: Version, since: Version) -> list[str]:

@@ -7,11 +7,11 @@ import importlib.metadata
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from nightshift import interrupts
 from nightshift.errors import NightshiftError
 
 if TYPE_CHECKING:
@@ -334,10 +334,7 @@ def serve(port: Annotated[int, typer.Option(help="of Prefect's server on this ma
 
 def main() -> None:
     """Run a command; every error meant for people is one sentence and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)  # a shell's background job starts with it ignored
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it; else the terminal was closed
-        signal.signal(signal.SIGHUP, _interrupt)
+    interrupts.handle()
     try:
         app()
     except NightshiftError as error:
@@ -378,7 +375,3 @@ def _say(sentence: str) -> None:
     from nightshift.telemetry.console import errors
 
     errors.print(sentence, markup=False)
-
-
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt

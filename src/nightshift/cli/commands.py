@@ -48,7 +48,8 @@ def run(from_stage: str, force_stages: Sequence[str]) -> None:
     root = enter(own_prefect=True)
     found = statuses(root)
     choice = Choice.of(root, from_stage, force_stages)
-    to_do = choice.selected([status.name for status in found], stale(found))
+    used = [status.name for status in found if not status.skipped or status.name in choice.forced]
+    to_do = choice.selected(used, stale(found))
     if not to_do and not was_killed(root):  # what a killed run left in Prefect and MLflow is marked by a flow
         results = _nothing_stale(root, found)
     else:
@@ -65,14 +66,7 @@ def nightly() -> None:
     root = enter(own_prefect=True)
     from nightshift.pipeline import nightly as night
 
-    for sentence in night.prepare(root):
-        console.print(sentence, markup=False, soft_wrap=True)
-    if not stale(statuses(root)):
-        console.print(night.NOTHING_TO_DO, markup=False, soft_wrap=True)
-        return
-    run("", [])
-    if sentence := night.conclude(root):
-        console.print(sentence, markup=False, soft_wrap=True)
+    night.play(root, lambda: run("", []), lambda sentence: console.print(sentence, markup=False, soft_wrap=True))
 
 
 def _nothing_stale(root: Path, found: Sequence[StageStatus]) -> list[StageResult]:

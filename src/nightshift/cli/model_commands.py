@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,10 +163,13 @@ def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
     seed = config.load(root / paths.PARAMS).seed
     chosen = sweeping.trials(root, sweeping.parse(choices), sample, seed)
     console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}, {jobs} at a time", markup=False)
+    if sentence := sweeping.uncommitted(root):
+        console.print(sentence, markup=False, soft_wrap=True)
     outcomes = []
-    for outcome in sweeping.run(root, chosen, jobs):
-        console.print(f"{outcome.trial.title}: {outcome.error or _result(outcome.success)[0]}", markup=False)
-        outcomes.append(outcome)
+    with contextlib.closing(sweeping.run(root, chosen, jobs)) as ended:
+        for outcome in ended:
+            console.print(f"{outcome.trial.title}: {outcome.error or _result(outcome.success)[0]}", markup=False)
+            outcomes.append(outcome)
     table = _table("trial", "success", "95 % interval", "states", "params")
     for outcome in sorted(outcomes, key=lambda one: one.success.rate if one.success else -1, reverse=True):
         table.add_row(str(outcome.trial.number), *_result(outcome.success), Text(outcome.trial.title, overflow="fold"))

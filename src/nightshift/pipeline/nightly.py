@@ -9,20 +9,42 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 
 from nightshift import config
 from nightshift.data import importing
 from nightshift.errors import NightshiftError
-from nightshift.pipeline.run import Session, renew
+from nightshift.pipeline import notify
+from nightshift.pipeline.run import Session, renew, stale, statuses
 from nightshift.project import paths, repository
 from nightshift.telemetry import progress
 
 NOTHING_TO_DO = "nothing to do: no new demos, and params, code, versions and data are those of the last run"
 SETTLED_SECONDS = 60
 """What was written to later than this is still being copied: the next night takes it."""
+
+
+def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) -> bool:
+    """The steps of a night, with a sentence for each thing that it did; False if there was nothing to do.
+
+    A night whose versions cannot be committed is not a failed one: people are told, and the next night commits them.
+    """
+    for sentence in prepare(root):
+        tell(sentence)
+    if not stale(statuses(root)):
+        notify.finished(root, [])
+        tell(NOTHING_TO_DO)
+        return False
+    pipeline()
+    try:
+        if sentence := conclude(root):
+            tell(sentence)
+    except NightshiftError as error:
+        tell(f"not committed: {error.what}")
+        notify.not_committed(root, error)
+    return True
 
 
 def prepare(root: Path) -> list[str]:
@@ -41,9 +63,10 @@ def conclude(root: Path) -> str:
     """Commit what the night made new, if params.yaml says so; a sentence, or empty if nothing was new."""
     if not config.load(root / paths.PARAMS).nightly.commit:
         return ""
-    pointers = sorted(path.relative_to(root) for path in (root / paths.IMPORTS).glob("*.dvc"))
-    made = repository.commit_files(root, [paths.DVC_LOCK, *pointers], f"nightly {date.today().isoformat()}")
-    return f"committed {paths.DVC_LOCK} and imports as {made}" if made else ""
+    imports = sorted(path.relative_to(root) for path in (root / paths.IMPORTS).glob("*.dvc"))
+    versions = [paths.DVC_LOCK, paths.REPORT_POINTER, *imports]
+    made = repository.commit_files(root, versions, f"nightly {date.today().isoformat()}")
+    return f"committed {paths.DVC_LOCK}, report and imports as {made}" if made else ""
 
 
 def _pull(session: Session) -> Iterator[str]:
@@ -60,8 +83,13 @@ def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator
     if not folder.is_dir():
         yield f"nightly.inbox {inbox} is not a folder"
         return
+    taken: dict[str, Path] = {}
     for entry in sorted(folder.glob("[!.]*")):
         name = import_name(entry)
+        first = taken.setdefault(name, entry)
+        if first != entry:
+            yield f"{first.name} and {entry.name} would both be the import {name}: one is taken, so rename the other"
+            continue
         if (paths.IMPORTS / name).exists() or (paths.IMPORTS / f"{name}.dvc").exists():
             continue
         if time.time() - _last_written(entry) < SETTLED_SECONDS:

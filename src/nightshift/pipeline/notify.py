@@ -33,6 +33,16 @@ def killed(root: Path, runs: Sequence[str]) -> None:
         _tell(root, "failure", "a run was killed", f"{', '.join(runs)}: the next run resumes what it was doing")
 
 
+def missed(root: Path, why: str) -> None:
+    """Tell that a night was left out."""
+    _tell(root, "failure", "a night was missed", why)
+
+
+def not_committed(root: Path, error: NightshiftError) -> None:
+    """Tell that what a night made is not in git."""
+    _tell(root, "failure", "the versions of a night are not committed", str(error))
+
+
 def finished(root: Path, results: Sequence[StageResult]) -> None:
     """Tell what came out of a run."""
     did = {result.stage for result in results if result.status in ("ran", "restored")}

@@ -19,7 +19,8 @@ from nightshift.envs.splits import evaluation_states, planned_training_states
 from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.policies import device
 from nightshift.policies.base import Policy
-from nightshift.project import paths
+from nightshift.policies.start import check_same_network, no_champion
+from nightshift.project import packages, paths
 from nightshift.project.graph import Definition
 from nightshift.rewards.reward import check_reward
 from nightshift.rollouts.validation import check_validation_states
@@ -121,7 +122,21 @@ def _check_rlpd(params: config.Params) -> None:
         check_reward(params.rlpd.reward, params.env)
 
 
+def _check_start(params: config.Params) -> None:
+    """The champion that training starts from exists, and is the network that params.yaml describes."""
+    if params.skips(config.START):
+        return
+    from nightshift.adapters import mlflow_registry  # imports mlflow: only where a champion is asked for
+
+    model = params.section("register").model
+    champion = None if packages.on_compute_node() else mlflow_registry.champion(Path.cwd(), model)
+    if champion is None:
+        raise no_champion(model)
+    check_same_network(champion.policy(), _weightless(params))
+
+
 _BY_SECTION: dict[str, Check] = {
+    "start": _check_start,
     "dataset": _check_sources,
     "collect": _check_demos,
     "rloo": lambda params: _check_validation(params, "rloo"),

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import inspect
 import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -97,7 +96,12 @@ class Choice:
 
     def selected(self, stages: Sequence[str], stale: Sequence[str]) -> list[str]:
         """Those of all stages that a run does."""
-        return [name for name in stages if name in self.forced or (name in stale and name not in self.before)]
+        return [name for name in stages if self._includes(name, name in stale)]
+
+    def _includes(self, stage: str, is_stale: bool) -> bool:
+        if stage in self.forced:
+            return True
+        return stage not in self.before and (is_stale or ASK_THE_REGISTRY.get(stage) in self.forced)
 
 
 class Session:
@@ -123,7 +127,15 @@ class Session:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.callback(locks.release, _lock(self.root))
+        died = was_killed(self.root)
+        lock = _lock(self.root)
+        if died and not packages.on_compute_node():
+            try:
+                _ = self.tracking  # ends the runs in MLflow that the dead process left open
+            except BaseException:
+                lock.release()  # its file still names a process, so that the next session tries again
+                raise
+        self._open.callback(locks.release, lock)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -197,8 +209,9 @@ def was_killed(root: Path) -> bool:
 
 
 def check_free(root: Path) -> None:
-    """Busy if another run works in this folder."""
-    locks.release(_lock(root))
+    """Busy if another run works in this folder. What a dead one left in the file of the lock stays there."""
+    if locks.is_held(root / LOCK):
+        raise _busy(root, locks.holder(root / LOCK))
 
 
 def _mlflow_status(error: BaseException | None) -> str:
@@ -225,11 +238,7 @@ def run_stage(stage: str, session: Session) -> float:
         return 0.0
     session.precheck([stage])
     run = importlib.import_module(f"{STAGES}.{stage}").run
-    arguments = {
-        name: session.params.section(name)
-        for name, parameter in inspect.signature(run).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    arguments = {name.replace(".", "_"): session.params.section(name) for name in session.graph[stage].params}
     current = fingerprint(stage, session)
     started = time.monotonic()
     before = usage.read()
@@ -317,7 +326,15 @@ def _asked_again(stage: str, session: Session) -> tuple[str, ...]:
     Another champion alone makes no result stale: a night in which nothing else changed has nothing to do.
     """
     user = ASK_THE_REGISTRY.get(stage)
-    return (f"asked again, since {user} is stale",) if user and session.store.reasons(user) else ()
+    if not user:
+        return ()
+    if user in session.choice.forced:
+        return (f"asked again, since {user} is forced",)
+    return (_asked_for(user),) if session.store.reasons(user) else ()
+
+
+def _asked_for(user: str) -> str:
+    return f"asked again, since {user} is stale"
 
 
 def _run_and_commit(stage: str, session: Session) -> None:
@@ -365,7 +382,16 @@ def statuses(root: Path) -> list[StageStatus]:
     packages.record(root, stages)
     graph.check_lock(root)
     with contextlib.closing(DvcStore(root)) as store:
-        return store.status([stage for stage in stages if params.skips(stage)])
+        found = store.status([stage for stage in stages if params.skips(stage)])
+    return [_with_question(status, stale(found)) for status in found]
+
+
+def _with_question(status: StageStatus, stale: Sequence[str]) -> StageStatus:
+    """A fresh stage that asks the registry is run all the same if the stage that uses the answer is stale."""
+    user = ASK_THE_REGISTRY.get(status.name)
+    if user is None or user not in stale or not status.fresh:
+        return status
+    return replace(status, reasons=(_asked_for(user),))
 
 
 def stale(found: Iterable[StageStatus]) -> list[str]:
@@ -460,7 +486,8 @@ def _lock(root: Path) -> FileLock:
     """One run at a time in a folder: two would write the same outputs."""
     path = root / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
-    return locks.acquire(
-        path,
-        lambda holder: Busy(f"another run (process {holder}) is working in {root}", f"wait for it, or kill {holder}"),
-    )
+    return locks.acquire(path, lambda holder: _busy(root, holder))
+
+
+def _busy(root: Path, holder: str) -> Busy:
+    return Busy(f"another run (process {holder}) is working in {root}", f"wait for it, or kill {holder}")

@@ -11,9 +11,11 @@ import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from nightshift import config, files
+from nightshift import config, files, interrupts
 from nightshift.errors import ConfigError
 from nightshift.pipeline.run import Session, ensure
 from nightshift.project import paths, repository
@@ -30,11 +32,12 @@ from nightshift.statistics.intervals import Rate
 SWEEPS = paths.STATE / "sweep"
 LOG = "trial.log"
 LAST_STAGE = "evaluate"
+_SOURCE = "src"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Example: Trial(number=3, values={"sft.steps": 300}, folder=Path(".state/sweep/3"))"""
+    """Example: Trial(number=3, values={"sft.steps": 300}, folder=Path(".state/sweep/0123456789ab/3"))"""
 
     number: int
     values: Mapping[str, Any]
@@ -75,8 +78,9 @@ def trials(root: Path, choices: Mapping[str, Sequence[Any]], sample: int, seed: 
     combined = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     if sample and sample < len(combined):
         combined = random.Random(seed).sample(combined, sample)
+    folder = root / SWEEPS / _head(root)  # a clone is used again for the commit it was made of, and for no other
     found = [
-        Trial(number=number, values=values, folder=root / SWEEPS / str(number))
+        Trial(number=number, values=values, folder=folder / str(number))
         for number, values in enumerate(combined, start=1)
     ]
     for trial in found:
@@ -84,12 +88,50 @@ def trials(root: Path, choices: Mapping[str, Sequence[Any]], sample: int, seed: 
     return found
 
 
-def run(root: Path, chosen: Sequence[Trial], jobs: int) -> Iterator[Outcome]:
-    """Run the trials, so many at a time; outcomes come in the order of the trials."""
+def uncommitted(root: Path) -> str:
+    """Changes of the code that no trial sees, in one sentence; empty if there are none."""
+    changed = repository.git(root, "status", "--porcelain", "--", str(paths.DVC_YAML), _SOURCE)
+    if not changed:
+        return ""
+    return f"the trials run the code of commit {_head(root)}: {len(changed.splitlines())} changed files are not in it"
+
+
+def run(root: Path, chosen: Sequence[Trial], jobs: int) -> Generator[Outcome]:
+    """Run the trials, so many at a time; outcomes come in the order of the trials. Closing it ends those that run."""
     for trial in chosen:
         _prepare(root, trial)
+    running = _Running()
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda trial: _run(root, trial), chosen)
+        try:
+            yield from pool.map(lambda trial: _run(trial, running), chosen)
+        except BaseException:
+            running.stop()
+            raise
+
+
+class _Running:
+    """The processes of trials. Each has a session of its own, so a signal reaches it once: from here."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stopped = threading.Event()
+
+    def call(self, command: Sequence[str], **options: Any) -> int:
+        """Start a process and wait for its exit code."""
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        self._processes.append(process)
+        if self._stopped.is_set():  # while it was being started
+            process.terminate()
+        return process.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for process in self._processes:
+            process.terminate()
+
+
+def _head(root: Path) -> str:
+    return repository.git(root, "rev-parse", "--short=12", "HEAD")
 
 
 def _number(value: Any) -> Any:
@@ -114,7 +156,7 @@ def _params(root: Path, trial: Trial) -> dict[str, Any]:
 
 
 def _prepare(root: Path, trial: Trial) -> None:
-    """A clone of the project at its commit, with other params. One that is there already is used again: it resumes."""
+    """A clone of the project at its commit, with its imports and other params. One that is there already resumes."""
     from nightshift.adapters.dvc_store import DvcStore
 
     if not trial.folder.exists():
@@ -122,23 +164,33 @@ def _prepare(root: Path, trial: Trial) -> None:
         repository.git(root, "clone", "--quiet", str(root), str(trial.folder))
         if not (trial.folder / ".venv").exists():
             (trial.folder / ".venv").symlink_to(root / ".venv")
-        for pointer in sorted((root / paths.IMPORTS).glob("*.dvc")):
-            files.replace_by_copy(pointer, trial.folder / pointer.relative_to(root))
-        with contextlib.closing(DvcStore(trial.folder)) as store:
-            store.share_cache(DvcStore(root))
-            store.check_out()
+    _mirror_imports(root / paths.IMPORTS, trial.folder / paths.IMPORTS)
+    with contextlib.closing(DvcStore(trial.folder)) as store:
+        store.share_cache(DvcStore(root))
+        store.check_out()
     files.write_bytes(trial.folder / paths.PARAMS, yaml.safe_dump(_params(root, trial), sort_keys=False).encode())
 
 
-def _run(root: Path, trial: Trial) -> Outcome:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(trial.folder / "src"), str(trial.folder)])}
+def _mirror_imports(source: Path, target: Path) -> None:
+    """The same .dvc files as in the project; a check-out brings their data."""
+    pointers = {pointer.name: pointer for pointer in source.glob("*.dvc")}
+    for old in target.glob("*.dvc"):
+        if old.name not in pointers:
+            old.unlink()
+            shutil.rmtree(old.with_suffix(""), ignore_errors=True)
+    for name, pointer in pointers.items():
+        files.replace_by_copy(pointer, target / name)
+
+
+def _run(trial: Trial, running: _Running) -> Outcome:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(trial.folder / _SOURCE), str(trial.folder)])}
     command = [sys.executable, "-m", "nightshift.pipeline.sweep"]
     with (trial.folder.parent / f"{trial.number}-{LOG}").open("w+") as log:
-        ended = subprocess.run(command, cwd=trial.folder, env=environment, stdout=log, stderr=log, check=False)
+        code = running.call(command, cwd=trial.folder, env=environment, stdout=log, stderr=log)
         log.seek(0)
         said = log.read().strip().splitlines()
-    if ended.returncode:
-        return Outcome(trial=trial, success=None, error=said[-1] if said else f"exit code {ended.returncode}")
+    if code:
+        return Outcome(trial=trial, success=None, error=said[-1] if said else f"exit code {code}")
     report = json.loads((trial.folder / paths.EVALUATION_REPORT).read_text())
     overall = next(c["overall"] for c in report["candidates"] if c["name"] == report["best"])
     return Outcome(trial=trial, success=Rate(overall["successes"], overall["episodes"]), error="")
@@ -148,6 +200,7 @@ def main() -> None:
     """A trial, in the folder it is started in."""
     from nightshift.project import environment
 
+    interrupts.handle()
     environment.apply(Path.cwd())
     with Session(Path.cwd()) as session:
         names = list(session.graph)

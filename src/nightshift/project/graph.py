@@ -22,7 +22,7 @@ class Definition:
 
     name: str
     params: tuple[str, ...]
-    """Sections of params.yaml."""
+    """Sections of params.yaml, or numbers in them by dotted name."""
     versions: tuple[str, ...]
     """Packages whose installed versions are part of its cache key (versions.yaml)."""
     deps: tuple[Path, ...]

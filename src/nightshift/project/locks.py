@@ -25,8 +25,7 @@ def acquire(path: Path, refusal: Callable[[str], NightshiftError]) -> FileLock:
     try:
         lock.acquire()
     except Timeout:
-        holder = path.read_text(errors="replace").strip()
-        raise refusal(holder or "unknown") from None
+        raise refusal(holder(path)) from None
     with contextlib.suppress(OSError):  # only the error message above needs it, and the disk may be full
         path.write_text(f"{os.getpid()}\n")  # filelock itself does not record the holder
     return lock
@@ -37,6 +36,11 @@ def release(lock: FileLock) -> None:
     with contextlib.suppress(OSError):
         Path(lock.lock_file).write_text("")
     lock.release()
+
+
+def holder(path: Path) -> str:
+    """The process id of the holder, as its file has it."""
+    return path.read_text(errors="replace").strip() or "unknown"
 
 
 def is_held(path: Path) -> bool:

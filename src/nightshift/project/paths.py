@@ -55,6 +55,8 @@ FILMS = "films"
 RECEIPT = Path("reports/registration.json")
 
 REPORT = Path("reports/report.html")
+REPORT_POINTER = Path(f"{REPORT}.dvc")
+"""By which DVC tracks it."""
 NIGHTS = Path("reports/nights")
 """The static site of `nightshift report --all`."""
 RUN_RECORD = STATE / "run.json"

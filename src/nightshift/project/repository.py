@@ -57,7 +57,7 @@ def commit(root: Path) -> str:
         head = git(root, "rev-parse", "--short=12", "HEAD")
     except (FileNotFoundError, subprocess.CalledProcessError):
         return UNKNOWN
-    written = [f":!{path}" for path in (paths.DVC_LOCK, f"{paths.REPORT}.dvc")]
+    written = [f":!{path}" for path in (paths.DVC_LOCK, paths.REPORT_POINTER)]
     changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *written)
     return head + ("+" if changed else "")
 
@@ -71,22 +71,28 @@ def git(root: Path, *arguments: str) -> str:
 def commit_files(root: Path, files: Sequence[Path], message: str) -> str:
     """Commit these files and nothing else; the short hash, or empty if none of them changed."""
     names = [path.as_posix() for path in files if (root / path).exists()]
-    git(root, "add", "--", *names)
-    if not git(root, "status", "--porcelain", "--", *names):
+    if not names:  # git would take no path for all of them
         return ""
     try:
-        git(root, "config", "user.email")
-        identity = []
-    except subprocess.CalledProcessError:
-        identity = ["-c", "user.name=nightshift", "-c", "user.email=nightshift@localhost"]
-    try:
-        git(root, *identity, "commit", "--quiet", "--only", "-m", message, "--", *names)
+        git(root, "add", "--", *names)
+        if not git(root, "status", "--porcelain", "--", *names):
+            return ""
+        git(root, *_identity(root), "commit", "--quiet", "--only", "-m", message, "--", *names)
     except subprocess.CalledProcessError as error:
         raise ProjectError(
             f"git refused to commit {', '.join(names)}: {(error.stderr or error.stdout).strip()}",
             "commit them by hand, or nightly.commit: false",
         ) from None
     return git(root, "rev-parse", "--short=12", "HEAD")
+
+
+def _identity(root: Path) -> list[str]:
+    """Options of git that name an author, where the user has not."""
+    try:
+        git(root, "config", "user.email")
+        return []
+    except subprocess.CalledProcessError:
+        return ["-c", "user.name=nightshift", "-c", "user.email=nightshift@localhost"]
 
 
 def _explain_no_repository(root: Path, error: subprocess.CalledProcessError) -> None:

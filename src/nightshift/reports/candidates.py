@@ -43,7 +43,7 @@ def _candidate(folder: Path) -> Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Opponent:
-    """The champion, as the stage `champion` took it from the registry."""
+    """The champion, as the stage `opponent` took it from the registry."""
 
     version: str
     folder: Path
@@ -56,6 +56,6 @@ def read_opponent(root: Path) -> Opponent | None:
     folder = root / paths.OPPONENT
     if not (folder / paths.CHAMPION_VERSION).exists():
         return None
-    sums = files.verify_folder(folder, "nightshift stage champion")
+    sums = files.verify_folder(folder, "nightshift stage opponent")
     version = json.loads((folder / paths.CHAMPION_VERSION).read_text())["version"]
     return Opponent(version=version, folder=folder, weights=sums[policies.WEIGHTS])

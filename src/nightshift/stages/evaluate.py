@@ -1,6 +1,6 @@
 """Evaluate: play a fixed grid of held-out init states, each once, with every candidate.
 
-The champion plays too where the stage `champion` found that it has not played this grid.
+The champion plays too where the stage `opponent` found that it has not played this grid.
 """
 
 from __future__ import annotations

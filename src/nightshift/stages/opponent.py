@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from nightshift.adapters.mlflow_registry import Champion
 
 
-def run(
-    job: Job, *, env: config.Env, policy: config.Policy, evaluate: config.Evaluate, register: config.Register
-) -> None:
-    champion = _champion.find(register.model)
+def run(job: Job, *, env: config.Env, policy: config.Policy, evaluate: config.Evaluate, register_model: str) -> None:
+    champion = _champion.find(register_model)
     must_play = champion and _must_play(champion, env, policy, evaluate)
     _champion.leave(paths.OPPONENT, champion if must_play else None)
 
@@ -32,7 +30,7 @@ def _must_play(champion: Champion, env: config.Env, policy: config.Policy, evalu
     cameras = cameras_in(env.suite, policy.inputs)
     if champion.has_played(digest(env, evaluate, cameras)):
         return False
-    shapes = champion.shapes()
+    shapes = champion.policy().shapes
     unseen = [camera for camera in cameras_in(env.suite, list(shapes)) if camera not in cameras]
     why = f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, shapes)
     if why:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import torch
@@ -10,12 +9,12 @@ import torch
 from nightshift import config, files, policies
 from nightshift.algorithms.sft import DemoLoader, Demos, SftLearner
 from nightshift.data import dataset_store
-from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.policies import device
 from nightshift.policies.base import Policy
+from nightshift.policies.start import check_same_network
 from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
 
@@ -52,16 +51,12 @@ def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> 
 
 
 def _start(fresh: Policy) -> Policy:
-    """The policy that cloning begins with: the champion if the stage `champion` took it, with its own normalisation."""
+    """The policy that cloning begins with: the champion if the stage `start` took it, with its own normalisation."""
     if not (paths.START / paths.CHAMPION_VERSION).exists():
         return fresh
-    files.verify_folder(paths.START, "nightshift stage champion")
+    files.verify_folder(paths.START, "nightshift stage start")
     champion = policies.load(paths.START)
-    if json.dumps(champion.spec, sort_keys=True) != json.dumps(fresh.spec, sort_keys=True):
-        raise ConfigError(
-            f"start in {paths.PARAMS} is champion, which is another network than policy there describes",
-            f"start: scratch, or policy as {paths.START / policies.SPEC} says",
-        )
+    check_same_network(champion, fresh)
     return champion
 
 

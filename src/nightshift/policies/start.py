@@ -1,0 +1,25 @@
+"""Whether the champion can be the start of training: the precheck asks before the first stage, the stages again."""
+
+from __future__ import annotations
+
+import json
+
+from nightshift.errors import ConfigError, RegistryError
+from nightshift.policies.base import Policy
+from nightshift.project import paths
+
+
+def no_champion(model: str) -> RegistryError:
+    return RegistryError(
+        f"start in {paths.PARAMS} is champion, and {model} has none here",
+        "start: scratch; the first version that passes the gate becomes champion",
+    )
+
+
+def check_same_network(champion: Policy, fresh: Policy) -> None:
+    """ConfigError if the champion's weights do not fit the policy that params.yaml describes."""
+    if json.dumps(champion.spec, sort_keys=True) != json.dumps(fresh.spec, sort_keys=True):
+        raise ConfigError(
+            f"start in {paths.PARAMS} is champion, which is another network than policy there describes",
+            "start: scratch, or policy as the champion was trained with: nightshift lineage champion",
+        )
