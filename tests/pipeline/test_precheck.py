@@ -113,6 +113,15 @@ def test_numbers_that_a_later_stage_would_refuse_are_refused_before_the_first(
     assert "\n" not in refused.value.what
 
 
+@pytest.mark.usefixtures("project")
+def test_imports_stands_for_every_import_there_is() -> None:
+    check(params(dataset={"sources": ["demos", "imports"]}))
+    with pytest.raises(NightshiftError, match=r"dataset\.sources is imports, and there are none"):
+        check(params(dataset={"sources": ["imports"]}))
+    (paths.IMPORTS / "teleop").mkdir(parents=True)
+    check(params(dataset={"sources": ["imports"]}))
+
+
 def test_drawn_training_states_are_counted_before_they_are_drawn() -> None:
     spatial = {"suite": "libero_spatial", "tasks": [], "cameras": {"names": []}}
     few = {"env": spatial, "states": {"per_task": 5, "validation_share": 0.2}, "collect": {"demos_per_task": 5}}
