@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -236,11 +236,11 @@ def run_stage(stage: str, session: Session) -> float:
     with _tracker(stage, current, session) as tracker:
         _log_inputs(stage, session, tracker)
         run(_job(stage, current, session, tracker), **arguments)
+        if stage in results.MADE_BY and not packages.on_compute_node():
+            _publish(stage, session)
     seconds = time.monotonic() - started
     record_time(session.root, stage, seconds)
     files.write_json(session.root / USAGE, {**machine_usage(session.root), stage: usage.since(before)})
-    if stage in results.MADE_BY and not packages.on_compute_node():
-        _publish(session)
     return seconds
 
 
@@ -253,13 +253,18 @@ def _log_inputs(stage: str, session: Session, tracker: Tracker) -> None:
             tracker.dataset(path.as_posix(), digest, path)
 
 
-def _publish(session: Session) -> None:
-    """Put what came out on the run of the pipeline, with links to the runs of stages that were not run again."""
+def _publish(stage: str, session: Session) -> None:
+    """Put what came out on the run of the pipeline, with links to the runs of stages that were not run again.
+
+    A registration counts after `register` alone: before it, the one there is was made by another run.
+    """
     tracking = session.tracking
     ran = tracking.ran
     others = [stage for stage in session.graph if stage not in ran and not session.params.skips(stage)]
     cached = tracking.link_cached({stage: fingerprint(stage, session) for stage in others})
     found = results.read(session.root)
+    if stage != "register":
+        found = replace(found, registration={})
     tracking.publish(results.metrics(found), results.tags(found), results.note(found, {**cached, **ran}))
 
 
