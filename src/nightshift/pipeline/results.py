@@ -37,9 +37,9 @@ def read(root: Path) -> Results:
     """As the files say. A registration of another evaluation does not count."""
     outcomes = root / paths.EVALUATION_OUTCOMES
     evaluated = files.sha256(outcomes) if outcomes.exists() else "nothing"
-    registration = _read(root / paths.RECEIPT)
+    registration = read_json(root / paths.RECEIPT)
     return Results(
-        evaluation=_read(root / paths.EVALUATION_REPORT),
+        evaluation=read_json(root / paths.EVALUATION_REPORT),
         registration=registration if registration.get("outcomes") == evaluated else {},
     )
 
@@ -105,9 +105,10 @@ def _page(run: str) -> str:
     return f"{MLFLOW_PAGES}/#/runs/{run}"
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Empty if the file is missing or damaged."""
     try:
         content: Mapping[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
     return content

@@ -5,7 +5,6 @@ Not in reports/, which `evaluate` depends on: a better table must not make an ev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nightshift.config import CHAMPION
+from nightshift.pipeline import results as pipeline_results
 from nightshift.pipeline.run import StageResult, timings
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
@@ -44,11 +44,12 @@ class Summary:
 
 
 def gather(root: Path, results: Sequence[StageResult], seconds: float | None = None) -> Summary:
+    found = pipeline_results.read(root)
     return Summary(
         results=results,
         took=timings(root),
-        evaluation=_read(root / paths.EVALUATION_REPORT),
-        receipt=_read(root / paths.RECEIPT),
+        evaluation=found.evaluation,
+        receipt=found.registration,
         seconds=sum(result.seconds for result in results) if seconds is None else seconds,
     )
 
@@ -85,18 +86,18 @@ def markdown(summary: Summary) -> str:
 
 def success_rows(root: Path) -> list[dict[str, str]]:
     """A row per candidate and task, the overall figure first."""
-    return _rows(_read(root / paths.EVALUATION_REPORT))
+    return _rows(pipeline_results.read(root).evaluation)
 
 
 def model_page(root: Path) -> str:
     """Where `nightshift ui` shows the registered version; empty if there is none."""
-    receipt = _read(root / paths.RECEIPT)
+    receipt = pipeline_results.read(root).registration
     return f"{MLFLOW_PAGES}/#/models/{receipt['model']}/versions/{receipt['version']}" if receipt else ""
 
 
 def decision(root: Path) -> str:
     """Why the registered version is champion or not; empty if there is none."""
-    return str(_read(root / paths.RECEIPT).get("reason", ""))
+    return str(pipeline_results.read(root).registration.get("reason", ""))
 
 
 def clock(seconds: float) -> str:
@@ -255,11 +256,3 @@ def _counts(figures: Mapping[str, int]) -> str:
 def _interval(figures: Mapping[str, float], sign: str = "-") -> str:
     """`sign` "+" writes a plus before positive ends."""
     return f"{100 * figures['low']:{sign}.1f} – {100 * figures['high']:{sign}.1f}"
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        content: Mapping[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return content
