@@ -30,6 +30,7 @@ from mlflow.utils.time import get_current_time_millis
 from requests.exceptions import RequestException
 
 from nightshift import config
+from nightshift.adapters import tracking
 from nightshift.adapters.tracking import flat
 from nightshift.errors import NightshiftError, ProjectError, RegistryError, Unreachable
 from nightshift.interrupts import deferred
@@ -346,21 +347,12 @@ def without_password(uri: str) -> str:
     return re.sub(r"//[^/@]*@", "//", uri)
 
 
-_WITHOUT_EFFECT = ("machine.", "nightly.", "notify.")
-"""Sections of params.yaml that change no result."""
-
-
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Params that differ, in words; how a run is run on its machine does not count.
 
     Example: changes({"sft.steps": "300"}, {"sft.steps": "500"}) == ["sft.steps 300 → 500"]
     """
-    names = [name for name in sorted(before.keys() | after.keys()) if not name.startswith(_WITHOUT_EFFECT)]
-    return [
-        f"{name} {before.get(name, 'none')} → {after.get(name, 'none')}"
-        for name in names
-        if before.get(name) != after.get(name)
-    ]
+    return [f"{name} {old} → {new}" for name, old, new in tracking.changes(before, after)]
 
 
 def _title(params: config.Params) -> str:
