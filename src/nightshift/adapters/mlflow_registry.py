@@ -320,9 +320,22 @@ def outcomes_of(client: MlflowClient, version: ModelVersion, grid: str) -> Seque
     with _readable(version, OUTCOMES):
         if not run_id or path not in [file.path for file in client.list_artifacts(run_id, OUTCOMES)]:
             return None
-        with _hushed():
-            episodes: Sequence[EpisodeOutcome] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{path}")["episodes"]
+        episodes: Sequence[EpisodeOutcome] = read_dict(run_id, path)["episodes"]
     return episodes
+
+
+def read_dict(run_id: str, path: str) -> Mapping[str, Any]:
+    """A JSON file among the artifacts of a run."""
+    with _hushed():
+        content: Mapping[str, Any] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{path}")
+    return content
+
+
+def read_bytes(run_id: str, path: str) -> bytes:
+    """A file among the artifacts of a run."""
+    with _hushed(), tempfile.TemporaryDirectory() as scratch:
+        file = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=path, dst_path=scratch)
+        return Path(file).read_bytes()
 
 
 @contextlib.contextmanager
