@@ -17,6 +17,7 @@ from mlflow.tracking import MlflowClient
 
 from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_tracking as tracking
+from nightshift.adapters.tracking import RunKind
 from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
 from nightshift.statistics.intervals import Rate
@@ -171,18 +172,23 @@ def changed_params(root: Path, version: Version, since: Version) -> list[str]:
 
 def runs(root: Path, limit: int) -> list[PipelineRun]:
     """The newest runs of the pipeline."""
+    return _runs(root, "pipeline", limit)
+
+
+def _runs(root: Path, kind: RunKind, limit: int) -> list[PipelineRun]:
     client = tracking.connect(root)
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
     if not experiment:
         return []
-    condition, order = f"tags.`{tracking.STAGE}` = 'pipeline'", ["attributes.start_time DESC"]
+    condition, order = f"tags.`{tracking.STAGE}` = '{kind}'", ["attributes.start_time DESC"]
     found = client.search_runs([experiment.experiment_id], condition, order_by=order, max_results=limit)
     return [_run(run) for run in found]
 
 
 def find_run(root: Path, prefix: str) -> PipelineRun:
-    """The run of the pipeline whose id begins so."""
-    found = [run for run in runs(root, EVERY) if run.run_id.startswith(prefix)]
+    """The run of the pipeline, or the trial of a sweep, whose id begins so."""
+    everything = [*_runs(root, "pipeline", EVERY), *_runs(root, "trial", EVERY)]
+    found = [run for run in everything if run.run_id.startswith(prefix)]
     if len(found) != 1:
         what = "no run of the pipeline has" if not found else "several runs of the pipeline have"
         raise RegistryError(f"{what} an id that begins with {prefix!r}", "nightshift runs shows them")

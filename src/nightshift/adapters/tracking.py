@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from nightshift import files
 from nightshift.errors import DataError
+
+RunKind = Literal["pipeline", "trial", "classifier"]
+"""Of a run in MLflow with runs of stages: a run of the pipeline, a trial of a sweep, or a classifier trained apart."""
 
 
 class Tracker(Protocol):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from nightshift import config, files
-from nightshift.adapters.tracking import JsonlTracker, Tee, Tracker
+from nightshift.adapters.tracking import JsonlTracker, RunKind, Tee, Tracker
 from nightshift.errors import Busy, ProjectError
 from nightshift.pipeline import results
 from nightshift.pipeline.job import Job
@@ -103,7 +103,9 @@ class Choice:
 class Session:
     """What the stages of one process share: params, versions, simulators, trackers. Its exit closes all of them."""
 
-    def __init__(self, root: Path, choice: Choice | None = None) -> None:
+    def __init__(self, root: Path, choice: Choice | None = None, kind: RunKind = "pipeline") -> None:
+        """`kind` is what its run in MLflow is if it joins none."""
+        self.kind = kind
         self.choice = choice or Choice()
         repository.check_folder(root)
         self.root = root.resolve()
@@ -148,7 +150,7 @@ class Session:
     def tracking(self) -> Tracking:
         from nightshift.adapters.mlflow_tracking import Tracking
 
-        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit, self._sources())
+        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit, self._sources(), self.kind)
         return self._tracking
 
     def pool(self, env: config.Env) -> Pool:

@@ -149,7 +149,7 @@ def main() -> None:
     from nightshift.project import environment
 
     environment.apply(Path.cwd())
-    with Session(Path.cwd()) as session:
+    with Session(Path.cwd(), kind="trial") as session:
         names = list(session.graph)
         for stage in names[: names.index(LAST_STAGE) + 1]:
             ensure(stage, session)
