@@ -108,6 +108,11 @@ def clock(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
+def p_value(value: float) -> str:
+    """Example: p_value(0.0412) == "0.041" """
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"  # noqa: PLR2004
+
+
 def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, expand=True)
 
@@ -158,7 +163,7 @@ def _gains(candidates: Sequence[Mapping[str, Any]]) -> Table:
         gain = result["gain"]
         counts = [str(gain[key]) for key in ("states", "won", "lost")]
         points = f"[bold]{100 * gain['gain']:+.1f}[/]"
-        table.add_row(_title(result), *counts, points, _interval(gain, sign="+"), _p_value(gain))
+        table.add_row(_title(result), *counts, points, _interval(gain, sign="+"), p_value(gain["p_value"]))
     return table
 
 
@@ -167,7 +172,7 @@ def _sentences(evaluation: Mapping[str, Any]) -> list[str]:
     candidates = evaluation.get("candidates", [])
     return [
         f"{_title(result)}: {100 * gain['gain']:+.1f} points over {candidates[0]['label']} "
-        f"(95 % interval {_interval(gain, sign='+')}, exact p {_p_value(gain)}), "
+        f"(95 % interval {_interval(gain, sign='+')}, exact p {p_value(gain['p_value'])}), "
         f"won {gain['won']} and lost {gain['lost']} of {gain['states']} states"
         for result in candidates
         if (gain := result["gain"])
@@ -243,10 +248,6 @@ def _rows(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _rate(figures: Mapping[str, float]) -> str:
     return f"{100 * figures['rate']:.1f} %"
-
-
-def _p_value(gain: Mapping[str, float]) -> str:
-    return "< 0.001" if gain["p_value"] < 0.001 else f"{gain['p_value']:.3f}"  # noqa: PLR2004
 
 
 def _counts(figures: Mapping[str, int]) -> str:

@@ -101,7 +101,7 @@ def environment() -> Environment:
         "percent": lambda figures: f"{100 * figures['rate']:.1f} %",
         "interval": interval,
         "clock": summary.clock,
-        "p_value": p_value,
+        "p_value": summary.p_value,
         "rate": lambda figures: Rate(figures["successes"], figures["episodes"]),
         "title": lambda name: name.replace("_", " "),
     }
@@ -111,10 +111,6 @@ def environment() -> Environment:
 def interval(figures: Mapping[str, float], sign: str = "-") -> str:
     """Example: interval({"low": 0.05, "high": 0.14}, "+") == "+5.0 to +14.0" """
     return f"{100 * figures['low']:{sign}.1f} to {100 * figures['high']:{sign}.1f}"
-
-
-def p_value(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"  # noqa: PLR2004
 
 
 def result_rows(facts: Facts) -> list[dict[str, Any]]:
