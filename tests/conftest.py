@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,10 @@ settings.load_profile("nightshift")
 
 TOOLS = ("PREFECT_", "MLFLOW_")
 REPOSITORY = Path(__file__).parent.parent
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 

@@ -19,6 +19,7 @@ from nightshift.adapters.mlflow_registry import Proposal, Registration, Rematch,
 from nightshift.config import CHAMPION
 from nightshift.errors import DataError, RegistryError
 from nightshift.reports import gate
+from nightshift.reports.gate import Verdict
 from nightshift.statistics.paired import EpisodeOutcome
 from tests.policies import examples
 
@@ -136,9 +137,26 @@ def test_a_version_carries_its_numbers_and_the_reason_as_tags(root: Path, model:
     assert done.p_value == 7 / 64  # five won and one lost
 
 
-def test_registering_again_makes_no_second_version_and_reports_the_same(root: Path, model: str) -> None:
+def test_registering_again_makes_no_second_version_and_no_second_promotion(root: Path, model: str) -> None:
     before = register(root, model, "same", "ssf")
-    assert register(root, model, "same", "ssf") == before
+    assert before.verdict is Verdict.PROMOTED
+    assert register(root, model, "same", "ssf") == replace(before, verdict=Verdict.CHAMPION_ALREADY)
+
+
+def test_a_promotion_whose_run_was_killed_before_it_could_tell_is_told_by_the_run_that_resumes_it(
+    root: Path, model: str
+) -> None:
+    client = mlflow_tracking.connect(root)
+    experiment = mlflow_tracking._experiment(client, root)
+    fingerprint = f"{model}-killed"
+    run = client.create_run(experiment, tags={mlflow_tracking.FINGERPRINT: fingerprint})
+    before = register(root, model, fingerprint, "ssf")
+    assert before.run_id == run.info.run_id
+    client.update_run(run.info.run_id, status="RUNNING")
+    assert register(root, model, fingerprint, "ssf") == before
+    assert tags_of(root, before)[mlflow_registry.PREVIOUS] == ""
+    client.set_terminated(run.info.run_id)
+    assert register(root, model, fingerprint, "ssf").verdict is Verdict.CHAMPION_ALREADY
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from nightshift import config
+from nightshift.adapters import model_versions
 from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, PARENT, Tracking
+from nightshift.adapters.tracking import RunKind
 from tests.conftest import edit, make_project
 
 
@@ -68,6 +70,22 @@ def test_a_parent_says_which_params_differ_from_the_run_before_and_keeps_the_fil
     assert run.data.params["sft.steps"] == "303"
     assert re.fullmatch(r"fake rloo \d{4}-\d\d-\d\d \d\d:\d\d", run.info.run_name)
     assert {file.path for file in tracking(root).client.list_artifacts(run.info.run_id)} == {"params.yaml"}
+
+
+def test_trials_and_classifiers_are_no_runs_of_the_pipeline_unless_they_join_one(root: Path) -> None:
+    params = config.load(root / "params.yaml")
+    parents: dict[str, str] = {}
+    kinds: list[RunKind] = ["trial", "classifier", "pipeline"]
+    for kind in kinds:
+        track = Tracking(root, params, "abc", "kinds", kind)
+        with track.stage("sft", kind, {}):
+            parents[kind] = track.parent_id
+    nights = [run.run_id for run in model_versions.runs(root, model_versions.EVERY)]
+    assert [kind for kind in kinds if parents[kind] in nights] == ["pipeline"]
+    assert model_versions.find_run(root, parents["trial"]).run_id == parents["trial"], "a trial can be reproduced"
+    track = Tracking(root, params, "abc", "kinds", "classifier")
+    with track.stage("classifier", "joins", {}):
+        assert track.parent_id == parents["pipeline"]
 
 
 def test_results_are_metrics_of_the_parent_and_cached_stages_are_linked(root: Path) -> None:

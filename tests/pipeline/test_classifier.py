@@ -104,7 +104,7 @@ def trained(made: Path) -> Path:
     """The same after `nightshift classifier train` and `evaluate`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
-        with Session(made) as session:
+        with Session(made, kind="classifier") as session:
             commands.train(session)
             commands.evaluate(session)
     return made

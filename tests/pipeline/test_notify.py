@@ -14,6 +14,7 @@ from nightshift.errors import ProjectError
 from nightshift.pipeline import notify
 from nightshift.pipeline.run import StageResult, Status
 from nightshift.project import paths
+from nightshift.reports.gate import Verdict
 from tests.conftest import edit
 from tests.receiver import SECRET, receiving
 
@@ -32,23 +33,25 @@ def results(status: Status) -> list[StageResult]:
     return [StageResult(stage=stage, status=status, seconds=1.0) for stage in ("sft", "register")]
 
 
-def receipt(root: Path, *aliases: str, p_value: float | None) -> None:
-    content = {"model": "arm", "version": "4", "aliases": aliases, "p_value": p_value, "level": 0.05}
-    files.write_json(root / paths.RECEIPT, content | {"reason": "version 4 solved 7 of 10"})
+def receipt(root: Path, verdict: Verdict) -> None:
+    """Of a version that is champion, whether it became so now or before."""
+    files.write_json(root / paths.EVALUATION_OUTCOMES, {})
+    content = {"model": "arm", "version": "4", "aliases": ["champion"], "verdict": verdict}
+    judged = {"reason": "version 4 solved 7 of 10", "outcomes": files.sha256(root / paths.EVALUATION_OUTCOMES)}
+    files.write_json(root / paths.RECEIPT, content | judged)
 
 
 @pytest.mark.parametrize(
-    ("aliases", "p_value", "title"),
+    ("verdict", "title"),
     [
-        (("challenger", "champion"), 0.01, "Nightshift: arm version 4 is champion"),
-        (("challenger", "champion"), None, "Nightshift: arm version 4 is champion"),
-        (("challenger",), 0.99, "Nightshift: arm version 4 is worse than the champion"),
+        (Verdict.PROMOTED, "Nightshift: arm version 4 is champion"),
+        (Verdict.WORSE, "Nightshift: arm version 4 is worse than the champion"),
     ],
 )
 def test_a_promotion_and_a_regression_are_told_with_the_reason_of_the_gate(
-    project: Path, told: list[dict[str, Any]], aliases: tuple[str, ...], p_value: float | None, title: str
+    project: Path, told: list[dict[str, Any]], verdict: Verdict, title: str
 ) -> None:
-    receipt(project, *aliases, p_value=p_value)
+    receipt(project, verdict)
     notify.finished(project, results("ran"))
     (message,) = told
     assert message["title"] == title
@@ -56,8 +59,11 @@ def test_a_promotion_and_a_regression_are_told_with_the_reason_of_the_gate(
     assert str(project) in message["message"]
 
 
-def test_a_policy_that_is_neither_better_nor_worse_is_no_news(project: Path, told: list[dict[str, Any]]) -> None:
-    receipt(project, "challenger", p_value=0.5)
+@pytest.mark.parametrize("verdict", [Verdict.NOT_PROMOTED, Verdict.CHAMPION_ALREADY])
+def test_a_policy_that_is_neither_better_nor_worse_is_no_news(
+    project: Path, told: list[dict[str, Any]], verdict: Verdict
+) -> None:
+    receipt(project, verdict)
     notify.finished(project, results("ran"))
     assert told == []
 

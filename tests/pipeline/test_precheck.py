@@ -134,6 +134,15 @@ def small_network(chosen: config.Params) -> Any:
     return precheck._weightless(chosen).spec
 
 
+@pytest.mark.usefixtures("project")
+def test_imports_stands_for_every_import_there_is() -> None:
+    check(params(dataset={"sources": ["demos", "imports"]}))
+    with pytest.raises(NightshiftError, match=r"dataset\.sources is imports, and there are none"):
+        check(params(dataset={"sources": ["imports"]}))
+    (paths.IMPORTS / "teleop").mkdir(parents=True)
+    check(params(dataset={"sources": ["imports"]}))
+
+
 def test_drawn_training_states_are_counted_before_they_are_drawn() -> None:
     spatial = {"suite": "libero_spatial", "tasks": [], "cameras": {"names": []}}
     few = {"env": spatial, "states": {"per_task": 5, "validation_share": 0.2}, "collect": {"demos_per_task": 5}}

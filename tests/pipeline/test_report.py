@@ -14,20 +14,23 @@ import numpy as np
 import pytest
 
 from nightshift import config, files, policies
-from nightshift.adapters import mlflow_reports
+from nightshift.adapters import mlflow_registry as registry
+from nightshift.adapters import mlflow_reports, mlflow_tracking, model_versions
 from nightshift.cli import report_commands
 from nightshift.errors import DataError, RolloutError
 from nightshift.pipeline.job import Job
-from nightshift.pipeline.report import nights, page, record, writing
+from nightshift.pipeline.report import nights, page, record, svg, writing
 from nightshift.pipeline.report.facts import Facts, gather
 from nightshift.pipeline.report.record import Failure, RunRecord
 from nightshift.pipeline.run import Session, StageResult, run_stage
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths
+from nightshift.reports.gate import Verdict
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
 from nightshift.statistics.intervals import Rate
+from nightshift.statistics.paired import Paired
 from nightshift.telemetry import usage
 from nightshift.types import RolloutRequest, Trajectory
 from tests.browser import Page, browser
@@ -162,10 +165,74 @@ def test_the_result_is_compared_with_clone_and_champion_by_intervals_and_paired_
     assert tests["GRPO against version 1"]["p_value"] == 2**-8
 
 
+def test_a_version_that_was_champion_already_is_no_promotion(facts: Facts) -> None:
+    again = replace(facts, receipt={**facts.receipt, "verdict": Verdict.CHAMPION_ALREADY})
+    assert (writing.night(facts)["promoted"], writing.night(again)["promoted"]) == (True, False)
+    assert "Version 2 (GRPO) stays champion, for training gave the same weights again" in plain(page.render(again))
+
+
+def test_a_result_is_not_joined_to_the_registration_of_an_earlier_one(facts: Facts) -> None:
+    """After a stop between evaluate and register."""
+    outcomes = facts.root / paths.EVALUATION_OUTCOMES
+    registered = outcomes.read_bytes()
+    episodes = json.loads(registered)
+    episodes["rloo"][0]["success"] = not episodes["rloo"][0]["success"]
+    try:
+        files.write_json(outcomes, episodes)
+        found = gather(facts.root)
+    finally:
+        files.write_bytes(outcomes, registered)
+    assert (found.receipt, found.champion) == ({}, None)
+    assert "; it was not registered." in plain(page.render(found))
+
+
+def test_the_champions_rate_is_that_of_this_grid_though_it_has_played_another_one_since(facts: Facts) -> None:
+    client = mlflow_tracking.connect(facts.root)
+    model, tags = facts.receipt["model"], {registry.GRID: "another", registry.SUCCESSES: "1"}
+    first = client.get_model_version(model, "1")
+    before = {name: first.tags[name] for name in tags}
+    try:
+        registry.set_tags(client, first, tags)
+        found = gather(facts.root)
+    finally:
+        registry.set_tags(client, first, before)
+    assert page.result_rows(found)[-1]["figures"]["successes"] == 10
+    assert writing.night(found)["champion"]["successes"] == 10
+
+
+def test_a_champion_that_played_in_this_evaluation_is_shown_once_and_without_a_registration_too(facts: Facts) -> None:
+    figures, gain = Rate(7, 20).to_json(), Paired(states=20, won=11, lost=0).to_json()
+    champion = {"version": "1", "overall": figures, "best_gain": gain}
+    films = facts.evaluation["films"]
+    played = [{**film, "candidate": "champion"} for film in films if film["candidate"] == "rloo"]
+    rematch = replace(
+        facts,
+        evaluation={**facts.evaluation, "champion": champion, "films": [*films, *played]},
+        outcomes={**facts.outcomes, "champion": facts.outcomes["sft"]},
+    )
+    for found in (rematch, replace(rematch, receipt={}, champion=None)):
+        labels = [film["label"] for row in page.film_rows(found) for film in row["films"]]
+        assert labels == ["SFT", "GRPO", "version 1"] * 2
+        assert [row["figures"]["successes"] for row in page.result_rows(found)] == [6, 18, 7]
+        assert page.paired_tests(found)[-1] == {"name": "GRPO against version 1", "figures": gain}
+        assert {(m.ours, m.theirs) for m in page.state_maps(found)} == {("GRPO", "SFT"), ("GRPO", "version 1")}
+
+
 def test_what_changed_since_the_champion_is_named(facts: Facts) -> None:
     assert facts.champion is not None
     assert [(c.name, c.before, c.now) for c in facts.champion.params] == [("rloo.iterations", "12", "6")]
     assert "rloo.iterations" in plain(page.render(facts))
+
+
+def test_params_that_change_no_result_are_no_change(facts: Facts) -> None:
+    before = (facts.root / paths.PARAMS).read_bytes()
+    try:
+        edit(facts.root, "machine", workers=3)
+        edit(facts.root, "notify", events=[])
+        found = gather(facts.root).champion
+    finally:
+        (facts.root / paths.PARAMS).write_bytes(before)
+    assert found and [change.name for change in found.params] == ["rloo.iterations"]
 
 
 def test_every_init_state_has_a_symbol_and_a_sentence_not_only_a_colour(facts: Facts) -> None:
@@ -269,13 +336,15 @@ def test_a_report_is_written_when_a_stage_fails_and_kept_by_dvc_and_mlflow(track
     assert "reports/report.html.dvc" in git(tracked, "diff", "--cached", "--name-only").splitlines()
 
 
-def test_a_run_that_changed_nothing_or_was_interrupted_leaves_the_report_alone(tracked: Path) -> None:
+@pytest.mark.parametrize("current", ["dataset", ""])
+def test_a_run_that_changed_nothing_or_was_interrupted_leaves_the_report_alone(tracked: Path, current: str) -> None:
+    """Interrupted in a stage, or between two."""
     with Session(tracked) as session:
         with writing.reporting(session):
             session.results.append(StageResult(stage="states", status="cached", seconds=0.1))
         with pytest.raises(KeyboardInterrupt), writing.reporting(session):
             session.results.append(StageResult(stage="collect", status="ran", seconds=0.1))
-            session.current_stage = "dataset"
+            session.current_stage = current
             raise KeyboardInterrupt
     assert not (tracked / paths.REPORT).exists()
 
@@ -292,6 +361,20 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_error_of_the_run(
     assert "the report was not written: no space left on device" in caplog.text
 
 
+def test_a_report_that_mlflow_did_not_take_is_said_to_be_written(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unanswered(*_: object) -> None:
+        raise OSError("MLflow does not answer")
+
+    monkeypatch.setattr(mlflow_reports, "keep", unanswered)
+    with Session(tracked) as session, pytest.raises(DataError), writing.reporting(session):
+        raise DataError("the demos are damaged")
+    assert (tracked / paths.REPORT).exists()
+    assert "the report is in reports/report.html, but" in caplog.text
+    assert "not written" not in caplog.text
+
+
 def test_the_report_does_not_count_as_a_change_of_the_code(tracked: Path) -> None:
     (tracked / "reports").mkdir()
     pointer = tracked / f"{paths.REPORT}.dvc"
@@ -303,10 +386,9 @@ def test_the_report_does_not_count_as_a_change_of_the_code(tracked: Path) -> Non
 
 
 def test_all_nights_are_one_row_each_with_or_without_a_report(facts: Facts) -> None:
-    with Session(facts.root) as session:
-        writing.write(facts.root)
-        run_id = session.tracking.parent_id
-        mlflow_reports.keep(facts.root, run_id, ran().stamp, facts.root / paths.REPORT, writing.night(facts))
+    writing.write(facts.root)
+    (newest,) = model_versions.runs(facts.root, 1)
+    mlflow_reports.keep(facts.root, newest.run_id, ran().stamp, facts.root / paths.REPORT, writing.night(facts))
     index = nights.write(facts.root).read_text()
     assert index.count("<tr>") == 1 + 2, "a head and two nights"
     assert 'href="20260131T020000Z.html"' in index
@@ -332,6 +414,7 @@ def test_the_trend_has_nights_of_one_grid_only() -> None:
             started=STARTED.replace(day=day),
             seconds=60.0,
             mark=mark,
+            promoted=mark == "champion",
             verdict="",
             changed="",
             rate=Rate(successes, 20),
@@ -345,6 +428,8 @@ def test_the_trend_has_nights_of_one_grid_only() -> None:
     assert "success of 2 nights" in drawn
     assert "02 Jan" in drawn and "01 Jan" not in drawn
     assert nights.trend([]) is None
+    stays = replace(one(4, "b", 15, "champion"), promoted=False)
+    assert nights.trend([stays, one(3, "b", 15, "champion")]).count(svg._MARKS["triangle"]) == 1, "it became so once"
 
 
 @pytest.fixture(scope="module")

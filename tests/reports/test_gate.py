@@ -79,6 +79,19 @@ def test_a_policy_that_is_clearly_worse_is_called_so() -> None:
     found = decided("s" * 5 + "f" * 15, "s" * 20)
     assert not found.promote
     assert "stays challenger, since it is worse than version 3" in found.reason
+    assert found.verdict is gate.Verdict.WORSE
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(5, gate.Verdict.NOT_PROMOTED), (9, gate.Verdict.WORSE)])
+def test_worse_is_what_the_paired_test_says_of_the_champion(lost: int, verdict: gate.Verdict) -> None:
+    """Won 1 and lost 5: the test of "better" has p = 0.98, but that of "worse" has p = 0.11."""
+    found = gate.compare("version 4 (rloo)", "version 3", *apart(1, lost, 50), RULES)
+    assert (found.verdict, "is worse than" in found.reason) == (verdict, verdict is gate.Verdict.WORSE)
+
+
+def test_a_collapse_below_the_bar_is_worse_too() -> None:
+    assert decided("f" * 20, "s" * 20).verdict is gate.Verdict.WORSE
+    assert decided("f" * 20, "s" + "f" * 19).verdict is gate.Verdict.NOT_PROMOTED
 
 
 @given(st.integers(0, 200), st.integers(0, 200), levels)

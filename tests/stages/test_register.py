@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from nightshift import config, files, policies
-from nightshift.adapters import mlflow_registry, mlflow_tracking
-from nightshift.errors import DataError
+from nightshift.adapters import mlflow_registry, mlflow_tracking, model_versions
+from nightshift.errors import DataError, Unreachable
+from nightshift.pipeline import results, run
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import register
@@ -45,11 +48,18 @@ def leave_evaluation(**solved: int) -> None:
         ]
         for name, count in solved.items()
     }
-    results = [
-        {"name": name, "label": name.upper(), "overall": Rate(count, 198).to_json(), "invalid": 2, "tasks": {}}
+    candidates = [
+        {
+            "name": name,
+            "label": name.upper(),
+            "overall": Rate(count, 198).to_json(),
+            "invalid": 2,
+            "tasks": {},
+            "gain": None,
+        }
         for name, count in solved.items()
     ]
-    report = {"grid": {"digest": "g1"}, "best": max(solved, key=lambda name: solved[name]), "candidates": results}
+    report = {"grid": {"digest": "g1"}, "best": max(solved, key=lambda name: solved[name]), "candidates": candidates}
     with files.new_folder(paths.EVALUATION) as folder:
         files.write_json(folder / paths.EVALUATION_REPORT.name, report)
         files.write_json(folder / paths.EVALUATION_OUTCOMES.name, outcomes)
@@ -73,7 +83,22 @@ def test_the_receipt_tells_version_aliases_reason_and_lineage(
     assert receipt["evaluation"]["successes"] == 150
     assert receipt["evaluation"]["invalid"] == 2
     assert mlflow_registry.load(trained, receipt["model"], "champion")
-    assert registered(job("register"), params) == receipt, "registering again changes nothing"
+    assert receipt["verdict"] == "promoted"
+    again = registered(job("register"), params)
+    assert again == receipt | {"verdict": "champion already"}, "registering again changes nothing"
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_registration_counts_for_its_own_evaluation_and_for_no_other_on_the_same_grid(
+    params: config.Params, job: Callable[[str], Job]
+) -> None:
+    receipt = registered(job("register"), params)
+    assert results.read(Path()).registration == receipt
+    leave_evaluation(sft=90, rloo=151)
+    assert results.read(Path()).evaluation["grid"] == {"digest": receipt["grid"]}
+    assert results.read(Path()).registration == {}
+    shutil.rmtree(paths.EVALUATION)
+    assert results.read(Path()).registration == {}
 
 
 @pytest.mark.usefixtures("trained")
@@ -112,3 +137,31 @@ def test_a_damaged_evaluation_is_named_and_nothing_is_registered(
     with pytest.raises(DataError, match=f"{path.name} is missing or damaged"):
         register.run(job("register"), register=params.section("register"))
     assert not paths.RECEIPT.exists()
+
+
+def test_an_outage_while_the_results_are_published_is_worth_another_try_which_tells_the_promotion(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(*_: Any) -> None:
+        raise MlflowException("API request to http://127.0.0.1:9 failed")
+
+    with run.Session(trained) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(mlflow_tracking.Tracking, "publish", unanswered)
+            with pytest.raises(Unreachable):
+                run.run_stage("register", session)
+        run.run_stage("register", session)
+    assert json.loads(paths.RECEIPT.read_text())["verdict"] == "promoted"
+    (published,) = model_versions.runs(trained, 10)
+    assert (published.version, published.promoted) == ("1", True)
+
+
+def test_a_run_that_has_only_evaluated_shows_no_registration_of_an_earlier_run(trained: Path) -> None:
+    with run.Session(trained) as session:
+        run.run_stage("register", session)
+    with run.Session(trained) as session:
+        run._publish("evaluate", session)
+    newest, before = model_versions.runs(trained, 10)
+    assert (before.version, before.promoted) == ("1", True)
+    assert (newest.version, newest.promoted) == ("", False)
+    assert newest.success == before.success

@@ -31,6 +31,7 @@ def example() -> Results:
         "model": "m",
         "version": "2",
         "aliases": ["challenger"],
+        "verdict": "not promoted",
         "candidate": "rloo",
         "reason": "version 2 (rloo) stays challenger",
         "p_value": 0.25,

@@ -35,7 +35,7 @@ from nightshift.errors import RegistryError
 from nightshift.interrupts import deferred
 from nightshift.policies.base import Policy, observation_dtype
 from nightshift.reports import gate
-from nightshift.reports.gate import Decision, Rules
+from nightshift.reports.gate import Decision, Rules, Verdict
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import EpisodeOutcome, solved
 
@@ -61,6 +61,7 @@ WITHDRAWN = "gate.withdrawn"
 P_VALUE = "gate.p_value"
 NOT_TESTED = "not tested"
 REASON = "gate.reason"
+VERDICT = "gate.verdict"
 PREVIOUS = "champion.previous"
 """The version that was champion before it; empty if there was none."""
 RUN = "run_id"
@@ -111,6 +112,8 @@ class Registration:
     aliases: tuple[str, ...]
     champion: str
     """The version that is champion now; empty if there is none."""
+    verdict: Verdict
+    """Of the gate, on this registration."""
     reason: str
     """Why the version is champion or not, in one sentence."""
     p_value: float | None
@@ -134,8 +137,9 @@ def register(root: Path, proposal: Proposal) -> Registration:
         with deferred():
             client.set_registered_model_alias(proposal.model, CHALLENGER, version.version)
     decision = _decide(client, version, proposal)
-    if decision.promote:
-        make_champion(client, version, champion_version(client, proposal.model))
+    champion = champion_version(client, proposal.model)
+    if decision.promote and not _is(version, champion):
+        make_champion(client, version, champion)
     now = aliases(client, proposal.model)
     return Registration(
         model=proposal.model,
@@ -143,6 +147,7 @@ def register(root: Path, proposal: Proposal) -> Registration:
         candidate=proposal.candidate,
         aliases=tuple(sorted(alias for alias, number in now.items() if number == str(version.version))),
         champion=now.get(CHAMPION, ""),
+        verdict=decision.verdict,
         reason=decision.reason,
         p_value=decision.p_value,
         level=proposal.rules.level,
@@ -333,9 +338,22 @@ def outcomes_of(client: MlflowClient, version: ModelVersion, grid: str) -> Seque
     with _readable(version, OUTCOMES):
         if not run_id or path not in [file.path for file in client.list_artifacts(run_id, OUTCOMES)]:
             return None
-        with _hushed():
-            episodes: Sequence[EpisodeOutcome] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{path}")["episodes"]
+        episodes: Sequence[EpisodeOutcome] = read_dict(run_id, path)["episodes"]
     return episodes
+
+
+def read_dict(run_id: str, path: str) -> Mapping[str, Any]:
+    """A JSON file among the artifacts of a run."""
+    with _hushed():
+        content: Mapping[str, Any] = mlflow.artifacts.load_dict(f"runs:/{run_id}/{path}")
+    return content
+
+
+def read_bytes(run_id: str, path: str) -> bytes:
+    """A file among the artifacts of a run."""
+    with _hushed(), tempfile.TemporaryDirectory() as scratch:
+        file = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=path, dst_path=scratch)
+        return Path(file).read_bytes()
 
 
 @contextlib.contextmanager
@@ -409,15 +427,15 @@ def _decide(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> 
     """Whether the version becomes champion; the numbers and the reason are kept with it."""
     title = f"version {version.version} ({proposal.candidate})"
     champion = champion_version(client, proposal.model)
-    if champion is not None and champion.version == version.version:
-        return _champion_already(version, proposal, title)
+    if _is(version, champion):
+        return _champion_already(client, version, proposal, title)
     if _is_older(client, version):
         return gate.older(title, f"version {_challenger(client, proposal.model)}")
     decision = _judge(client, title, version, champion, proposal)
     p_value = NOT_TESTED if decision.p_value is None else repr(decision.p_value)
     rules = {LEVEL: proposal.rules.level, BAR: proposal.rules.min_success_rate, MARGIN: proposal.rules.max_task_drop}
     tags = {name: str(value) for name, value in rules.items()}
-    set_tags(client, version, {**tags, P_VALUE: p_value, REASON: decision.reason})
+    set_tags(client, version, {**tags, P_VALUE: p_value, VERDICT: decision.verdict.value, REASON: decision.reason})
     return decision
 
 
@@ -473,12 +491,23 @@ def aliases(client: MlflowClient, model: str) -> dict[str, str]:
     return {alias: str(version) for alias, version in found.items()}
 
 
-def _champion_already(version: ModelVersion, proposal: Proposal, title: str) -> Decision:
-    """A registration that is repeated reports the decision it made; the reason in the registry stays as it is."""
+def _is(version: ModelVersion, other: ModelVersion | None) -> bool:
+    return other is not None and other.version == version.version
+
+
+def _champion_already(client: MlflowClient, version: ModelVersion, proposal: Proposal, title: str) -> Decision:
+    """A registration that is repeated reports the reason it had, which stays in the registry as it is.
+
+    It is a promotion only if it completes the run that moved the alias: that one was killed before it could tell.
+    """
     repeated = version.tags[tracking.FINGERPRINT] == proposal.fingerprint
     if not repeated or REASON not in version.tags:  # no reason: somebody set the alias by hand
         return gate.same_weights(title, proposal.rate)
     p_value = version.tags.get(P_VALUE, NOT_TESTED)  # absent if it was promoted by hand before the gate had judged it
+    completes = version.tags[RUN] == _run_of(client, proposal.fingerprint)
+    promoted = completes and version.tags.get(VERDICT) == Verdict.PROMOTED
     return Decision(
-        promote=False, reason=version.tags[REASON], p_value=None if p_value == NOT_TESTED else float(p_value)
+        verdict=Verdict.PROMOTED if promoted else Verdict.CHAMPION_ALREADY,
+        reason=version.tags[REASON],
+        p_value=None if p_value == NOT_TESTED else float(p_value),
     )

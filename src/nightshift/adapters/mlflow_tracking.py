@@ -30,7 +30,8 @@ from mlflow.utils.time import get_current_time_millis
 from requests.exceptions import RequestException
 
 from nightshift import config
-from nightshift.adapters.tracking import flat
+from nightshift.adapters import tracking
+from nightshift.adapters.tracking import RunKind, flat
 from nightshift.errors import NightshiftError, ProjectError, RegistryError, Unreachable
 from nightshift.interrupts import deferred
 from nightshift.project import paths
@@ -40,6 +41,7 @@ EXPERIMENT = "nightshift"
 FINGERPRINT = "nightshift.fingerprint"
 PIPELINE = "nightshift.pipeline"
 STAGE = "nightshift.stage"
+"""Of a child its stage; of a parent its RunKind."""
 FOLDER = "nightshift.folder"
 COMMIT = "nightshift.commit"
 CODE = "nightshift.code"
@@ -128,7 +130,8 @@ class Tracking:
     Make one only while holding the run lock: what else is RUNNING in this folder is taken for dead.
     """
 
-    def __init__(self, root: Path, params: config.Params, commit: str, code: str) -> None:
+    def __init__(self, root: Path, params: config.Params, commit: str, code: str, kind: RunKind = "pipeline") -> None:
+        self._kind = kind
         self._folder = f"{socket.gethostname()}:{root}"
         self._root = root
         self._params = params
@@ -225,12 +228,14 @@ class Tracking:
     def _join(self, stage: str) -> str:
         """The run that another process began with the same params, code and imports, if it lacks this stage."""
         digest = pipeline_digest(self._params)
-        wanted = {PIPELINE: digest, CODE: self._code, STAGE: "pipeline", FOLDER: self._folder}
-        found = self._newest(" and ".join(f"tags.`{tag}` = '{value}'" for tag, value in wanted.items()))
-        if not found or self._has_finished(found, stage):
+        wanted = {PIPELINE: digest, CODE: self._code, FOLDER: self._folder}
+        same = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in wanted.items())
+        kinds = dict.fromkeys(["pipeline", self._kind])
+        begun = [run for kind in kinds if (run := self._newest(f"{same} and tags.`{STAGE}` = '{kind}'"))]
+        if not begun or self._has_finished(begun[0], stage):
             return ""
-        self.client.update_run(found.info.run_id, status="RUNNING")
-        return str(found.info.run_id)
+        self.client.update_run(begun[0].info.run_id, status="RUNNING")
+        return str(begun[0].info.run_id)
 
     def _has_finished(self, parent: Run, stage: str) -> bool:
         done = f"tags.`{PARENT}` = '{parent.info.run_id}' and tags.`{STAGE}` = '{stage}'"
@@ -241,12 +246,12 @@ class Tracking:
         tags = {
             PIPELINE: pipeline_digest(self._params),
             CODE: self._code,
-            STAGE: "pipeline",
+            STAGE: self._kind,
             FOLDER: self._folder,
             COMMIT: self._commit,
         }
         values = {key: str(value) for key, value in flat(self._params.model_dump(mode="json", by_alias=True)).items()}
-        before = self._newest(f"tags.`{STAGE}` = 'pipeline' and tags.`{FOLDER}` = '{self._folder}'")
+        before = self._newest(f"tags.`{STAGE}` = '{self._kind}' and tags.`{FOLDER}` = '{self._folder}'")
         if before:
             tags[CHANGED] = "; ".join(changes(before.data.params, values))[:_LONGEST_TAG] or "nothing"
         run = self.client.create_run(self.experiment_id, run_name=_title(self._params), tags=tags)
@@ -354,21 +359,12 @@ def without_password(uri: str) -> str:
     return re.sub(r"//[^/@]*@", "//", uri)
 
 
-_WITHOUT_EFFECT = ("machine.", "nightly.", "notify.")
-"""Sections of params.yaml that change no result."""
-
-
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Params that differ, in words; how a run is run on its machine does not count.
 
     Example: changes({"sft.steps": "300"}, {"sft.steps": "500"}) == ["sft.steps 300 → 500"]
     """
-    names = [name for name in sorted(before.keys() | after.keys()) if not name.startswith(_WITHOUT_EFFECT)]
-    return [
-        f"{name} {before.get(name, 'none')} → {after.get(name, 'none')}"
-        for name in names
-        if before.get(name) != after.get(name)
-    ]
+    return [f"{name} {old} → {new}" for name, old, new in tracking.changes(before, after)]
 
 
 def _title(params: config.Params) -> str:

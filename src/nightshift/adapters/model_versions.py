@@ -17,12 +17,16 @@ from mlflow.tracking import MlflowClient
 
 from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_tracking as tracking
+from nightshift.adapters.tracking import RunKind
 from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
 from nightshift.interrupts import deferred
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, solved
 from nightshift.telemetry import metric_names
+
+EVERY = 50_000
+"""Limit of a list of runs: the most that MLflow gives at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +43,12 @@ class Version:
     """Of its newest evaluation."""
     grid: str
     """Digest of that evaluation."""
+    verdict: str
+    """Of the gate; empty if it was not asked."""
     reason: str
     """What the gate, or a person, decided about it."""
+    previous: str
+    """The champion that it replaced; empty if there was none, or it never was champion."""
     withdrawn: str
     """When it was rolled back; empty if it was not."""
     dataset: str
@@ -52,6 +60,8 @@ class Version:
     """The version whose weights training started from; empty if from scratch."""
     weights: str
     """sha256."""
+    run_id: str
+    """The run of `register` in MLflow that made it."""
     pipeline_run: str
     """The run of the pipeline in MLflow that made it."""
 
@@ -68,6 +78,8 @@ class PipelineRun:
     name: str
     status: str
     started: datetime
+    seconds: float | None
+    """How long it took; None while it runs."""
     commit: str
     success: float | None
     """Of its best candidate."""
@@ -87,6 +99,13 @@ def versions(root: Path, model: str) -> list[Version]:
     aliases = _aliases(client, model)
     found = [_version(version, aliases) for version in registry.versions(client, model)]
     return sorted(found, key=lambda version: int(version.version), reverse=True)
+
+
+def made_by_runs(root: Path) -> dict[str, Version]:
+    """The newest version of each run of the pipeline that registered one, by the id of the run."""
+    client = tracking.connect(root)
+    found = sorted(client.search_model_versions(), key=lambda version: version.creation_timestamp)
+    return {version.tags[registry.PIPELINE_RUN]: _version(version, {}) for version in found if _is_of_a_run(version)}
 
 
 def find(root: Path, model: str, which: str) -> Version:
@@ -158,6 +177,11 @@ def common_grid(root: Path, one: Version, other: Version) -> str:
     return (preferred or both or [""])[0]
 
 
+def params_of(root: Path, version: Version) -> Mapping[str, str]:
+    """Every param of the run that made it, by dotted name; empty if the run is gone."""
+    return _params(tracking.connect(root), version.pipeline_run)
+
+
 def changed_params(root: Path, version: Version, since: Version) -> list[str]:
     """Params that differ between the runs of two versions, in words. Example: ["sft.steps 300 → 500"]"""
     client = tracking.connect(root)
@@ -166,22 +190,31 @@ def changed_params(root: Path, version: Version, since: Version) -> list[str]:
 
 def runs(root: Path, limit: int) -> list[PipelineRun]:
     """The newest runs of the pipeline."""
+    return _runs(root, "pipeline", limit)
+
+
+def _runs(root: Path, kind: RunKind, limit: int) -> list[PipelineRun]:
     client = tracking.connect(root)
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
     if not experiment:
         return []
-    condition, order = f"tags.`{tracking.STAGE}` = 'pipeline'", ["attributes.start_time DESC"]
+    condition, order = f"tags.`{tracking.STAGE}` = '{kind}'", ["attributes.start_time DESC"]
     found = client.search_runs([experiment.experiment_id], condition, order_by=order, max_results=limit)
     return [_run(run) for run in found]
 
 
 def find_run(root: Path, prefix: str) -> PipelineRun:
-    """The run of the pipeline whose id begins so."""
-    found = [run for run in runs(root, 1000) if run.run_id.startswith(prefix)]
+    """The run of the pipeline, or the trial of a sweep, whose id begins so."""
+    everything = [*_runs(root, "pipeline", EVERY), *_runs(root, "trial", EVERY)]
+    found = [run for run in everything if run.run_id.startswith(prefix)]
     if len(found) != 1:
         what = "no run of the pipeline has" if not found else "several runs of the pipeline have"
         raise RegistryError(f"{what} an id that begins with {prefix!r}", "nightshift runs shows them")
     return found[0]
+
+
+def _is_of_a_run(version: ModelVersion) -> bool:
+    return bool(version.tags.get(registry.PIPELINE_RUN))
 
 
 def _version(version: ModelVersion, aliases: Mapping[str, list[str]]) -> Version:
@@ -195,13 +228,16 @@ def _version(version: ModelVersion, aliases: Mapping[str, list[str]]) -> Version
         created=datetime.fromtimestamp(version.creation_timestamp / 1000),
         result=Rate(int(tags[registry.SUCCESSES]), int(tags[registry.EPISODES])) if played else None,
         grid=tags.get(registry.GRID, ""),
+        verdict=tags.get(registry.VERDICT, ""),
         reason=tags.get(registry.REASON, ""),
+        previous=tags.get(registry.PREVIOUS, ""),
         withdrawn=tags.get(registry.WITHDRAWN, ""),
         dataset=tags.get(registry.DATASET, ""),
         episodes=tags.get(registry.DATASET_EPISODES, ""),
         commit=tags.get(registry.COMMIT, ""),
         started_from=tags.get(registry.STARTED_FROM, ""),
         weights=tags.get(registry.WEIGHTS, ""),
+        run_id=tags.get(registry.RUN, ""),
         pipeline_run=tags.get(registry.PIPELINE_RUN, ""),
     )
 
@@ -223,11 +259,13 @@ def _params(client: MlflowClient, run_id: str) -> Mapping[str, str]:
 
 def _run(run: Run) -> PipelineRun:
     metrics, tags = run.data.metrics, run.data.tags
+    ended = run.info.end_time
     return PipelineRun(
         run_id=run.info.run_id,
         name=run.info.run_name,
         status=run.info.status.lower(),
         started=datetime.fromtimestamp(run.info.start_time / 1000),
+        seconds=(ended - run.info.start_time) / 1000 if ended else None,
         commit=tags.get(tracking.COMMIT, ""),
         success=metrics.get(metric_names.SUCCESS),
         low=metrics.get(metric_names.SUCCESS_LOW),

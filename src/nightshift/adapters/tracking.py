@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from nightshift import files
 from nightshift.errors import DataError
+
+RunKind = Literal["pipeline", "trial", "classifier"]
+"""Of a run in MLflow with runs of stages: a run of the pipeline, a trial of a sweep, or a classifier trained apart."""
 
 
 class Tracker(Protocol):
@@ -102,6 +105,25 @@ class Tee:
     def dataset(self, name: str, digest: str, path: Path) -> None:
         for tracker in self._trackers:
             tracker.dataset(name, digest, path)
+
+
+_WITHOUT_EFFECT = ("machine.", "nightly.", "notify.")
+"""Sections of params.yaml that change no result."""
+
+
+class Change(NamedTuple):
+    """A parameter with two values. Example: Change("sft.steps", "300", "500")"""
+
+    name: str
+    before: str
+    now: str
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
+    """Params that differ, by dotted name; how a run is run on its machine does not count."""
+    names = [name for name in sorted(before.keys() | now.keys()) if not name.startswith(_WITHOUT_EFFECT)]
+    found = [Change(name, before.get(name, "none"), now.get(name, "none")) for name in names]
+    return [change for change in found if change.before != change.now]
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -23,7 +23,7 @@ def record(policy: Path, episodes: int, temperature: float) -> None:
     """Episodes of a policy in data/rollouts."""
     from nightshift.pipeline import classifier
 
-    with Session(enter()) as session:
+    with Session(enter(), kind="classifier") as session:
         found = classifier.record(session, policy, episodes, temperature)
     for task, (successes, count) in found.items():
         console.print(f"{task}: {successes} of {count} episodes succeeded")
@@ -35,7 +35,7 @@ def train() -> None:
     """The classifier in models/classifier, with its threshold."""
     from nightshift.pipeline import classifier
 
-    with Session(enter()) as session:
+    with Session(enter(), kind="classifier") as session:
         outcome = classifier.train(session)
     _show("calibration", outcome)
     console.print("look at its mistakes before you use it:")
@@ -51,7 +51,7 @@ def evaluate() -> None:
     from nightshift.pipeline import classifier
     from nightshift.reports.classifier import SHEET
 
-    with Session(enter()) as session:
+    with Session(enter(), kind="classifier") as session:
         outcome = classifier.evaluate(session)
     _show("test", outcome)
     console.print(Text.assemble(("examples  ", "dim"), os.fspath(paths.CLASSIFIER_REPORT / SHEET)), soft_wrap=True)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,13 @@ from typing import Any
 
 from nightshift import config
 from nightshift.errors import NightshiftError
+from nightshift.pipeline import results as pipeline_results
 from nightshift.pipeline.run import StageResult
 from nightshift.project import paths
+from nightshift.reports.gate import Verdict
 
 ADDRESSES = "NIGHTSHIFT_NOTIFY"
 """Environment variable: one or more Apprise URLs."""
-_CHAMPION = "champion"
 
 
 def failed(root: Path, error: BaseException) -> None:
@@ -48,18 +48,16 @@ def finished(root: Path, results: Sequence[StageResult]) -> None:
     did = {result.stage for result in results if result.status in ("ran", "restored")}
     if not did:
         _tell(root, "nothing_to_do", "nothing to do", "neither data, params nor code changed")
-    elif "register" in did:
-        receipt = json.loads((root / paths.RECEIPT).read_text())
-        name = f"{receipt['model']} version {receipt['version']}"
-        if _CHAMPION in receipt["aliases"]:
-            _tell(root, "promotion", f"{name} is champion", receipt["reason"])
-        elif _is_worse(receipt):
-            _tell(root, "regression", f"{name} is worse than the champion", receipt["reason"])
+    elif "register" in did and (registration := pipeline_results.read(root).registration):
+        _tell_verdict(root, registration)
 
 
-def _is_worse(receipt: Mapping[str, Any]) -> bool:
-    """Whether the paired test finds the champion better: its p that the version is better is close to 1 then."""
-    return receipt["p_value"] is not None and receipt["p_value"] >= 1 - receipt["level"]
+def _tell_verdict(root: Path, registration: Mapping[str, Any]) -> None:
+    name = f"{registration['model']} version {registration['version']}"
+    if registration["verdict"] == Verdict.PROMOTED:
+        _tell(root, "promotion", f"{name} is champion", registration["reason"])
+    elif registration["verdict"] == Verdict.WORSE:
+        _tell(root, "regression", f"{name} is worse than the champion", registration["reason"])
 
 
 def _tell(root: Path, event: config.Event, title: str, body: str) -> None:

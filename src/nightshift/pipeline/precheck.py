@@ -84,7 +84,7 @@ def _checks(stages: list[Definition]) -> Iterator[Check]:
 
 
 def _check_sources(params: config.Params) -> None:
-    missing = [source for source in params.dataset.sources if source not in sources.names()]
+    missing = [source for source in sources.resolved(params.dataset.sources) if source not in sources.names()]
     if missing:
         there = ", ".join(sources.names())
         raise DataError(

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nightshift import files
 from nightshift.config import CHAMPION
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
+from nightshift.reports.gate import Verdict
 from nightshift.telemetry import metric_names as names
 
 MADE_BY = ("evaluate", "register")
@@ -33,10 +35,13 @@ class Results:
 
 def read(root: Path) -> Results:
     """As the files say. A registration of another evaluation does not count."""
-    evaluation, registration = _read(root / paths.EVALUATION_REPORT), _read(root / paths.RECEIPT)
-    if registration.get("grid") != evaluation.get("grid", {}).get("digest"):
-        registration = {}
-    return Results(evaluation=evaluation, registration=registration)
+    outcomes = root / paths.EVALUATION_OUTCOMES
+    evaluated = files.sha256(outcomes) if outcomes.exists() else "nothing"
+    registration = read_json(root / paths.RECEIPT)
+    return Results(
+        evaluation=read_json(root / paths.EVALUATION_REPORT),
+        registration=registration if registration.get("outcomes") == evaluated else {},
+    )
 
 
 def metrics(found: Results) -> dict[str, float]:
@@ -67,7 +72,7 @@ def _gate_metrics(registration: Mapping[str, Any]) -> dict[str, float]:
     if not registration:
         return {}
     tested = {} if registration["p_value"] is None else {names.GATE_P_VALUE: registration["p_value"]}
-    return {names.PROMOTED: float(CHAMPION in registration["aliases"]), **tested}
+    return {names.PROMOTED: float(registration["verdict"] == Verdict.PROMOTED), **tested}
 
 
 def tags(found: Results) -> dict[str, str]:
@@ -100,9 +105,10 @@ def _page(run: str) -> str:
     return f"{MLFLOW_PAGES}/#/runs/{run}"
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Empty if the file is missing or damaged."""
     try:
         content: Mapping[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
     return content

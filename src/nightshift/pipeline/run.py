@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from nightshift import config, files
-from nightshift.adapters.tracking import JsonlTracker, Tee, Tracker
+from nightshift.adapters.tracking import JsonlTracker, RunKind, Tee, Tracker
 from nightshift.errors import Busy, ProjectError
 from nightshift.pipeline import results
 from nightshift.pipeline.job import Job
@@ -107,7 +107,9 @@ class Choice:
 class Session:
     """What the stages of one process share: params, versions, simulators, trackers. Its exit closes all of them."""
 
-    def __init__(self, root: Path, choice: Choice | None = None) -> None:
+    def __init__(self, root: Path, choice: Choice | None = None, kind: RunKind = "pipeline") -> None:
+        """`kind` is what its run in MLflow is if it joins none."""
+        self.kind = kind
         self.choice = choice or Choice()
         repository.check_folder(root)
         self.root = root.resolve()
@@ -160,7 +162,7 @@ class Session:
     def tracking(self) -> Tracking:
         from nightshift.adapters.mlflow_tracking import Tracking
 
-        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit, self._sources())
+        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit, self._sources(), self.kind)
         return self._tracking
 
     def pool(self, env: config.Env) -> Pool:
@@ -245,11 +247,11 @@ def run_stage(stage: str, session: Session) -> float:
     with _tracker(stage, current, session) as tracker:
         _log_inputs(stage, session, tracker)
         run(_job(stage, current, session, tracker), **arguments)
+        if stage in results.MADE_BY and not packages.on_compute_node():
+            _publish(stage, session)
     seconds = time.monotonic() - started
     record_time(session.root, stage, seconds)
     files.write_json(session.root / USAGE, {**machine_usage(session.root), stage: usage.since(before)})
-    if stage in results.MADE_BY and not packages.on_compute_node():
-        _publish(session)
     return seconds
 
 
@@ -262,13 +264,18 @@ def _log_inputs(stage: str, session: Session, tracker: Tracker) -> None:
             tracker.dataset(path.as_posix(), digest, path)
 
 
-def _publish(session: Session) -> None:
-    """Put what came out on the run of the pipeline, with links to the runs of stages that were not run again."""
+def _publish(stage: str, session: Session) -> None:
+    """Put what came out on the run of the pipeline, with links to the runs of stages that were not run again.
+
+    A registration counts after `register` alone: before it, the one there is was made by another run.
+    """
     tracking = session.tracking
     ran = tracking.ran
     others = [stage for stage in session.graph if stage not in ran and not session.params.skips(stage)]
     cached = tracking.link_cached({stage: fingerprint(stage, session) for stage in others})
     found = results.read(session.root)
+    if stage != "register":
+        found = replace(found, registration={})
     tracking.publish(results.metrics(found), results.tags(found), results.note(found, {**cached, **ran}))
 
 

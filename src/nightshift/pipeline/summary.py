@@ -5,7 +5,6 @@ Not in reports/, which `evaluate` depends on: a better table must not make an ev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nightshift.config import CHAMPION
+from nightshift.pipeline import results as pipeline_results
 from nightshift.pipeline.run import StageResult, timings
 from nightshift.project import paths
 from nightshift.project.environment import MLFLOW_PAGES
@@ -44,11 +44,12 @@ class Summary:
 
 
 def gather(root: Path, results: Sequence[StageResult], seconds: float | None = None) -> Summary:
+    found = pipeline_results.read(root)
     return Summary(
         results=results,
         took=timings(root),
-        evaluation=_read(root / paths.EVALUATION_REPORT),
-        receipt=_read(root / paths.RECEIPT),
+        evaluation=found.evaluation,
+        receipt=found.registration,
         seconds=sum(result.seconds for result in results) if seconds is None else seconds,
     )
 
@@ -85,18 +86,18 @@ def markdown(summary: Summary) -> str:
 
 def success_rows(root: Path) -> list[dict[str, str]]:
     """A row per candidate and task, the overall figure first."""
-    return _rows(_read(root / paths.EVALUATION_REPORT))
+    return _rows(pipeline_results.read(root).evaluation)
 
 
 def model_page(root: Path) -> str:
     """Where `nightshift ui` shows the registered version; empty if there is none."""
-    receipt = _read(root / paths.RECEIPT)
+    receipt = pipeline_results.read(root).registration
     return f"{MLFLOW_PAGES}/#/models/{receipt['model']}/versions/{receipt['version']}" if receipt else ""
 
 
 def decision(root: Path) -> str:
     """Why the registered version is champion or not; empty if there is none."""
-    return str(_read(root / paths.RECEIPT).get("reason", ""))
+    return str(pipeline_results.read(root).registration.get("reason", ""))
 
 
 def clock(seconds: float) -> str:
@@ -105,6 +106,11 @@ def clock(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s"
+
+
+def p_value(value: float) -> str:
+    """Example: p_value(0.0412) == "0.041" """
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"  # noqa: PLR2004
 
 
 def _table() -> Table:
@@ -157,7 +163,7 @@ def _gains(candidates: Sequence[Mapping[str, Any]]) -> Table:
         gain = result["gain"]
         counts = [str(gain[key]) for key in ("states", "won", "lost")]
         points = f"[bold]{100 * gain['gain']:+.1f}[/]"
-        table.add_row(_title(result), *counts, points, _interval(gain, sign="+"), _p_value(gain))
+        table.add_row(_title(result), *counts, points, _interval(gain, sign="+"), p_value(gain["p_value"]))
     return table
 
 
@@ -166,7 +172,7 @@ def _sentences(evaluation: Mapping[str, Any]) -> list[str]:
     candidates = evaluation.get("candidates", [])
     return [
         f"{_title(result)}: {100 * gain['gain']:+.1f} points over {candidates[0]['label']} "
-        f"(95 % interval {_interval(gain, sign='+')}, exact p {_p_value(gain)}), "
+        f"(95 % interval {_interval(gain, sign='+')}, exact p {p_value(gain['p_value'])}), "
         f"won {gain['won']} and lost {gain['lost']} of {gain['states']} states"
         for result in candidates
         if (gain := result["gain"])
@@ -244,10 +250,6 @@ def _rate(figures: Mapping[str, float]) -> str:
     return f"{100 * figures['rate']:.1f} %"
 
 
-def _p_value(gain: Mapping[str, float]) -> str:
-    return "< 0.001" if gain["p_value"] < 0.001 else f"{gain['p_value']:.3f}"  # noqa: PLR2004
-
-
 def _counts(figures: Mapping[str, int]) -> str:
     return f"{figures['successes']}/{figures['episodes']}"
 
@@ -255,11 +257,3 @@ def _counts(figures: Mapping[str, int]) -> str:
 def _interval(figures: Mapping[str, float], sign: str = "-") -> str:
     """`sign` "+" writes a plus before positive ends."""
     return f"{100 * figures['low']:{sign}.1f} – {100 * figures['high']:{sign}.1f}"
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        content: Mapping[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return content

@@ -202,7 +202,7 @@ def main() -> None:
 
     interrupts.handle()
     environment.apply(Path.cwd())
-    with Session(Path.cwd()) as session:
+    with Session(Path.cwd(), kind="trial") as session:
         names = list(session.graph)
         for stage in names[: names.index(LAST_STAGE) + 1]:
             ensure(stage, session)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from nightshift.errors import RolloutError
 from nightshift.statistics.intervals import Rate
@@ -39,21 +40,35 @@ class Rules:
     """How much lower than the champion's its success rate on any task may be."""
 
 
+class Verdict(StrEnum):
+    PROMOTED = "promoted"
+    """It becomes champion."""
+    CHAMPION_ALREADY = "champion already"
+    """It was champion before it was registered again."""
+    WORSE = "worse"
+    """The paired test finds the champion better."""
+    NOT_PROMOTED = "not promoted"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    promote: bool
-    """Whether the version becomes champion."""
+    verdict: Verdict
     reason: str
     """One sentence with the numbers that decided."""
     p_value: float | None
     """That the version is better than the champion, one-sided; None where no test was made."""
+
+    @property
+    def promote(self) -> bool:
+        """Whether the version becomes champion."""
+        return self.verdict is Verdict.PROMOTED
 
 
 def no_champion(version: str, rate: Rate, rules: Rules) -> Decision:
     if below := _below_the_bar(version, rate, rules):
         return below
     reason = f"{version} becomes champion: there was none, and it solved {rate.successes} of {rate.episodes} states"
-    return Decision(promote=True, reason=reason, p_value=None)
+    return Decision(verdict=Verdict.PROMOTED, reason=reason, p_value=None)
 
 
 def same_weights(version: str, rate: Rate) -> Decision:
@@ -61,20 +76,20 @@ def same_weights(version: str, rate: Rate) -> Decision:
         f"{version} stays champion: the best candidate of this evaluation, which solved {rate.successes} of "
         f"{rate.episodes} states, has the same weights"
     )
-    return Decision(promote=False, reason=reason, p_value=None)
+    return Decision(verdict=Verdict.CHAMPION_ALREADY, reason=reason, p_value=None)
 
 
 def older(version: str, newest: str) -> Decision:
     """Code or data of the past made a version of the past again."""
     reason = f"{version} was registered before {newest}: only nightshift promote moves an alias to an older version"
-    return Decision(promote=False, reason=reason, p_value=None)
+    return Decision(verdict=Verdict.NOT_PROMOTED, reason=reason, p_value=None)
 
 
 def withdrawn(version: str, when: str) -> Decision:
     reason = (
         f"{version} stays challenger: it was withdrawn by hand on {when}, so only nightshift promote brings it back"
     )
-    return Decision(promote=False, reason=reason, p_value=None)
+    return Decision(verdict=Verdict.NOT_PROMOTED, reason=reason, p_value=None)
 
 
 def other_grid(version: str, champion: str, rate: Rate) -> Decision:
@@ -82,7 +97,7 @@ def other_grid(version: str, champion: str, rate: Rate) -> Decision:
         f"{version} stays challenger: it solved {rate.successes} of {rate.episodes} states, but {champion} was not "
         "evaluated on this grid of init states, so it cannot be told whether it is better"
     )
-    return Decision(promote=False, reason=reason, p_value=None)
+    return Decision(verdict=Verdict.NOT_PROMOTED, reason=reason, p_value=None)
 
 
 def compare(
@@ -90,24 +105,26 @@ def compare(
 ) -> Decision:
     """A version becomes champion if it is good enough, lower on no task by more than the margin, and better by the
     paired test."""
-    if below := _below_the_bar(version, Rate(sum(ours.values()), len(ours)), rules):
-        return below
     pair = Paired.between(ours, theirs)
+    worse = pair.swapped.p_value <= rules.level
+    if below := _below_the_bar(version, Rate(sum(ours.values()), len(ours)), rules):
+        return replace(below, verdict=Verdict.WORSE) if worse else below
     numbers = (
         f"of {pair.states} states valid for both it solved {pair.won} that {champion} failed "
         f"and failed {pair.lost} that {champion} solved (exact p = {pair.p_value:.3g}, level {rules.level:g})"
     )
     fallen = _fallen(by_task(ours, theirs), rules.max_task_drop)
     better = pair.p_value <= rules.level
+    verdict = Verdict.NOT_PROMOTED
     if better and not fallen:
-        verdict = "becomes champion"
+        verdict, words = Verdict.PROMOTED, "becomes champion"
     elif better:
-        verdict = f"stays challenger, since it is lower than {champion} {fallen}, although better over all tasks"
-    elif pair.swapped.p_value <= rules.level:
-        verdict = f"stays challenger, since it is worse than {champion}"
+        words = f"stays challenger, since it is lower than {champion} {fallen}, although better over all tasks"
+    elif worse:
+        verdict, words = Verdict.WORSE, f"stays challenger, since it is worse than {champion}"
     else:
-        verdict = f"stays challenger, since it cannot be told whether it is better than {champion}"
-    return Decision(promote=better and not fallen, reason=f"{version} {verdict}: {numbers}", p_value=pair.p_value)
+        words = f"stays challenger, since it cannot be told whether it is better than {champion}"
+    return Decision(verdict=verdict, reason=f"{version} {words}: {numbers}", p_value=pair.p_value)
 
 
 def _below_the_bar(version: str, rate: Rate, rules: Rules) -> Decision | None:
@@ -118,7 +135,7 @@ def _below_the_bar(version: str, rate: Rate, rules: Rules) -> Decision | None:
         f"{version} stays challenger: it solved {rate.successes} of {rate.episodes} states, and a champion solves at "
         f"least {100 * rules.min_success_rate:g} %"
     )
-    return Decision(promote=False, reason=reason, p_value=None)
+    return Decision(verdict=Verdict.NOT_PROMOTED, reason=reason, p_value=None)
 
 
 def _fallen(tasks: Mapping[str, Paired], margin: float) -> str:

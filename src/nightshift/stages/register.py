@@ -41,9 +41,8 @@ def run(job: Job, *, register: config.Register) -> None:
     done = mlflow_registry.register(Path(), proposal)
     job.tracker.artifact(paths.EVALUATION)
     evaluated = {**best["overall"], "invalid": best["invalid"]}
-    files.write_json(
-        paths.RECEIPT, asdict(done) | {"grid": proposal.grid, "evaluation": evaluated, "tags": dict(proposal.tags)}
-    )
+    judged = {"grid": proposal.grid, "outcomes": files.sha256(paths.EVALUATION_OUTCOMES), "evaluation": evaluated}
+    files.write_json(paths.RECEIPT, asdict(done) | judged | {"tags": dict(proposal.tags)})
 
 
 def _rematch(evaluation: Any, outcomes: Any) -> mlflow_registry.Rematch | None:

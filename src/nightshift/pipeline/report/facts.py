@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nightshift import config
-from nightshift.adapters.tracking import flat
+from nightshift.adapters.tracking import Change, changes, flat
 from nightshift.data import dataset_store
 from nightshift.errors import NightshiftError
+from nightshift.pipeline import results
 from nightshift.pipeline.report import record as run_record
 from nightshift.pipeline.report.record import RunRecord
 from nightshift.pipeline.run import Session, machine_usage, timings
@@ -24,18 +24,8 @@ from nightshift.statistics.paired import Paired, solved
 if TYPE_CHECKING:
     from nightshift.adapters.mlflow_reports import VersionRecord
 
-_MACHINE = "machine."
 _COMMITS = 12
 """Listed of those since the champion."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A parameter that the champion was trained with differently."""
-
-    name: str
-    before: str
-    now: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +36,7 @@ class Champion:
     paired: Paired | None
     """This run's best policy against it; None where the champion was not evaluated on this grid."""
     params: Sequence[Change]
+    """That it was trained with differently."""
     commits: Sequence[str]
     """Subjects of the commits since, newest first."""
 
@@ -87,9 +78,10 @@ def gather(root: Path) -> Facts:
     reached = set(session.graph)
     if record and record.failure:
         reached = {result.stage for result in record.stages}
-    evaluation = _json(root / paths.EVALUATION_REPORT) if "evaluate" in reached else {}
-    outcomes = _json(root / paths.EVALUATION_OUTCOMES) if evaluation else {}
-    receipt = _json(root / paths.RECEIPT) if "register" in reached else {}
+    found = results.read(root)
+    evaluation = found.evaluation if "evaluate" in reached else {}
+    outcomes = results.read_json(root / paths.EVALUATION_OUTCOMES) if evaluation else {}
+    receipt = found.registration if "register" in reached else {}
     return Facts(
         root=root,
         params=session.params,
@@ -105,14 +97,6 @@ def gather(root: Path) -> Facts:
         dataset_md5=graph.recorded_md5(root, paths.DATASET) if "dataset" in reached else "",
         champion=_champion(session, evaluation, outcomes, receipt),
     )
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        content: Mapping[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content
 
 
 def _histories(root: Path, reached: set[str]) -> dict[str, History]:
@@ -149,21 +133,16 @@ def _champion(
     ours = solved(outcomes[evaluation["best"]])
     return Champion(
         record=record,
-        paired=None if record.outcomes is None else Paired.between(ours, solved(record.outcomes)),
+        paired=Paired.between(ours, record.solved) if record.solved else None,
         params=_changes(record.params, session.params),
         commits=_commits(session.root, record.commit),
     )
 
 
 def _changes(before: Mapping[str, str], params: config.Params) -> list[Change]:
-    """`machine` is left out: it decides no result. Nothing is known of a version whose run is gone."""
+    """Nothing is known of a version whose run is gone."""
     now = {name: str(value) for name, value in flat(params.model_dump(mode="json", by_alias=True)).items()}
-    names = [name for name in {**before, **now} if not name.startswith(_MACHINE)] if before else []
-    return [
-        Change(name=name, before=before.get(name, "not there"), now=now.get(name, "gone"))
-        for name in names
-        if before.get(name) != now.get(name)
-    ]
+    return changes(before, now) if before else []
 
 
 def _commits(root: Path, since: str) -> list[str]:

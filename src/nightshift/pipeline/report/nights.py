@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,14 +11,16 @@ from typing import Any
 from nightshift import files
 from nightshift.adapters import mlflow_reports
 from nightshift.adapters.mlflow_reports import NightRun
+from nightshift.adapters.model_versions import PipelineRun, Version
 from nightshift.pipeline.report import svg
 from nightshift.pipeline.report.page import environment
 from nightshift.project import paths
+from nightshift.reports.gate import Verdict
 from nightshift.statistics.intervals import Rate
 
 INDEX = "index.html"
 STAMP = "%Y%m%dT%H%M%SZ"
-_STATUS_MARKS = {"FAILED": "failed", "KILLED": "failed", "RUNNING": "open"}
+_STATUS_MARKS = {"failed": "failed", "killed": "failed", "running": "open"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class Night:
     started: datetime
     seconds: float | None
     mark: str
+    promoted: bool
+    """Whether its version became champion; the mark `champion` also has one that was it before."""
     verdict: str
     changed: str
     rate: Rate | None
@@ -42,7 +45,6 @@ def write(root: Path) -> Path:
     """Make the site anew from MLflow; returns its first page."""
     with files.new_folder(root / paths.NIGHTS) as folder:
         found = [night for run in mlflow_reports.nights(root, folder) for night in _nights(run)]
-        shutil.rmtree(folder / mlflow_reports.REPORTS, ignore_errors=True)
         nights = sorted(found, key=lambda night: night.started, reverse=True)
         (folder / INDEX).write_text(render(nights))
     return root / paths.NIGHTS / INDEX
@@ -60,16 +62,15 @@ def trend(nights: Sequence[Night]) -> Any:
     points, champions = [], []
     for night in comparable:
         assert night.rate is not None
-        promoted = night.mark == "champion"
-        points.append((f"{night.started:%d %b}", night.rate, promoted))
-        standing = night.rate if promoted else night.champion
+        points.append((f"{night.started:%d %b}", night.rate, night.promoted))
+        standing = night.rate if night.mark == "champion" else night.champion
         champions.append(standing.rate if standing else None)
     return svg.trend(points, champions, f"success of {len(points)} nights; numbers in the table") if points else None
 
 
-def _nights(run: NightRun) -> list[Night]:
+def _nights(night: NightRun) -> list[Night]:
     """Of a run without a report, what MLflow itself knows."""
-    return [_reported(stamp, row) for stamp, row in run.reports.items()] or [_unreported(run)]
+    return [_reported(stamp, row) for stamp, row in night.reports.items()] or [_unreported(night.run, night.version)]
 
 
 def _reported(stamp: str, row: Mapping[str, Any]) -> Night:
@@ -77,6 +78,7 @@ def _reported(stamp: str, row: Mapping[str, Any]) -> Night:
         started=datetime.strptime(stamp, STAMP).replace(tzinfo=UTC),
         seconds=row.get("seconds"),
         mark=row.get("mark", "open"),
+        promoted=row.get("promoted", False),
         verdict=row.get("verdict", ""),
         changed=row.get("changed", ""),
         rate=_rate(row.get("success")),
@@ -87,21 +89,21 @@ def _reported(stamp: str, row: Mapping[str, Any]) -> Night:
     )
 
 
-def _unreported(run: NightRun) -> Night:
-    reason = run.version.get("gate.reason", "")
+def _unreported(run: PipelineRun, version: Version | None) -> Night:
+    promoted = version is not None and version.verdict == Verdict.PROMOTED
     mark = _STATUS_MARKS.get(run.status, "open")
-    if reason:
-        mark = "champion" if "becomes champion" in reason else "challenger"
-    figures = {key: run.version.get(f"evaluation.{key}") for key in ("successes", "episodes")}
+    if version:
+        mark = "champion" if promoted else "challenger"
     return Night(
-        started=datetime.fromtimestamp(run.started, UTC),
+        started=run.started.astimezone(UTC),
         seconds=run.seconds,
         mark=mark,
-        verdict=reason or f"{run.name}: {run.status.lower()}, without a report",
+        promoted=promoted,
+        verdict=version.reason if version else f"{run.name}: {run.status}, without a report",
         changed="",
-        rate=_rate(figures),
+        rate=version.result if version else None,
         champion=None,
-        grid=run.version.get("evaluation.grid", ""),
+        grid=version.grid if version else "",
         commit=run.commit,
         page="",
     )

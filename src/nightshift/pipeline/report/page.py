@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from nightshift.config import CHAMPION
 from nightshift.pipeline import summary
 from nightshift.pipeline.report import svg, words
 from nightshift.pipeline.report.facts import Facts
@@ -37,6 +38,19 @@ class StageRow:
     cores: float | None
     """Busy on average, of every process on the machine."""
     watt_hours: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChampionPlayed:
+    """How the champion did, and how the best candidate compares with it."""
+
+    name: str
+    figures: Mapping[str, Any] | None
+    """Its rate."""
+    paired: Mapping[str, Any] | None
+    """Of the best candidate against it; None where it has not played this grid."""
+    solved: Mapping[Cell, bool]
+    """On this grid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +101,7 @@ def environment() -> Environment:
         "percent": lambda figures: f"{100 * figures['rate']:.1f} %",
         "interval": interval,
         "clock": summary.clock,
-        "p_value": p_value,
+        "p_value": summary.p_value,
         "rate": lambda figures: Rate(figures["successes"], figures["episodes"]),
         "title": lambda name: name.replace("_", " "),
     }
@@ -97,10 +111,6 @@ def environment() -> Environment:
 def interval(figures: Mapping[str, float], sign: str = "-") -> str:
     """Example: interval({"low": 0.05, "high": 0.14}, "+") == "+5.0 to +14.0" """
     return f"{100 * figures['low']:{sign}.1f} to {100 * figures['high']:{sign}.1f}"
-
-
-def p_value(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"  # noqa: PLR2004
 
 
 def result_rows(facts: Facts) -> list[dict[str, Any]]:
@@ -114,17 +124,30 @@ def result_rows(facts: Facts) -> list[dict[str, Any]]:
         }
         for candidate in facts.evaluation.get("candidates", ())
     ]
-    if facts.champion and facts.champion.record.rate:
-        same_grid = facts.champion.paired is not None
-        rows.append(
-            {
-                "name": f"version {facts.champion.record.version}",
-                "what": "champion until then" if same_grid else "champion until then, on other init states",
-                "best": False,
-                "figures": facts.champion.record.rate.to_json(),
-            }
-        )
+    if (champion := champion_played(facts)) and champion.figures:
+        what = "champion until then" if champion.paired else "champion until then, on other init states"
+        rows.append({"name": champion.name, "what": what, "best": False, "figures": champion.figures})
     return rows
+
+
+def champion_played(facts: Facts) -> ChampionPlayed | None:
+    """From this evaluation if it played there, which is known before the registration; else from its own."""
+    if played := facts.evaluation.get(CHAMPION):
+        return ChampionPlayed(
+            name=f"version {played['version']}",
+            figures=played["overall"],
+            paired=played["best_gain"],
+            solved=solved(facts.outcomes[CHAMPION]),
+        )
+    if facts.champion is None:
+        return None
+    record, paired = facts.champion.record, facts.champion.paired
+    return ChampionPlayed(
+        name=f"version {record.version}",
+        figures=record.rate.to_json() if record.rate else None,
+        paired=paired.to_json() if paired else None,
+        solved=record.solved,
+    )
 
 
 def paired_tests(facts: Facts) -> list[dict[str, Any]]:
@@ -135,9 +158,8 @@ def paired_tests(facts: Facts) -> list[dict[str, Any]]:
         for candidate in facts.evaluation.get("candidates", ())
         if clone and candidate["gain"]
     ]
-    if facts.champion and facts.champion.paired and facts.best:
-        name = f"{facts.best['label']} against version {facts.champion.record.version}"
-        tests.append({"name": name, "figures": facts.champion.paired.to_json()})
+    if (champion := champion_played(facts)) and champion.paired and facts.best:
+        tests.append({"name": f"{facts.best['label']} against {champion.name}", "figures": champion.paired})
     return tests
 
 
@@ -172,20 +194,20 @@ def state_maps(facts: Facts) -> list[StateMap]:
         return []
     last = facts.evaluation["candidates"][-1]
     shown = last if facts.best is facts.clone else facts.best
-    ours = facts.outcomes[shown["name"]]
     maps = []
     if shown is not facts.clone:
-        maps += _maps(shown["label"], ours, facts.clone["label"], facts.outcomes[facts.clone["name"]])
-    if facts.champion and facts.champion.record.outcomes is not None:
-        theirs = facts.champion.record.outcomes
-        best = facts.outcomes[facts.best["name"]]
-        maps += _maps(facts.best["label"], best, f"version {facts.champion.record.version}", theirs)
+        clone = facts.clone
+        maps += _maps(
+            shown["label"], facts.outcomes[shown["name"]], clone["label"], solved(facts.outcomes[clone["name"]])
+        )
+    if (champion := champion_played(facts)) and champion.solved:
+        maps += _maps(facts.best["label"], facts.outcomes[facts.best["name"]], champion.name, champion.solved)
     return maps
 
 
-def _maps(ours: str, our_outcomes: Any, theirs: str, their_outcomes: Any) -> list[StateMap]:
+def _maps(ours: str, our_outcomes: Any, theirs: str, other: Mapping[Cell, bool]) -> list[StateMap]:
     cells = [(outcome["task"], outcome["init_state"]) for outcome in our_outcomes]
-    mine, other = solved(our_outcomes), solved(their_outcomes)
+    mine = solved(our_outcomes)
     maps = []
     for task in dict.fromkeys(task for task, _ in cells):
         states = [(state, _kind((task, state), mine, other)) for one, state in cells if one == task]
@@ -215,19 +237,20 @@ def _sentence(kind: str, ours: str, theirs: str) -> str:
 
 
 def film_rows(facts: Facts) -> list[dict[str, Any]]:
-    """A row per filmed init state: every candidate, and the champion where its own evaluation filmed the state."""
+    """A row per filmed init state: every candidate and the champion, from this evaluation if it played there, else
+    where its own evaluation filmed the state."""
+    played = facts.evaluation.get(CHAMPION)
     labels = {c["name"]: c["label"] for c in facts.evaluation.get("candidates", ())}
+    labels |= {CHAMPION: f"version {played['version']}"} if played else {}
     place = {name: number for number, name in enumerate(labels)}
     rows: dict[Cell, list[dict[str, Any]]] = {}
-    for film in sorted(facts.evaluation.get("films", ()), key=lambda film: place.get(film["candidate"], len(place))):
+    for film in sorted(facts.evaluation.get("films", ()), key=lambda film: place[film["candidate"]]):
         file = facts.root / paths.EVALUATION / film["file"]
         if file.exists():
             strip = file.with_suffix(".jpg").read_bytes()
-            shown = _shown_film(
-                labels.get(film["candidate"], film["candidate"]), film["success"], file.read_bytes(), strip
-            )
+            shown = _shown_film(labels[film["candidate"]], film["success"], file.read_bytes(), strip)
             rows.setdefault((film["task"], film["init_state"]), []).append(shown)
-    if facts.champion:
+    if facts.champion and not played:
         kept = facts.champion.record.films
         for cell in rows.keys() & kept.keys():
             rows[cell].append(_shown_film(f"version {facts.champion.record.version}", *kept[cell]))

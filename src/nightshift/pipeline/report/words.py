@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from nightshift.config import CHAMPION
 from nightshift.pipeline.report.facts import Facts
+from nightshift.reports.gate import Verdict
 from nightshift.reports.history import KL
 
 Mark = Literal["failed", "champion", "challenger", "open"]
@@ -23,7 +25,12 @@ def mark(facts: Facts) -> Mark:
         return "failed"
     if not facts.receipt:
         return "open"
-    return "champion" if "champion" in facts.receipt["aliases"] else "challenger"
+    return "champion" if CHAMPION in facts.receipt["aliases"] else "challenger"
+
+
+def promoted(facts: Facts) -> bool:
+    """Whether this run's version became champion; one with the weights of the champion was it before."""
+    return facts.receipt.get("verdict") == Verdict.PROMOTED
 
 
 def verdict(facts: Facts) -> str:
@@ -46,7 +53,7 @@ def verdict(facts: Facts) -> str:
 
 def _role(facts: Facts) -> str:
     """Of a version that is champion now."""
-    if "stays champion" in facts.receipt["reason"]:
+    if not promoted(facts):
         return "stays champion, for training gave the same weights again"
     if facts.champion:
         return f"replaces version {facts.champion.record.version} as champion"

@@ -31,17 +31,13 @@ def reporting(session: Session) -> Iterator[list[str]]:
     """
     started = datetime.now(UTC)
     kept: list[str] = []
-    failure: Failure | None = None
     try:
         yield kept
     except Exception as error:
-        failure = Failure.of(error, session.current_stage)
+        kept += _attempt(session, started, Failure.of(error, session.current_stage))
         raise
-    finally:
-        changed = any(result.status not in UNCHANGED for result in session.results)
-        interrupted = failure is None and session.current_stage != ""
-        if failure or (changed and not interrupted):
-            kept += _attempt(session, started, failure)
+    if any(result.status not in UNCHANGED for result in session.results):
+        kept += _attempt(session, started, None)
 
 
 def _attempt(session: Session, started: datetime, failure: Failure | None) -> list[str]:
@@ -51,10 +47,14 @@ def _attempt(session: Session, started: datetime, failure: Failure | None) -> li
     try:
         record.write(session.root, run)
         facts = write(session.root)
+    except Exception as error:  # noqa: BLE001
+        logger.warning("the report was not written: %s", error)
+        return []
+    try:
         session.store.track(paths.REPORT)
         return [_keep_in_mlflow(session, facts, run.stamp)]
     except Exception as error:  # noqa: BLE001
-        logger.warning("the report was not written: %s", error)
+        logger.warning("the report is in %s, but DVC and MLflow do not both have it: %s", paths.REPORT, error)
         return []
 
 
@@ -76,16 +76,17 @@ def _keep_in_mlflow(session: Session, facts: Facts, stamp: str) -> str:
 def night(facts: Facts) -> dict[str, Any]:
     """What the page of all nights shows of this one."""
     best = facts.best
-    champion = facts.champion
+    champion = page.champion_played(facts)
     return {
         "started": facts.record.started.isoformat() if facts.record else "",
         "seconds": facts.record.seconds if facts.record else None,
         "mark": words.mark(facts),
+        "promoted": words.promoted(facts),
         "verdict": words.verdict(facts),
         "changed": words.changed(facts),
         "success": dict(best["overall"]) if best else None,
         "version": facts.receipt.get("version", ""),
-        "champion": champion.record.rate.to_json() if champion and champion.record.rate else None,
+        "champion": champion.figures if champion and champion.paired else None,
         "grid": facts.evaluation["grid"]["digest"] if facts.evaluation else "",
         "commit": facts.commit,
     }
