@@ -15,6 +15,7 @@ from nightshift import config, envs, policies
 from nightshift.cli import actor_commands
 from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
+from nightshift.data.experience import Order
 from nightshift.errors import ConfigError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rollouts.local import LocalPool
@@ -201,6 +202,32 @@ def test_an_actor_of_another_machine_takes_part_with_the_token_and_the_address_a
         experience.end()
         actor.result()
     assert {one.header.episode_id.actor for one in endpoint.inbox.stored_after(0)} == {"elsewhere"}
+
+
+def test_an_actor_of_another_machine_whose_simulator_hangs_ends_although_its_sender_polls(
+    endpoint: LearnerEndpoint,
+    described: JobDescription,
+    params: config.Params,
+    policy: PolicySnapshot,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, job=described.to_json())
+    with Server(endpoint, token=TOKEN) as server:
+        arguments = (("127.0.0.1", server.port), params.machine, tmp_path / "spools")
+        actor = multiprocessing.get_context("spawn").Process(
+            target=actor_processes.hangs_for_another_machine, args=arguments, daemon=True
+        )
+        actor.start()
+        experience._orders.append(Order(tickets=range(AT_ONCE), controller="sample", policy=policy))
+        for _ in range(600):
+            experience._announce()
+            actor.join(0.1)
+            if not actor.is_alive():
+                break
+    assert endpoint.roster.present() == ["elsewhere"]
+    assert actor.exitcode == 1
 
 
 def test_an_actor_with_other_packages_or_another_token_is_refused(

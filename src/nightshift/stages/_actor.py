@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
@@ -17,6 +19,7 @@ import torch
 
 from nightshift import config, envs
 from nightshift.cluster import version_check
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.decisions import lost_episode
 from nightshift.data.episode import NO_POLICY, Episode
 from nightshift.data.experience import Order
@@ -40,6 +43,8 @@ TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
 """The environment variable with the token that a learner and its actors on other machines share."""
 _POLL_SECONDS = 0.02
 _JOIN_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +138,24 @@ class TicketsInPlay:
         return int(self._steps.value)
 
 
+class HangWatch:
+    """Tells how long the simulators of an actor have made no step."""
+
+    def __init__(self, in_play: TicketsInPlay, clock: Callable[[], float] = time.monotonic) -> None:
+        self._in_play = in_play
+        self._clock = clock
+        self._last_seen: object = None
+        self._since = clock()
+
+    def seconds_without_step(self) -> float:
+        """How long the tickets in play and the number of steps have been what they are; 0 if nothing is in play."""
+        tickets = self._in_play.get()
+        seen = (tickets, self._in_play.steps)
+        if not tickets or seen != self._last_seen:
+            self._last_seen, self._since = seen, self._clock()
+        return self._clock() - self._since
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recorder:
     """Makes episodes of what was played: the same in every process."""
@@ -183,7 +206,29 @@ def join_learner(learner: tuple[str, int], name: str, spools: Path, machine: con
     folder = spools / described.run / name
     spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
     in_play = TicketsInPlay(multiprocessing.get_context("spawn"), described.at_once)
-    act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
+    with _ending_if_hung(in_play):
+        act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
+
+
+@contextmanager
+def _ending_if_hung(in_play: TicketsInPlay) -> Iterator[None]:
+    """End the process if its simulators make no step for TIMEOUT_SECONDS, so that its tickets go to another actor.
+
+    The learner cannot see that they hang: the sender's thread goes on polling.
+    """
+    watch, over = HangWatch(in_play), threading.Event()
+
+    def end_if_hung() -> None:
+        while not over.wait(_JOIN_SECONDS):
+            if watch.seconds_without_step() > TIMEOUT_SECONDS:
+                _log.error("the simulators have made no step for %.0f s; start the actor again", TIMEOUT_SECONDS)
+                os._exit(1)
+
+    threading.Thread(target=end_if_hung, name="hang watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _wait_for_job(link: TcpLink) -> JobDescription:

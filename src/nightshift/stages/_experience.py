@@ -29,6 +29,7 @@ from nightshift.rollouts.retries import MAX_ATTEMPTS, MAX_INVALID, MAX_INVALID_S
 from nightshift.stages._actor import (
     TOKEN_VARIABLE,
     ActorSpec,
+    HangWatch,
     JobDescription,
     Recorder,
     TicketsInPlay,
@@ -125,10 +126,8 @@ class _Actor:
     ) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._main = main
-        self._clock = clock
-        self._last_seen: object = None
-        self._since = clock()
         self.in_play = TicketsInPlay(self._context, most_in_play)
+        self._watch = HangWatch(self.in_play, clock)
         self.refill()
         self.start(spec)
 
@@ -145,12 +144,7 @@ class _Actor:
         self.process.join()
 
     def seconds_without_step(self) -> float:
-        """How long the tickets in play and the number of steps have been what they are; 0 if nothing is in play."""
-        tickets = self.in_play.get()
-        seen = (tickets, self.in_play.steps)
-        if not tickets or seen != self._last_seen:
-            self._last_seen, self._since = seen, self._clock()
-        return self._clock() - self._since
+        return self._watch.seconds_without_step()
 
     @property
     def is_alive(self) -> bool:
