@@ -16,7 +16,7 @@ import secrets
 from nightshift.errors import StreamError
 from nightshift.stream.wire import Channel, ProtocolError, bytes_field, int_field, str_field
 
-PROTOCOL = 3
+PROTOCOL = 4
 _NONCE_BYTES = 32
 _MIN_TOKEN_LENGTH = 16
 

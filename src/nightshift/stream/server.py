@@ -127,11 +127,15 @@ class Server(Closing):
             last = answering.submit(lambda: None)
             try:
                 while not self._closing:
-                    request, payload = channel.receive(idle=IDLE_TIMEOUT)
+                    request, payload = channel.receive(idle=IDLE_TIMEOUT, begun=self._note_request)
                     last.result()
                     last = answering.submit(answer, request, payload)
             finally:
                 last.result()
+
+    def _note_request(self, request: dict[str, Any], seconds: float) -> None:
+        if actor := str_field(request, "actor"):
+            self._endpoint.roster.note_transfer(actor, seconds)
 
     def _answer(self, channel: Channel, request: dict[str, Any], payload: memoryview) -> None:
         try:
@@ -161,6 +165,8 @@ class Server(Closing):
         if weights is None:
             channel.send({"version": None})
         else:
+            if actor:
+                self._endpoint.roster.note_transfer(actor, channel.frame_timeout(len(weights.content)))
             channel.send({"version": weights.version}, weights.content)
         if actor:
             self._endpoint.roster.note(actor, weights.version if weights else newer_than)

@@ -79,7 +79,7 @@ class TcpLink:
             if (size := len(message.payload)) > self._max_payload:
                 reason = f"{message.header.episode_id}: it has {size} bytes; the learner takes {self._max_payload}"
                 return Ack(message.header, "rejected", reason)
-            channel.send({"ask": "store", "key": message.header.key}, message.payload)
+            channel.send({"ask": "store", "key": message.header.key, "actor": self._actor}, message.payload)
         return None
 
     def _receive_ack(self, header: MessageHeader) -> Ack:
