@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,12 +19,21 @@ from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.experience import Order
 from nightshift.errors import ConfigError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
+from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import _experience
-from nightshift.stages._actor import TOKEN_VARIABLE, ActorSpec, JobDescription, TicketsInPlay, act, join_learner
+from nightshift.stages._actor import (
+    TOKEN_VARIABLE,
+    ActorSpec,
+    JobDescription,
+    TicketsInPlay,
+    act,
+    join_learner,
+    make_tickets,
+)
 from nightshift.stages._experience import Actors
 from nightshift.stream.experience import StreamedExperience
-from nightshift.stream.link import LearnerEndpoint, LocalLink
+from nightshift.stream.link import INBOX_FOLDER, LearnerEndpoint, LocalLink
 from nightshift.stream.message import Ack, Message
 from nightshift.stream.server import Server
 from nightshift.stream.weights import Weights
@@ -39,9 +49,10 @@ def endpoint(tmp_path: Path) -> Iterator[LearnerEndpoint]:
 
 
 @pytest.fixture
-def described(params: config.Params) -> JobDescription:
+def described(params: config.Params, endpoint: LearnerEndpoint) -> JobDescription:
     return JobDescription(
         run="night",
+        incarnation=endpoint.incarnation,
         seed=params.seed,
         env=params.env,
         states=params.states,
@@ -202,6 +213,42 @@ def test_an_actor_of_another_machine_takes_part_with_the_token_and_the_address_a
         experience.end()
         actor.result()
     assert {one.header.episode_id.actor for one in endpoint.inbox.stored_after(0)} == {"elsewhere"}
+
+
+@pytest.mark.parametrize(("run", "is_resumed"), [("other", False), ("night", False), ("night", True)])
+def test_an_actor_of_another_machine_asks_a_learner_that_was_started_again_for_its_job(
+    described: JobDescription,
+    params: config.Params,
+    policy: PolicySnapshot,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: str,
+    is_resumed: bool,
+) -> None:
+    """With other params, in a state folder that was wiped, or resumed after the inbox was emptied."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    folders = [tmp_path / "first", tmp_path / ("first" if is_resumed else "second")]
+    port = 0
+    with ThreadPoolExecutor(1) as thread:
+        for folder, name, seed in zip(folders, ("night", run), (0, 1), strict=True):
+            shutil.rmtree(folder / INBOX_FOLDER, ignore_errors=True)
+            with (
+                LearnerEndpoint.open(folder, run=name) as endpoint,
+                Server(endpoint, port=port, token=TOKEN) as server,
+            ):
+                job = replace(described, run=name, incarnation=endpoint.incarnation, seed=seed).to_json()
+                experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, job=job)
+                if not port:
+                    port = server.port
+                    address = ("127.0.0.1", port)
+                    actor = thread.submit(join_learner, address, "elsewhere", tmp_path / "spools", params.machine)
+                played = [experience.play(policy, "sample").episodes for _ in range(2 - seed)]
+                if seed:
+                    experience.end()
+                    actor.result()
+    seeds = {one.load().provenance.seed for one in played[0]}
+    tickets = make_tickets(envs.tasks(params.env), params.states, 1, SIMULATOR)
+    assert seeds == {tickets.request(ticket, "sample").seed for ticket in range(AT_ONCE)}
 
 
 def test_an_actor_of_another_machine_whose_simulator_hangs_ends_although_its_sender_polls(

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
@@ -33,7 +33,7 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.opening import engine_settings
 from nightshift.rollouts.provenance import provenance
 from nightshift.stream.experience import job_from_weights, orders_from_weights, with_ticket
-from nightshift.stream.link import Link
+from nightshift.stream.link import LearnerChanged, Link, LinkDown
 from nightshift.stream.sender import Sender
 from nightshift.stream.spool import Spool
 from nightshift.stream.tcp_link import TcpLink
@@ -58,6 +58,8 @@ class ActorSpec:
     """Of its spool."""
     learner: tuple[str, int]
     """Host and port."""
+    incarnation: str
+    """Of the learner."""
     token: str | None = field(repr=False)
     seed: int
     env: config.Env
@@ -77,6 +79,8 @@ class JobDescription:
     """What actors of one learner have in common, also those on other machines."""
 
     run: str
+    incarnation: str
+    """Of the learner."""
     seed: int
     env: config.Env
     states: config.States
@@ -103,6 +107,7 @@ class JobDescription:
             run=self.run,
             folder=folder,
             learner=learner,
+            incarnation=self.incarnation,
             token=token,
             seed=self.seed,
             env=self.env,
@@ -197,13 +202,29 @@ def run_actor(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> No
 
 
 def join_learner(learner: tuple[str, int], name: str, spools: Path, machine: config.Machine) -> None:
-    """Play for a learner on another machine until learning is over; `spools` is the folder of all actors here."""
+    """Play for a learner on another machine until learning is over; `spools` is the folder of all actors here.
+
+    A learner that is started again is joined again from the start: its job may be another one, and of its tickets none
+    counts as played. LinkDown if there is no learner, or it has another token.
+    """
     torch.set_num_threads(1)
     token = os.environ.get(TOKEN_VARIABLE)
     described = _wait_for_job(TcpLink(*learner, token=token))
+    while True:
+        try:
+            return _play_for(described, learner, name, spools, machine)
+        except LearnerChanged as changed:
+            _log.warning("%s; it is joined again", changed.what)
+            described = _wait_for_job_of_restarted(learner, token)
+
+
+def _play_for(
+    described: JobDescription, learner: tuple[str, int], name: str, spools: Path, machine: config.Machine
+) -> None:
     if different := version_check.mismatch_error(described.versions, described.env.suite):
         raise different
     folder = spools / described.run / name
+    token = os.environ.get(TOKEN_VARIABLE)
     spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
     in_play = TicketsInPlay(multiprocessing.get_context("spawn"), described.at_once)
     with _ending_if_hung(in_play):
@@ -232,13 +253,24 @@ def _ending_if_hung(in_play: TicketsInPlay) -> Iterator[None]:
 
 
 def _wait_for_job(link: TcpLink) -> JobDescription:
-    """That of the first order. LinkDown if there is no learner, or it has another token."""
+    """That of the first order, and not of one that the learner published before it was started again."""
     try:
-        while (weights := link.weights(NO_POLICY)) is None:
+        while True:
+            weights = link.weights(NO_POLICY)
+            job = job_from_weights(weights) if weights else {}
+            if job.get("incarnation") == link.incarnation:
+                return JobDescription.from_json(job)
             time.sleep(_JOIN_SECONDS)
-        return JobDescription.from_json(job_from_weights(weights))
     finally:
         link.close()
+
+
+def _wait_for_job_of_restarted(learner: tuple[str, int], token: str | None) -> JobDescription:
+    """Also while it is down again: it was there once with this token."""
+    while True:
+        with suppress(LinkDown):
+            return _wait_for_job(TcpLink(*learner, token=token))
+        time.sleep(_JOIN_SECONDS)
 
 
 def open_simulators(spec: ActorSpec, in_play: TicketsInPlay) -> Pool:
@@ -247,7 +279,7 @@ def open_simulators(spec: ActorSpec, in_play: TicketsInPlay) -> Pool:
 
 def open_link(spec: ActorSpec) -> TcpLink:
     host, port = spec.learner
-    return TcpLink(host, port, actor=spec.name, token=spec.token)
+    return TcpLink(host, port, actor=spec.name, token=spec.token, incarnation=spec.incarnation)
 
 
 def _end_with_learner() -> None:

@@ -205,21 +205,22 @@ def _streamed(
     run = paths.short(job.fingerprint)
     token = os.environ.get(TOKEN_VARIABLE)
     listen = _address(job.machine.listen, token)
-    described = JobDescription(
-        run=run,
-        seed=seed,
-        env=env,
-        states=states,
-        discount=rlpd.discount,
-        reward=rlpd.reward,
-        commit=job.commit,
-        versions=version_check.versions(env.suite),
-        at_once=rlpd.episodes_at_once,
-    )
     with (
         LearnerEndpoint.open(job.state, run=run) as endpoint,
         Server(endpoint, host=listen[0], port=listen[1], token=token) as server,
     ):
+        described = JobDescription(
+            run=run,
+            incarnation=endpoint.incarnation,
+            seed=seed,
+            env=env,
+            states=states,
+            discount=rlpd.discount,
+            reward=rlpd.reward,
+            commit=job.commit,
+            versions=version_check.versions(env.suite),
+            at_once=rlpd.episodes_at_once,
+        )
         host = _LOOPBACK if listen[0] in _EVERYWHERE else listen[0]
         specs = [
             described.actor(

@@ -100,7 +100,7 @@ class Server(Closing):
     def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
             channel = self._open(connection)
-            server_handshake(channel, self._token)
+            server_handshake(channel, self._token, self._endpoint.incarnation)
             self._answer_requests(channel, connection)
         except ConnectionClosed:
             pass
