@@ -215,28 +215,29 @@ def test_an_actor_of_another_machine_takes_part_with_the_token_and_the_address_a
     assert {one.header.episode_id.actor for one in endpoint.inbox.stored_after(0)} == {"elsewhere"}
 
 
-@pytest.mark.parametrize(("run", "is_resumed"), [("other", False), ("night", False), ("night", True)])
+@pytest.mark.parametrize(
+    "learners",
+    [[("first", "night"), ("second", "other")], [("first", "night"), ("second", "night")], [("first", "night")] * 2],
+)
 def test_an_actor_of_another_machine_asks_a_learner_that_was_started_again_for_its_job(
     described: JobDescription,
     params: config.Params,
     policy: PolicySnapshot,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    run: str,
-    is_resumed: bool,
+    learners: list[tuple[str, str]],
 ) -> None:
     """With other params, in a state folder that was wiped, or resumed after the inbox was emptied."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    folders = [tmp_path / "first", tmp_path / ("first" if is_resumed else "second")]
     port = 0
     with ThreadPoolExecutor(1) as thread:
-        for folder, name, seed in zip(folders, ("night", run), (0, 1), strict=True):
-            shutil.rmtree(folder / INBOX_FOLDER, ignore_errors=True)
+        for seed, (folder, run) in enumerate(learners):
+            shutil.rmtree(tmp_path / folder / INBOX_FOLDER, ignore_errors=True)
             with (
-                LearnerEndpoint.open(folder, run=name) as endpoint,
+                LearnerEndpoint.open(tmp_path / folder, run=run) as endpoint,
                 Server(endpoint, port=port, token=TOKEN) as server,
             ):
-                job = replace(described, run=name, incarnation=endpoint.incarnation, seed=seed).to_json()
+                job = replace(described, run=run, incarnation=endpoint.incarnation, seed=seed).to_json()
                 experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, job=job)
                 if not port:
                     port = server.port

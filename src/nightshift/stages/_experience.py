@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -203,8 +204,8 @@ def _streamed(
 ) -> Iterator[StreamedExperience]:
     """Start the actors; stop them when learning is over."""
     run = paths.short(job.fingerprint)
-    token = os.environ.get(TOKEN_VARIABLE)
-    listen = _address(job.machine.listen, token)
+    listen = _address(job.machine.listen, os.environ.get(TOKEN_VARIABLE))
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex()  # other users of this machine reach loopback, too
     with (
         LearnerEndpoint.open(job.state, run=run) as endpoint,
         Server(endpoint, host=listen[0], port=listen[1], token=token) as server,
