@@ -18,7 +18,7 @@ from nightshift import files
 from nightshift.data.decisions import decision_episode, lost_episode
 from nightshift.data.episode import NO_POLICY, Episode
 from nightshift.data.experience import SOURCE, ExperienceEpisode, Order
-from nightshift.errors import ConfigError, ProjectError, RolloutError, StreamError
+from nightshift.errors import ConfigError, DataError, ProjectError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.stream.experience import (
     StreamedExperience,
@@ -179,6 +179,21 @@ def test_a_restored_learner_goes_on_with_the_same_episodes(endpoint: LearnerEndp
     assert lengths(resumed.episodes()) == [1, 2]
     for ours, theirs in zip(resumed.play(POLICY, "sample").episodes, expected, strict=True):
         assert np.array_equal(ours.load().actions, theirs)
+
+
+def test_an_episode_that_was_learned_from_and_is_gone_is_named_on_resume(tmp_path: Path) -> None:
+    with LearnerEndpoint.open(tmp_path, run=RUN) as endpoint:
+        before = streamed(endpoint, 3)
+        send(endpoint, tmp_path / "actor", *(episode(ticket) for ticket in range(3)))
+        played = before.play(POLICY, "sample").episodes
+        state, tensors = before.state, before.tensors
+    (gone,) = (one.path for one in endpoint.inbox.stored_after(0) if one.transitions == played[1].transitions)
+    gone.unlink()
+    with LearnerEndpoint.open(tmp_path, run=RUN) as endpoint:
+        resumed = streamed(endpoint, 3)
+        resumed.restore(state, tensors)
+        with pytest.raises(DataError, match=r"tickets 1 were learned from, and .*episodes has them no more"):
+            resumed.episodes()
 
 
 def test_an_episode_that_was_not_ordered_is_named(endpoint: LearnerEndpoint, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import torch
 from nightshift.data.episode import Episode
 from nightshift.data.experience import Experience, Order
 from nightshift.data.tensors import Column
-from nightshift.errors import StreamError
+from nightshift.errors import DataError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.stream.inbox import Inbox, StoredEpisode
 from nightshift.stream.link import LearnerEndpoint
@@ -199,6 +199,13 @@ class StreamedExperience(Experience):
 
     def _stored(self, tickets: Iterable[int]) -> list[StoredEpisode]:
         self._receive()
+        tickets = list(tickets)
+        if missing := self._missing(tickets):
+            raise DataError(
+                f"the episodes of the tickets {', '.join(map(str, missing))} were learned from, and "
+                f"{self._inbox.folder} has them no more",
+                "bring their files back, or remove the folder of checkpoints and run again: they are played again",
+            )
         received = (self._by_ticket[ticket] for ticket in tickets)
         return [episode for episode, is_lost in received if not is_lost]
 
