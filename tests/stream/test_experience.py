@@ -276,6 +276,20 @@ def test_tickets_are_shared_by_the_actors_that_are_there_and_those_of_one_that_w
     endpoint.close()
 
 
+def test_episodes_in_the_spool_of_an_actor_that_has_gone_are_not_counted(tmp_path: Path) -> None:
+    now = [0.0]
+    roster = Roster(clock=lambda: now[0])
+    with replace(LearnerEndpoint.open(tmp_path, run=RUN), roster=roster) as endpoint:
+        experience = streamed(endpoint, 1)
+        roster.note("actor", 0)
+        waiting = {"stream/spooled": 4.0, "stream/sent": 5.0}
+        send(endpoint, tmp_path / "actor", with_ticket(episode(0), 0, counters=waiting))
+        experience.play(POLICY, "sample")
+        assert experience.metrics()["queue/spooled"] == 4
+        now[0] += ABSENT_SECONDS + 1
+        assert (experience.metrics()["queue/spooled"], experience.metrics()["stream/sent"]) == (0, 5)
+
+
 def test_an_episode_of_another_run_is_rejected_and_does_not_disturb_the_learner(
     endpoint: LearnerEndpoint, tmp_path: Path
 ) -> None:

@@ -153,11 +153,13 @@ class StreamedExperience(Experience):
         summed: Counter[str] = Counter()
         for counters in self._counters.values():
             summed.update(counters)
+        present = self._roster.present()
+        spooled = sum(counters.get(SPOOLED, 0.0) for actor, counters in self._counters.items() if actor in present)
         return {
             **self._inbox.metrics(),
             **{name: float(value) for name, value in summed.items() if name != SPOOLED},
             names.ORDERED: float(sum(len(self._missing(order.tickets)) for order in self._orders)),
-            names.SPOOLED: float(summed[SPOOLED]),
+            names.SPOOLED: float(spooled),
             names.RECEIVED: float(sum(ticket >= self._collected for ticket in self._by_ticket)),
             names.PUBLISHED_VERSION: float(self._publisher.version),
         }
