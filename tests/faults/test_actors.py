@@ -23,7 +23,6 @@ from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import _experience
 from nightshift.stages._actor import (
-    TOKEN_VARIABLE,
     ActorSpec,
     JobDescription,
     TicketsInPlay,
@@ -32,10 +31,13 @@ from nightshift.stages._actor import (
     make_tickets,
 )
 from nightshift.stages._experience import Actors
+from nightshift.stream import listening
 from nightshift.stream.experience import StreamedExperience
 from nightshift.stream.link import INBOX_FOLDER, LearnerEndpoint, LocalLink
+from nightshift.stream.listening import TOKEN_VARIABLE
 from nightshift.stream.message import Ack, Message
 from nightshift.stream.server import Server
+from nightshift.stream.tcp_link import TcpLink
 from nightshift.stream.weights import Weights
 from tests.faults import actor_processes
 
@@ -296,9 +298,25 @@ def test_an_actor_with_other_packages_or_another_token_is_refused(
             join_learner(address, "elsewhere", Path("spools"), params.machine)
 
 
-def test_a_learner_for_other_machines_needs_a_token_and_an_actor_an_address() -> None:
+def test_a_learner_for_other_machines_needs_a_token_and_an_actor_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"machine\.listen is 0\.0\.0\.0:7777"):
-        _experience._address("0.0.0.0:7777", None)
-    assert _experience._address("0.0.0.0:7777", TOKEN) == ("0.0.0.0", 7777)
+        listening.address("0.0.0.0:7777")
+    monkeypatch.setenv(TOKEN_VARIABLE, "short")
+    with pytest.raises(StreamError, match="5 characters"):
+        listening.address("0.0.0.0:7777")
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert listening.address("0.0.0.0:7777") == ("0.0.0.0", 7777)
     with pytest.raises(ConfigError, match="'gpu-box' is not the address of a learner"):
         actor_commands.join("gpu-box", "")
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::", "[::]"])
+def test_actors_of_the_stage_reach_a_learner_that_listens_everywhere(
+    endpoint: LearnerEndpoint, monkeypatch: pytest.MonkeyPatch, everywhere: str
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    host, port = listening.address(f"{everywhere}:0")
+    with Server(endpoint, host=host, port=port, token=TOKEN) as server:
+        link = TcpLink(listening.host_of_this_machine(host), server.port, token=TOKEN)
+        assert link.weights(-1) is None
+        link.close()

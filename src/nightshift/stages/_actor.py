@@ -34,13 +34,12 @@ from nightshift.rollouts.opening import engine_settings
 from nightshift.rollouts.provenance import provenance
 from nightshift.stream.experience import job_from_weights, orders_from_weights, with_ticket
 from nightshift.stream.link import LearnerChanged, Link, LinkDown
+from nightshift.stream.listening import token_of_user
 from nightshift.stream.sender import Sender
 from nightshift.stream.spool import Spool
 from nightshift.stream.tcp_link import TcpLink
 from nightshift.types import Task, Trajectory
 
-TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
-"""The environment variable with the token that a learner and its actors on other machines share."""
 _POLL_SECONDS = 0.02
 _JOIN_SECONDS = 1.0
 
@@ -208,7 +207,7 @@ def join_learner(learner: tuple[str, int], name: str, spools: Path, machine: con
     counts as played. LinkDown if there is no learner, or it has another token.
     """
     torch.set_num_threads(1)
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = token_of_user()
     described = _wait_for_job(TcpLink(*learner, token=token))
     while True:
         try:
@@ -224,7 +223,7 @@ def _play_for(
     if different := version_check.mismatch_error(described.versions, described.env.suite):
         raise different
     folder = spools / described.run / name
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = token_of_user()
     spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
     in_play = TicketsInPlay(multiprocessing.get_context("spawn"), described.at_once)
     with _ending_if_hung(in_play):

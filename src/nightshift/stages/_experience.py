@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import secrets
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience
-from nightshift.errors import ConfigError, NightshiftError, RolloutError
+from nightshift.errors import NightshiftError, RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rewards.reward import open_reward
@@ -28,7 +27,6 @@ from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import LocalExperience
 from nightshift.rollouts.retries import MAX_ATTEMPTS, MAX_INVALID, MAX_INVALID_SHARE
 from nightshift.stages._actor import (
-    TOKEN_VARIABLE,
     ActorSpec,
     HangWatch,
     JobDescription,
@@ -37,12 +35,11 @@ from nightshift.stages._actor import (
     make_tickets,
     run_actor,
 )
+from nightshift.stream import listening
 from nightshift.stream.experience import StreamedExperience
 from nightshift.stream.link import LearnerEndpoint
 from nightshift.stream.server import Server
 
-_LOOPBACK = "127.0.0.1"
-_EVERYWHERE = ("0.0.0.0", "::")
 _GOODBYE_SECONDS = 10.0
 _RESTARTS = 3
 """Of an actor between two episodes that arrive; after that the stage ends."""
@@ -204,8 +201,8 @@ def _streamed(
 ) -> Iterator[StreamedExperience]:
     """Start the actors; stop them when learning is over."""
     run = paths.short(job.fingerprint)
-    listen = _address(job.machine.listen, os.environ.get(TOKEN_VARIABLE))
-    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex()  # other users of this machine reach loopback, too
+    listen = listening.address(job.machine.listen)
+    token = listening.token_of_user() or secrets.token_hex()  # other users of this machine reach loopback, too
     with (
         LearnerEndpoint.open(job.state, run=run) as endpoint,
         Server(endpoint, host=listen[0], port=listen[1], token=token) as server,
@@ -222,7 +219,7 @@ def _streamed(
             versions=version_check.versions(env.suite),
             at_once=rlpd.episodes_at_once,
         )
-        host = _LOOPBACK if listen[0] in _EVERYWHERE else listen[0]
+        host = listening.host_of_this_machine(listen[0])
         specs = [
             described.actor(
                 f"actor-{index}",
@@ -247,16 +244,3 @@ def _streamed(
             actors.join()
         finally:
             actors.kill()
-
-
-def _address(listen: str, token: str | None) -> tuple[str, int]:
-    """Host and port; by default a free port on loopback."""
-    if not listen:
-        return _LOOPBACK, 0
-    if token is None:
-        raise ConfigError(
-            f"machine.listen is {listen}, and other machines need a token to connect",
-            f'export {TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex())"), here and there',
-        )
-    host, _, port = listen.rpartition(":")
-    return host, int(port)

@@ -12,6 +12,8 @@ nothing that was not ordered: a learner that stands still holds them back after 
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +29,7 @@ from nightshift.errors import DataError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.stream.inbox import Inbox, StoredEpisode
 from nightshift.stream.link import LearnerEndpoint
+from nightshift.stream.roster import ABSENT_SECONDS
 from nightshift.stream.spool import SPOOLED
 from nightshift.stream.weights import Weights
 from nightshift.telemetry import experience as names
@@ -38,6 +41,8 @@ _TICKET, _LOST, _COUNTERS = "ticket", "lost", "counters"
 _CHECK_SECONDS = 1.0
 _Received = tuple[StoredEpisode, bool]
 """An episode, and whether the simulator failed in it."""
+
+_log = logging.getLogger(__name__)
 
 
 def orders_to_arrays(orders: Sequence[Order], assigned: Mapping[int, str], job: Mapping[str, Any]) -> dict[str, Column]:
@@ -190,7 +195,11 @@ class StreamedExperience(Experience):
         self._assigned = kept
 
     def _collect(self, order: Order) -> list[StoredEpisode]:
+        since, is_warned = time.monotonic(), False
         while self._missing(order.tickets):
+            if not is_warned and time.monotonic() - since > ABSENT_SECONDS and not self._roster.present():
+                _log.warning("no actor has connected for %.0f s: episodes are waited for", ABSENT_SECONDS)
+                is_warned = True
             self._inbox.check()
             self._check_rejected()
             self._check_actors()
