@@ -287,12 +287,14 @@ def test_an_actor_with_other_packages_or_another_token_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = replace(described, versions={**described.versions, "numpy": "0.1"})
-    StreamedExperience(endpoint, at_once=1, staleness=0, job=other.to_json()).end()
+    job = other.to_json() | {"env": {"suite": params.env.suite, "renamed": 1}}
+    StreamedExperience(endpoint, at_once=1, staleness=0, job=job).end()
     with Server(endpoint, token=TOKEN) as server:
         address = ("127.0.0.1", server.port)
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-        with pytest.raises(RolloutError, match=r"numpy .*, the driver 0\.1"):
+        with pytest.raises(RolloutError, match=r"numpy .*, the driver 0\.1") as refused:
             join_learner(address, "elsewhere", Path("spools"), params.machine)
+        assert "start the actor again" in refused.value.next_step
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN[::-1])
         with pytest.raises(StreamError, match="token"):
             join_learner(address, "elsewhere", Path("spools"), params.machine)

@@ -42,6 +42,7 @@ from nightshift.types import Task, Trajectory
 
 _POLL_SECONDS = 0.02
 _JOIN_SECONDS = 1.0
+_OTHER_VERSIONS = "check out the learner's commit here, install its constraints.txt, and start the actor again"
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +96,10 @@ class JobDescription:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> JobDescription:
+        """RolloutError if another version of the code wrote it, before what it may have changed is read."""
+        suite = content["env"]["suite"]
+        if different := version_check.mismatch_error(content["versions"], suite, _OTHER_VERSIONS):
+            raise different
         env, states = config.Env.model_validate(content["env"]), config.States.model_validate(content["states"])
         return cls(**{**content, "env": env, "states": states})
 
@@ -220,8 +225,6 @@ def join_learner(learner: tuple[str, int], name: str, spools: Path, machine: con
 def _play_for(
     described: JobDescription, learner: tuple[str, int], name: str, spools: Path, machine: config.Machine
 ) -> None:
-    if different := version_check.mismatch_error(described.versions, described.env.suite):
-        raise different
     folder = spools / described.run / name
     token = token_of_user()
     spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
