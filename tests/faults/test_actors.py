@@ -17,7 +17,7 @@ from nightshift.cli import actor_commands
 from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.experience import Order
-from nightshift.errors import ConfigError, RolloutError, StreamError
+from nightshift.errors import ConfigError, DataError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
@@ -278,6 +278,27 @@ def test_an_actor_of_another_machine_whose_simulator_hangs_ends_although_its_sen
                 break
     assert endpoint.roster.present() == ["elsewhere"]
     assert actor.exitcode == 1
+
+
+@pytest.mark.usefixtures("project")
+def test_an_actor_without_the_classifier_of_its_learner_is_told_so_before_it_is_given_tickets(
+    endpoint: LearnerEndpoint,
+    described: JobDescription,
+    spec: ActorSpec,
+    params: config.Params,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    name = "classifier-3fa9c1d2e4b5"
+    rewarded = replace(described, reward=name).to_json()
+    StreamedExperience(endpoint, at_once=1, staleness=0, job=rewarded).end()
+    with Server(endpoint, token=TOKEN) as server:
+        with pytest.raises(DataError, match="there is no success classifier in models/classifier") as refused:
+            join_learner(("127.0.0.1", server.port), "elsewhere", Path("spools"), params.machine)
+        assert refused.value.next_step == "copy models/classifier of the learner's project to this one"
+    with pytest.raises(DataError, match="there is no success classifier"):
+        act(replace(spec, reward=name), LocalPool(spec.env), LocalLink(endpoint, actor=spec.name), in_play())
+    assert endpoint.roster.present() == []
 
 
 def test_an_actor_with_other_packages_or_another_token_is_refused(

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
@@ -24,9 +24,10 @@ from nightshift.data.decisions import lost_episode
 from nightshift.data.episode import NO_POLICY, Episode
 from nightshift.data.experience import Order
 from nightshift.envs.splits import split_training_states
-from nightshift.errors import NightshiftError, RolloutError
+from nightshift.errors import DataError, NightshiftError, RolloutError
 from nightshift.policies.snapshot import restore
-from nightshift.rewards.reward import Reward, open_reward
+from nightshift.project import paths
+from nightshift.rewards.reward import Reward, check_reward, open_reward
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import Tickets, play_tickets
 from nightshift.rollouts.local import LocalPool
@@ -225,12 +226,21 @@ def join_learner(learner: tuple[str, int], name: str, spools: Path, machine: con
 def _play_for(
     described: JobDescription, learner: tuple[str, int], name: str, spools: Path, machine: config.Machine
 ) -> None:
+    _check_reward(described)
     folder = spools / described.run / name
     token = token_of_user()
     spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
     in_play = TicketsInPlay(multiprocessing.get_context("spawn"), described.at_once)
     with _ending_if_hung(in_play):
         act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
+
+
+def _check_reward(described: JobDescription) -> None:
+    """What the reward asks of this machine; the learner has found nothing wrong with it."""
+    try:
+        check_reward(described.reward, described.env)
+    except DataError as error:
+        raise DataError(error.what, f"copy {paths.CLASSIFIER} of the learner's project to this one") from None
 
 
 @contextmanager
@@ -294,17 +304,12 @@ def _end_with_learner() -> None:
 
 def act(spec: ActorSpec, pool: Pool, link: Link, in_play: TicketsInPlay) -> None:
     """Play what is ordered over the link until learning is over."""
-    spool = Spool(spec.folder, run=spec.run, actor=spec.name)
-    sender = Sender(spool, link, poll_interval=_POLL_SECONDS)
-    player = _Player(spec, pool, spool, in_play)
-    try:
-        for orders, assigned in _published(sender, spool):
-            for order in orders:
-                player.play(order, assigned)
-    finally:
-        sender.close()
-        spool.close()
-        pool.close()
+    with closing(pool), Spool(spec.folder, run=spec.run, actor=spec.name) as spool:
+        player = _Player(spec, pool, spool, in_play)  # before the first poll, which is answered with tickets
+        with Sender(spool, link, poll_interval=_POLL_SECONDS) as sender:
+            for orders, assigned in _published(sender, spool):
+                for order in orders:
+                    player.play(order, assigned)
 
 
 def _published(sender: Sender, spool: Spool) -> Iterator[tuple[list[Order], dict[int, str]]]:
