@@ -6,6 +6,8 @@ import os
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
+
 from nightshift import config, envs
 from nightshift.errors import StreamError
 from nightshift.rewards.reward import SIMULATOR
@@ -33,9 +35,10 @@ def hangs(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
 
 def hangs_for_another_machine(learner: tuple[str, int], machine: config.Machine, folder: Path) -> None:
     """`nightshift actor` with a simulator that hangs."""
-    _actor.TIMEOUT_SECONDS = 0.5
+    patch = pytest.MonkeyPatch()
+    patch.setattr(_actor, "TIMEOUT_SECONDS", 0.5)
     hanging = Faulty(dict.fromkeys(range(1000), hang))
-    _actor.open_simulators = lambda spec, in_play: LocalPool(spec.env, make_fleet=hanging)
+    patch.setattr(_actor, "open_simulators", lambda spec, in_play: LocalPool(spec.env, make_fleet=hanging))
     join_learner(learner, "elsewhere", folder, machine)
 
 

@@ -27,6 +27,7 @@ from nightshift.stages._actor import (
     JobDescription,
     TicketsInPlay,
     act,
+    init_state_digests,
     join_learner,
     make_tickets,
 )
@@ -62,6 +63,7 @@ def described(params: config.Params, endpoint: LearnerEndpoint) -> JobDescriptio
         reward=config.SIMULATOR,
         commit="abc1234",
         versions=version_check.versions(params.env.suite),
+        init_states=init_state_digests(params.env),
         at_once=AT_ONCE,
     )
 
@@ -299,6 +301,19 @@ def test_an_actor_without_the_classifier_of_its_learner_is_told_so_before_it_is_
     with pytest.raises(DataError, match="there is no success classifier"):
         act(replace(spec, reward=name), LocalPool(spec.env), LocalLink(endpoint, actor=spec.name), in_play())
     assert endpoint.roster.present() == []
+
+
+def test_an_actor_with_other_init_states_is_refused(
+    endpoint: LearnerEndpoint, described: JobDescription, params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    first, *_ = described.init_states
+    drawn = replace(described, init_states={**described.init_states, first: "of another seed"})
+    StreamedExperience(endpoint, at_once=1, staleness=0, job=drawn.to_json()).end()
+    with Server(endpoint, token=TOKEN) as server:
+        with pytest.raises(DataError, match=f"the init states of {first} are not the learner's") as refused:
+            join_learner(("127.0.0.1", server.port), "elsewhere", Path("spools"), params.machine)
+        assert refused.value.next_step.startswith("copy data/init_states")
 
 
 def test_an_actor_with_other_packages_or_another_token_is_refused(

@@ -24,7 +24,7 @@ from nightshift.data.decisions import lost_episode
 from nightshift.data.episode import NO_POLICY, Episode
 from nightshift.data.experience import Order
 from nightshift.envs.splits import split_training_states
-from nightshift.errors import DataError, NightshiftError, RolloutError
+from nightshift.errors import DataError, NightshiftError, RolloutError, StatesNotDrawn
 from nightshift.policies.snapshot import restore
 from nightshift.project import paths
 from nightshift.rewards.reward import Reward, check_reward, open_reward
@@ -89,11 +89,13 @@ class JobDescription:
     reward: str
     commit: str
     versions: Mapping[str, str]
+    init_states: Mapping[str, str]
+    """Digest of the training states of every task."""
     at_once: int
 
     def to_json(self) -> dict[str, Any]:
         sections = {"env": self.env.model_dump(mode="json"), "states": self.states.model_dump(mode="json")}
-        return {**vars(self), **sections, "versions": dict(self.versions)}
+        return {**vars(self), **sections, "versions": dict(self.versions), "init_states": dict(self.init_states)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> JobDescription:
@@ -189,6 +191,11 @@ def make_tickets(tasks: Sequence[Task], states: config.States, seed: int, reward
     return Tickets(chosen, seed=seed, reward=reward)
 
 
+def init_state_digests(env: config.Env) -> dict[str, str]:
+    """Of the training states, by task."""
+    return {task.name: envs.init_states_digest(task, "train") for task in envs.tasks(env)}
+
+
 def run_actor(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
     """The main function of an actor's process; it ends when learning is over, or with the learner.
 
@@ -227,6 +234,7 @@ def _play_for(
     described: JobDescription, learner: tuple[str, int], name: str, spools: Path, machine: config.Machine
 ) -> None:
     _check_reward(described)
+    _check_init_states(described)
     folder = spools / described.run / name
     token = token_of_user()
     spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
@@ -241,6 +249,18 @@ def _check_reward(described: JobDescription) -> None:
         check_reward(described.reward, described.env)
     except DataError as error:
         raise DataError(error.what, f"copy {paths.CLASSIFIER} of the learner's project to this one") from None
+
+
+def _check_init_states(described: JobDescription) -> None:
+    """Drawn states may be others here, under the same numbers."""
+    remedy = f"copy {paths.INIT_STATES} of the learner's project to this one, and start the actor again"
+    try:
+        here = init_state_digests(described.env)
+    except StatesNotDrawn as error:
+        raise StatesNotDrawn(error.what, remedy) from None
+    different = [task for task, digest in described.init_states.items() if here[task] != digest]
+    if different:
+        raise DataError(f"the init states of {', '.join(different)} are not the learner's", remedy)
 
 
 @contextmanager

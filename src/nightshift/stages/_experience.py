@@ -32,6 +32,7 @@ from nightshift.stages._actor import (
     JobDescription,
     Recorder,
     TicketsInPlay,
+    init_state_digests,
     make_tickets,
     run_actor,
 )
@@ -217,6 +218,7 @@ def _streamed(
             reward=rlpd.reward,
             commit=job.commit,
             versions=version_check.versions(env.suite),
+            init_states=init_state_digests(env),
             at_once=rlpd.episodes_at_once,
         )
         host = listening.host_of_this_machine(listen[0])
