@@ -76,7 +76,8 @@ class ClassifierReward:
             for name in self._cameras
         }
         frames: Observation = {**seen, INSTRUCTION: np.full(len(seen[self._cameras[0]]), language)}
-        (found,) = np.nonzero(self._trained.network.probabilities(frames) >= self._trained.threshold)
+        scores = self._trained.network.probabilities(frames).astype(np.float64)  # as the threshold was chosen
+        (found,) = np.nonzero(scores >= self._trained.threshold)
         return int(found[0]) + 1 if found.size else None
 
 
