@@ -69,6 +69,7 @@ def test_the_episode_ends_with_the_first_decision_after_which_success_is_seen() 
     assert episode.length == 3, "two decisions, and what they led to"
     assert episode.rewards.tolist() == [0, 0.5, 0], "after the second action of the chunk"
     assert episode.observations["proprio"].ravel().tolist() == [0, 1, 2]
+    assert episode.metadata["control_steps"] == 4 * CHUNK, "what the simulator has played"
     assert episode.actions[1].tolist() == played([0] * 5).actions[2:4].ravel().tolist()
 
 
