@@ -242,6 +242,14 @@ def test_a_policy_is_recorded_with_the_cameras_that_it_does_not_see(project: Pat
     assert sum(episode.success for episode in episodes) == first["near"][0] + second["near"][0]
 
 
+def test_imports_stand_for_every_import_among_the_sources(project: Path) -> None:
+    one, every = (
+        config.load(project / paths.PARAMS).classifier.model_copy(update={"sources": named})
+        for named in (("goal",), ("imports", "goal"))
+    )
+    assert commands._identity(every) == commands._identity(one)
+
+
 def test_a_camera_that_is_not_recorded_is_refused_before_anything_is_played(project: Path) -> None:
     edit(project, "classifier", inputs=["agentview", "wrist"])
     with Session(project) as session, pytest.raises(ConfigError, match="has wrist, which env"):

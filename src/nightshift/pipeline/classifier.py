@@ -35,8 +35,6 @@ from nightshift.statistics.classification import Confusion
 from nightshift.telemetry import progress
 from nightshift.types import INSTRUCTION, RolloutRequest, Task
 
-ROLLOUTS = "rollouts"
-"""The name of the source that `record` writes."""
 _LOG_EVERY = 20
 """Gradient steps between two losses in MLflow."""
 _SEED_DOMAIN = 3
@@ -174,11 +172,15 @@ def _key(task: str, state: int) -> str:
 
 
 def _episodes(settings: config.Classifier) -> list[Episode]:
-    return [episode for source in settings.sources for store in _stores(source) for episode in store]
+    return [episode for store in _all_stores(settings) for episode in store]
+
+
+def _all_stores(settings: config.Classifier) -> list[EpisodeStore]:
+    return [store for source in sources.resolved(settings.sources) for store in _stores(source)]
 
 
 def _stores(source: str) -> list[EpisodeStore]:
-    if source != ROLLOUTS:
+    if source != sources.ROLLOUTS:
         return [sources.open_store(source)]
     folders = sorted(folder for folder in paths.ROLLOUTS.glob("[!.]*") if folder.is_dir())
     if not folders:
@@ -188,7 +190,7 @@ def _stores(source: str) -> list[EpisodeStore]:
 
 def _identity(settings: config.Classifier) -> str:
     """Of the episodes of all sources."""
-    found = [files.identity(store.folder) for source in settings.sources for store in _stores(source)]
+    found = [files.identity(store.folder) for store in _all_stores(settings)]
     return hashlib.sha256("".join(found).encode()).hexdigest()
 
 
