@@ -318,8 +318,23 @@ def test_slow_and_silent_clients_time_out_and_block_no_others(endpoint: LearnerE
         link.close()
 
 
+def test_strangers_that_say_nothing_keep_actors_out_for_a_short_time_only(
+    endpoint: LearnerEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_HANDSHAKES", 2)
+    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT", 0.2)
+    with closing(Server(endpoint)) as server:
+        links = [TcpLink("127.0.0.1", server.port) for _ in range(3)]
+        assert [link.weights(-1) for link in links] == [None] * 3, "connections that are proved take no such place"
+        with connect(server) as silent:
+            assert disconnected(silent)
+        for link in links:
+            link.close()
+
+
 def test_too_many_connections_are_turned_away(endpoint: LearnerEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(server_module, "MAX_HANDSHAKES", 1)
     with closing(Server(endpoint)) as server:
         link = TcpLink("127.0.0.1", server.port)
         assert link.weights(-1) is None
