@@ -70,6 +70,11 @@ def test_more_threads_than_requests_at_once_are_refused(tmp_path: Path) -> None:
         config.load(write(tmp_path, changed("machine", threads=4, requests_at_once=3)))
 
 
+def test_an_address_for_actors_of_other_machines_without_actors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"machine: .*listen is 0\.0\.0\.0:7777, and with actors 0"):
+        config.load(write(tmp_path, changed("machine", actors=0, listen="0.0.0.0:7777")))
+
+
 def test_a_number_that_yaml_reads_as_text_gets_a_hint(tmp_path: Path) -> None:
     text = (REPOSITORY / "params.yaml").read_text().replace("learning_rate: 1.0e-3", "learning_rate: 1e-3")
     with pytest.raises(ConfigError, match=r"write 3\.0e-4"):

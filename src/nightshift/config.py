@@ -110,6 +110,11 @@ class Machine(Section):
                 f"threads ({self.threads}) is above requests_at_once ({self.requests_at_once}): a thread steps one "
                 "request at a time, so raise requests_at_once or lower threads"
             )
+        if self.listen and not self.actors:
+            raise ValueError(
+                f"listen is {self.listen}, and with actors 0 no learner takes actors of other machines: "
+                'set actors to 1 or more, or listen to ""'
+            )
         return self
 
 

@@ -160,7 +160,9 @@ def test_an_import_that_is_there_in_part_says_how_to_complete_it(project: Path, 
     assert "dvc pull data/imports/goal.dvc" in refusal.value.next_step
 
 
-@pytest.mark.parametrize("name", ["", "demos", "../escape", "a/b", ".hidden", "-dash", "a b", "ü"])
+@pytest.mark.parametrize(
+    "name", ["", "demos", "rollouts", "imports", "../escape", "a/b", ".hidden", "-dash", "a b", "ü"]
+)
 def test_names_that_are_no_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match="cannot be the name of an import"):
         importing.Import(path=tmp_path, format="hdf5", name=name)

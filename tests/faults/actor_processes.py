@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from multiprocessing.connection import Connection
+from pathlib import Path
 
-from nightshift import envs
+import pytest
+
+from nightshift import config, envs
 from nightshift.errors import StreamError
 from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
-from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, make_tickets, open_link
+from nightshift.stages import _actor
+from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, join_learner, make_tickets, open_link
 from tests.rollouts.faulty import Faulty, hang, segfault
 
 DEADLY = 2
@@ -27,6 +31,15 @@ def hangs(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
     in_play.set([DEADLY])
     in_play.step()
     hang()
+
+
+def hangs_for_another_machine(learner: tuple[str, int], machine: config.Machine, folder: Path) -> None:
+    """`nightshift actor` with a simulator that hangs."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(_actor, "TIMEOUT_SECONDS", 0.5)
+    hanging = Faulty(dict.fromkeys(range(1000), hang))
+    patch.setattr(_actor, "open_simulators", lambda spec, in_play: LocalPool(spec.env, make_fleet=hanging))
+    join_learner(learner, "elsewhere", folder, machine)
 
 
 def exits(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,16 +16,29 @@ from nightshift import config, envs, policies
 from nightshift.cli import actor_commands
 from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
-from nightshift.errors import ConfigError, RolloutError, StreamError
+from nightshift.data.experience import Order
+from nightshift.errors import ConfigError, DataError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
+from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import _experience
-from nightshift.stages._actor import TOKEN_VARIABLE, ActorSpec, JobDescription, TicketsInPlay, act, join_learner
+from nightshift.stages._actor import (
+    ActorSpec,
+    JobDescription,
+    TicketsInPlay,
+    act,
+    init_state_digests,
+    join_learner,
+    make_tickets,
+)
 from nightshift.stages._experience import Actors
+from nightshift.stream import listening
 from nightshift.stream.experience import StreamedExperience
-from nightshift.stream.link import LearnerEndpoint, LocalLink
+from nightshift.stream.link import INBOX_FOLDER, LearnerEndpoint, LocalLink
+from nightshift.stream.listening import TOKEN_VARIABLE
 from nightshift.stream.message import Ack, Message
 from nightshift.stream.server import Server
+from nightshift.stream.tcp_link import TcpLink
 from nightshift.stream.weights import Weights
 from tests.faults import actor_processes
 
@@ -38,9 +52,10 @@ def endpoint(tmp_path: Path) -> Iterator[LearnerEndpoint]:
 
 
 @pytest.fixture
-def described(params: config.Params) -> JobDescription:
+def described(params: config.Params, endpoint: LearnerEndpoint) -> JobDescription:
     return JobDescription(
         run="night",
+        incarnation=endpoint.incarnation,
         seed=params.seed,
         env=params.env,
         states=params.states,
@@ -48,6 +63,7 @@ def described(params: config.Params) -> JobDescription:
         reward=config.SIMULATOR,
         commit="abc1234",
         versions=version_check.versions(params.env.suite),
+        init_states=init_state_digests(params.env),
         at_once=AT_ONCE,
     )
 
@@ -203,6 +219,103 @@ def test_an_actor_of_another_machine_takes_part_with_the_token_and_the_address_a
     assert {one.header.episode_id.actor for one in endpoint.inbox.stored_after(0)} == {"elsewhere"}
 
 
+@pytest.mark.parametrize(
+    "learners",
+    [[("first", "night"), ("second", "other")], [("first", "night"), ("second", "night")], [("first", "night")] * 2],
+)
+def test_an_actor_of_another_machine_asks_a_learner_that_was_started_again_for_its_job(
+    described: JobDescription,
+    params: config.Params,
+    policy: PolicySnapshot,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    learners: list[tuple[str, str]],
+) -> None:
+    """With other params, in a state folder that was wiped, or resumed after the inbox was emptied."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    port = 0
+    with ThreadPoolExecutor(1) as thread:
+        for seed, (folder, run) in enumerate(learners):
+            shutil.rmtree(tmp_path / folder / INBOX_FOLDER, ignore_errors=True)
+            with (
+                LearnerEndpoint.open(tmp_path / folder, run=run) as endpoint,
+                Server(endpoint, port=port, token=TOKEN) as server,
+            ):
+                job = replace(described, run=run, incarnation=endpoint.incarnation, seed=seed).to_json()
+                experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, job=job)
+                if not port:
+                    port = server.port
+                    address = ("127.0.0.1", port)
+                    actor = thread.submit(join_learner, address, "elsewhere", tmp_path / "spools", params.machine)
+                played = [experience.play(policy, "sample").episodes for _ in range(2 - seed)]
+                if seed:
+                    experience.end()
+                    actor.result()
+    seeds = {one.load().provenance.seed for one in played[0]}
+    tickets = make_tickets(envs.tasks(params.env), params.states, 1, SIMULATOR)
+    assert seeds == {tickets.request(ticket, "sample").seed for ticket in range(AT_ONCE)}
+
+
+def test_an_actor_of_another_machine_whose_simulator_hangs_ends_although_its_sender_polls(
+    endpoint: LearnerEndpoint,
+    described: JobDescription,
+    params: config.Params,
+    policy: PolicySnapshot,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, job=described.to_json())
+    with Server(endpoint, token=TOKEN) as server:
+        arguments = (("127.0.0.1", server.port), params.machine, tmp_path / "spools")
+        actor = multiprocessing.get_context("spawn").Process(
+            target=actor_processes.hangs_for_another_machine, args=arguments, daemon=True
+        )
+        actor.start()
+        experience._orders.append(Order(tickets=range(AT_ONCE), controller="sample", policy=policy))
+        for _ in range(600):
+            experience._announce()
+            actor.join(0.1)
+            if not actor.is_alive():
+                break
+    assert endpoint.roster.present() == ["elsewhere"]
+    assert actor.exitcode == 1
+
+
+@pytest.mark.usefixtures("project")
+def test_an_actor_without_the_classifier_of_its_learner_is_told_so_before_it_is_given_tickets(
+    endpoint: LearnerEndpoint,
+    described: JobDescription,
+    spec: ActorSpec,
+    params: config.Params,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    name = "classifier-3fa9c1d2e4b5"
+    rewarded = replace(described, reward=name).to_json()
+    StreamedExperience(endpoint, at_once=1, staleness=0, job=rewarded).end()
+    with Server(endpoint, token=TOKEN) as server:
+        with pytest.raises(DataError, match="there is no success classifier in models/classifier") as refused:
+            join_learner(("127.0.0.1", server.port), "elsewhere", Path("spools"), params.machine)
+        assert refused.value.next_step == "copy models/classifier of the learner's project to this one"
+    with pytest.raises(DataError, match="there is no success classifier"):
+        act(replace(spec, reward=name), LocalPool(spec.env), LocalLink(endpoint, actor=spec.name), in_play())
+    assert endpoint.roster.present() == []
+
+
+def test_an_actor_with_other_init_states_is_refused(
+    endpoint: LearnerEndpoint, described: JobDescription, params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    first, *_ = described.init_states
+    drawn = replace(described, init_states={**described.init_states, first: "of another seed"})
+    StreamedExperience(endpoint, at_once=1, staleness=0, job=drawn.to_json()).end()
+    with Server(endpoint, token=TOKEN) as server:
+        with pytest.raises(DataError, match=f"the init states of {first} are not the learner's") as refused:
+            join_learner(("127.0.0.1", server.port), "elsewhere", Path("spools"), params.machine)
+        assert refused.value.next_step.startswith("copy data/init_states")
+
+
 def test_an_actor_with_other_packages_or_another_token_is_refused(
     endpoint: LearnerEndpoint,
     described: JobDescription,
@@ -210,20 +323,38 @@ def test_an_actor_with_other_packages_or_another_token_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = replace(described, versions={**described.versions, "numpy": "0.1"})
-    StreamedExperience(endpoint, at_once=1, staleness=0, job=other.to_json()).end()
+    job = other.to_json() | {"env": {"suite": params.env.suite, "renamed": 1}}
+    StreamedExperience(endpoint, at_once=1, staleness=0, job=job).end()
     with Server(endpoint, token=TOKEN) as server:
         address = ("127.0.0.1", server.port)
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-        with pytest.raises(RolloutError, match=r"numpy .*, the driver 0\.1"):
+        with pytest.raises(RolloutError, match=r"numpy .*, the driver 0\.1") as refused:
             join_learner(address, "elsewhere", Path("spools"), params.machine)
+        assert "start the actor again" in refused.value.next_step
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN[::-1])
         with pytest.raises(StreamError, match="token"):
             join_learner(address, "elsewhere", Path("spools"), params.machine)
 
 
-def test_a_learner_for_other_machines_needs_a_token_and_an_actor_an_address() -> None:
+def test_a_learner_for_other_machines_needs_a_token_and_an_actor_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"machine\.listen is 0\.0\.0\.0:7777"):
-        _experience._address("0.0.0.0:7777", None)
-    assert _experience._address("0.0.0.0:7777", TOKEN) == ("0.0.0.0", 7777)
+        listening.address("0.0.0.0:7777")
+    monkeypatch.setenv(TOKEN_VARIABLE, "short")
+    with pytest.raises(StreamError, match="5 characters"):
+        listening.address("0.0.0.0:7777")
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert listening.address("0.0.0.0:7777") == ("0.0.0.0", 7777)
     with pytest.raises(ConfigError, match="'gpu-box' is not the address of a learner"):
         actor_commands.join("gpu-box", "")
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::", "[::]"])
+def test_actors_of_the_stage_reach_a_learner_that_listens_everywhere(
+    endpoint: LearnerEndpoint, monkeypatch: pytest.MonkeyPatch, everywhere: str
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    host, port = listening.address(f"{everywhere}:0")
+    with Server(endpoint, host=host, port=port, token=TOKEN) as server:
+        link = TcpLink(listening.host_of_this_machine(host), server.port, token=TOKEN)
+        assert link.weights(-1) is None
+        link.close()

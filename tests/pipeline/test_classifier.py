@@ -238,7 +238,16 @@ def test_a_policy_is_recorded_with_the_cameras_that_it_does_not_see(project: Pat
     episodes = list(store)
     assert [episode.provenance.init_state for episode in episodes] == list(range(6)), "each state is played once"
     assert all(episode.observations["agentview"].shape[1:] == (16, 16, 3) for episode in episodes)
+    assert len({episode.provenance.seed for episode in episodes}) == 6, "every episode has noise of its own"
     assert sum(episode.success for episode in episodes) == first["near"][0] + second["near"][0]
+
+
+def test_imports_stand_for_every_import_among_the_sources(project: Path) -> None:
+    one, every = (
+        config.load(project / paths.PARAMS).classifier.model_copy(update={"sources": named})
+        for named in (("goal",), ("imports", "goal"))
+    )
+    assert commands._identity(every) == commands._identity(one)
 
 
 def test_a_camera_that_is_not_recorded_is_refused_before_anything_is_played(project: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from nightshift import config
 from nightshift.config import merged
-from nightshift.errors import DeviceError, NightshiftError, Problems
+from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems
 from nightshift.pipeline import precheck
 from nightshift.pipeline.run import Session, ensure
 from nightshift.project import graph, paths
@@ -76,6 +76,13 @@ def test_what_does_not_fit_is_one_sentence_before_every_stage_that_comes_before_
 
 def test_an_existing_policy_does_not_depend_on_the_section_policy() -> None:
     check(params(policy={"inputs": ["touch"]}), "rloo", "evaluate", "register")
+
+
+def test_a_learner_for_other_machines_without_a_token_is_refused_before_the_first_stage() -> None:
+    machine = {"actors": 1, "listen": "0.0.0.0:7777"}
+    with pytest.raises(ConfigError, match=r"machine\.listen is 0\.0\.0\.0:7777, and other machines need a token"):
+        check(params(machine=machine, algorithms=["rlpd"], policy={"head": "tanh_gaussian"}))
+    check(params(machine=machine))
 
 
 def test_a_gpu_that_is_not_there_is_missed_where_policies_act_or_learn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,9 +35,11 @@ class Bright(SuccessClassifier):
         return found
 
 
-def reward() -> ClassifierReward:
+def reward(threshold: float = 0.5) -> ClassifierReward:
     return ClassifierReward(
-        Trained(network=Bright(), threshold=0.5, ambiguous_steps=3, tasks=["lift_cube"], calibration={}, starts={})
+        Trained(
+            network=Bright(), threshold=threshold, ambiguous_steps=3, tasks=["lift_cube"], calibration={}, starts={}
+        )
     )
 
 
@@ -67,7 +69,14 @@ def test_the_episode_ends_with_the_first_decision_after_which_success_is_seen() 
     assert episode.length == 3, "two decisions, and what they led to"
     assert episode.rewards.tolist() == [0, 0.5, 0], "after the second action of the chunk"
     assert episode.observations["proprio"].ravel().tolist() == [0, 1, 2]
+    assert episode.metadata["control_steps"] == 4 * CHUNK, "what the simulator has played"
     assert episode.actions[1].tolist() == played([0] * 5).actions[2:4].ravel().tolist()
+
+
+def test_a_score_just_below_the_threshold_is_no_success_although_float32_rounds_them_together() -> None:
+    """The threshold may lie half-way between two neighbours among the float32 numbers."""
+    between = (0.5 + float(np.nextafter(np.float32(0.5), np.float32(1)))) / 2
+    assert not reward(between).episode(played([0, 50, 0]), PROVENANCE, discount=1.0).success
 
 
 def test_success_that_is_seen_at_the_end_alone_ends_it_there() -> None:

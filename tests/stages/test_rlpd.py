@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from nightshift.learners import checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.project import paths
-from nightshift.stages import collect, dataset, rlpd, sft
+from nightshift.stages import _experience, collect, dataset, rlpd, sft
+from nightshift.stages._actor import ActorSpec
+from nightshift.stream.link import LinkDown
+from nightshift.stream.tcp_link import TcpLink
 from nightshift.telemetry import experience as metrics
 from tests.stages.test_collect import FailingPool
 
@@ -254,6 +258,32 @@ def test_a_round_is_played_by_the_policy_before_the_updates_that_it_may_overlap(
     played = [episode.policy_versions[0] for episode in EpisodeStore(job("rlpd").state / "episodes")]
     expected = [max(0, number - staleness) for number in range(rounds) for _ in range(SMALL["episodes_at_once"])]
     assert played == expected
+
+
+class NoProcesses(_experience.Actors):
+    """Keeps what actors would be started with."""
+
+    specs: Sequence[ActorSpec] = ()
+
+    def __init__(self, specs: Sequence[ActorSpec], **_: Any) -> None:
+        type(self).specs = specs
+        self._actors = []
+
+
+@pytest.mark.usefixtures("project")
+def test_without_a_token_of_the_user_the_stage_makes_one_that_keeps_other_users_of_the_machine_out(
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_experience, "Actors", NoProcesses)
+    one = replace(job("rlpd"), machine=params.machine.model_copy(update={"actors": 1}))
+    with _experience.open_experience(
+        one, one.pool(params.env), seed=0, env=params.env, states=params.states, rlpd=params.rlpd
+    ):
+        (spec,) = NoProcesses.specs
+        with pytest.raises(LinkDown, match="asks for a token"):
+            TcpLink(*spec.learner).weights(-1)
+        with closing(TcpLink(*spec.learner, token=spec.token)) as link:
+            assert link.weights(-1) is None
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from nightshift import files
 from nightshift.data.decisions import decision_episode, lost_episode
 from nightshift.data.episode import NO_POLICY, Episode
 from nightshift.data.experience import SOURCE, ExperienceEpisode, Order
-from nightshift.errors import ConfigError, ProjectError, RolloutError, StreamError
+from nightshift.errors import ConfigError, DataError, ProjectError, RolloutError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.stream.experience import (
     StreamedExperience,
@@ -181,6 +181,21 @@ def test_a_restored_learner_goes_on_with_the_same_episodes(endpoint: LearnerEndp
         assert np.array_equal(ours.load().actions, theirs)
 
 
+def test_an_episode_that_was_learned_from_and_is_gone_is_named_on_resume(tmp_path: Path) -> None:
+    with LearnerEndpoint.open(tmp_path, run=RUN) as endpoint:
+        before = streamed(endpoint, 3)
+        send(endpoint, tmp_path / "actor", *(episode(ticket) for ticket in range(3)))
+        played = before.play(POLICY, "sample").episodes
+        state, tensors = before.state, before.tensors
+    (gone,) = (one.path for one in endpoint.inbox.stored_after(0) if one.transitions == played[1].transitions)
+    gone.unlink()
+    with LearnerEndpoint.open(tmp_path, run=RUN) as endpoint:
+        resumed = streamed(endpoint, 3)
+        resumed.restore(state, tensors)
+        with pytest.raises(DataError, match=r"tickets 1 were learned from, and .*episodes has them no more"):
+            resumed.episodes()
+
+
 def test_an_episode_that_was_not_ordered_is_named(endpoint: LearnerEndpoint, tmp_path: Path) -> None:
     send(endpoint, tmp_path / "left", decision_episode(trajectory(2, 1, success=False), PROVENANCE, 0.9))
     with pytest.raises(StreamError, match="has no ticket"):
@@ -259,6 +274,20 @@ def test_tickets_are_shared_by_the_actors_that_are_there_and_those_of_one_that_w
     assert shared == [{}, both, both, dict.fromkeys((1, 2, 3), "right")]
     assert endpoint.publisher.version == 2, "an order that has not changed is not published again"
     endpoint.close()
+
+
+def test_episodes_in_the_spool_of_an_actor_that_has_gone_are_not_counted(tmp_path: Path) -> None:
+    now = [0.0]
+    roster = Roster(clock=lambda: now[0])
+    with replace(LearnerEndpoint.open(tmp_path, run=RUN), roster=roster) as endpoint:
+        experience = streamed(endpoint, 1)
+        roster.note("actor", 0)
+        waiting = {"stream/spooled": 4.0, "stream/sent": 5.0}
+        send(endpoint, tmp_path / "actor", with_ticket(episode(0), 0, counters=waiting))
+        experience.play(POLICY, "sample")
+        assert experience.metrics()["queue/spooled"] == 4
+        now[0] += ABSENT_SECONDS + 1
+        assert (experience.metrics()["queue/spooled"], experience.metrics()["stream/sent"]) == (0, 5)
 
 
 def test_an_episode_of_another_run_is_rejected_and_does_not_disturb_the_learner(

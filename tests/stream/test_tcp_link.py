@@ -4,8 +4,10 @@ import pickle
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from nightshift.stream import server as server_module
 from nightshift.stream import tcp_link, wire
 from nightshift.stream.link import LearnerEndpoint, LinkDown
 from nightshift.stream.message import Message
+from nightshift.stream.roster import ABSENT_SECONDS, Roster
 from nightshift.stream.sender import Sender
 from nightshift.stream.server import Server
 from nightshift.stream.tcp_link import TcpLink
@@ -251,10 +254,19 @@ def test_a_hostile_client_is_disconnected_and_others_are_not_affected(
 
 
 HELLO_BACK = frame(b"\x82\xa5nonce\xc4\x20" + b"n" * 32 + b"\xa5proof\xc4\x00")
-ASKED = frame(b"\x82\xa3ask\xa5store\xa3key\xa4evil", b"x" * 100)
+ACTOR = b"\xa5actor\xa9elsewhere"
+ASKED = frame(b"\x83\xa3ask\xa5store\xa3key\xa4evil" + ACTOR, b"x" * 100)
 
 
-@pytest.mark.parametrize("asked", [ASKED, frame(b"\x81\xa3ask\xa4exec"), frame(b"\x82\xa3ask\xa5store\xa3key\xc0")])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ASKED,
+        frame(b"\x82\xa3ask\xa4exec" + ACTOR),
+        frame(b"\x83\xa3ask\xa5store\xa3key\xc0" + ACTOR),
+        frame(b"\x82\xa3ask\xa5actor\xc0"),
+    ],
+)
 def test_a_client_that_turns_hostile_after_the_handshake_is_disconnected(
     endpoint: LearnerEndpoint, server: Server, asked: bytes
 ) -> None:
@@ -262,6 +274,20 @@ def test_a_client_that_turns_hostile_after_the_handshake_is_disconnected(
         connection.sendall(HELLO_BACK + asked)
         assert disconnected(connection)
     assert not len(endpoint.inbox)
+
+
+def test_an_actor_is_there_while_a_slow_upload_or_download_lasts(endpoint: LearnerEndpoint) -> None:
+    now = [0.0]
+    roster = Roster(clock=lambda: now[0])
+    endpoint.publisher.publish({"network": np.zeros(2**25, np.uint8)})
+    download = frame(b"\x83\xa3ask\xa7weights\xaanewer_than\xff" + ACTOR.replace(b"elsewhere", b"downloads"))
+    with closing(Server(replace(endpoint, roster=roster))) as server, connect(server) as up, connect(server) as down:
+        up.sendall(HELLO_BACK + ASKED[:-1])
+        down.sendall(HELLO_BACK + download)
+        while len(roster.present()) < 2:
+            time.sleep(0.01)
+        now[0] += ABSENT_SECONDS + 1
+        assert roster.present() == ["downloads", "elsewhere"]
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -292,8 +318,23 @@ def test_slow_and_silent_clients_time_out_and_block_no_others(endpoint: LearnerE
         link.close()
 
 
+def test_strangers_that_say_nothing_keep_actors_out_for_a_short_time_only(
+    endpoint: LearnerEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_HANDSHAKES", 2)
+    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT", 0.2)
+    with closing(Server(endpoint)) as server:
+        links = [TcpLink("127.0.0.1", server.port) for _ in range(3)]
+        assert [link.weights(-1) for link in links] == [None] * 3, "connections that are proved take no such place"
+        with connect(server) as silent:
+            assert disconnected(silent)
+        for link in links:
+            link.close()
+
+
 def test_too_many_connections_are_turned_away(endpoint: LearnerEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(server_module, "MAX_HANDSHAKES", 1)
     with closing(Server(endpoint)) as server:
         link = TcpLink("127.0.0.1", server.port)
         assert link.weights(-1) is None
@@ -325,7 +366,7 @@ def test_a_frame_larger_than_allowed_is_not_taken_into_memory(
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x01"), frame(b"\x82\xa8protocol\x03\xa7secured\xc2")],
+    [b"", b"x" * 100, frame(b"\x80"), frame(b"\x81\xa8protocol\x01"), frame(b"\x82\xa8protocol\x04\xa7secured\xc2")],
 )
 def test_an_actor_survives_a_learner_that_sends_invalid_frames(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

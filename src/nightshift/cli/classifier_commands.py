@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nightshift.cli.commands import enter
+from nightshift.data import sources
 from nightshift.pipeline.run import Session
 from nightshift.project import paths
 from nightshift.telemetry.console import console
@@ -28,7 +29,7 @@ def record(policy: Path, episodes: int, temperature: float) -> None:
     for task, (successes, count) in found.items():
         console.print(f"{task}: {successes} of {count} episodes succeeded")
     console.print(f"[bold]{paths.ROLLOUTS}[/]  to learn from them, write in params.yaml under classifier:")
-    console.print(Text(f"  sources: [demos, {classifier.ROLLOUTS}]", style="cyan"))
+    console.print(Text(f"  sources: [demos, {sources.ROLLOUTS}]", style="cyan"))
 
 
 def train() -> None:

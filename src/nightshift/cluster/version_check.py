@@ -14,6 +14,10 @@ from nightshift.project import packages
 
 CODE = "nightshift's code"
 _SHOWN = 12
+_RAY_REMEDY = (
+    "install the driver's commit and its constraints.txt on that node, start its ray again, and run again: it resumes "
+    "(docs/cluster.md)"
+)
 
 
 def versions(suite: str | None) -> dict[str, str]:
@@ -25,8 +29,8 @@ def versions(suite: str | None) -> dict[str, str]:
     return {**(envs.versions(suite) if suite else {}), **computing, CODE: _code()[:_SHOWN]}
 
 
-def mismatch_error(driver: Mapping[str, str], suite: str | None) -> RolloutError | None:
-    """The error that ends the run if versions here differ from the driver's: results of the two must not mix."""
+def mismatch_error(driver: Mapping[str, str], suite: str | None, remedy: str = _RAY_REMEDY) -> RolloutError | None:
+    """The error if versions here differ from the driver's: results of the two must not mix."""
     here = versions(suite)
     different = [
         f"{name} {here.get(name, 'none')}, the driver {driver.get(name, 'none')}"
@@ -37,8 +41,7 @@ def mismatch_error(driver: Mapping[str, str], suite: str | None) -> RolloutError
         return None
     return RolloutError(
         f"the node {socket.gethostname()} is not like the driver's: it has {'; '.join(different)}",
-        "install the driver's commit and its constraints.txt on that node, start its ray again, and run again: "
-        "it resumes (docs/cluster.md)",
+        remedy,
     )
 
 

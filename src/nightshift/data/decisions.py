@@ -20,7 +20,7 @@ from nightshift.policies.base import Policy, observation_dtype
 from nightshift.types import INSTRUCTION, Array, Provenance, Trajectory
 
 CONTROL_STEPS = "control_steps"
-"""In the metadata of an episode of decisions: how many steps of the simulator it has."""
+"""In the metadata of an episode of decisions: how many steps the simulator made for it, also after its end."""
 
 
 def decision_episode(trajectory: Trajectory, provenance: Provenance, discount: float) -> Episode:

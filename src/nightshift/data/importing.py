@@ -25,7 +25,7 @@ from nightshift.data.episode import Episode, columns
 from nightshift.data.episode_store import SCHEMA, EpisodeStore
 from nightshift.data.formats import EpisodeRef
 from nightshift.data.limits import Limits
-from nightshift.data.sources import ALL_IMPORTS, DEMOS
+from nightshift.data.sources import ALL_IMPORTS, DEMOS, ROLLOUTS
 from nightshift.errors import DataError
 from nightshift.project import locks, paths
 
@@ -46,10 +46,11 @@ class Import:
     limits: Limits = unpacking.DEFAULT
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or self.name in (DEMOS, ALL_IMPORTS):
+        if not _NAME.fullmatch(self.name) or self.name in (DEMOS, ROLLOUTS, ALL_IMPORTS):
             raise DataError(
                 f"{self.name!r} cannot be the name of an import",
-                f"use letters, digits, _ and -; {DEMOS} is taken by the stage collect, {ALL_IMPORTS} means all of them",
+                f"use letters, digits, _ and -; {DEMOS} is taken by the stage collect, {ROLLOUTS} by the success "
+                f"classifier, {ALL_IMPORTS} means all of them",
             )
         with formats.reading(str(self.path)):
             if not self.path.exists():

@@ -11,6 +11,8 @@ from nightshift.project import paths
 
 DEMOS = "demos"
 """The name of the source that the stage collect writes."""
+ROLLOUTS = "rollouts"
+"""The name of the source that `nightshift classifier record` writes, for the success classifier alone."""
 ALL_IMPORTS = "imports"
 """Stands for every import there is."""
 

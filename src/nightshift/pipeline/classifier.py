@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from nightshift import config, envs, files, policies
@@ -29,12 +30,11 @@ from nightshift.project import paths
 from nightshift.reports import classifier as report
 from nightshift.rewards import classifier, segments, training
 from nightshift.rewards.classifier import SuccessClassifier, Trained
+from nightshift.rollouts.provenance import provenance
 from nightshift.statistics.classification import Confusion
 from nightshift.telemetry import progress
-from nightshift.types import INSTRUCTION, Provenance, RolloutRequest, Task, Trajectory
+from nightshift.types import INSTRUCTION, RolloutRequest, Task
 
-ROLLOUTS = "rollouts"
-"""The name of the source that `record` writes."""
 _LOG_EVERY = 20
 """Gradient steps between two losses in MLflow."""
 _SEED_DOMAIN = 3
@@ -125,7 +125,7 @@ def record(session: Session, policy: Path, episodes: int, temperature: float) ->
             split="train",
             init_state=state,
             controller="sample",
-            seed=_SEED_DOMAIN,
+            seed=_seed_of(session.params.seed, task, state),
             temperature=temperature,
             cameras=tuple(cameras),
         )
@@ -137,7 +137,8 @@ def record(session: Session, policy: Path, episodes: int, temperature: float) ->
         for _, (played,) in session.pool(env).run(requests, snapshot(player)):
             if played.valid:
                 name = played.request.task
-                store.put(_key(name, played.request.init_state), _recorded(played, tasks[name], session.commit))
+                origin = provenance(played.request, tasks.values(), session.commit)
+                store.put(_key(name, played.request.init_state), decision_episode(played, origin, discount=1.0))
                 counts[name] = counts[name][0] + played.success, counts[name][1] + 1
             advance(f"{sum(good for good, _ in counts.values())} successes")
     return counts
@@ -161,32 +162,25 @@ def _unplayed(store: EpisodeStore, task: Task, states: config.States, episodes: 
     return free[:episodes]
 
 
+def _seed_of(seed: int, task: Task, state: int) -> int:
+    """Of an episode's own noise."""
+    return int(np.random.SeedSequence([seed, _SEED_DOMAIN, task.index, state]).generate_state(1)[0])
+
+
 def _key(task: str, state: int) -> str:
     return f"{task}-{state:05d}"
 
 
-def _recorded(played: Trajectory, task: Task, commit: str) -> Episode:
-    request = played.request
-    origin = Provenance(
-        source="policy",
-        suite=task.suite,
-        task=task.name,
-        language=task.language,
-        split=request.split,
-        init_state=request.init_state,
-        seed=request.seed,
-        versions=envs.versions(task.suite),
-        commit=commit,
-    )
-    return decision_episode(played, origin, discount=1.0)
-
-
 def _episodes(settings: config.Classifier) -> list[Episode]:
-    return [episode for source in settings.sources for store in _stores(source) for episode in store]
+    return [episode for store in _all_stores(settings) for episode in store]
+
+
+def _all_stores(settings: config.Classifier) -> list[EpisodeStore]:
+    return [store for source in sources.resolved(settings.sources) for store in _stores(source)]
 
 
 def _stores(source: str) -> list[EpisodeStore]:
-    if source != ROLLOUTS:
+    if source != sources.ROLLOUTS:
         return [sources.open_store(source)]
     folders = sorted(folder for folder in paths.ROLLOUTS.glob("[!.]*") if folder.is_dir())
     if not folders:
@@ -196,7 +190,7 @@ def _stores(source: str) -> list[EpisodeStore]:
 
 def _identity(settings: config.Classifier) -> str:
     """Of the episodes of all sources."""
-    found = [files.identity(store.folder) for source in settings.sources for store in _stores(source)]
+    found = [files.identity(store.folder) for store in _all_stores(settings)]
     return hashlib.sha256("".join(found).encode()).hexdigest()
 
 

@@ -24,6 +24,7 @@ from nightshift.project import packages, paths
 from nightshift.project.graph import Definition
 from nightshift.rewards.reward import check_reward
 from nightshift.rollouts.validation import check_validation_states
+from nightshift.stream import listening
 from nightshift.types import INSTRUCTION
 
 Check = Callable[[config.Params], None]
@@ -119,6 +120,7 @@ def _check_validation(params: config.Params, algorithm: str) -> None:
 def _check_rlpd(params: config.Params) -> None:
     _check_validation(params, "rlpd")
     if "rlpd" in params.algorithms:
+        listening.address(params.machine.listen)
         check_reward(params.rlpd.reward, params.env)
 
 

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 
 from nightshift import config, envs
-from nightshift.data.decisions import decision_episode
+from nightshift.data.decisions import CONTROL_STEPS, decision_episode
 from nightshift.data.episode import Episode
 from nightshift.errors import DataError
 from nightshift.project import paths
@@ -67,7 +67,7 @@ class ClassifierReward:
         judged = _without(_cut(trajectory, decisions), trajectory.beside)
         episode = decision_episode(judged, provenance, discount)
         verdict = _verdict(trajectory, None if decisions is None else judged.length, self._trained.ambiguous_steps)
-        return replace(episode, metadata={**episode.metadata, _VERDICT: verdict})
+        return replace(episode, metadata={**episode.metadata, CONTROL_STEPS: trajectory.length, _VERDICT: verdict})
 
     def _first_success(self, trajectory: Trajectory, language: str) -> int | None:
         """After how many decisions; what was seen before the first one is not judged."""
@@ -76,7 +76,8 @@ class ClassifierReward:
             for name in self._cameras
         }
         frames: Observation = {**seen, INSTRUCTION: np.full(len(seen[self._cameras[0]]), language)}
-        (found,) = np.nonzero(self._trained.network.probabilities(frames) >= self._trained.threshold)
+        scores = self._trained.network.probabilities(frames).astype(np.float64)  # as the threshold was chosen
+        (found,) = np.nonzero(scores >= self._trained.threshold)
         return int(found[0]) + 1 if found.size else None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
@@ -17,29 +19,33 @@ import torch
 
 from nightshift import config, envs
 from nightshift.cluster import version_check
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.decisions import lost_episode
 from nightshift.data.episode import NO_POLICY, Episode
 from nightshift.data.experience import Order
 from nightshift.envs.splits import split_training_states
-from nightshift.errors import NightshiftError, RolloutError
+from nightshift.errors import DataError, NightshiftError, RolloutError, StatesNotDrawn
 from nightshift.policies.snapshot import restore
-from nightshift.rewards.reward import Reward, open_reward
+from nightshift.project import paths
+from nightshift.rewards.reward import Reward, check_reward, open_reward
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import Tickets, play_tickets
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.opening import engine_settings
 from nightshift.rollouts.provenance import provenance
 from nightshift.stream.experience import job_from_weights, orders_from_weights, with_ticket
-from nightshift.stream.link import Link
+from nightshift.stream.link import LearnerChanged, Link, LinkDown
+from nightshift.stream.listening import token_of_user
 from nightshift.stream.sender import Sender
 from nightshift.stream.spool import Spool
 from nightshift.stream.tcp_link import TcpLink
 from nightshift.types import Task, Trajectory
 
-TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
-"""The environment variable with the token that a learner and its actors on other machines share."""
 _POLL_SECONDS = 0.02
 _JOIN_SECONDS = 1.0
+_OTHER_VERSIONS = "check out the learner's commit here, install its constraints.txt, and start the actor again"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,8 @@ class ActorSpec:
     """Of its spool."""
     learner: tuple[str, int]
     """Host and port."""
+    incarnation: str
+    """Of the learner."""
     token: str | None = field(repr=False)
     seed: int
     env: config.Env
@@ -72,6 +80,8 @@ class JobDescription:
     """What actors of one learner have in common, also those on other machines."""
 
     run: str
+    incarnation: str
+    """Of the learner."""
     seed: int
     env: config.Env
     states: config.States
@@ -79,14 +89,20 @@ class JobDescription:
     reward: str
     commit: str
     versions: Mapping[str, str]
+    init_states: Mapping[str, str]
+    """Digest of the training states of every task."""
     at_once: int
 
     def to_json(self) -> dict[str, Any]:
         sections = {"env": self.env.model_dump(mode="json"), "states": self.states.model_dump(mode="json")}
-        return {**vars(self), **sections, "versions": dict(self.versions)}
+        return {**vars(self), **sections, "versions": dict(self.versions), "init_states": dict(self.init_states)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> JobDescription:
+        """RolloutError if another version of the code wrote it, before what it may have changed is read."""
+        suite = content["env"]["suite"]
+        if different := version_check.mismatch_error(content["versions"], suite, _OTHER_VERSIONS):
+            raise different
         env, states = config.Env.model_validate(content["env"]), config.States.model_validate(content["states"])
         return cls(**{**content, "env": env, "states": states})
 
@@ -98,6 +114,7 @@ class JobDescription:
             run=self.run,
             folder=folder,
             learner=learner,
+            incarnation=self.incarnation,
             token=token,
             seed=self.seed,
             env=self.env,
@@ -133,6 +150,24 @@ class TicketsInPlay:
         return int(self._steps.value)
 
 
+class HangWatch:
+    """Tells how long the simulators of an actor have made no step."""
+
+    def __init__(self, in_play: TicketsInPlay, clock: Callable[[], float] = time.monotonic) -> None:
+        self._in_play = in_play
+        self._clock = clock
+        self._last_seen: object = None
+        self._since = clock()
+
+    def seconds_without_step(self) -> float:
+        """How long the tickets in play and the number of steps have been what they are; 0 if nothing is in play."""
+        tickets = self._in_play.get()
+        seen = (tickets, self._in_play.steps)
+        if not tickets or seen != self._last_seen:
+            self._last_seen, self._since = seen, self._clock()
+        return self._clock() - self._since
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recorder:
     """Makes episodes of what was played: the same in every process."""
@@ -156,6 +191,11 @@ def make_tickets(tasks: Sequence[Task], states: config.States, seed: int, reward
     return Tickets(chosen, seed=seed, reward=reward)
 
 
+def init_state_digests(env: config.Env) -> dict[str, str]:
+    """Of the training states, by task."""
+    return {task.name: envs.init_states_digest(task, "train") for task in envs.tasks(env)}
+
+
 def run_actor(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
     """The main function of an actor's process; it ends when learning is over, or with the learner.
 
@@ -174,26 +214,95 @@ def run_actor(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> No
 
 
 def join_learner(learner: tuple[str, int], name: str, spools: Path, machine: config.Machine) -> None:
-    """Play for a learner on another machine until learning is over; `spools` is the folder of all actors here."""
+    """Play for a learner on another machine until learning is over; `spools` is the folder of all actors here.
+
+    A learner that is started again is joined again from the start: its job may be another one, and of its tickets none
+    counts as played. LinkDown if there is no learner, or it has another token.
+    """
     torch.set_num_threads(1)
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = token_of_user()
     described = _wait_for_job(TcpLink(*learner, token=token))
-    if different := version_check.mismatch_error(described.versions, described.env.suite):
-        raise different
+    while True:
+        try:
+            return _play_for(described, learner, name, spools, machine)
+        except LearnerChanged as changed:
+            _log.warning("%s; it is joined again", changed.what)
+            described = _wait_for_job_of_restarted(learner, token)
+
+
+def _play_for(
+    described: JobDescription, learner: tuple[str, int], name: str, spools: Path, machine: config.Machine
+) -> None:
+    _check_reward(described)
+    _check_init_states(described)
     folder = spools / described.run / name
+    token = token_of_user()
     spec = described.actor(name, folder=folder, learner=learner, token=token, machine=machine)
     in_play = TicketsInPlay(multiprocessing.get_context("spawn"), described.at_once)
-    act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
+    with _ending_if_hung(in_play):
+        act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
+
+
+def _check_reward(described: JobDescription) -> None:
+    """What the reward asks of this machine; the learner has found nothing wrong with it."""
+    try:
+        check_reward(described.reward, described.env)
+    except DataError as error:
+        raise DataError(error.what, f"copy {paths.CLASSIFIER} of the learner's project to this one") from None
+
+
+def _check_init_states(described: JobDescription) -> None:
+    """Drawn states may be others here, under the same numbers."""
+    remedy = f"copy {paths.INIT_STATES} of the learner's project to this one, and start the actor again"
+    try:
+        here = init_state_digests(described.env)
+    except StatesNotDrawn as error:
+        raise StatesNotDrawn(error.what, remedy) from None
+    different = [task for task, digest in described.init_states.items() if here[task] != digest]
+    if different:
+        raise DataError(f"the init states of {', '.join(different)} are not the learner's", remedy)
+
+
+@contextmanager
+def _ending_if_hung(in_play: TicketsInPlay) -> Iterator[None]:
+    """End the process if its simulators make no step for TIMEOUT_SECONDS, so that its tickets go to another actor.
+
+    The learner cannot see that they hang: the sender's thread goes on polling.
+    """
+    watch, over = HangWatch(in_play), threading.Event()
+
+    def end_if_hung() -> None:
+        while not over.wait(_JOIN_SECONDS):
+            if watch.seconds_without_step() > TIMEOUT_SECONDS:
+                _log.error("the simulators have made no step for %.0f s; start the actor again", TIMEOUT_SECONDS)
+                os._exit(1)
+
+    threading.Thread(target=end_if_hung, name="hang watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _wait_for_job(link: TcpLink) -> JobDescription:
-    """That of the first order. LinkDown if there is no learner, or it has another token."""
+    """That of the first order, and not of one that the learner published before it was started again."""
     try:
-        while (weights := link.weights(NO_POLICY)) is None:
+        while True:
+            weights = link.weights(NO_POLICY)
+            job = job_from_weights(weights) if weights else {}
+            if job.get("incarnation") == link.incarnation:
+                return JobDescription.from_json(job)
             time.sleep(_JOIN_SECONDS)
-        return JobDescription.from_json(job_from_weights(weights))
     finally:
         link.close()
+
+
+def _wait_for_job_of_restarted(learner: tuple[str, int], token: str | None) -> JobDescription:
+    """Also while it is down again: it was there once with this token."""
+    while True:
+        with suppress(LinkDown):
+            return _wait_for_job(TcpLink(*learner, token=token))
+        time.sleep(_JOIN_SECONDS)
 
 
 def open_simulators(spec: ActorSpec, in_play: TicketsInPlay) -> Pool:
@@ -202,7 +311,7 @@ def open_simulators(spec: ActorSpec, in_play: TicketsInPlay) -> Pool:
 
 def open_link(spec: ActorSpec) -> TcpLink:
     host, port = spec.learner
-    return TcpLink(host, port, actor=spec.name, token=spec.token)
+    return TcpLink(host, port, actor=spec.name, token=spec.token, incarnation=spec.incarnation)
 
 
 def _end_with_learner() -> None:
@@ -215,17 +324,12 @@ def _end_with_learner() -> None:
 
 def act(spec: ActorSpec, pool: Pool, link: Link, in_play: TicketsInPlay) -> None:
     """Play what is ordered over the link until learning is over."""
-    spool = Spool(spec.folder, run=spec.run, actor=spec.name)
-    sender = Sender(spool, link, poll_interval=_POLL_SECONDS)
-    player = _Player(spec, pool, spool, in_play)
-    try:
-        for orders, assigned in _published(sender, spool):
-            for order in orders:
-                player.play(order, assigned)
-    finally:
-        sender.close()
-        spool.close()
-        pool.close()
+    with closing(pool), Spool(spec.folder, run=spec.run, actor=spec.name) as spool:
+        player = _Player(spec, pool, spool, in_play)  # before the first poll, which is answered with tickets
+        with Sender(spool, link, poll_interval=_POLL_SECONDS) as sender:
+            for orders, assigned in _published(sender, spool):
+                for order in orders:
+                    player.play(order, assigned)
 
 
 def _published(sender: Sender, spool: Spool) -> Iterator[tuple[list[Order], dict[int, str]]]:

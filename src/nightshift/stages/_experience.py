@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience
-from nightshift.errors import ConfigError, NightshiftError, RolloutError
+from nightshift.errors import NightshiftError, RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rewards.reward import open_reward
@@ -27,20 +27,20 @@ from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import LocalExperience
 from nightshift.rollouts.retries import MAX_ATTEMPTS, MAX_INVALID, MAX_INVALID_SHARE
 from nightshift.stages._actor import (
-    TOKEN_VARIABLE,
     ActorSpec,
+    HangWatch,
     JobDescription,
     Recorder,
     TicketsInPlay,
+    init_state_digests,
     make_tickets,
     run_actor,
 )
+from nightshift.stream import listening
 from nightshift.stream.experience import StreamedExperience
 from nightshift.stream.link import LearnerEndpoint
 from nightshift.stream.server import Server
 
-_LOOPBACK = "127.0.0.1"
-_EVERYWHERE = ("0.0.0.0", "::")
 _GOODBYE_SECONDS = 10.0
 _RESTARTS = 3
 """Of an actor between two episodes that arrive; after that the stage ends."""
@@ -125,10 +125,8 @@ class _Actor:
     ) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._main = main
-        self._clock = clock
-        self._last_seen: object = None
-        self._since = clock()
         self.in_play = TicketsInPlay(self._context, most_in_play)
+        self._watch = HangWatch(self.in_play, clock)
         self.refill()
         self.start(spec)
 
@@ -145,12 +143,7 @@ class _Actor:
         self.process.join()
 
     def seconds_without_step(self) -> float:
-        """How long the tickets in play and the number of steps have been what they are; 0 if nothing is in play."""
-        tickets = self.in_play.get()
-        seen = (tickets, self.in_play.steps)
-        if not tickets or seen != self._last_seen:
-            self._last_seen, self._since = seen, self._clock()
-        return self._clock() - self._since
+        return self._watch.seconds_without_step()
 
     @property
     def is_alive(self) -> bool:
@@ -209,24 +202,26 @@ def _streamed(
 ) -> Iterator[StreamedExperience]:
     """Start the actors; stop them when learning is over."""
     run = paths.short(job.fingerprint)
-    token = os.environ.get(TOKEN_VARIABLE)
-    listen = _address(job.machine.listen, token)
-    described = JobDescription(
-        run=run,
-        seed=seed,
-        env=env,
-        states=states,
-        discount=rlpd.discount,
-        reward=rlpd.reward,
-        commit=job.commit,
-        versions=version_check.versions(env.suite),
-        at_once=rlpd.episodes_at_once,
-    )
+    listen = listening.address(job.machine.listen)
+    token = listening.token_of_user() or secrets.token_hex()  # other users of this machine reach loopback, too
     with (
         LearnerEndpoint.open(job.state, run=run) as endpoint,
         Server(endpoint, host=listen[0], port=listen[1], token=token) as server,
     ):
-        host = _LOOPBACK if listen[0] in _EVERYWHERE else listen[0]
+        described = JobDescription(
+            run=run,
+            incarnation=endpoint.incarnation,
+            seed=seed,
+            env=env,
+            states=states,
+            discount=rlpd.discount,
+            reward=rlpd.reward,
+            commit=job.commit,
+            versions=version_check.versions(env.suite),
+            init_states=init_state_digests(env),
+            at_once=rlpd.episodes_at_once,
+        )
+        host = listening.host_of_this_machine(listen[0])
         specs = [
             described.actor(
                 f"actor-{index}",
@@ -251,16 +246,3 @@ def _streamed(
             actors.join()
         finally:
             actors.kill()
-
-
-def _address(listen: str, token: str | None) -> tuple[str, int]:
-    """Host and port; by default a free port on loopback."""
-    if not listen:
-        return _LOOPBACK, 0
-    if token is None:
-        raise ConfigError(
-            f"machine.listen is {listen}, and other machines need a token to connect",
-            f'export {TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex())"), here and there',
-        )
-    host, _, port = listen.rpartition(":")
-    return host, int(port)

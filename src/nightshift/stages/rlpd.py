@@ -177,10 +177,10 @@ def _warm_up(training: _Training, rlpd: config.Rlpd) -> None:
 
 def _mean(updates: Sequence[Metrics]) -> dict[str, float]:
     """Of every metric, over the updates that have it."""
-    names = {name for metrics in updates for name in metrics}
+    found = {name for metrics in updates for name in metrics}
     return {
         name: torch.stack([metrics[name] for metrics in updates if name in metrics]).mean().item()
-        for name in sorted(names)
+        for name in sorted(found)
     }
 
 

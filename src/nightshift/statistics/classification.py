@@ -19,7 +19,7 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """Counts of independent cases."""
+    """Counts of cases, which the intervals take to be independent."""
 
     true_positives: int
     false_positives: int
@@ -72,7 +72,8 @@ def threshold_for(scores: Sequence[float], positive: Sequence[bool], precision: 
     """The lowest threshold whose precision is at least `precision`, by the lower end of its 95 % interval.
 
     Candidates are the scores of positives: a threshold at the score of a negative accepts that negative for nothing.
-    The result lies half-way to the next score below. DataError if none reaches it.
+    The result lies half-way to the next score below. DataError if none reaches it. Its interval on the same data is
+    optimistic, since it is the first of many that passes: quote the one on other data.
     """
     values, actual = np.asarray(scores, np.float64), np.asarray(positive, np.bool_)
     candidates = sorted(set(values[actual].tolist()))

@@ -12,6 +12,8 @@ nothing that was not ordered: a learner that stands still holds them back after 
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +25,11 @@ import torch
 from nightshift.data.episode import Episode
 from nightshift.data.experience import Experience, Order
 from nightshift.data.tensors import Column
-from nightshift.errors import StreamError
+from nightshift.errors import DataError, StreamError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.stream.inbox import Inbox, StoredEpisode
 from nightshift.stream.link import LearnerEndpoint
+from nightshift.stream.roster import ABSENT_SECONDS
 from nightshift.stream.spool import SPOOLED
 from nightshift.stream.weights import Weights
 from nightshift.telemetry import experience as names
@@ -38,6 +41,8 @@ _TICKET, _LOST, _COUNTERS = "ticket", "lost", "counters"
 _CHECK_SECONDS = 1.0
 _Received = tuple[StoredEpisode, bool]
 """An episode, and whether the simulator failed in it."""
+
+_log = logging.getLogger(__name__)
 
 
 def orders_to_arrays(orders: Sequence[Order], assigned: Mapping[int, str], job: Mapping[str, Any]) -> dict[str, Column]:
@@ -153,11 +158,13 @@ class StreamedExperience(Experience):
         summed: Counter[str] = Counter()
         for counters in self._counters.values():
             summed.update(counters)
+        present = self._roster.present()
+        spooled = sum(counters.get(SPOOLED, 0.0) for actor, counters in self._counters.items() if actor in present)
         return {
             **self._inbox.metrics(),
             **{name: float(value) for name, value in summed.items() if name != SPOOLED},
             names.ORDERED: float(sum(len(self._missing(order.tickets)) for order in self._orders)),
-            names.SPOOLED: float(summed[SPOOLED]),
+            names.SPOOLED: float(spooled),
             names.RECEIVED: float(sum(ticket >= self._collected for ticket in self._by_ticket)),
             names.PUBLISHED_VERSION: float(self._publisher.version),
         }
@@ -188,7 +195,11 @@ class StreamedExperience(Experience):
         self._assigned = kept
 
     def _collect(self, order: Order) -> list[StoredEpisode]:
+        since, is_warned = time.monotonic(), False
         while self._missing(order.tickets):
+            if not is_warned and time.monotonic() - since > ABSENT_SECONDS and not self._roster.present():
+                _log.warning("no actor has connected for %.0f s: episodes are waited for", ABSENT_SECONDS)
+                is_warned = True
             self._inbox.check()
             self._check_rejected()
             self._check_actors()
@@ -199,6 +210,13 @@ class StreamedExperience(Experience):
 
     def _stored(self, tickets: Iterable[int]) -> list[StoredEpisode]:
         self._receive()
+        tickets = list(tickets)
+        if missing := self._missing(tickets):
+            raise DataError(
+                f"the episodes of the tickets {', '.join(map(str, missing))} were learned from, and "
+                f"{self._inbox.folder} has them no more",
+                "bring their files back, or remove the folder of checkpoints and run again: they are played again",
+            )
         received = (self._by_ticket[ticket] for ticket in tickets)
         return [episode for episode, is_lost in received if not is_lost]
 

@@ -1,6 +1,6 @@
 """The handshake of a connection: both sides prove that they know the token without sending it.
 
-    learner ─▶ {protocol, secured, nonce, largest}
+    learner ─▶ {protocol, secured, nonce, largest, incarnation}
     actor   ─▶ {nonce, proof: HMAC(token, "actor" + both nonces)}
     learner ─▶ {proof: HMAC(token, "learner" + both nonces)}, or {error}
 
@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from dataclasses import dataclass
 
 from nightshift.errors import StreamError
 from nightshift.stream.wire import Channel, ProtocolError, bytes_field, int_field, str_field
 
-PROTOCOL = 3
+PROTOCOL = 4
 _NONCE_BYTES = 32
 _MIN_TOKEN_LENGTH = 16
 
@@ -33,11 +34,22 @@ def check_token(token: str | None) -> None:
         )
 
 
-def server_handshake(channel: Channel, token: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a learner says of itself."""
+
+    largest: int
+    """Bytes of the largest episode that it accepts."""
+    incarnation: str
+    """Differs whenever a learner is started."""
+
+
+def server_handshake(channel: Channel, token: str | None, incarnation: str) -> None:
     """The learner's side of the handshake."""
     ours = secrets.token_bytes(_NONCE_BYTES)
-    hello = {"protocol": PROTOCOL, "secured": token is not None, "nonce": ours, "largest": channel.max_payload}
-    channel.send(hello)
+    secured = token is not None
+    welcome = {"largest": channel.max_payload, "incarnation": incarnation}
+    channel.send({"protocol": PROTOCOL, "secured": secured, "nonce": ours, **welcome})
     answer, _ = channel.receive(max_payload=0)
     theirs = _nonce(bytes_field(answer, "nonce"))
     if token is None:
@@ -49,8 +61,8 @@ def server_handshake(channel: Channel, token: str | None) -> None:
     channel.send({"proof": _proof(token, b"learner", ours + theirs)})
 
 
-def client_handshake(channel: Channel, token: str | None) -> int:
-    """The actor's side of the handshake; returns the largest episode in bytes that the learner accepts."""
+def client_handshake(channel: Channel, token: str | None) -> Welcome:
+    """The actor's side of the handshake."""
     hello, _ = channel.receive(max_payload=0)
     if int_field(hello, "protocol") != PROTOCOL:
         raise AuthenticationError(f"the learner uses protocol version {hello['protocol']} and this actor {PROTOCOL}")
@@ -64,7 +76,7 @@ def client_handshake(channel: Channel, token: str | None) -> int:
         raise AuthenticationError(str_field(answer, "error"))
     if token and not hmac.compare_digest(bytes_field(answer, "proof"), _proof(token, b"learner", nonces)):
         raise AuthenticationError("the learner does not know the token")
-    return int_field(hello, "largest")
+    return Welcome(int_field(hello, "largest"), str_field(hello, "incarnation"))
 
 
 def _proof(token: str, side: bytes, nonces: bytes) -> bytes:

@@ -58,7 +58,7 @@ class StoredEpisode:
         if checksum([content.data]) != self.header.checksum:
             raise DataError(
                 f"{self.path} is damaged: its checksum is not the one in its name",
-                "restore it from a backup, or move it out of the folder to go on without it",
+                "restore it from a backup",
             )
 
 
@@ -85,6 +85,11 @@ class Inbox(Closing):
         self._failure: NightshiftError | OSError | None = None
         self._last_rejection = ""
         self._has_room: Callable[[], bool] = lambda: True
+
+    @property
+    def folder(self) -> Path:
+        """Of the stored episodes."""
+        return self._store.folder
 
     @property
     def transitions(self) -> int:

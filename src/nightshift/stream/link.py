@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,10 @@ WEIGHTS_FOLDER = "weights"
 
 class LinkDown(StreamError):
     """The learner cannot be reached or reports an error; the sender retries."""
+
+
+class LearnerChanged(NightshiftError):
+    """Another learner, or the same one started again, is at the address: it knows nothing of what was ordered."""
 
 
 class Link(Protocol):
@@ -44,6 +49,8 @@ class LearnerEndpoint(Closing):
     inbox: Inbox
     publisher: WeightPublisher
     roster: Roster = field(default_factory=Roster)
+    incarnation: str = field(default_factory=secrets.token_hex)
+    """Differs whenever the learner is started: an actor with orders of an earlier one must ask for its job again."""
 
     @classmethod
     def open(cls, folder: Path, *, run: str, ranges: Mapping[str, Range] | None = None) -> LearnerEndpoint:

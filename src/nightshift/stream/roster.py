@@ -1,4 +1,4 @@
-"""The actors of a learner, known by their polls for weights, which go on while they play."""
+"""The actors of a learner, known by their requests: polls for weights go on while they play."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nightshift.data.episode import NO_POLICY
+
 ABSENT_SECONDS = 30.0
-"""Without a poll for so long an actor counts as gone; one that is started again is back sooner."""
+"""Without a request for so long an actor counts as gone; one that is started again is back sooner."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Poll:
-    time: float
-    version: int  # of the weights that the actor has since
+class _Seen:
+    until: float  # when the actor counts as gone
+    version: int  # of the weights that it has
 
 
 class Roster:
@@ -22,27 +24,33 @@ class Roster:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last_polls: dict[str, _Poll] = {}
-        self._polled = threading.Condition()
+        self._seen: dict[str, _Seen] = {}
+        self._noted = threading.Condition()
 
     def note(self, actor: str, version: int) -> None:
         """An actor has polled, and has the weights of this version now."""
-        with self._polled:
-            self._last_polls[actor] = _Poll(self._clock(), version)
-            self._polled.notify_all()
+        with self._noted:
+            self._seen[actor] = _Seen(self._clock() + ABSENT_SECONDS, version)
+            self._noted.notify_all()
+
+    def note_transfer(self, actor: str, seconds: float) -> None:
+        """A frame from or to an actor has begun, which may take so long: meanwhile the actor cannot poll."""
+        with self._noted:
+            version = self._seen[actor].version if actor in self._seen else NO_POLICY
+            self._seen[actor] = _Seen(self._clock() + seconds + ABSENT_SECONDS, version)
 
     def present(self) -> list[str]:
-        """The names of the actors that polled lately."""
-        with self._polled:
+        """The names of the actors with a request lately."""
+        with self._noted:
             return self._present()
 
     def wait_until_all_have(self, version: int, timeout: float) -> bool:
         """Wait until the actors that are present have weights of this version; False after the timeout."""
-        with self._polled:
-            return self._polled.wait_for(
-                lambda: all(self._last_polls[actor].version >= version for actor in self._present()), timeout
+        with self._noted:
+            return self._noted.wait_for(
+                lambda: all(self._seen[actor].version >= version for actor in self._present()), timeout
             )
 
     def _present(self) -> list[str]:
-        since = self._clock() - ABSENT_SECONDS
-        return sorted(actor for actor, poll in self._last_polls.items() if poll.time >= since)
+        now = self._clock()
+        return sorted(actor for actor, seen in self._seen.items() if seen.until >= now)

@@ -29,6 +29,11 @@ from nightshift.stream.wire import (
 IDLE_TIMEOUT = 300.0
 """Seconds without a request after which a connection is closed; a running actor polls for weights every second."""
 MAX_CONNECTIONS = 128
+"""Of peers that have proved that they know the token, or need none."""
+MAX_HANDSHAKES = 32
+"""Of peers that have not yet."""
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds that each frame of a handshake may take: strangers must not keep actors out for long."""
 _MAX_REASON_LENGTH = 2000
 
 _log = logging.getLogger(__name__)
@@ -49,9 +54,11 @@ class Server(Closing):
         check_token(token)
         self._endpoint = endpoint
         self._token = token
-        self._open = partial(Channel, timeout=timeout, max_payload=max_payload)
+        self._open = partial(Channel, max_payload=max_payload)
+        self._timeout = timeout
         self._listener = _listen(host, port, token)
         self._connections: set[socket.socket] = set()
+        self._handshakes: set[socket.socket] = set()  # those of them that have not proved themselves
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._closing = False
@@ -88,20 +95,24 @@ class Server(Closing):
 
     def _start_thread(self, connection: socket.socket, peer: str) -> None:
         with self._lock:
-            if self._closing or len(self._connections) >= MAX_CONNECTIONS:
+            proved = len(self._connections) - len(self._handshakes)
+            if self._closing or proved >= MAX_CONNECTIONS or len(self._handshakes) >= MAX_HANDSHAKES:
                 _log.warning("refused the connection of %s: %d are connected", peer, len(self._connections))
                 connection.close()
                 return
             thread = threading.Thread(target=self._serve, args=(connection, peer), name=f"actor {peer}", daemon=True)
             self._connections.add(connection)
+            self._handshakes.add(connection)
             self._threads.add(thread)
         thread.start()
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
-            channel = self._open(connection)
-            server_handshake(channel, self._token)
-            self._answer_requests(channel, connection)
+            timeout = min(self._timeout, HANDSHAKE_TIMEOUT)
+            server_handshake(self._open(connection, timeout=timeout), self._token, self._endpoint.incarnation)
+            with self._lock:
+                self._handshakes.discard(connection)
+            self._answer_requests(self._open(connection, timeout=self._timeout), connection)
         except ConnectionClosed:
             pass
         except (ProtocolError, AuthenticationError, OSError, MemoryError) as error:
@@ -111,6 +122,7 @@ class Server(Closing):
             connection.close()
             with self._lock:
                 self._connections.discard(connection)
+                self._handshakes.discard(connection)
                 self._threads.discard(threading.current_thread())
 
     def _answer_requests(self, channel: Channel, connection: socket.socket) -> None:
@@ -127,11 +139,15 @@ class Server(Closing):
             last = answering.submit(lambda: None)
             try:
                 while not self._closing:
-                    request, payload = channel.receive(idle=IDLE_TIMEOUT)
+                    request, payload = channel.receive(idle=IDLE_TIMEOUT, begun=self._note_request)
                     last.result()
                     last = answering.submit(answer, request, payload)
             finally:
                 last.result()
+
+    def _note_request(self, request: dict[str, Any], seconds: float) -> None:
+        if actor := str_field(request, "actor"):
+            self._endpoint.roster.note_transfer(actor, seconds)
 
     def _answer(self, channel: Channel, request: dict[str, Any], payload: memoryview) -> None:
         try:
@@ -161,6 +177,8 @@ class Server(Closing):
         if weights is None:
             channel.send({"version": None})
         else:
+            if actor:
+                self._endpoint.roster.note_transfer(actor, channel.frame_timeout(len(weights.content)))
             channel.send({"version": weights.version}, weights.content)
         if actor:
             self._endpoint.roster.note(actor, weights.version if weights else newer_than)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from nightshift.errors import StreamError
-from nightshift.stream.handshake import check_token, client_handshake
-from nightshift.stream.link import LinkDown
+from nightshift.stream.handshake import Welcome, check_token, client_handshake
+from nightshift.stream.link import LearnerChanged, LinkDown
 from nightshift.stream.message import Ack, AckOutcome, Message, MessageHeader
 from nightshift.stream.weights import MAX_FILE_BYTES, Weights
 from nightshift.stream.wire import DEFAULT_TIMEOUT, Channel, ProtocolError, int_field, str_field
@@ -30,10 +30,12 @@ class TcpLink:
         *,
         actor: str = "",
         token: str | None = None,
+        incarnation: str = "",
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         """`actor`: its name, for a learner that orders episodes from the actors that it knows.
 
+        `incarnation` of the only learner to connect to, else LearnerChanged; "" connects to any, also after a restart.
         `timeout` is the time in seconds that the learner has to answer.
         """
         check_token(token)
@@ -42,7 +44,13 @@ class TcpLink:
         self._token = token
         self._timeout = timeout
         self._open: Channel | None = None
-        self._max_payload = 0
+        self._wanted = incarnation
+        self._welcome: Welcome | None = None
+
+    @property
+    def incarnation(self) -> str:
+        """Of the learner that it was connected to last."""
+        return self._welcome.incarnation if self._welcome else ""
 
     def send(self, messages: Iterable[Message]) -> Iterator[Ack]:
         in_flight: deque[MessageHeader] = deque()
@@ -76,10 +84,11 @@ class TcpLink:
     def _send_message(self, message: Message) -> Ack | None:
         """Send a message. One that is too large for the learner is rejected here, or it would be retried forever."""
         with self._channel() as channel:
-            if (size := len(message.payload)) > self._max_payload:
-                reason = f"{message.header.episode_id}: it has {size} bytes; the learner takes {self._max_payload}"
+            assert self._welcome is not None
+            if (size := len(message.payload)) > self._welcome.largest:
+                reason = f"{message.header.episode_id}: it has {size} bytes; the learner takes {self._welcome.largest}"
                 return Ack(message.header, "rejected", reason)
-            channel.send({"ask": "store", "key": message.header.key}, message.payload)
+            channel.send({"ask": "store", "key": message.header.key, "actor": self._actor}, message.payload)
         return None
 
     def _receive_ack(self, header: MessageHeader) -> Ack:
@@ -106,7 +115,10 @@ class TcpLink:
     def _connect(self) -> Channel:
         channel = Channel(socket.create_connection(self._address, self._timeout), timeout=self._timeout)
         try:
-            self._max_payload = client_handshake(channel, self._token)
+            self._welcome = client_handshake(channel, self._token)
+            if self._wanted not in ("", self._welcome.incarnation):
+                host, port = self._address
+                raise LearnerChanged(f"the learner at {host}:{port} was started again", "start the actor again")
         except BaseException:
             channel.close()
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -57,14 +57,21 @@ class Channel:
 
     def send(self, header: Mapping[str, Any], payload: Buffer = b"") -> None:
         head = msgpack.packb(dict(header))
-        deadline = time.monotonic() + self._frame_timeout(len(payload))
+        deadline = time.monotonic() + self.frame_timeout(len(payload))
         self._send_all(_PREFIX.pack(MAGIC, len(head), len(payload)) + head, deadline)
         self._send_all(payload, deadline)
 
     def receive(
-        self, *, idle: float | None = None, max_payload: int | None = None
+        self,
+        *,
+        idle: float | None = None,
+        max_payload: int | None = None,
+        begun: Callable[[dict[str, Any], float], None] = lambda header, seconds: None,
     ) -> tuple[dict[str, Any], memoryview]:
-        """Receive a frame, which must begin within `idle` seconds. Its payload is overwritten two frames later."""
+        """Receive a frame, which must begin within `idle` seconds. Its payload is overwritten two frames later.
+
+        `begun` is called with the header, and the seconds that the payload may take.
+        """
         deadline = time.monotonic() + (self._timeout if idle is None else idle)
         prefix = self._receive_exactly(bytearray(_PREFIX.size), deadline, may_end=True)
         magic, head_size, size = _PREFIX.unpack(prefix)
@@ -73,14 +80,17 @@ class Channel:
             raise ProtocolError(f"the frame begins with {bytes(magic)!r}, not {MAGIC!r}")
         if head_size > MAX_HEADER_BYTES or size > limit:
             raise ProtocolError(f"the frame has {head_size} + {size} bytes; {MAX_HEADER_BYTES} + {limit} are allowed")
-        deadline = time.monotonic() + self._frame_timeout(size)
+        seconds = self.frame_timeout(size)
+        deadline = time.monotonic() + seconds
         header = _unpack(self._receive_exactly(bytearray(head_size), deadline))
+        begun(header, seconds)
         return header, self._receive_exactly(self._buffer(size), deadline)
 
     def close(self) -> None:
         self._connection.close()
 
-    def _frame_timeout(self, size: int) -> float:
+    def frame_timeout(self, size: int) -> float:
+        """Seconds that a frame with a payload of `size` bytes may take."""
         return self._timeout + size / _MIN_BYTES_PER_SECOND
 
     def _buffer(self, size: int) -> memoryview:
