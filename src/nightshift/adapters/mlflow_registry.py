@@ -404,11 +404,11 @@ def _shipped(scratch: Path) -> Path:
     package.mkdir()
     for name in SHIPPED:
         if (source / name).is_dir():
-            modules = [p.relative_to(source) for p in (source / name).glob("*.py")]
+            modules = [p.relative_to(source) for p in (source / name).rglob("*.py")]
         else:
             modules = [Path(name)]
         for module in modules:
-            (package / module).parent.mkdir(exist_ok=True)
+            (package / module).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / module, package / module)
     return package
 
