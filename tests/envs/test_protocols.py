@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from nightshift import config, envs
 from nightshift.envs import protocols
 from nightshift.envs.libero.env import LiberoEnv
-from nightshift.envs.libero.suites import BENCHMARK_SUITES, LIBERO_SPATIAL
+from nightshift.envs.libero.suites import AS_LIBERO_DRAWS, BENCHMARK_SUITES, LIBERO_SPATIAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import PROTOCOLS, Protocol
 from nightshift.errors import SimulatorError
@@ -122,12 +123,14 @@ def test_camera_images_are_liberos_own_rotated(env: LiberoEnv, liberos_own: Any)
         assert np.abs(ours.astype(float) - theirs[::-1, ::-1]).mean() > 5 * CLOSE, "it would tell a wrong rotation"
 
 
-def test_a_picture_for_people_is_not_mirrored(env: LiberoEnv) -> None:
-    env.reset("eval", 5)
-    upright = env.render()
-    if upright is None:
-        pytest.skip("no GL library works here")
-    np.testing.assert_array_equal(upright[:, ::-1], env.camera_images(["agentview"])["agentview"])
+def test_a_picture_for_people_is_not_mirrored_and_has_no_shadows() -> None:
+    without_shadows = AS_LIBERO_DRAWS.model_copy(update={"shadows": False})
+    with contextlib.closing(LIBERO_MINI.make_env(LIBERO_MINI.tasks()[PLATE], cameras=without_shadows)) as env:
+        env.reset("eval", 5)
+        upright = env.render()
+        if upright is None:
+            pytest.skip("no GL library works here")
+        np.testing.assert_array_equal(upright[:, ::-1], env.camera_images(["agentview"])["agentview"])
 
 
 def test_conditions_name_the_gl_backend_exactly_where_pictures_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

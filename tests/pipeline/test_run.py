@@ -392,7 +392,8 @@ def test_a_sweep_shares_the_cache_registers_nothing_and_its_trials_are_runs_in_m
     versions_before = len(model_versions.versions(project, "nightshift-libero-mini"))
     done = nightshift(project, "sweep", "evaluate.init_states=1,2")
     assert done.returncode == 0, done.stdout + done.stderr
-    log = (project / ".state/sweep/1-trial.log").read_text()
+    (written,) = (project / ".state/sweep").glob("*/1-trial.log")
+    log = written.read_text()
     for stage in ("collect", "sft", "rloo"):
         assert re.search(rf"✔ {stage}  (cached|restored)", log), log
     assert "✔ evaluate  ran" in log
