@@ -47,9 +47,9 @@ def test_a_film_is_h264_at_the_rate_of_control_with_a_strip_of_stills(tmp_path: 
 
 
 def test_what_the_policy_saw_is_beside_the_scene_until_its_next_decision() -> None:
-    frames = np.zeros((6, 8, 8, 3), np.uint8)  # before five steps, and after the last
-    seen = np.full((3, 4, 4, 3), [[[[10]]], [[[20]]], [[[30]]]], np.uint8)  # two decisions of three steps, and the end
-    film = films.with_views(frames, [seen, seen + 5], chunk=3)
+    frames = np.zeros((6, 8, 8, 3), np.uint8)  # before steps 0, 2, 4, 6 and 8, and after the last
+    seen = np.full((3, 4, 4, 3), [[[[10]]], [[[20]]], [[[30]]]], np.uint8)  # two decisions of six steps, and the end
+    film = films.with_views(frames, [seen, seen + 5], chunk=6)
     assert film.shape == (6, 8, 24, 3)
     assert film[:, 0, 8, 0].tolist() == [10, 10, 10, 20, 20, 30]
     assert film[:, 0, 16, 0].tolist() == [15, 15, 15, 25, 25, 35]

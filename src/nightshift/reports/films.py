@@ -14,8 +14,10 @@ from PIL import Image
 
 from nightshift.statistics.paired import Cell
 
-FRAMES_PER_SECOND = 20
-"""One frame per control step, so a film runs as fast as the robot moved."""
+FRAME_EVERY = 2
+"""Control steps per frame: drawing in software takes 0.12 s per frame."""
+FRAMES_PER_SECOND = 10
+"""At 20 control steps per second a film runs as fast as the robot moved."""
 _CODEC = "libx264"
 _OPTIONS = {"crf": "24", "preset": "slow", "movflags": "+faststart"}
 _STILLS = 6
@@ -57,7 +59,7 @@ def with_views(frames: NDArray[np.uint8], views: Sequence[NDArray[np.uint8]], ch
     Each of `views` [D, h, w, 3] is a camera: an image per decision, shown for the `chunk` steps that follow it, and one
     of the end.
     """
-    height, decisions = frames.shape[1], np.arange(len(frames)) // chunk
+    height, decisions = frames.shape[1], FRAME_EVERY * np.arange(len(frames)) // chunk
     decisions[-1] = -1
     scaled = [np.stack([_scaled(image, height) for image in images]) for images in views]
     return np.concatenate([frames, *(images[decisions] for images in scaled)], axis=2)

@@ -118,12 +118,12 @@ def _filmed(
 def _film(
     job: Job, env: config.Env, requests: Sequence[RolloutRequest], acting: Mapping[str, Policy], folder: Path
 ) -> list[Film]:
-    """Play these requests once more with every policy, drawn at every control step, beside the images that the policy
-    saw. Without a GL library: no films."""
+    """Play these requests once more with every policy, drawn at every second control step, beside the images that the
+    policy saw. Without a GL library: no films."""
     made: list[Film] = []
     if not requests:
         return made
-    drawn = [replace(request, frames_every=1) for request in requests]
+    drawn = [replace(request, frames_every=films.FRAME_EVERY) for request in requests]
     (folder / paths.FILMS).mkdir()
     for name, policy in acting.items():
         for _, (trajectory,) in job.pool(env).run(drawn, snapshot(policy)):
