@@ -15,6 +15,7 @@ from nightshift import config
 from nightshift.cli.commands import enter
 from nightshift.config import CHAMPION
 from nightshift.errors import ProjectError
+from nightshift.pipeline import summary
 from nightshift.project import paths, versions
 from nightshift.telemetry.console import console
 
@@ -250,6 +251,5 @@ def _print_pairs(ours: Mapping[Cell, bool], theirs: Mapping[Cell, bool]) -> None
         low, high = pair.interval
         interval = f"{100 * low:+.1f} – {100 * high:+.1f}"
         counts = (str(pair.states), str(pair.won), str(pair.lost))
-        p_value = "< 0.001" if pair.p_value < 0.001 else f"{pair.p_value:.3f}"  # noqa: PLR2004
-        table.add_row(title, *counts, f"{100 * pair.gain:+.1f}", interval, p_value)
+        table.add_row(title, *counts, f"{100 * pair.gain:+.1f}", interval, summary.p_value(pair.p_value))
     console.print(table)

@@ -5,6 +5,7 @@ Every image has its own draws, which come from the CPU; arithmetic runs where th
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 import torch
@@ -25,6 +26,14 @@ def augment(images: Tensor, crop: int, jitter: float, draws: Tensor) -> Tensor:
     if jitter:
         images = recolour(images, 1 + jitter * (2 * draws[:, 2:].T - 1))
     return images
+
+
+def augment_cameras(
+    inputs: Mapping[str, Tensor], cameras: Iterable[str], draws: Tensor, *, crop: int, jitter: float
+) -> dict[str, Tensor]:
+    """The inputs of a policy with augmented images; `draws` [B, DRAWS · cameras] has one camera after another."""
+    by_camera = zip(cameras, torch.split(draws, DRAWS, dim=1), strict=True)
+    return {**inputs, **{name: augment(inputs[name], crop, jitter, own) for name, own in by_camera}}
 
 
 def shift(images: Tensor, by: Tensor) -> Tensor:

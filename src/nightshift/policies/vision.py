@@ -6,11 +6,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import torch
 from torch import Tensor, nn
 
 from nightshift.policies import modalities
-from nightshift.policies.augmentation import DRAWS, augment
+from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import Normaliser
 from nightshift.policies.heads import HeadPolicy
@@ -73,9 +72,7 @@ class VisionPolicy(HeadPolicy):
         return DRAWS * len(self.modalities.cameras)
 
     def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
-        crop, jitter = self._spec["augmentation"]["crop"], self._spec["augmentation"]["jitter"]
-        by_camera = zip(self.modalities.cameras, torch.split(draws, DRAWS, dim=1), strict=True)
-        return {**inputs, **{name: augment(inputs[name], crop, jitter, own) for name, own in by_camera}}
+        return augment_cameras(inputs, self.modalities.cameras, draws, **self._spec["augmentation"])
 
 
 def vision_spec(settings: config.Cnn | config.Vla, shapes: Shapes, action_dim: int) -> VisionSpec:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from nightshift.policies.augmentation import DRAWS, augment
+from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.modalities import Modalities, observed, select
@@ -106,9 +106,7 @@ class OpenVlaOft(HeadPolicy):
         return DRAWS * len(self.modalities.cameras)
 
     def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
-        crop, jitter = self._spec["augmentation"]["crop"], self._spec["augmentation"]["jitter"]
-        by_camera = zip(self.modalities.cameras, torch.split(draws, DRAWS, dim=1), strict=True)
-        return {**inputs, **{name: augment(inputs[name], crop, jitter, own) for name, own in by_camera}}
+        return augment_cameras(inputs, self.modalities.cameras, draws, **self._spec["augmentation"])
 
     def encode(self, inputs: Inputs) -> Tensor:
         """Hidden states of the places of actions, [B, C A, width] in float32."""
