@@ -19,12 +19,20 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from tests.rollouts.test_pool import ENV, POLICY, actions, requests, same, worker_pids
 
-HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-"""Before there is any Ray."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
+def handlers() -> Iterator[dict[int, object]]:
+    """Handlers that are set before this Ray starts: the tests before this file may have left those of another Ray."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    yield {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory, handlers: dict[int, object]) -> Iterator[RayPool]:
     """With the settings of the tools that every command makes first, and without tokens: Ray would ask for them in
     this process from then on, and the clusters of other tests have none."""
     with mock.patch.dict(os.environ, RAY_AUTH_MODE="disabled"):
@@ -44,9 +52,9 @@ def test_a_worker_has_the_priority_of_its_driver(pool: RayPool) -> None:
     assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in worker_pids()} == {os.nice(0)}
 
 
-def test_ray_leaves_the_signal_handlers_alone(pool: RayPool) -> None:
+def test_ray_leaves_the_signal_handlers_alone(pool: RayPool, handlers: dict[int, object]) -> None:
     assert ray.is_initialized()
-    assert {number: signal.getsignal(number) for number in HANDLERS} == HANDLERS
+    assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
 
 
 @pytest.mark.parametrize(
