@@ -1,0 +1,34 @@
+"""The seam of interventions: asked before every control step whether somebody else acts instead of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nightshift.types import Array, Observation, Scene, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What there is to look at before a control step."""
+
+    step: int
+    """Control steps since the episode began."""
+    observation: Observation
+    scene: Callable[[], Scene]
+    """Poses of everything in the scene; computed on demand."""
+    policy_action: Array
+    """What the policy would do, [A]."""
+
+
+class Intervention(Protocol):
+    """The same moments of the same episode get the same answers from a scripted source; a person is free."""
+
+    def begin(self, task: Task) -> None:
+        """A new episode of `task`: nothing that was seen before counts."""
+        ...
+
+    def override(self, moment: Moment) -> Array | None:
+        """The action to execute instead of the policy's, [A], or None: the policy acts."""
+        ...
