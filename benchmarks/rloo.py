@@ -89,6 +89,7 @@ def iteration(policy: PolicySnapshot) -> None:
         seed=0,
         demos=None,
         microbatch_size=microbatch_size,
+        gradient_checkpointing=False,
         device=torch.device("cpu"),
     )
     learner = LocalLearner(spec)

@@ -101,6 +101,8 @@ class Machine(Section):
     """A run is refused while the disk of the project has less room than this."""
     microbatch_size: Count
     """Decisions per backward pass: lower it when memory runs out. Gradients are accumulated over a minibatch."""
+    gradient_checkpointing: Flag
+    """Compute the activations of transformer blocks again in the backward pass: less memory, a third more time."""
     checkpoint_every: CheckpointEvery
 
     @model_validator(mode="after")
@@ -286,6 +288,22 @@ class OpenVlaOftVariant(Section):
     """A JPEG round trip, lanczos3 and a centre crop of 0.9 of the area; or bicubic alone."""
 
 
+class Lora(Section):
+    """Low-rank adapters (LoRA) of linear layers: they are trained, and the layers are not."""
+
+    rank: Count
+    alpha: Positive
+    """The change of a layer is scaled by alpha / rank."""
+    targets: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """Names of linear layers, in the vision towers as well as in Llama, e.g. q_proj, qkv, fc1."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Lora:
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError("targets has a name twice")
+        return self
+
+
 class OpenVlaOft(Section):
     """Two vision towers and Llama, which decodes a chunk of actions in parallel."""
 
@@ -303,6 +321,8 @@ class OpenVlaOft(Section):
     """256 tokens per action dimension, or actions regressed with the L1 loss, explored with a Laplace distribution."""
     dtype: Literal["float32", "bfloat16"]
     """Of the weights."""
+    lora: Lora | None
+    """null = all weights are trained."""
     augmentation: Augmentation
 
     @model_validator(mode="after")

@@ -53,6 +53,7 @@ def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec:
         seed=0,
         demos=demo_steps(),
         microbatch_size=microbatch_size,
+        gradient_checkpointing=False,
         device=CPU,
     )
 
@@ -133,7 +134,15 @@ def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState
     torch.manual_seed(0)
     chosen = settings(groups=7, **{"sampling.curriculum_floor": 0.3, "sampling.skip_solved": 1})
     actor = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7)
-    start = LearnerSpec(policy=snapshot(actor), settings=chosen, seed=0, demos=None, microbatch_size=64, device=CPU)
+    start = LearnerSpec(
+        policy=snapshot(actor),
+        settings=chosen,
+        seed=0,
+        demos=None,
+        microbatch_size=64,
+        gradient_checkpointing=False,
+        device=CPU,
+    )
     sampler = Sampler({task: range(50) for task in fake.TASKS}, chosen, seed=0)
     pool = MixedOutcomes(config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6, cameras=NO_CAMERAS))
     requests: list[RolloutRequest] = []

@@ -64,6 +64,7 @@ OPENVLA_OFT: dict[str, Any] = {
     "images": "bicubic",
     "pixels": {"mean": [0.5] * 6, "std": [0.5] * 6},
     "max_tokens": 20,
+    "lora": None,
     "augmentation": {"crop": 2, "jitter": 0.2},
     "published": None,
 }

@@ -6,7 +6,6 @@ ranks, so the update depends neither on the number of ranks nor on the size of a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from nightshift.algorithms.critic import ValueNetwork
 from nightshift.algorithms.estimators import Groups, estimate_advantages
 from nightshift.algorithms.objectives import AdaptiveKlCoef, approx_kl, clipped_surrogate, elements, kl_penalty
 from nightshift.algorithms.optimizer import ClippedAdamW
+from nightshift.algorithms.reference import Reference
 from nightshift.algorithms.sft import Demos
 from nightshift.algorithms.strategy import SingleProcess, Strategy, Trained
 from nightshift.policies.base import Inputs, Policy, to_device
@@ -48,9 +48,8 @@ class OnPolicyLearner:
         self.generator = generator
         for parameter in policy.std_parameters():
             parameter.requires_grad_(settings.learn_std)
-        reference = copy.deepcopy(policy).requires_grad_(False) if settings.kl.coef else None
-        self._reference = None if reference is None else self._strategy.wrap(reference)
         self.policy = self._strategy.wrap(policy)
+        self._reference = Reference(self.policy) if settings.kl.coef else None
         self.policy_optimizer = ClippedAdamW(self.policy.parameters(), settings.optimizer, self._strategy)
         self.critic: ValueNetwork | None = None
         if settings.advantage_estimator == "gae":
@@ -230,8 +229,7 @@ class OnPolicyLearner:
         """The KL penalty of every element; zeros without a reference policy."""
         if self._reference is None:
             return torch.zeros_like(log_probs)
-        with torch.no_grad():
-            reference = self._reference.log_prob(batch.inputs, batch.actions, self._temperature)
+        reference = self._reference.log_prob(batch.inputs, batch.actions, self._temperature)
         return kl_penalty(log_probs, self._elements(batch, reference)[0], self._settings.kl.form)
 
     def _elements(self, batch: DecisionBatch, log_probs: Tensor) -> tuple[Tensor, Tensor]:

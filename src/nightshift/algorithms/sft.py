@@ -103,7 +103,8 @@ class SftLearner:
     def __init__(self, policy: Policy, settings: config.Sft, *, microbatch_size: int) -> None:
         self._strategy = SingleProcess()
         self.policy = self._strategy.wrap(policy)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
+        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(trained, lr=settings.learning_rate)
         self._settings = settings
         self._microbatch_size = microbatch_size
         self._scheduler = self._schedule(0)

@@ -4,11 +4,13 @@ parallel ranks (learners/data_parallel.py) and, for networks too large for one d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from nightshift.policies.base import Policy
 
 _Network = TypeVar("_Network", bound=nn.Module)
 Trained = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
@@ -51,10 +53,12 @@ class Strategy(ABC):
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
     def state(self, trained: Trained) -> dict[str, Tensor]:
-        """Weights and optimizer moments of whole networks: copies on the CPU, by flat names."""
+        """Weights that training changes and optimizer moments of whole networks: copies on the CPU, by flat names."""
         tensors: dict[str, Tensor] = {}
         for name, (network, optimizer) in trained.items():
-            tensors |= {f"{name}.weights.{key}": value for key, value in network.state_dict().items()}
+            frozen = _frozen(network)
+            weights = {key: value for key, value in network.state_dict().items() if key not in frozen}
+            tensors |= {f"{name}.weights.{key}": value for key, value in weights.items()}
             for index, values in optimizer.state_dict()["state"].items():
                 tensors |= {f"{name}.optimizer.{index}.{key}": torch.as_tensor(value) for key, value in values.items()}
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -62,7 +66,7 @@ class Strategy(ABC):
     def restore(self, tensors: Mapping[str, Tensor], trained: Trained) -> None:
         """Load what `state` returned; hyperparameters come from params.yaml, not from the checkpoint."""
         for name, (network, optimizer) in trained.items():
-            network.load_state_dict(weights(tensors, name))
+            _load(network, weights(tensors, name))
             moments: dict[int, dict[str, Tensor]] = {}
             for key, value in _under(tensors, f"{name}.optimizer.").items():
                 index, _, moment = key.partition(".")
@@ -83,6 +87,16 @@ class SingleProcess(Strategy):
 def weights(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The weights of one network in what `Strategy.state` returned."""
     return _under(tensors, f"{name}.weights.")
+
+
+def _frozen(network: nn.Module) -> Set[str]:
+    return network.frozen if isinstance(network, Policy) else frozenset()
+
+
+def _load(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """All weights but the frozen ones."""
+    kept = {name: tensor for name, tensor in network.state_dict().items() if name in _frozen(network)}
+    network.load_state_dict({**kept, **tensors})
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

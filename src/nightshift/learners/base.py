@@ -25,6 +25,7 @@ class LearnerSpec:
     demos: CloningSteps | None
     """For the behaviour-cloning loss."""
     microbatch_size: int
+    gradient_checkpointing: bool
     device: torch.device
 
 

@@ -12,6 +12,7 @@ from nightshift.algorithms.sft import Demos
 from nightshift.algorithms.strategy import Strategy
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
+from nightshift.policies.recomputing import recompute_activations
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 
 
@@ -45,6 +46,9 @@ class Rank:
         torch.manual_seed(spec.seed)  # for the initial weights of a critic
         with out_of_memory_advice(POLICY_SIZE):
             policy = restore(spec.policy, spec.device)
+        if spec.gradient_checkpointing:
+            recompute_activations(policy)
+        self._frozen = spec.policy.frozen
         demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
         self._learner = OnPolicyLearner(
             policy,
@@ -60,7 +64,7 @@ class Rank:
             return self._learner.update(groups, progress)
 
     def policy(self) -> PolicySnapshot:
-        return snapshot(self._learner.policy, self._learner.version)
+        return snapshot(self._learner.policy, self._learner.version, self._frozen)
 
     def state(self) -> LearnerState:
         return LearnerState(tensors=self._learner.tensors(), counters=self._learner.counters)

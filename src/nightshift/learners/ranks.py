@@ -74,7 +74,8 @@ class RayLearners:
     def restore(self, state: LearnerState) -> None:
         self.close()
         self._state = ray.put(state)
-        self._policy = PolicySnapshot.of(self._policy.spec, strategy.weights(state.tensors, "policy"), state.version)
+        weights = strategy.weights(state.tensors, "policy")
+        self._policy = PolicySnapshot.of(self._policy.spec, weights, state.version, self._policy.frozen)
 
     def close(self) -> None:
         for rank in self._ranks:
@@ -111,6 +112,7 @@ class RayLearners:
             spec=self._policy.spec,
             weights=ObjectStoreWeights(weights),
             dtypes=self._policy.dtypes,
+            frozen=self._policy.frozen,
             version=self._policy.version + 1,
         )
         self._state = None

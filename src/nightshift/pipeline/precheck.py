@@ -19,6 +19,7 @@ from nightshift.envs.splits import evaluation_states, planned_training_states
 from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.policies import device
 from nightshift.policies.base import Policy
+from nightshift.policies.recomputing import require_blocks
 from nightshift.policies.start import check_same_network, no_champion
 from nightshift.project import packages, paths
 from nightshift.project.graph import Definition
@@ -30,8 +31,8 @@ from nightshift.types import INSTRUCTION
 Check = Callable[[config.Params], None]
 
 _GB = 1e9
-_COPIES = 4
-"""Of a policy's weights while it learns: weights, gradients and two moments of the optimizer."""
+_COPIES_OF_TRAINED = 3
+"""Of weights that are trained: gradients and two moments of the optimizer."""
 
 
 def check(params: config.Params, stages: Iterable[Definition]) -> None:
@@ -55,6 +56,8 @@ def check_policy(params: config.Params) -> None:
     """Build the policy without memory for its weights, and give it inputs as the environment would."""
     space = envs.observation_space(params.env)
     policy = _weightless(params)
+    if params.machine.gradient_checkpointing:
+        require_blocks(policy)
     instructions = np.array([task.language for task in envs.tasks(params.env)])
     seen = {name: np.zeros((len(instructions), *space[name].shape), space[name].dtype) for name in policy.observations}
     policy.inputs(seen | ({INSTRUCTION: instructions} if INSTRUCTION in seen else {}))
@@ -152,14 +155,19 @@ def _check_device(params: config.Params, *, learns: bool) -> None:
     chosen = device.resolve(params.machine.device)
     if chosen.type != "cuda" or not learns:
         return
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in _weightless(params).parameters())
+    parameters = list(_weightless(params).parameters())
+    needed = _bytes(parameters) + _COPIES_OF_TRAINED * _bytes(p for p in parameters if p.requires_grad)
     free, _ = torch.cuda.mem_get_info()
-    if weights * _COPIES > free:
+    if needed > free:
         raise DeviceError(
             f"the GPU has {free / _GB:.1f} GB of memory left, and learning this policy takes more than "
-            f"{weights * _COPIES / _GB:.1f}",
+            f"{needed / _GB:.1f}",
             f"end what else uses the GPU (nvidia-smi), or lower {device.POLICY_SIZE} in params.yaml",
         )
+
+
+def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
 def _weightless(params: config.Params) -> Policy:

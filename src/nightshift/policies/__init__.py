@@ -51,6 +51,7 @@ def save(policy: Policy, folder: Path) -> None:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
     (folder / WEIGHTS).write_bytes(to_bytes(weights))
     (folder / SPEC).write_text(json.dumps(policy.spec, indent=2) + "\n")
+    policy.export(folder)
 
 
 def load(folder: Path) -> Policy:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -67,6 +68,16 @@ class Policy(nn.Module, ABC):
     def std_parameters(self) -> Sequence[nn.Parameter]:
         """Those of the spread of `sample`; `greedy` does not depend on them."""
 
+    @property
+    def frozen(self) -> Set[str]:
+        """Names of the weights that no training changes: they are neither in checkpoints nor sent twice."""
+        return frozenset()
+
+    @property
+    def transformer_blocks(self) -> Sequence[nn.Module]:
+        """Modules whose activations can be computed again in the backward pass, instead of being kept for it."""
+        return ()
+
     @abstractmethod
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Normalise inputs and actions by the dataset's statistics, by field: mean, std, min, max."""
@@ -118,6 +129,10 @@ class Policy(nn.Module, ABC):
     def observations(self) -> Sequence[str]:
         """The names of the observations that `inputs` reads."""
         return list(self.shapes)
+
+    def export(self, folder: Path) -> None:
+        """Write what other programs read of a trained policy, beside its own files; most families have nothing."""
+        return
 
     def log_prob(self, inputs: Inputs, actions: Tensor, temperature: float) -> Tensor:
         """Log-density of `actions` [B, C, A], dimension by dimension: [B, C, A]."""

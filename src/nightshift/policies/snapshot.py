@@ -18,44 +18,85 @@ _BITS = {torch.bfloat16: torch.int16}
 """Dtypes that numpy does not have, and those of the same size that their bits travel as."""
 
 
+def _new_token() -> str:
+    return uuid.uuid4().hex
+
+
 @dataclass(frozen=True, kw_only=True)
-class PolicySnapshot:
-    """The JSON that builds a policy, and its weights.
+class WeightArrays:
+    """Weights as numpy arrays, which Ray's object store shares between processes without a copy."""
 
-    Weights travel as numpy arrays, which Ray's object store shares between processes without a copy.
-    """
-
-    spec: Mapping[str, Any]
     weights: Mapping[str, NDArray[Any]]
     dtypes: Mapping[str, torch.dtype]
     """Of the weights whose arrays hold the bits of another dtype."""
-    version: int = 0
-    """Updates so far."""
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Unique per snapshot, so that a worker which holds this one already does not build it again."""
+    token: str = field(default_factory=_new_token)
+    """Unique, so that a process which holds these already does not take them again."""
 
     @classmethod
-    def of(cls, spec: Mapping[str, Any], tensors: Mapping[str, Tensor], version: int) -> PolicySnapshot:
-        """With copies of `tensors`."""
-        return cls(
-            spec=spec,
-            weights={name: _to_array(tensor) for name, tensor in tensors.items()},
-            dtypes={name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype in _BITS},
-            version=version,
-        )
+    def copy_of(cls, tensors: Mapping[str, Tensor]) -> WeightArrays:
+        arrays = {name: _to_array(tensor) for name, tensor in tensors.items()}
+        return cls(weights=arrays, dtypes={name: t.dtype for name, t in tensors.items() if t.dtype in _BITS})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of the weights: arrays from Ray's object store are read-only."""
+        """Copies: arrays from Ray's object store are read-only."""
         found = {name: torch.tensor(values) for name, values in self.weights.items()}
         return {name: t.view(self.dtypes[name]) if name in self.dtypes else t for name, t in found.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicySnapshot(WeightArrays):
+    """The JSON that builds a policy, and its weights."""
+
+    spec: Mapping[str, Any]
+    frozen: WeightArrays | None = None
+    """Weights that no training changes: every version of a policy shares them, and each process takes them once."""
+    version: int = 0
+    """Updates so far."""
+
+    @classmethod
+    def of(
+        cls,
+        spec: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        version: int,
+        frozen: WeightArrays | None = None,
+    ) -> PolicySnapshot:
+        """With copies of `tensors`, the weights that training changes."""
+        copied = WeightArrays.copy_of(tensors)
+        return cls(spec=spec, weights=copied.weights, dtypes=copied.dtypes, frozen=frozen, version=version)
+
+
+def snapshot(policy: Policy, version: int = 0, frozen: WeightArrays | None = None) -> PolicySnapshot:
+    """`frozen`: those of another version of this policy, where there is one."""
+    weights = policy.state_dict()
+    if frozen is None and policy.frozen:
+        frozen = WeightArrays.copy_of({name: weights[name] for name in policy.frozen})
+    trained = {name: tensor for name, tensor in weights.items() if name not in policy.frozen}
+    return PolicySnapshot.of(policy.spec, trained, version, frozen)
+
+
 def restore(snapshot: PolicySnapshot, device: torch.device) -> Policy:
-    return policies.build(snapshot.spec, snapshot.tensors()).to(device)
+    frozen = {} if snapshot.frozen is None else snapshot.frozen.tensors()
+    return policies.build(snapshot.spec, {**frozen, **snapshot.tensors()}).to(device)
 
 
-def snapshot(policy: Policy, version: int = 0) -> PolicySnapshot:
-    return PolicySnapshot.of(policy.spec, policy.state_dict(), version)
+class PolicySlot:
+    """Holds one policy at a time. Of another version of the same policy, only what training changed is loaded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._policy: Policy | None = None
+        self._frozen = ""
+        """The token of its frozen weights; empty where it has none."""
+
+    def load(self, snapshot: PolicySnapshot) -> Policy:
+        frozen = snapshot.frozen.token if snapshot.frozen else ""
+        if self._policy is not None and frozen and frozen == self._frozen:
+            self._policy.load_state_dict(snapshot.tensors(), strict=False)
+            return self._policy
+        self._policy = None  # its memory is needed
+        self._policy, self._frozen = restore(snapshot, self._device), frozen
+        return self._policy
 
 
 def _to_array(tensor: Tensor) -> NDArray[Any]:

@@ -159,6 +159,10 @@ class Vla(VisionPolicy):
         acting = {id(parameter) for part in (self.output, self.head) for parameter in part.parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in acting]
 
+    @property
+    def transformer_blocks(self) -> Sequence[nn.Module]:
+        return list(self.blocks)
+
     def decode(self, encoded: Tensor) -> Tensor:
         outputs: Tensor = self.output(encoded)
         return outputs.reshape(-1, self.chunk, self.action_dim, self.head.outputs_per_dim)

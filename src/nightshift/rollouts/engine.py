@@ -28,7 +28,7 @@ from nightshift.envs.base import Fleet
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.expert import Expert
-from nightshift.policies.snapshot import PolicySnapshot, restore
+from nightshift.policies.snapshot import PolicySlot, PolicySnapshot
 from nightshift.rollouts.acting import Actor
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.experts import Decide, ExpertProcesses
@@ -114,6 +114,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
         self._experts = ExpertProcesses(settings.threads)
         self._actor: tuple[str, Actor] | None = None
+        self._slot = PolicySlot(settings.device)
 
     def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
         """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort."""
@@ -149,7 +150,7 @@ class Engine:
         if self._actor is None or self._actor[0] != snapshot.token:
             self._actor = None  # its memory is needed
             with out_of_memory_advice(f"machine.workers, if several share the GPU, or {POLICY_SIZE}"):
-                policy = restore(snapshot, self._settings.device).eval()
+                policy = self._slot.load(snapshot).eval()
             self._actor = snapshot.token, Actor(policy, share_batches=self._settings.device.type == "cuda")
         return self._actor[1]
 

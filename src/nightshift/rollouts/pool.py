@@ -38,7 +38,7 @@ from nightshift.cluster.heartbeat import HEARTBEAT_GROUP
 from nightshift.cluster.object_store import ObjectStoreWeights
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.errors import DeviceError, NightshiftError
-from nightshift.policies.snapshot import PolicySnapshot
+from nightshift.policies.snapshot import PolicySnapshot, WeightArrays
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import ONE_AT_A_TIME, TRANSFER, Answer, EngineSettings
 from nightshift.rollouts.retries import Retries
@@ -71,6 +71,7 @@ class RayPool:
         self._idle: deque[Any] = deque()
         self._stragglers = StragglerDetector(grace)
         self._sent: PolicySnapshot | None = None
+        self._sent_frozen: WeightArrays | None = None
         self._stopwatch = Stopwatch()
 
     @property
@@ -111,7 +112,7 @@ class RayPool:
         for actor in self._idle:
             ray.kill(actor)
         self._idle.clear()
-        self._sent = None
+        self._sent = self._sent_frozen = None
         if ray.is_initialized():
             self.capacity.release()
         ray.shutdown()
@@ -139,8 +140,18 @@ class RayPool:
         if self._sent is None or self._sent.token != policy.token:
             self._sent = None
             with self._stopwatch.timing(TRANSFER):
-                self._sent = replace(policy, weights=ObjectStoreWeights.of(policy.weights))
+                weights = ObjectStoreWeights.of(policy.weights)
+                self._sent = replace(policy, weights=weights, frozen=self._send_frozen(policy.frozen))
         return self._sent
+
+    def _send_frozen(self, frozen: WeightArrays | None) -> WeightArrays | None:
+        """Once for all versions of a policy."""
+        if frozen is None:
+            return None
+        if self._sent_frozen is None or self._sent_frozen.token != frozen.token:
+            self._sent_frozen = None
+            self._sent_frozen = replace(frozen, weights=ObjectStoreWeights.of(frozen.weights))
+        return self._sent_frozen
 
     def _finished(self, running: dict[Any, Attempt], retries: Retries) -> Iterator[tuple[int, list[Trajectory] | None]]:
         """Requests that no worker plays any more: with their episodes, or None if they must be played again.

@@ -43,7 +43,7 @@ class Selection:
     def __init__(self, validator: Validator, start: PolicySnapshot) -> None:
         """`start`: the policy that training starts from."""
         self._validator = validator
-        self._spec = start.spec
+        self._start = start
         self.best = start
         """Of the policies that were trained and validated; the start until there is one."""
         self.validations: list[Validation] = []
@@ -79,7 +79,7 @@ class Selection:
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Continue with what `tensors` and `state` were; other tensors of the checkpoint are left alone."""
         weights = {name.removeprefix(_BEST): tensor for name, tensor in tensors.items() if name.startswith(_BEST)}
-        self.best = PolicySnapshot.of(self._spec, weights, state["best"])
+        self.best = PolicySnapshot.of(self._start.spec, weights, state["best"], self._start.frozen)
         self.validations = [Validation.from_json(content) for content in state["validations"]]
 
 

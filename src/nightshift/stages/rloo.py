@@ -43,13 +43,15 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     by_name = {task.name: split for task, split in splits.items()}
     check_validation_states(by_name, rloo.validation.level, "rloo.validation.level")
     sampler = Sampler({task: split.train for task, split in splits.items()}, rloo, seed=seed)
-    selection = Selection(Validator(pool, by_name), snapshot(cloned))
+    start = snapshot(cloned)
+    selection = Selection(Validator(pool, by_name), start)
     spec = LearnerSpec(
-        policy=snapshot(cloned),
+        policy=start,
         settings=rloo,
         seed=seed,
         demos=_demos(cloned, rloo),
         microbatch_size=job.machine.microbatch_size,
+        gradient_checkpointing=job.machine.gradient_checkpointing,
         device=device.resolve(job.machine.device),
     )
     ranks = job.machine.ranks
@@ -178,5 +180,6 @@ def _resume(
     selection.restore(newest.tensors, newest.state["selection"])
     if newest.step < iterations:
         acting = {name.removeprefix(_ACTING): tensor for name, tensor in tensors.items() if name.startswith(_ACTING)}
-        player.prefetch(PolicySnapshot.of(learners.policy().spec, acting, newest.state["acting"]))
+        newer = learners.policy()
+        player.prefetch(PolicySnapshot.of(newer.spec, acting, newest.state["acting"], newer.frozen))
     return list(newest.state["history"])

@@ -41,6 +41,7 @@ def settings(folder: Path, **changes: Any) -> config.OpenVlaOft:
         "chunk": 8,
         "head": "tokens",
         "dtype": "float32",
+        "lora": None,
         "augmentation": {"crop": 0, "jitter": 0.0},
     }
     return config.OpenVlaOft.model_validate(config.merged(section, changes))

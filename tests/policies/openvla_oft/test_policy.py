@@ -36,6 +36,7 @@ def section(**changes: Any) -> dict[str, Any]:
         "chunk": 2,
         "head": "tokens",
         "dtype": "float32",
+        "lora": None,
         "augmentation": {"crop": 2, "jitter": 0.2},
         **changes,
     }

@@ -38,6 +38,7 @@ CHANGES: dict[str, Any] = {
         "max_tokens": 16,
         "chunk": 4,
         "dtype": "float32",
+        "lora": None,
         "augmentation": {"crop": 2, "jitter": 0.1},
     },
     "sft": {"steps": 40, "batch_size": 16, "learning_rate": 5.0e-3},

@@ -12,9 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nightshift.errors import DataError
+from nightshift.policies.lora import CONFIG, PREFIX, WEIGHTS
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
 _NOT_PLAIN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
 """Settings of peft that change how an adapter is merged."""
 
@@ -30,10 +29,10 @@ class Adapter:
     def open(cls, folder: Path, weights: Mapping[str, tuple[int, ...]]) -> Adapter:
         """Read the headers of an adapter, and check that it fits `weights`, the shapes of a checkpoint."""
         settings = _settings(folder)
-        shapes = _shapes(folder / _WEIGHTS)
+        shapes = _shapes(folder / WEIGHTS)
         for name in sorted({name.rpartition(".lora_")[0] for name in shapes}):
             _check(folder, name, shapes, weights)
-        return cls(folder / _WEIGHTS, settings["lora_alpha"] / settings["r"], shapes)
+        return cls(folder / WEIGHTS, settings["lora_alpha"] / settings["r"], shapes)
 
     def merged(self, name: str, weight: Tensor, rows: slice | None) -> Tensor:
         """A weight, of which `rows` were read (None = all), with what the adapter adds."""
@@ -41,7 +40,7 @@ class Adapter:
         if f"{module}.lora_A" not in self.shapes:
             return weight
         with safe_open(self.path, "pt") as opened:
-            a, b = (opened.get_tensor(f"{_PREFIX}{module}.{part}.weight").float() for part in ("lora_A", "lora_B"))
+            a, b = (opened.get_tensor(f"{PREFIX}{module}.{part}.weight").float() for part in ("lora_A", "lora_B"))
         b = b if rows is None else b[rows]
         change: Tensor = self.scale * (b.flatten(1) @ a.flatten(1)).reshape(weight.shape)
         return weight.float() + change
@@ -49,18 +48,18 @@ class Adapter:
 
 def _settings(folder: Path) -> Mapping[str, Any]:
     try:
-        settings: Mapping[str, Any] = json.loads((folder / _CONFIG).read_text())
+        settings: Mapping[str, Any] = json.loads((folder / CONFIG).read_text())
     except FileNotFoundError:
         raise DataError(
-            f"{folder} has no {_CONFIG}", "set policy.checkpoint.adapter to a folder that peft saved"
+            f"{folder} has no {CONFIG}", "set policy.checkpoint.adapter to a folder that peft saved"
         ) from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{folder / _CONFIG} is not JSON: {error}", "download the adapter again") from None
+        raise DataError(f"{folder / CONFIG} is not JSON: {error}", "download the adapter again") from None
     unusual = [name for name in _NOT_PLAIN if settings.get(name)]
     if unusual or not settings.get("r") or "lora_alpha" not in settings:
         why = f"it has {unusual[0]}" if unusual else "it has no r or no lora_alpha"
         raise DataError(
-            f"{folder / _CONFIG} is not that of a plain LoRA adapter: {why}",
+            f"{folder / CONFIG} is not that of a plain LoRA adapter: {why}",
             "merge it with peft, and give the merged checkpoint",
         )
     return settings
@@ -76,7 +75,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
         ) from None
     except SafetensorError as error:
         raise DataError(f"{path} is truncated or damaged: {error}", "download the adapter again") from None
-    return {name.removeprefix(_PREFIX).removesuffix(".weight"): shape for name, shape in found.items()}
+    return {name.removeprefix(PREFIX).removesuffix(".weight"): shape for name, shape in found.items()}
 
 
 def _check(

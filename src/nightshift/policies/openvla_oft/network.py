@@ -103,12 +103,23 @@ class ProprioProjector(nn.Module):
         return token[:, None]
 
 
+class ActionTokens(nn.Module):
+    """The rows of the output layer that are action tokens; computed in float32 whatever their dtype."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Linear(width, ACTION_TOKENS, bias=False).weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden.float(), self.weight.float())
+
+
 class LanguageModel(nn.Module):
-    def __init__(self, spec: LlamaSpec, outputs: int) -> None:
+    def __init__(self, spec: LlamaSpec, *, decodes_tokens: bool) -> None:
         super().__init__()
         self.model = Llama(spec)
-        if outputs:
-            self.lm_head = nn.Linear(spec["width"], outputs, bias=False)
+        if decodes_tokens:
+            self.lm_head = ActionTokens(spec["width"])
 
 
 class ResidualBlock(nn.Module):
@@ -165,7 +176,7 @@ class OpenVlaOftNetwork(nn.Module):
         tokens = spec["action_head"] == "tokens"
         self.vision_backbone = VisionBackbone(spec)
         self.projector = Projector(self.vision_backbone.width, width)
-        self.language_model = LanguageModel(spec["llama"], ACTION_TOKENS if tokens else 0)
+        self.language_model = LanguageModel(spec["llama"], decodes_tokens=tokens)
         if spec["proprio"]:
             self.proprio_projector = ProprioProjector(spec["proprio"], width)
         if not tokens:
@@ -173,6 +184,16 @@ class OpenVlaOftNetwork(nn.Module):
         self.to(DTYPES[spec["dtype"]])
         if not tokens:
             self.action_head.float()  # small, and its outputs are the actions
+
+    @property
+    def transformer_blocks(self) -> list[nn.Module]:
+        vision = self.vision_backbone
+        return [*vision.featurizer.blocks, *vision.fused_featurizer.blocks, *self.language_model.model.layers]
+
+    @property
+    def always_trained(self) -> list[nn.Module]:
+        """Modules that a published language model comes without: they are trained also where it has adapters."""
+        return [getattr(self, name) for name in ("proprio_projector", "action_head") if hasattr(self, name)]
 
     @property
     def places(self) -> int:
@@ -200,7 +221,7 @@ class OpenVlaOftNetwork(nn.Module):
             if self._spec["action_head"] == "l1":
                 actions: Tensor = self.action_head(hidden.float())
                 return actions[..., None]
-            logits = functional.linear(hidden.float(), self.language_model.lm_head.weight.float())
+            logits: Tensor = self.language_model.lm_head(hidden)
             return logits.reshape(len(hidden), self._spec["chunk"], self._spec["action_dim"], ACTION_TOKENS)
 
     @property

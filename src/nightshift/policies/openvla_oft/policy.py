@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from nightshift.policies import lora
 from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.heads import HeadPolicy
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from nightshift import config
 
 FAMILY = "openvla-oft"
+ADAPTER = "adapter"
 _DECODERS = ("language_model.lm_head.", "action_head.")
 
 
@@ -40,6 +43,10 @@ class OpenVlaOft(HeadPolicy):
         # The instruction is a prompt here, and not words.
         self.modalities = Modalities({name: shape for name, shape in spec["inputs"].items() if name != INSTRUCTION}, 0)
         self.network = OpenVlaOftNetwork(parts) if loaded is None else loaded
+        if spec["lora"] is not None:
+            lora.adapt(self.network, spec["lora"])
+            for module in self.network.always_trained:
+                module.requires_grad_(True)
         gripper: Gripper = "simulator" if published is None else "openvla"
         bounds = None if published is None else published["actions"]
         self.head = HEADS[parts["action_head"]](self.action_dim, gripper, bounds)
@@ -87,6 +94,16 @@ class OpenVlaOft(HeadPolicy):
     def encoder_parameters(self) -> Sequence[nn.Parameter]:
         return [p for name, p in self.network.named_parameters() if not name.startswith(_DECODERS)]
 
+    @property
+    def transformer_blocks(self) -> Sequence[nn.Module]:
+        return self.network.transformer_blocks
+
+    @property
+    def frozen(self) -> Set[str]:
+        if self._spec["lora"] is None:
+            return frozenset()
+        return {f"network.{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
+
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Statistics of a checkpoint belong to its weights: those of the demos do not replace them."""
         self.head.normalise_by(statistics["actions"])
@@ -118,6 +135,12 @@ class OpenVlaOft(HeadPolicy):
 
     def decode(self, encoded: Tensor) -> Tensor:
         return self.network.decode(encoded)
+
+    def export(self, folder: Path) -> None:
+        """The adapter as peft reads it."""
+        if self._spec["lora"] is not None:
+            (folder / ADAPTER).mkdir()
+            lora.save_adapter(self.network, self._spec["lora"], folder / ADAPTER)
 
     def _pixels(self, inputs: Inputs) -> Tensor:
         """Normalised for both towers, [B, 6 n, H, W] of n cameras."""

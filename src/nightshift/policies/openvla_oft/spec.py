@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from nightshift.policies.base import Shapes
+from nightshift.policies.lora import LoraSpec
 from nightshift.policies.openvla_oft.images import Preprocessing
 from nightshift.policies.openvla_oft.network import NetworkSpec
 from nightshift.policies.openvla_oft.norm_stats import BoundsSpec
@@ -35,6 +36,8 @@ class CommonSpec(TypedDict):
     network: NetworkSpec
     images: Preprocessing
     max_tokens: int
+    lora: LoraSpec | None
+    """None = all weights are trained."""
     augmentation: AugmentationSpec
 
 

@@ -1,0 +1,239 @@
+"""LoRA: what an adapter computes, which weights it trains, and what of a policy is saved, sent and kept for the KL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nightshift import config, policies
+from nightshift.algorithms.reference import Reference
+from nightshift.algorithms.sft import DemoBatch, SftLearner
+from nightshift.errors import ConfigError
+from nightshift.policies import lora, snapshot
+from nightshift.policies.openvla_oft.lora import Adapter
+from nightshift.policies.openvla_oft.network import OpenVlaOftNetwork
+from nightshift.policies.openvla_oft.policy import OpenVlaOft
+from nightshift.policies.recomputing import recompute_activations
+from nightshift.policies.vla import Vla
+from tests.policies import examples
+
+CPU = torch.device("cpu")
+LORA: lora.LoraSpec = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj", "qkv", "fc1"]}
+SFT = config.Sft.model_validate({"steps": 10, "batch_size": 6, "learning_rate": 1e-2, "warmup_steps": 0})
+LLAMA = {"width": 4096, "mlp": 11008, "depth": 32, "heads": 32, "vocabulary": 32064}
+LLAMA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def adapted(head: str = "tokens", *, seed: int = 0) -> OpenVlaOft:
+    """With an adapter that changes something: a fresh one does not."""
+    torch.manual_seed(seed)
+    network = {**examples.NETWORK, "action_head": head}
+    policy = OpenVlaOft(**{**examples.OPENVLA_OFT, "network": network, "lora": LORA})
+    policy.normalise_by(examples.STATISTICS)
+    for _, layer in lora.adapters(policy.network):
+        nn.init.normal_(layer.lora_B, std=0.1)
+    return policy
+
+
+def batch(policy: OpenVlaOft, count: int = 6) -> DemoBatch:
+    mask = torch.ones(count, examples.CHUNK, dtype=torch.bool)
+    return DemoBatch(policy.inputs(examples.observe(count)), examples.demo_actions(count), mask)
+
+
+def log_probs(policy: OpenVlaOft, of: DemoBatch) -> Tensor:
+    with torch.no_grad():
+        return policy.log_prob(of.inputs, of.actions, 1.0)
+
+
+def train(policy: OpenVlaOft, steps: int = 2) -> SftLearner:
+    learner = SftLearner(policy, SFT, microbatch_size=3)
+    for step in range(steps):
+        learner.update(batch(policy), torch.Generator().manual_seed(step))
+    return learner
+
+
+def test_a_layer_with_an_adapter_computes_what_its_merged_weight_does() -> None:
+    torch.manual_seed(0)
+    layer = lora.LoraLinear(nn.Linear(12, 5), LORA)
+    nn.init.normal_(layer.lora_B)
+    inputs = torch.randn(7, 12)
+    merged = torch.nn.functional.linear(inputs, layer.merged(), layer.bias)
+    torch.testing.assert_close(layer(inputs), merged, rtol=0, atol=1e-5)
+    assert not torch.allclose(merged, torch.nn.functional.linear(inputs, layer.weight, layer.bias))
+
+
+def test_a_fresh_adapter_changes_nothing() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(12, 5)
+    inputs = torch.randn(7, 12)
+    expected = layer(inputs)
+    assert torch.equal(lora.LoraLinear(layer, LORA)(inputs), expected)
+
+
+def test_the_adapter_of_a_bfloat16_layer_is_float32() -> None:
+    layer = lora.LoraLinear(nn.Linear(12, 5).bfloat16(), LORA)
+    assert layer.lora_A.dtype == layer.lora_B.dtype == torch.float32
+    assert layer(torch.randn(3, 12, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_llama_of_7b_has_as_many_adapter_weights_as_published() -> None:
+    """79,953,920 at rank 32; with the vision towers and the output layer OpenVLA prints 110,828,288."""
+    with torch.device("meta"):
+        network = OpenVlaOftNetwork({**examples.NETWORK, "llama": LLAMA, "action_head": "tokens"})
+        lora.adapt(network, {"rank": 32, "alpha": 16.0, "targets": LLAMA_TARGETS})
+    assert sum(p.numel() for p in network.parameters() if p.requires_grad) == 79_953_920
+
+
+@pytest.mark.parametrize("head", ["tokens", "l1"])
+def test_training_changes_adapters_and_new_modules_alone(head: str) -> None:
+    policy = adapted(head)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    train(policy)
+    changed = {name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed.isdisjoint(policy.frozen)
+    assert {name for name in before if "lora_" in name} <= changed
+    assert any(name.startswith("network.action_head.") for name in changed) == (head == "l1")
+    assert any(name.startswith("network.proprio_projector.") for name in changed)
+
+
+def test_a_checkpoint_has_no_frozen_weight_and_resumes_bit_for_bit() -> None:
+    whole = train(adapted(), steps=3)
+    part = train(adapted(), steps=2)
+    tensors = part.tensors()
+    names = {name.removeprefix("policy.weights.") for name in tensors}
+    assert names.isdisjoint(part.policy.frozen)
+    resumed = SftLearner(adapted(), SFT, microbatch_size=3)
+    resumed.resume(tensors, 2)
+    assert isinstance(resumed.policy, OpenVlaOft)
+    resumed.update(batch(resumed.policy), torch.Generator().manual_seed(2))
+    expected = whole.policy.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.policy.state_dict().items())
+
+
+def test_another_version_of_a_policy_travels_without_its_frozen_weights() -> None:
+    policy = adapted()
+    first = snapshot.snapshot(policy)
+    slot = snapshot.PolicySlot(CPU)
+    held = slot.load(first)
+    train(policy)
+    second = snapshot.snapshot(policy, 1, first.frozen)
+    assert set(second.weights).isdisjoint(policy.frozen)
+    assert slot.load(second) is held
+    trained = policy.state_dict()
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in held.state_dict().items())
+
+
+def test_a_policy_of_another_base_is_built_anew() -> None:
+    slot = snapshot.PolicySlot(CPU)
+    held = slot.load(snapshot.snapshot(adapted()))
+    other = adapted(seed=1)
+    loaded = slot.load(snapshot.snapshot(other))
+    assert loaded is not held
+    expected = other.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_the_reference_of_the_kl_is_the_start_and_shares_the_frozen_weights() -> None:
+    policy = adapted()
+    of = batch(policy)
+    expected = log_probs(policy, of)
+    reference = Reference(policy)
+    train(policy)
+    assert torch.equal(reference.log_prob(of.inputs, of.actions, 1.0), expected)
+    assert not torch.allclose(log_probs(policy, of), expected)
+    copied = sum(tensor.numel() for tensor in reference._start.values())
+    assert copied == sum(p.numel() for p in policy.parameters() if p.requires_grad)
+
+
+def test_the_reference_of_a_policy_without_frozen_weights_is_the_start_too() -> None:
+    policy = examples.make("openvla-oft tokens")
+    assert isinstance(policy, OpenVlaOft)
+    of = batch(policy)
+    expected = log_probs(policy, of)
+    reference = Reference(policy)
+    train(policy)
+    assert torch.equal(reference.log_prob(of.inputs, of.actions, 1.0), expected)
+
+
+def test_a_saved_policy_is_the_same_and_has_the_adapter_beside_it(tmp_path: Path) -> None:
+    policy = adapted()
+    policies.save(policy, tmp_path)
+    loaded = policies.load(tmp_path)
+    assert np.array_equal(loaded.act(examples.observe(3)), policy.act(examples.observe(3)))
+    settings = json.loads((tmp_path / "adapter" / lora.CONFIG).read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (4, 8.0)
+
+
+def test_the_adapter_beside_it_merges_as_a_published_one(tmp_path: Path) -> None:
+    policy = adapted()
+    policies.save(policy, tmp_path)
+    weights = {name: tensor for name, tensor in policy.network.state_dict().items() if "lora_" not in name}
+    adapter = Adapter.open(tmp_path / "adapter", {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    merged = {name: adapter.merged(name, tensor, None) for name, tensor in weights.items()}
+    plain = OpenVlaOft(**{**examples.OPENVLA_OFT, "network": {**examples.NETWORK, "action_head": "tokens"}})
+    others = {name: tensor for name, tensor in policy.state_dict().items() if not name.startswith("network.")}
+    plain.load_state_dict({**others, **{f"network.{name}": tensor for name, tensor in merged.items()}})
+    of = batch(policy)
+    torch.testing.assert_close(log_probs(plain, of), log_probs(policy, of), rtol=0, atol=5e-5)
+
+
+def test_peft_reads_the_adapter(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="pip install nightshift[oracles]")
+    policy = adapted()
+    policies.save(policy, tmp_path)
+    base = OpenVlaOftNetwork({**examples.NETWORK, "action_head": "tokens"})
+    frozen = {name: tensor for name, tensor in policy.network.state_dict().items() if "lora_" not in name}
+    base.load_state_dict(frozen)
+    merged = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload().state_dict()
+    for path, layer in lora.adapters(policy.network):
+        torch.testing.assert_close(merged[f"{path}.weight"], layer.merged(), rtol=0, atol=1e-6)
+
+
+def test_saved_tensors_have_the_names_that_peft_gives_them(tmp_path: Path) -> None:
+    policies.save(adapted(), tmp_path)
+    names = set(load_file(tmp_path / "adapter" / lora.WEIGHTS))
+    assert "base_model.model.language_model.model.layers.0.self_attn.q_proj.lora_A.weight" in names
+    assert "base_model.model.vision_backbone.featurizer.blocks.0.attn.qkv.lora_B.weight" in names
+
+
+@pytest.mark.parametrize("target", ["k_prj", "lm_head"])
+def test_a_target_that_is_no_linear_layer_is_refused_by_name(target: str) -> None:
+    network = OpenVlaOftNetwork({**examples.NETWORK, "action_head": "tokens"})
+    with pytest.raises(ConfigError, match=target):
+        lora.adapt(network, {**LORA, "targets": ["q_proj", target]})
+
+
+@pytest.mark.parametrize("family", ["vla", "openvla-oft tokens"])
+def test_recomputed_activations_give_the_same_gradients(family: str) -> None:
+    def gradients(*, recomputed: bool) -> dict[str, Tensor]:
+        policy: Any = examples.make(family)
+        if recomputed:
+            recompute_activations(policy)
+        of = batch(policy)
+        policy.bc_loss(of.inputs, of.actions, of.mask).backward()
+        return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+
+    kept, again = gradients(recomputed=False), gradients(recomputed=True)
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def test_recomputing_keeps_fewer_activations() -> None:
+    def saved(*, recomputed: bool) -> int:
+        policy: Any = Vla(**{**examples.VLA, "depth": 4, "head": "gaussian"})
+        policy.normalise_by(examples.STATISTICS)
+        if recomputed:
+            recompute_activations(policy)
+        of = batch(policy)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):
+            policy.bc_loss(of.inputs, of.actions, of.mask)
+        return sum(sizes)
+
+    assert saved(recomputed=True) < 0.6 * saved(recomputed=False)
