@@ -18,6 +18,7 @@ from nightshift.pipeline import precheck
 from nightshift.pipeline.run import Session, ensure
 from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY, add_store, edit, nightshift, small_params
+from tests.policies.openvla_oft import published
 from tests.stages.test_opponent import register_champion
 
 SEEING: dict[str, Any] = {
@@ -171,7 +172,6 @@ WITHOUT_GL = """
 import sys
 from nightshift.errors import SimulatorError
 from tests.pipeline import test_precheck
-from tests.policies.openvla_oft import published
 
 chosen = test_precheck.params(env={"suite": "libero_mini", "tasks": []}, policy={"max_words": 9})
 test_precheck.check(chosen, "dataset", "sft", "register")
