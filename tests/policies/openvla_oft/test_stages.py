@@ -130,3 +130,32 @@ def test_it_is_cloned_and_reinforced(job: Callable[[str], Job], head: str) -> No
     learned = {name for name in cloned if not torch.equal(last.tensors[f"policy.weights.{name}"], cloned[name])}
     assert {"network.vision_backbone.featurizer.cls_token", "network.projector.fc1.weight"} <= learned
     assert not {name for name in learned if "bounds" in name}
+
+
+@pytest.mark.usefixtures("project")
+def test_adapters_are_cloned_and_reinforced_and_their_base_stays(job: Callable[[str], Job]) -> None:
+    adapters = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "qkv"]}
+    params = with_policy(
+        policy={"head": "tokens", "lora": adapters},
+        sft={"steps": 4},
+        rloo={"kl": {"coef": 0.1}},
+        machine={"gradient_checkpointing": True, "checkpoint_every": {"sft_steps": 2}},
+    )
+    precheck.check_policy(params)
+    collect.run(job("collect"), seed=0, env=params.env, states=params.states, collect=params.collect)
+    dataset.run(job("dataset"), seed=0, dataset=params.dataset)
+    sft.run(replace(job("sft"), machine=params.machine), seed=0, policy=params.policy, sft=params.sft)
+    cloned = policies.load(paths.SFT_POLICY)
+    with closing(HalfSolved(params.env)) as pool:
+        playing = replace(job("rloo"), pool=lambda env: pool, machine=params.machine)
+        rloo.run(playing, seed=0, env=params.env, states=params.states, rloo=params.rloo)
+    last = checkpoint.newest(playing.state)
+    assert last is not None
+    kept = {name.removeprefix("policy.weights.") for name in last.tensors if name.startswith("policy.weights.")}
+    assert kept == set(cloned.state_dict()) - cloned.frozen
+    start = cloned.state_dict()
+    learned = {name for name in kept if not torch.equal(last.tensors[f"policy.weights.{name}"], start[name])}
+    assert {name for name in kept if "lora_" in name} <= learned
+    handed_on = policies.load(paths.RLOO_POLICY).state_dict()
+    assert all(torch.equal(handed_on[name], start[name]) for name in cloned.frozen)
+    assert (paths.RLOO_POLICY / "adapter" / "adapter_model.safetensors").exists()
