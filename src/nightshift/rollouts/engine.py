@@ -27,7 +27,6 @@ from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
-from nightshift.policies.expert import Expert
 from nightshift.policies.snapshot import PolicySnapshot, restore
 from nightshift.rollouts.acting import Actor
 from nightshift.rollouts.base import MakeFleet
@@ -112,7 +111,8 @@ class Engine:
         self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
-        self._experts = ExpertProcesses(settings.threads)
+        self._suite = env.suite
+        self._experts = ExpertProcesses(settings.threads, env.suite)
         self._actor: tuple[str, Actor] | None = None
 
     def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
@@ -209,7 +209,7 @@ class Engine:
     def _expert(self) -> Decide:
         """In this process, or in others beside several threads."""
         if self._threads is None or self._settings.threads == 1:
-            return Expert().act
+            return envs.suite(self._suite).expert
         return self._experts.act
 
     def _submit(self, simulate: Callable[[], None]) -> Future[None]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from nightshift.policies.expert import Expert
+from nightshift import envs
 from nightshift.types import Array, Scene
 
 Decide = Callable[[Scene], Array]
@@ -23,8 +23,10 @@ Decide = Callable[[Scene], Array]
 class ExpertProcesses:
     """At most `count` processes: they start when they are needed, also after `close`. None of them imports torch."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, suite: str) -> None:
+        """Of the suite of this name."""
         self._count = count
+        self._suite = suite
         self._lock = threading.Lock()
         self._executor: ProcessPoolExecutor | None = None
 
@@ -35,7 +37,7 @@ class ExpertProcesses:
         """
         executor = self._started()
         try:
-            return executor.submit(_act, scene).result()
+            return executor.submit(_act, self._suite, scene).result()
         except BrokenProcessPool:
             self._discard(executor)
             raise
@@ -62,8 +64,8 @@ class ExpertProcesses:
                 self._executor = None
 
 
-def _act(scene: Scene) -> Array:
-    return Expert().act(scene)
+def _act(suite: str, scene: Scene) -> Array:
+    return envs.suite(suite).expert(scene)
 
 
 def _end_with_parent() -> None:
