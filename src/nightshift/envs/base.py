@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from nightshift import config
 from nightshift.envs import protocols
 from nightshift.errors import SimulatorError
-from nightshift.policies.expert import Expert
 from nightshift.types import INSTRUCTION, Array, Observation, Scene, Split, Task
 
 States = NDArray[np.float64]
@@ -287,10 +286,10 @@ class Suite(ABC):
         """Of everything that a result depends on."""
         return {name: installed(package) for name, package in {**self.packages, "nightshift": "nightshift"}.items()}
 
-    def expert(self, scene: Scene) -> Array:
-        """The action [A] of whom demos are collected from. This one plays an arm that is controlled in operational
-        space, and knows the goals on, in, up, open and reach; a suite of another kind brings its own."""
-        return Expert().act(scene)
+    def expert(self, scene: Scene) -> Array | None:
+        """The action [A] of the suite's own expert, from whom demos are collected; None leaves it to the scripted one
+        (`policies.expert`), which plays an arm in operational space and knows the goals on, in, up, open and reach."""
+        return None
 
     def compile_command(self) -> list[str] | None:
         """The command that compiles, ahead of the simulators, what they would compile; None if that is nothing."""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.snapshot import PolicySnapshot, restore
 from nightshift.rollouts.acting import Actor
 from nightshift.rollouts.base import MakeFleet
-from nightshift.rollouts.experts import Decide, ExpertProcesses
+from nightshift.rollouts.experts import Decide, ExpertProcesses, decide
 from nightshift.rollouts.fleets import Fleets
 from nightshift.rollouts.rollout import GroupPlay, Observer
 from nightshift.telemetry.stopwatch import Stopwatch
@@ -209,7 +210,7 @@ class Engine:
     def _expert(self) -> Decide:
         """In this process, or in others beside several threads."""
         if self._threads is None or self._settings.threads == 1:
-            return envs.suite(self._suite).expert
+            return partial(decide, self._suite)
         return self._experts.act
 
     def _submit(self, simulate: Callable[[], None]) -> Future[None]:

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from nightshift import envs
+from nightshift.policies.expert import Expert
 from nightshift.types import Array, Scene
 
 Decide = Callable[[Scene], Array]
@@ -37,7 +38,7 @@ class ExpertProcesses:
         """
         executor = self._started()
         try:
-            return executor.submit(_act, self._suite, scene).result()
+            return executor.submit(decide, self._suite, scene).result()
         except BrokenProcessPool:
             self._discard(executor)
             raise
@@ -64,8 +65,10 @@ class ExpertProcesses:
                 self._executor = None
 
 
-def _act(suite: str, scene: Scene) -> Array:
-    return envs.suite(suite).expert(scene)
+def decide(suite: str, scene: Scene) -> Array:
+    """The action of the suite's own expert, or of the scripted one."""
+    action = envs.suite(suite).expert(scene)
+    return Expert().act(scene) if action is None else action
 
 
 def _end_with_parent() -> None:
