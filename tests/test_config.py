@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from nightshift import config
 from nightshift.errors import ConfigError
@@ -105,38 +103,6 @@ def test_any_ill_typed_value_is_refused_with_its_path(tmp_path: Path, leaf: tupl
     with pytest.raises(ConfigError) as error:
         config.load(write(tmp_path, changed(section, **{key: value})))
     assert f"{section}.{key}" in error.value.what
-
-
-TABLED = (
-    *("machine", "env", "collect", "policy", "sft", "rloo", "rlpd", "classifier", "evaluate", "register"),
-    *("nightly", "notify"),
-)
-
-
-def names(section: Any, prefix: str) -> set[str]:
-    """Every parameter of a section by its dotted name."""
-    found: set[str] = set()
-    if isinstance(section, UnionType):
-        return set().union(*(names(member, prefix) for member in get_args(section)))
-    for name, field in section.model_fields.items():
-        options = (
-            get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
-        )
-        sections = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-        found = found.union(*(names(section, f"{prefix}.{name}") for section in sections))
-        if len(sections) < len(options):  # it can also be null, or a name
-            found.add(f"{prefix}.{name}")
-    return found
-
-
-def test_the_page_about_parameters_has_every_parameter_and_no_other() -> None:
-    page = (REPOSITORY / "docs" / "parameters.md").read_text()
-    rows = re.findall(r"^\| `([a-z0-9_.]+)` \|", page, re.MULTILINE)
-    fields = {field.alias or name: field for name, field in config.Params.model_fields.items()}
-    sections = {name: fields[name].annotation for name in TABLED}
-    expected = {parameter for name, section in sections.items() for parameter in names(section, name)}
-    expected |= {"algorithms", "start"}
-    assert sorted(rows) == sorted(expected)
 
 
 @pytest.mark.parametrize(

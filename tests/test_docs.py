@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from nightshift import config
 from nightshift.pipeline.job import Job
 from nightshift.stages import collect
 from nightshift.telemetry import experience
+from scripts import docs
 from tests.conftest import REPOSITORY
 
 
@@ -38,6 +39,39 @@ def test_the_page_about_rlpd_explains_every_metric_of_its_experience() -> None:
     page = (REPOSITORY / "docs/rlpd.md").read_text()
     explained = set(re.findall(r"^\| `((?:rollout|speed|replay|queue|stream)/\w+)` \|", page, re.MULTILINE))
     assert explained == {value for name, value in vars(experience).items() if name.isupper()}
+
+
+def test_the_pages_that_are_written_from_the_code_are_up_to_date() -> None:
+    for path, write in ((docs.PARAMETERS, docs.parameters_page), (docs.EXTENDING, docs.extending_page)):
+        assert write(path.read_text()) == path.read_text(), "python scripts/docs.py"
+
+
+def test_the_page_about_parameters_has_every_key_of_params_yaml_and_a_row_by_hand_keeps_its_names() -> None:
+    page = docs.PARAMETERS.read_text()
+    assert set(parameters(yaml.safe_load((REPOSITORY / "params.yaml").read_text()))) <= set(page_rows(page))
+    by_hand = re.sub(r"(?m)^\| `sft.steps` \|.*$", "| `sft.steps` | old words | N | steps | max_steps | T |", page)
+    assert re.search(
+        r"(?m)^\| `sft.steps` \| whole.* \| N \| steps \| max_steps \| T \|$", docs.parameters_page(by_hand)
+    )
+
+
+def page_rows(page: str) -> list[str]:
+    return re.findall(r"^\| `([a-z0-9_.]+)` \|", page, re.MULTILINE)
+
+
+def parameters(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every number of a file by its dotted name."""
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from parameters(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_the_page_about_extending_shows_every_file_of_the_examples() -> None:
+    shown = set(re.findall(r"`(examples/[a-z_/.]+)`:\n\n```", docs.EXTENDING.read_text()))
+    files = [path for path in (REPOSITORY / "examples").rglob("*") if path.suffix in (".py", ".toml")]
+    assert shown == {path.relative_to(REPOSITORY).as_posix() for path in files if path.read_text()}
 
 
 def cluster_yaml(kind: str) -> dict[str, Any]:

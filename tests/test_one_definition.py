@@ -18,7 +18,7 @@ from tests.conftest import LONGEST, REPOSITORY
 GRAPH = graph.load(REPOSITORY)
 
 NOT_IN_THE_KEY = (
-    *("config", "errors", "types", "files", "interrupts", "pipeline.job", "telemetry", "project"),
+    *("config", "errors", "plugins", "types", "files", "interrupts", "pipeline.job", "telemetry", "project"),
     *("adapters.tracking", "adapters.mlflow_tracking"),
 )
 """Types, plumbing and reporting: they do not decide what a stage computes."""
@@ -41,8 +41,15 @@ OUTPUTS = {
 PACKAGES = {name: name for name in ("mujoco", "numba", "numpy", "robosuite", "torch")} | {"libero": "hf-libero"}
 """Packages whose version can change a result, by the name of their module."""
 
-LOADS_ONLY = {"states": {"torch"}, "collect": {"torch"}}
-"""Stages that read LIBERO's init states with torch and compute nothing with it."""
+PLUG_INS = {
+    "nightshift.envs.registry": "plugin-suite",
+    "nightshift.policies.families": "plugin-policy",
+    "nightshift.rewards.reward": "plugin-reward",
+}
+"""Modules that look for what other packages add, and the key of versions.yaml that holds which package that is."""
+
+LOADS_ONLY = {"states": {"torch"}, "collect": {"torch", "plugin-policy"}}
+"""Stages that read LIBERO's init states with torch and compute nothing with it; the expert is no family."""
 
 
 def modules_in(folder: str, prefix: str = "") -> set[str]:
@@ -75,8 +82,8 @@ def test_a_stage_names_the_versions_of_the_packages_that_its_code_computes_with(
 ) -> None:
     modules = _used(f"nightshift.stages.{stage}", imports)
     packages = {name for module in modules for name in imports.find_modules_directly_imported_by(module)}
-    computing = {PACKAGES[name] for name in packages & set(PACKAGES)} - LOADS_ONLY.get(stage, set())
-    assert set(GRAPH[stage].versions) == computing
+    computing = {PACKAGES[name] for name in packages & set(PACKAGES)} | {PLUG_INS[m] for m in modules & set(PLUG_INS)}
+    assert set(GRAPH[stage].versions) == computing - LOADS_ONLY.get(stage, set())
 
 
 def test_how_to_run_is_never_part_of_a_cache_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -14,10 +15,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
+    SerializeAsAny,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
+from nightshift import plugins
 from nightshift.errors import ConfigError
 
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -36,6 +42,14 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Names = Annotated[tuple[Name, ...], AfterValidator(_unique)]
+
+
+def _known(group: str, built_in: tuple[str, ...], value: str) -> str:
+    """A name of ours, or of an entry point; those are looked up only where a file names one."""
+    if value not in built_in and value not in (others := plugins.find(group, built_in)):
+        raise ValueError(f"should be one of {', '.join([*built_in, *others])}")
+    return value
+
 
 Algorithm = Literal["rloo", "rlpd"]
 """The training stages that can be chosen, each a stage of this name. The clone (sft) is always trained."""
@@ -75,8 +89,11 @@ class CheckpointEvery(Section):
     """How much work is between two checkpoints; the last step always makes one."""
 
     sft_steps: Count
+    """Gradient steps between checkpoints; the validation loss is logged as often."""
     rloo_iterations: Count
+    """Iterations between checkpoints."""
     rlpd_decisions: Count
+    """Decisions between checkpoints."""
 
 
 class Machine(Section):
@@ -132,7 +149,10 @@ class Cameras(Section):
 
 
 class Env(Section):
+    """What is simulated."""
+
     suite: Name
+    """The simulator's set of tasks: `nightshift env list`."""
     tasks: Names
     """A subset of the suite; empty means all of it."""
     protocol: Name
@@ -143,6 +163,8 @@ class Env(Section):
 
 
 class States(Section):
+    """Init states for training and validation."""
+
     per_task: Count
     """Training init states drawn for each task of a suite that ships none."""
     validation_share: Share
@@ -150,8 +172,10 @@ class States(Section):
 
 
 class Collect(Section):
+    """Demos of the scripted expert."""
+
     demos_per_task: Annotated[int, Field(ge=2, strict=True)]
-    """At least two: one to train on and one to validate with."""
+    """Successful episodes of the expert per task; at least two: one to train on and one to validate with."""
     attempts: Count
     """At most this many expert episodes per demo wanted."""
     disturbance: NonNegative
@@ -159,6 +183,8 @@ class Collect(Section):
 
 
 class Dataset(Section):
+    """What behaviour cloning learns from."""
+
     sources: Annotated[Names, Field(min_length=1)]
     """Where episodes come from: "demos" are those of the stage collect, any other name is an import."""
     validation_share: Share
@@ -179,14 +205,20 @@ class GaussianMlp(Section):
     """An MLP on state vectors, with a Gaussian head."""
 
     family: Literal["gaussian_mlp"]
+    """The kind of network: docs/policies.md; other packages add theirs (docs/extending.md)."""
     inputs: Inputs
+    """Observations that the policy sees: docs/libero.md, What a policy can see."""
     hidden: Sizes
+    """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"]
+    """Of the hidden layers."""
     layer_norm: Flag
     """Layer normalisation before every activation."""
     chunk: Count
     """Actions per decision: the policy looks, plays them all, and looks again."""
     head: GaussianHead
+    """The distribution of an action's dimension: a Gaussian with one std; tanh_gaussian has one for each observation,
+    which rlpd needs."""
 
 
 class Augmentation(Section):
@@ -224,7 +256,9 @@ class Vla(Section):
     """Pixels of a square patch, one token: the product of the strides of the convolutions that make it. It must divide
     the size of the images."""
     width: Count
+    """Features of a token."""
     depth: Count
+    """Transformer blocks."""
     heads: Count
     """Of attention; they must divide the width."""
     max_words: Count
@@ -256,10 +290,13 @@ class PublishedCheckpoint(Section):
 
 class Transformer(Section):
     width: Count
+    """Features of a token."""
     mlp: Count
     """Width of the hidden layer of each MLP."""
     depth: Count
+    """Blocks that are computed."""
     heads: Count
+    """Of attention; they must divide the width."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Transformer:
@@ -282,6 +319,7 @@ class OpenVlaOftVariant(Section):
     """What checkpoints of this architecture differ in."""
 
     attention: Literal["bidirectional", "causal"]
+    """Whether all tokens attend to all, or only to those before them."""
     stop_token: Flag
     """A stop token follows the places of the actions."""
     images: Literal["jpeg_lanczos_crop", "bicubic"]
@@ -292,16 +330,11 @@ class Lora(Section):
     """Low-rank adapters (LoRA) of linear layers: they are trained, and the layers are not."""
 
     rank: Count
+    """Of the two matrices whose product is the change."""
     alpha: Positive
     """The change of a layer is scaled by alpha / rank."""
-    targets: Annotated[tuple[Name, ...], Field(min_length=1)]
+    targets: Annotated[Names, Field(min_length=1)]
     """Names of linear layers, in the vision towers as well as in Llama, e.g. q_proj, qkv, fc1."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Lora:
-        if len(set(self.targets)) < len(self.targets):
-            raise ValueError("targets has a name twice")
-        return self
 
 
 class OpenVlaOft(Section):
@@ -312,8 +345,9 @@ class OpenVlaOft(Section):
     variant: Literal["openvla-oft", "simplevla-rl", "rlinf"] | OpenVlaOftVariant
     """The project that trained the checkpoint, or its properties one by one."""
     checkpoint: PublishedCheckpoint | None
+    """Published weights; null = random ones."""
     size: OpenVlaOftSize | None
-    """One of these two: published weights, or random ones of this size."""
+    """Of random weights; null with a checkpoint."""
     max_tokens: Count
     """The longest prompt: the instruction and some twenty tokens around it."""
     chunk: Count
@@ -332,13 +366,51 @@ class OpenVlaOft(Section):
         return self
 
 
-Policy = Annotated[GaussianMlp | Cnn | Vla | OpenVlaOft, Field(discriminator="family")]
+class PolicySettings(Section):
+    """What the section of a family of another package has at least (docs/extending.md); it adds its own parameters."""
+
+    family: Name
+    inputs: Inputs
+    chunk: Count
+    head: Name
+    """As in the families above where it is one of theirs: rlpd needs tanh_gaussian, and learn_std gaussian or l1."""
+
+
+OurPolicy = GaussianMlp | Cnn | Vla | OpenVlaOft
+FAMILIES: tuple[str, ...] = tuple(get_args(each.model_fields["family"].annotation)[0] for each in get_args(OurPolicy))
+_OUR_POLICY: TypeAdapter[OurPolicy] = TypeAdapter(Annotated[OurPolicy, Field(discriminator="family")])
+
+
+def _policy(value: Any) -> OurPolicy | PolicySettings:
+    """By the type of its family; those of other packages are looked up only where a file names one."""
+    if isinstance(value, OurPolicy | PolicySettings):
+        return value
+    family = value.get("family") if isinstance(value, Mapping) else None
+    if not isinstance(family, str) or family in FAMILIES:
+        return _OUR_POLICY.validate_python(value)
+    others = plugins.find(plugins.POLICY_SETTINGS, FAMILIES)
+    if family not in others:
+        raise PydanticCustomError(
+            _UNKNOWN_FAMILY,
+            "should be one of {families}, got '{family}'",
+            {"families": ", ".join([*FAMILIES, *others]), "family": family},
+        )
+    settings = plugins.load(others[family])
+    if not (isinstance(settings, type) and issubclass(settings, PolicySettings)):
+        raise plugins.unfit(others[family], "a subclass of nightshift.config.PolicySettings")
+    return settings.model_validate(value)
+
+
+Policy = Annotated[SerializeAsAny[OurPolicy | PolicySettings], PlainValidator(_policy)]
 
 
 class Sft(Section):
+    """Behaviour cloning."""
+
     steps: Natural
     """0 hands on the weights of a checkpoint as they are."""
     batch_size: Count
+    """Decisions of demos per gradient step."""
     learning_rate: Positive
     """After the warm-up; it falls linearly to zero."""
     warmup_steps: Natural
@@ -349,7 +421,9 @@ class Clip(Section):
     """Bounds of PPO's clipped objective on the ratio of new to old probability: [1 - low, 1 + high]."""
 
     low: Annotated[float, Field(gt=0, lt=1, strict=True)]
+    """The ratio is clipped at 1 - low."""
     high: Positive
+    """The ratio is clipped at 1 + high."""
     dual: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=True)] | None
     """Dual clip: where the advantage is negative, the loss is at most this many times its size; null = no bound."""
     log_ratio: Positive | None
@@ -360,7 +434,9 @@ class Kl(Section):
     """The penalty on the KL to the reference policy, the one that reinforcement learning starts from."""
 
     coef: NonNegative
+    """Of the penalty in the loss; 0 = none."""
     form: Literal["k1", "k2", "k3", "abs"]
+    """The estimator of the KL."""
     target: Positive | None
     """Adapt the coefficient so that the KL stays near this; null keeps it constant."""
     horizon: Count
@@ -371,7 +447,9 @@ class Critic(Section):
     """The value network of GAE; used where advantage_estimator is gae."""
 
     hidden: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """Widths of the hidden layers."""
     learning_rate: Positive
+    """Of AdamW."""
     gamma: Annotated[float, Field(gt=0, le=1, strict=True)]
     """Discount per decision."""
     gae_lambda: Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -380,12 +458,15 @@ class Critic(Section):
 
 class Optimizer(Section):
     learning_rate: Positive
+    """Of AdamW."""
     weight_decay: NonNegative
+    """Of AdamW."""
     warmup_steps: Natural
     """Gradient steps of linear warm-up."""
     schedule: Literal["constant", "cosine"]
     """After the warm-up; cosine falls to zero over all iterations."""
     max_grad_norm: Positive
+    """Bound of the gradient's norm."""
 
 
 class Sampling(Section):
@@ -394,8 +475,9 @@ class Sampling(Section):
     tasks_at_once: Natural
     """Tasks of one iteration; the next iteration takes the next ones in turn; 0 = all."""
     min_success_rate: Annotated[float, Field(ge=0, le=1, strict=True)]
+    """A group below it is not learned from."""
     max_success_rate: Annotated[float, Field(ge=0, le=1, strict=True)]
-    """A group is accepted if its success rate lies between the two, both included."""
+    """A group above it is not learned from; both bounds are included."""
     waves: Count
     """Of groups per iteration: after the first, as many as are still missing."""
     oversample: Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)]
@@ -433,7 +515,10 @@ class Validation(Section):
 
 
 class Rloo(Section):
+    """Policy gradient on rollouts: RLOO, GRPO, REINFORCE++ or PPO."""
+
     iterations: Count
+    """Rollouts and updates in turn."""
     groups: Count
     """Init states per iteration that are learned from, taken in turn from every task."""
     group_size: Annotated[int, Field(ge=2, strict=True)]
@@ -448,6 +533,8 @@ class Rloo(Section):
     learn_std: Flag
     """Whether gradients change the standard deviation as well."""
     advantage_estimator: Literal["rloo", "rloo_batch", "grpo", "reinforce++", "gae"]
+    """How episodes are compared: with the rest of their group (rloo, grpo), with the batch (rloo_batch, reinforce++),
+    or with the value network (gae, which is PPO)."""
     ratio_level: Literal["token", "action", "chunk"]
     """What a probability ratio is taken of: one dimension of an action, an action, or a chunk of actions."""
     loss_aggregation: Literal["step", "episode"]
@@ -482,6 +569,11 @@ Rate = Annotated[float, Field(gt=0, le=1, strict=True)]
 
 SIMULATOR = "simulator"
 """The reward of rlpd that needs no classifier."""
+_CLASSIFIER = re.compile("classifier-[0-9a-f]{12}")
+
+
+def _known_reward(value: str) -> str:
+    return value if _CLASSIFIER.fullmatch(value) else _known(plugins.REWARDS, (SIMULATOR, "classifier-…"), value)
 
 
 class CriticEnsemble(Section):
@@ -492,10 +584,13 @@ class CriticEnsemble(Section):
     num_min_qs: Count
     """Of these, drawn anew without replacement for every gradient step: the target is the minimum over them."""
     hidden: Sizes
+    """Widths of a critic's hidden layers."""
     activation: Literal["tanh", "relu"]
+    """Of the hidden layers."""
     layer_norm: Flag
     """Layer normalisation before every activation: it bounds the values of actions that no data has."""
     learning_rate: Positive
+    """Of Adam."""
     tau: Rate
     """Share of the critics in the Polyak average that follows them, after every gradient step of theirs."""
 
@@ -512,6 +607,7 @@ class RlpdActor(Section):
     start: Literal["clone", "scratch"]
     """The policy of the stage sft, or fresh weights."""
     learning_rate: Positive
+    """Of Adam."""
     bc_weight: NonNegative
     """Weight of the behaviour-cloning loss on the demos of the batch; it falls linearly to zero over bc_steps."""
     bc_steps: Natural
@@ -530,10 +626,11 @@ class Entropy(Section):
     """The entropy that SAC adds to the reward, with a temperature that holds the policy's entropy at a target."""
 
     initial_temperature: Positive
+    """Of the entropy, before the first update."""
     learning_rate: Positive
     """Of the temperature."""
     target: Annotated[float, Field(allow_inf_nan=False, strict=True)]
-    """Per action dimension."""
+    """Entropy that the temperature aims at, per action dimension."""
     backup: Flag
     """Whether the critics' targets contain the entropy of the next action."""
 
@@ -568,8 +665,9 @@ class Rlpd(Section):
     critics: CriticEnsemble
     actor: RlpdActor
     entropy: Entropy
-    reward: Annotated[str, Field(pattern=rf"^({SIMULATOR}|classifier-[0-9a-f]{{12}})$")]
-    """What says that an episode succeeded: the simulator, or the success classifier of this name."""
+    reward: Annotated[str, AfterValidator(_known_reward)]
+    """What says that an episode succeeded: the simulator, the success classifier of this name, or a reward of another
+    package."""
     validation: Validation
 
     @model_validator(mode="after")
@@ -610,6 +708,7 @@ class Classifier(Section):
     batch_size: Annotated[int, Field(ge=2, multiple_of=2, strict=True)]
     """Frames per gradient step: half of them successes."""
     learning_rate: Positive
+    """Of Adam."""
     augmentation: Augmentation
 
     @model_validator(mode="after")
@@ -620,6 +719,8 @@ class Classifier(Section):
 
 
 class Evaluate(Section):
+    """The grid of held-out init states that every candidate plays."""
+
     init_states: CountOrAuto
     """Held-out init states per task, each counted once; auto takes the protocol's number."""
     temperature: NonNegative
@@ -629,7 +730,10 @@ class Evaluate(Section):
 
 
 class Register(Section):
+    """The registry, and the gate to become champion: docs/models.md."""
+
     model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    """Name of the model in MLflow's registry."""
     level: Annotated[float, Field(gt=0, le=0.5, strict=True)]
     """A policy becomes champion if its one-sided exact p is at most this; at 0.5 one state more is enough."""
     min_success_rate: Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -638,12 +742,20 @@ class Register(Section):
     """How much lower than the champion's the success rate on any task may be; 1 = any."""
 
 
+FORMATS = ("hdf5", "hil-serl", "lerobot", "rlds")
+"""Of other projects, that can be imported; other packages add theirs."""
+
+
+def _known_format(value: str) -> str:
+    return _known(plugins.FORMATS, FORMATS, value)
+
+
 class Nightly(Section):
     """What `nightshift nightly` does besides running the pipeline."""
 
     inbox: Name | None
     """A folder in which every file or folder is imported once, under its name; null = none."""
-    format: Literal["hdf5", "hil-serl", "lerobot", "rlds"]
+    format: Annotated[str, AfterValidator(_known_format)]
     """Of what is put there."""
     pull: Flag
     """Get imports from DVC's remote: those that git names and this clone lacks, newer ones of other repositories."""
@@ -663,6 +775,7 @@ class Notify(Section):
 
 class Params(Section):
     seed: Natural
+    """Of every random number: the same seed gives the same weights."""
     algorithms: Algorithms
     """The training stages that run; empty evaluates the clone alone."""
     start: Start
@@ -771,7 +884,8 @@ def validate(raw: Any, path: Path) -> Params:
         raise ConfigError(f"{path.name} has {count} {noun}:\n{problems}", f"edit {path} and run again") from None
 
 
-_WRONG_FAMILY = ("union_tag_invalid", "union_tag_not_found")
+_UNKNOWN_FAMILY = "unknown_family"
+_WRONG_FAMILY = (_UNKNOWN_FAMILY, "union_tag_not_found")
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -795,7 +909,7 @@ def _where(error: Any) -> str:
     location = error["loc"]
     if error["type"] in _WRONG_FAMILY:
         location += ("family",)
-    elif location[:1] == ("policy",):
+    elif location[:1] == ("policy",) and location[1:2] and location[1] in FAMILIES:
         location = location[:1] + location[2:]  # pydantic puts the family in between
     return ".".join(str(part) for part in location) or "two sections do not fit"
 
@@ -805,11 +919,11 @@ def _what(error: Any) -> str:
         return f"unknown key (value {error['input']!r})"
     if error["type"] in ("missing", "union_tag_not_found"):
         return "missing"
-    if error["type"] == "union_tag_invalid":
-        return f"should be one of {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
+    if error["type"] == _UNKNOWN_FAMILY:
+        return str(error["msg"])
     if not error["loc"]:
         return str(error["ctx"]["error"])
-    message = error["msg"][0].lower() + error["msg"][1:]
+    message = (error["msg"][0].lower() + error["msg"][1:]).removeprefix("value error, ")
     hint = ""
     if isinstance(error["input"], str) and "number" in message and "e" in error["input"]:
         hint = " (YAML reads 3e-4 as text: write 3.0e-4)"

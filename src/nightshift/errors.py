@@ -2,6 +2,7 @@
 
 NightshiftError
 ├── ConfigError            params.yaml does not fit its types
+├── PluginError            a package that adds to Nightshift is missing or faulty
 ├── ProjectError           the project folder cannot be worked in (no git, read-only, full disk)
 ├── SimulatorError         a simulator, its assets or its init states are not usable
 │   ├── StatesNotDrawn     the stage `states` has not run for these tasks
@@ -37,6 +38,10 @@ class NightshiftError(Exception):
 
 class ConfigError(NightshiftError):
     """params.yaml does not fit its types."""
+
+
+class PluginError(NightshiftError):
+    """A package that adds a suite, a policy, a reward or a format is missing or faulty."""
 
 
 class ProjectError(NightshiftError):

@@ -21,7 +21,8 @@ def test_the_file_holds_the_release_of_every_package_that_a_stage_names(
     monkeypatch.syspath_prepend(install(tmp_path / "other", torch="9.8.7+cu130", numba="1.10"))
     found = packages.record(tmp_path, GRAPH)
     assert found["torch"] == "9.8.7", "a build for a GPU computes the same release"
-    assert set(found) == {"hf-libero", "mujoco", "numba", "numpy", "robosuite", "torch"}
+    assert set(found) - set(packages.PLUG_INS) == {"hf-libero", "mujoco", "numba", "numpy", "robosuite", "torch"}
+    assert {found[name] for name in packages.PLUG_INS} == {packages.NONE}
     assert yaml.safe_load((tmp_path / paths.VERSIONS).read_text()) == found
     assert found["numba"] == "1.10", "a version is no number"
 
@@ -55,5 +56,6 @@ def test_what_a_compute_node_may_lack_is_installed_with_the_extra_pipeline_alone
     )
     assert set(packages.PIPELINE) <= extra
     assert not set(packages.PIPELINE) & base
-    assert set(graph.packages(GRAPH)) - {"hf-libero", "robosuite"} <= base, "a stage computes with these"
+    computing = set(graph.packages(GRAPH)) - set(packages.PLUG_INS) - {"hf-libero", "robosuite"}
+    assert computing <= base, "a stage computes with these"
     assert "nightshift[pipeline,data]" in dev, "developers have everything"

@@ -37,7 +37,7 @@ cameras = config.Cameras(names=(), size=16, shadows=False)
 env = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=cameras)
 fleet = envs.make_fleet(envs.tasks(env)[0], env)
 fleet.reset("train", [0])
-experts = ExpertProcesses(1)
+experts = ExpertProcesses(1, "fake")
 experts.act(fleet.scene(0))
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 time.sleep(600)
@@ -65,7 +65,7 @@ def others() -> set[BaseProcess]:
 
 @pytest.fixture
 def experts() -> Iterator[ExpertProcesses]:
-    made = ExpertProcesses(1)
+    made = ExpertProcesses(1, ENV.suite)
     yield made
     made.close()
 

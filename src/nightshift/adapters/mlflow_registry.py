@@ -33,6 +33,7 @@ from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
 from nightshift.interrupts import deferred
+from nightshift.policies import families
 from nightshift.policies.base import Policy, observation_dtype
 from nightshift.reports import gate
 from nightshift.reports.gate import Decision, Rules, Verdict
@@ -44,6 +45,8 @@ CHALLENGER = "challenger"
 DATASET = "dataset.md5"
 DATASET_EPISODES = "dataset.episodes"
 COMMIT = "code.commit"
+POLICY_PACKAGE = "policy.package"
+"""The package that adds the family of the policy, its version and code; a family of ours has no such tag."""
 STARTED_FROM = "parent.version"
 """The version whose weights training started from."""
 CANDIDATE = "candidate"
@@ -68,7 +71,7 @@ RUN = "run_id"
 PIPELINE_RUN = "pipeline.run"
 OUTCOMES = "outcomes"
 """Folder of a version's run that holds <grid>.json."""
-SHIPPED = ("__init__.py", "errors.py", "types.py", "policies")
+SHIPPED = ("__init__.py", "errors.py", "plugins.py", "types.py", "policies")
 """What a policy needs of this package; it travels with the model."""
 
 
@@ -380,7 +383,7 @@ def _log(proposal: Proposal, scratch: Path) -> Any:
                 name: np.zeros((1, *shape), observation_dtype(shape)) for name, shape in policy.shapes.items()
             },
             code_paths=[str(_shipped(scratch))],
-            pip_requirements=["mlflow", "torch", "numpy", "safetensors"],
+            pip_requirements=["mlflow", "torch", "numpy", "safetensors", *_package(policy)],
         )
 
 
@@ -395,6 +398,12 @@ def _signature(policy: Policy) -> ModelSignature:
     observations = [TensorSpec(observation_dtype(shape), (-1, *shape), name) for name, shape in policy.shapes.items()]
     actions = TensorSpec(np.dtype(np.float32), (-1, policy.chunk, policy.action_dim))
     return ModelSignature(Schema(observations), Schema([actions]))
+
+
+def _package(policy: Policy) -> list[str]:
+    """The package that adds the family of the policy; a family of Nightshift travels with the model."""
+    release = families.release(policy.spec["family"])
+    return ["==".join(release.split(" "))] if release else []
 
 
 def _shipped(scratch: Path) -> Path:

@@ -58,6 +58,8 @@ class Version:
     commit: str
     started_from: str
     """The version whose weights training started from; empty if from scratch."""
+    policy_package: str
+    """The package that adds the family of its policy; empty for a family of ours."""
     weights: str
     """sha256."""
     run_id: str
@@ -236,6 +238,7 @@ def _version(version: ModelVersion, aliases: Mapping[str, list[str]]) -> Version
         episodes=tags.get(registry.DATASET_EPISODES, ""),
         commit=tags.get(registry.COMMIT, ""),
         started_from=tags.get(registry.STARTED_FROM, ""),
+        policy_package=tags.get(registry.POLICY_PACKAGE, ""),
         weights=tags.get(registry.WEIGHTS, ""),
         run_id=tags.get(registry.RUN, ""),
         pipeline_run=tags.get(registry.PIPELINE_RUN, ""),

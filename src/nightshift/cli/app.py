@@ -157,7 +157,7 @@ def versions() -> None:
 @app.command("import")
 def import_(
     path: Annotated[Path, typer.Argument(help="a file or a folder")],
-    format: Annotated[str, typer.Option(help="hdf5 (LIBERO, robomimic), hil-serl, lerobot or rlds")],
+    format: Annotated[str, typer.Option(help="hdf5 (LIBERO, robomimic), hil-serl, lerobot, rlds, or of a package")],
     name: Annotated[str, typer.Option(help="what to call it here")],
     task: Annotated[str, typer.Option(help="the task, where the source does not say it")] = "",
     skip_broken: Annotated[bool, typer.Option("--skip-broken", help="leave broken episodes out and list them")] = False,

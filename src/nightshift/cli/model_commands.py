@@ -228,6 +228,7 @@ def _print_lineage(root: Path, version: Version) -> None:
         "dataset": f"{version.dataset}, {version.episodes or 'unknown'} episodes",
         "": f"in git: {revision}" if revision else "in no git revision: nightly.commit, or commit dvc.lock",
         "code": version.commit + (" (with changes that were not committed)" if version.commit.endswith("+") else ""),
+        **({"policy": f"of the package {version.policy_package}"} if version.policy_package else {}),
         "run": version.pipeline_run or "unknown",
         "started from": started,
         "weights": f"sha256 {version.weights[:16]}",

@@ -23,10 +23,11 @@ _RAY_REMEDY = (
 def versions(suite: str | None) -> dict[str, str]:
     """Of the packages installed here for simulating `suite` and learning, or with None for learning alone.
 
-    A package in development keeps its version, so nightshift's own code is compared by digest.
+    A package in development keeps its version, so nightshift's own code and that of plug-ins is compared by digest.
     """
     computing = {package: packages.release(package) for package in ("numba", "numpy", "torch")}
-    return {**(envs.versions(suite) if suite else {}), **computing, CODE: _code()[:_SHOWN]}
+    suites = envs.versions(suite) if suite else {}
+    return {**suites, **computing, **packages.installed_plug_ins(), CODE: _code()[:_SHOWN]}
 
 
 def mismatch_error(driver: Mapping[str, str], suite: str | None, remedy: str = _RAY_REMEDY) -> RolloutError | None:

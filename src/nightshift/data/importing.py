@@ -27,7 +27,7 @@ from nightshift.data.formats import EpisodeRef
 from nightshift.data.limits import Limits
 from nightshift.data.sources import ALL_IMPORTS, DEMOS, ROLLOUTS
 from nightshift.errors import DataError
-from nightshift.project import locks, paths
+from nightshift.project import locks, packages, paths
 
 UNSOLVED = "unsolved.jsonl"
 """Keys of the unsuccessful episodes, so that a resumed import does not decode them again."""
@@ -78,9 +78,12 @@ class Import:
 
     @cached_property
     def state(self) -> Path:
-        """The folder for episodes until the import is complete; it depends on the content of the source."""
+        """The folder for episodes until the import is complete; it depends on the content of the source, and on the
+        code of a reader of another package."""
         stamps = [(str(file), status.st_size, status.st_mtime_ns) for file, status in self._files]
-        content = json.dumps([str(self.path.resolve()), self.format, self.task, stamps])
+        entry = formats.plug_in(self.format)
+        reader = [self.format, packages.plug_in(entry)] if entry else [self.format]
+        content = json.dumps([str(self.path.resolve()), *reader, self.task, stamps])
         return paths.stage_state("import", hashlib.sha256(content.encode()).hexdigest())
 
     @cached_property

@@ -143,5 +143,7 @@ def conditions(env: config.Env, cameras: Sequence[str]) -> dict[str, Any]:
 
 
 def versions(suite_name: str) -> dict[str, str]:
-    """Versions that a result of this suite depends on."""
-    return suite(suite_name).versions()
+    """Versions that a result of this suite depends on, with that of the package that adds it."""
+    entry = registry.plug_in(suite_name)
+    added = {entry.dist.name: entry.dist.version} if entry and entry.dist else {}
+    return suite(suite_name).versions() | added

@@ -286,6 +286,11 @@ class Suite(ABC):
         """Of everything that a result depends on."""
         return {name: installed(package) for name, package in {**self.packages, "nightshift": "nightshift"}.items()}
 
+    def expert(self, scene: Scene) -> Array | None:
+        """The action [A] of the suite's own expert, from whom demos are collected; None leaves it to the scripted one
+        (`policies.expert`), which plays an arm in operational space and knows the goals on, in, up, open and reach."""
+        return None
+
     def compile_command(self) -> list[str] | None:
         """The command that compiles, ahead of the simulators, what they would compile; None if that is nothing."""
         return None

@@ -10,12 +10,11 @@ A new simulator here is one module and one line in `BUILT_IN`. In another packag
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
+from nightshift import plugins
 from nightshift.envs.base import Suite
 from nightshift.errors import SimulatorError
-
-GROUP = "nightshift.suites"
 
 BUILT_IN = {
     "libero_mini": "nightshift.envs.mini.suite:LIBERO_MINI",
@@ -45,24 +44,18 @@ def find(name: str) -> Suite:
     return _load(entries[name])
 
 
+def plug_in(name: str) -> EntryPoint | None:
+    """The entry point of a suite of another package; None for one of ours."""
+    return plugins.find(plugins.SUITES, BUILT_IN).get(name)
+
+
 def _entries() -> dict[str, EntryPoint]:
-    entries = {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
-    for entry in entry_points(group=GROUP):
-        if entry.name in entries:
-            raise SimulatorError(
-                f"two suites are called {entry.name}: {entries[entry.name].value} and {entry.value}",
-                "uninstall one of the packages, or rename its entry point",
-            )
-        entries[entry.name] = entry
-    return entries
+    ours = {name: EntryPoint(name, value, plugins.SUITES) for name, value in BUILT_IN.items()}
+    return ours | plugins.find(plugins.SUITES, BUILT_IN)
 
 
 def _load(entry: EntryPoint) -> Suite:
-    remedy = f"install the package again, or remove its entry point from the group {GROUP}"
-    try:
-        found = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise SimulatorError(f"the suite {entry.name} ({entry.value}) cannot be imported: {error}", remedy) from error
+    found = plugins.load(entry)
     if not isinstance(found, Suite) or found.name != entry.name:
-        raise SimulatorError(f"{entry.value} is not a Suite with the name {entry.name}", remedy)
+        raise plugins.unfit(entry, f"a Suite with the name {entry.name}")
     return found

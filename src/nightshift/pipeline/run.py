@@ -192,7 +192,7 @@ class Session:
         for path, digest in self._code_now().items():
             if digest != self._code[path]:
                 raise ProjectError(f"{path} was edited while the pipeline ran", "run again: what is done is cached")
-        if packages.installed(self.graph) != self.versions:
+        if packages.installed(self.root, self.graph) != self.versions:
             raise ProjectError("packages were installed while the pipeline ran", "run again: what is done is cached")
 
     def _sources(self) -> str:

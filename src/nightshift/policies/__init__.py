@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 WEIGHTS = "policy.safetensors"
 SPEC = "policy.json"
+PACKAGE = "package"
+"""In that file: the package and version that add the family; not there for one of ours."""
 
 
 def fresh(settings: config.Policy, shapes: Shapes, action_dim: int) -> Policy:
     """An untrained policy of the family that params.yaml names, for observations of these shapes."""
-    from nightshift.policies.families import FAMILIES
+    from nightshift.policies import families
 
-    return FAMILIES[settings.family].from_config(settings, shapes, action_dim)
+    return families.find(settings.family).from_config(settings, shapes, action_dim)
 
 
 def build(spec: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> Policy:
     """A policy of the family and sizes that `spec` names: with these weights, or untrained."""
-    from nightshift.policies.families import FAMILIES
+    from nightshift.policies import families
 
     arguments = dict(spec)
-    family = arguments.pop("family")
-    if family not in FAMILIES:
-        raise DataError(f"unknown policy family {family!r}; there are {', '.join(FAMILIES)}")
+    family, release = arguments.pop("family"), arguments.pop(PACKAGE, "")
+    chosen = families.find(family, release)
     try:
-        chosen = FAMILIES[family]
         return chosen(**arguments) if weights is None else chosen.with_weights(weights, **arguments)
     except (TypeError, KeyError) as error:
         raise DataError(f"this is not the spec of a {family} policy: {error}") from None
@@ -50,8 +50,15 @@ def save(policy: Policy, folder: Path) -> None:
 
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
     (folder / WEIGHTS).write_bytes(to_bytes(weights))
-    (folder / SPEC).write_text(json.dumps(policy.spec, indent=2) + "\n")
+    (folder / SPEC).write_text(json.dumps({**policy.spec, **_package(policy.spec["family"])}, indent=2) + "\n")
     policy.export(folder)
+
+
+def _package(family: str) -> dict[str, str]:
+    from nightshift.policies import families
+
+    release = families.release(family)
+    return {PACKAGE: release} if release else {}
 
 
 def load(folder: Path) -> Policy:

@@ -1,15 +1,19 @@
-"""What says that an episode of experience succeeded: the simulator, or a success classifier on what cameras saw."""
+"""What says that an episode of experience succeeded: the simulator, or a success classifier on what cameras saw.
+
+Another package adds a reward with the entry point `nightshift.rewards`: a class with the methods of `Reward`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol, get_args
+from importlib.metadata import EntryPoint
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from nightshift import config, envs
+from nightshift import config, envs, plugins
 from nightshift.data.decisions import CONTROL_STEPS, decision_episode
 from nightshift.data.episode import Episode
 from nightshift.errors import DataError
@@ -24,6 +28,7 @@ _VERDICT = "verdict"
 """In the metadata of an episode."""
 
 
+@runtime_checkable
 class Reward(Protocol):
     def request(self, request: RolloutRequest) -> RolloutRequest:
         """The request, with what has to be seen to reward its episodes."""
@@ -31,6 +36,10 @@ class Reward(Protocol):
 
     def episode(self, trajectory: Trajectory, provenance: Provenance, discount: float) -> Episode:
         """The episode of decisions that is learned from, with its rewards and its end."""
+        ...
+
+    def check(self, env: config.Env) -> None:
+        """Raise a NightshiftError if it cannot reward episodes of this environment, before any is played."""
         ...
 
 
@@ -42,6 +51,9 @@ class SimulatorReward:
 
     def episode(self, trajectory: Trajectory, provenance: Provenance, discount: float) -> Episode:
         return decision_episode(trajectory, provenance, discount)
+
+    def check(self, env: config.Env) -> None:
+        """Every simulator reports success."""
 
 
 SIMULATOR = SimulatorReward()
@@ -68,6 +80,12 @@ class ClassifierReward:
         episode = decision_episode(judged, provenance, discount)
         verdict = _verdict(trajectory, None if decisions is None else judged.length, self._trained.ambiguous_steps)
         return replace(episode, metadata={**episode.metadata, CONTROL_STEPS: trajectory.length, _VERDICT: verdict})
+
+    def check(self, env: config.Env) -> None:
+        """DataError if it does not know these tasks or what the cameras show."""
+        self._trained.check_tasks([task.name for task in envs.tasks(env)])
+        shapes = {name: spec.shape for name, spec in envs.observation_space(env).items()}
+        self._trained.network.check(shapes, "env.cameras in params.yaml")
 
     def _first_success(self, trajectory: Trajectory, language: str) -> int | None:
         """After how many decisions; what was seen before the first one is not judged."""
@@ -125,18 +143,24 @@ def verdict_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
 
 
 def open_reward(name: str) -> Reward:
-    """What `rlpd.reward` names."""
-    return SIMULATOR if name == config.SIMULATOR else ClassifierReward(_load(name))
+    """What `rlpd.reward` names: the simulator, the classifier, or a reward of another package."""
+    others = plugins.find(plugins.REWARDS, (config.SIMULATOR,))
+    if name == config.SIMULATOR:
+        return SIMULATOR
+    return _of_package(others[name]) if name in others else ClassifierReward(_load(name))
+
+
+def _of_package(entry: EntryPoint) -> Reward:
+    made = plugins.load(entry)
+    found = made() if isinstance(made, type) else None
+    if not isinstance(found, Reward):
+        raise plugins.unfit(entry, "a class with the methods request, episode and check")
+    return found
 
 
 def check_reward(name: str, env: config.Env) -> None:
-    """DataError if the classifier is another one, or does not know these tasks or what the cameras show."""
-    if name == config.SIMULATOR:
-        return
-    trained = _load(name)
-    trained.check_tasks([task.name for task in envs.tasks(env)])
-    shapes = {name: spec.shape for name, spec in envs.observation_space(env).items()}
-    trained.network.check(shapes, "env.cameras in params.yaml")
+    """NightshiftError if there is no such reward, or it cannot reward episodes of this environment."""
+    open_reward(name).check(env)
 
 
 def _load(name: str) -> Trained:

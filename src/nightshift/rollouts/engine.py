@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,11 +28,10 @@ from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
-from nightshift.policies.expert import Expert
 from nightshift.policies.snapshot import PolicySlot, PolicySnapshot
 from nightshift.rollouts.acting import Actor
 from nightshift.rollouts.base import MakeFleet
-from nightshift.rollouts.experts import Decide, ExpertProcesses
+from nightshift.rollouts.experts import Decide, ExpertProcesses, decide
 from nightshift.rollouts.fleets import Fleets
 from nightshift.rollouts.rollout import GroupPlay, Observer
 from nightshift.telemetry.stopwatch import Stopwatch
@@ -112,7 +112,8 @@ class Engine:
         self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
-        self._experts = ExpertProcesses(settings.threads)
+        self._suite = env.suite
+        self._experts = ExpertProcesses(settings.threads, env.suite)
         self._actor: tuple[str, Actor] | None = None
         self._slot = PolicySlot(settings.device)
 
@@ -210,7 +211,7 @@ class Engine:
     def _expert(self) -> Decide:
         """In this process, or in others beside several threads."""
         if self._threads is None or self._settings.threads == 1:
-            return Expert().act
+            return partial(decide, self._suite)
         return self._experts.act
 
     def _submit(self, simulate: Callable[[], None]) -> Future[None]:

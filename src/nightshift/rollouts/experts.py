@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from nightshift import envs
 from nightshift.policies.expert import Expert
 from nightshift.types import Array, Scene
 
@@ -23,8 +24,10 @@ Decide = Callable[[Scene], Array]
 class ExpertProcesses:
     """At most `count` processes: they start when they are needed, also after `close`. None of them imports torch."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, suite: str) -> None:
+        """Of the suite of this name."""
         self._count = count
+        self._suite = suite
         self._lock = threading.Lock()
         self._executor: ProcessPoolExecutor | None = None
 
@@ -35,7 +38,7 @@ class ExpertProcesses:
         """
         executor = self._started()
         try:
-            return executor.submit(_act, scene).result()
+            return executor.submit(decide, self._suite, scene).result()
         except BrokenProcessPool:
             self._discard(executor)
             raise
@@ -62,8 +65,10 @@ class ExpertProcesses:
                 self._executor = None
 
 
-def _act(scene: Scene) -> Array:
-    return Expert().act(scene)
+def decide(suite: str, scene: Scene) -> Array:
+    """The action of the suite's own expert, or of the scripted one."""
+    action = envs.suite(suite).expert(scene)
+    return Expert().act(scene) if action is None else action
 
 
 def _end_with_parent() -> None:

@@ -13,7 +13,8 @@ from nightshift.config import CHAMPION
 from nightshift.data import dataset_store
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
-from nightshift.project import graph, paths
+from nightshift.policies import families
+from nightshift.project import graph, packages, paths
 from nightshift.reports import gate
 
 
@@ -35,7 +36,7 @@ def run(job: Job, *, register: config.Register) -> None:
         fingerprint=job.fingerprint,
         grid=evaluation["grid"]["digest"],
         outcomes=outcomes[best["name"]],
-        tags=_lineage(job),
+        tags=_lineage(job) | _package(folder),
         rematch=_rematch(evaluation, outcomes),
     )
     done = mlflow_registry.register(Path(), proposal)
@@ -57,6 +58,12 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         raise DataError(f"{path} is missing or damaged", f"rm -r {paths.EVALUATION} && nightshift run") from None
+
+
+def _package(folder: Path) -> dict[str, str]:
+    """The package that adds the family of the policy, as versions.yaml has it; nothing for a family of ours."""
+    entry = families.plug_in(_read(folder / policies.SPEC)["family"])
+    return {mlflow_registry.POLICY_PACKAGE: packages.plug_in(entry)} if entry else {}
 
 
 def _lineage(job: Job) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Episodes in other projects' formats. A new format is one new module here and one line in `MODULES`.
+"""Episodes in other projects' formats. A new format is one new module here and one line in `MODULES`; in another
+package it is an entry point of the group `nightshift.formats`, a module or an object.
 
 A format that can be read has `list_episodes(path, task, limits)`; one that can be written has `write(path, episodes)`.
 Readers do not guess: if a file does not contain the task, the user has to name it. They open files through
@@ -12,9 +13,11 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
+from nightshift import plugins
 from nightshift.data.episode import Episode
 from nightshift.data.limits import Limits
 from nightshift.errors import DataError, NightshiftError
@@ -94,17 +97,28 @@ class Writer(Protocol):
 
 
 def reader(name: str) -> Reader:
-    return cast(Reader, _module(name, tuple(MODULES)))
+    return cast(Reader, _module(name, tuple(MODULES), "list_episodes"))
 
 
 def writer(name: str) -> Writer:
-    return cast(Writer, _module(name, WRITABLE))
+    return cast(Writer, _module(name, WRITABLE, "write"))
 
 
-def _module(name: str, known: Sequence[str]) -> object:
+def plug_in(name: str) -> EntryPoint | None:
+    """The entry point of a format of another package; None for one of ours."""
+    return plugins.find(plugins.FORMATS, MODULES).get(name)
+
+
+def _module(name: str, known: Sequence[str], function: str) -> object:
     """Imported on demand, because each format needs another library."""
+    others = plugins.find(plugins.FORMATS, MODULES)
+    if name in others:
+        found = plugins.load(others[name])
+        if not callable(getattr(found, function, None)):
+            raise plugins.unfit(others[name], f"a format with the function {function}")
+        return cast(object, found)
     if name not in known:
-        raise DataError(f"the format {name!r} is not supported", f"use one of {', '.join(known)}")
+        raise DataError(f"the format {name!r} is not supported", f"use one of {', '.join([*known, *others])}")
     return importlib.import_module(MODULES[name])
 
 

@@ -1,0 +1,325 @@
+"""What other packages add: the examples of docs/extending.md, installed by pip, in the stages that use them."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from mlflow.tracking import MlflowClient
+
+from nightshift import config, envs, policies
+from nightshift.cli import data_commands
+from nightshift.cluster import version_check
+from nightshift.config import merged
+from nightshift.data import dataset_store, formats
+from nightshift.data.episode import Episode
+from nightshift.envs import registry
+from nightshift.errors import ConfigError, DataError, NightshiftError, PluginError
+from nightshift.pipeline import run
+from nightshift.pipeline.run import Session
+from nightshift.project import paths
+from nightshift.rewards.reward import open_reward
+from tests.conftest import REPOSITORY, add_store, make_project, small_params
+from tests.stages.test_rlpd import SMALL as RLPD
+
+EXAMPLES = REPOSITORY / "examples"
+MODULES = ("nightshift_slider", "nightshift_residual", "nightshift_hurry", "nightshift_csv")
+POLICY = {
+    "family": "residual",
+    "inputs": ["block", "target"],
+    "chunk": 1,
+    "head": "tanh_gaussian",
+    "width": 16,
+    "blocks": 1,
+}
+PARAMS: dict[str, Any] = {
+    "algorithms": ["rloo", "rlpd"],
+    "env": {"suite": "slider", "horizon": 30},
+    "policy": POLICY,
+    "dataset": {"sources": ["demos", "by_hand"]},
+    "sft": {"steps": 50},
+    "rloo": {"iterations": 1, "groups": 2, "learn_std": False},
+    "rlpd": {**RLPD, "steps": 30, "reward": "hurry", "validation": {"every": 30}},
+    "evaluate": {"init_states": 3},
+}
+COST = np.float32(0.02)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the example packages, without network."""
+    sources = tmp_path_factory.mktemp("sources")
+    shutil.copytree(EXAMPLES, sources, dirs_exist_ok=True)
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile", "--target", str(folder)]
+    packages = [str(project.parent) for project in sorted(sources.glob("*/pyproject.toml"))]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, *packages], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(site: Path) -> Iterator[Path]:
+    """The packages are on the path of this module's tests."""
+    with on_path(site):
+        yield site
+
+
+@contextlib.contextmanager
+def on_path(folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        registry.find.cache_clear()
+        yield
+    registry.find.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] in MODULES]:
+        del sys.modules[name]
+
+
+def write_demos(folder: Path) -> Path:
+    """Two demos of the slider as somebody else might have them."""
+    env = config.Env.model_validate(merged(small_params(), PARAMS)["env"])
+    (task,) = envs.tasks(env)
+    simulator, expert = envs.make(task, env), envs.suite("slider").expert
+    folder.mkdir()
+    for number in range(2):
+        observation, rows, solved = simulator.reset("train", number), [], False
+        while not solved:
+            action = expert(simulator.scene())
+            rows.append([*observation["block"], *observation["target"], *action])
+            observation, solved = simulator.step(action)
+        with (folder / f"{number}.csv").open("w", newline="") as file:
+            names = {"block": 4, "target": 2, "action": 2}
+            csv.writer(file).writerows([[f"{name}.{i}" for name, size in names.items() for i in range(size)], *rows])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rewarded() -> list[Episode]:
+    """Every episode that the reward made while the stages ran."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, migrated_store: Path, installed: Path, rewarded: list[Episode]
+) -> Path:
+    """A project that uses all four, with demos imported by the format, whose stages have all run."""
+    root = make_project(tmp_path_factory.mktemp("extending") / "project")
+    add_store(root, migrated_store)
+    (root / "params.yaml").write_text(yaml.safe_dump(merged(small_params(), PARAMS)))
+    with pytest.MonkeyPatch.context() as patch:
+        enter(root, patch)
+        keep_episodes(patch, rewarded)
+        demos = write_demos(root.parent / "demos")
+        data_commands.import_episodes(demos, "csv", "by_hand", "slide", skip_broken=False)
+        with Session(root) as session:
+            done = {stage: run.ensure(stage, session).status for stage in session.graph}
+    assert {stage for stage, status in done.items() if status == "ran"} == set(done) - {"start"}
+    return root
+
+
+def keep_episodes(patch: pytest.MonkeyPatch, kept: list[Episode]) -> None:
+    reward = type(open_reward("hurry"))
+    make = reward.episode
+
+    def episode(*arguments: Any) -> Episode:
+        kept.append(make(*arguments))
+        return kept[-1]
+
+    patch.setattr(reward, "episode", episode)
+
+
+def enter(root: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(root)
+    patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+
+
+@pytest.fixture
+def project(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    enter(finished, monkeypatch)
+    return finished
+
+
+def stale(root: Path) -> dict[str, str]:
+    """The stages that are stale because of a version, each with the first reason."""
+    found = {status.name: status.reasons for status in run.statuses(root) if not status.skipped}
+    return {name: reasons[0] for name, reasons in found.items() if reasons and str(paths.VERSIONS) in reasons[0]}
+
+
+def test_episodes_of_a_format_of_another_package_are_in_the_dataset(project: Path) -> None:
+    dataset = dataset_store.read(project / paths.DATASET)
+    sources = [episode.provenance.source for split in dataset_store.SPLITS for episode in dataset.episodes(split)]
+    assert (sources.count("csv"), sources.count("expert")) == (2, 4)
+
+
+def test_the_suite_of_another_package_and_its_version_are_conditions_of_the_evaluation(project: Path) -> None:
+    report = json.loads((project / paths.EVALUATION_REPORT).read_text())
+    assert report["grid"]["suite"] == "slider"
+    assert report["conditions"]["versions"]["nightshift-slider"] == "1.0"
+
+
+def test_rlpd_learned_from_the_reward_of_another_package(project: Path, rewarded: list[Episode]) -> None:
+    rounds = json.loads((project / paths.RLPD_POLICY / paths.HISTORY).read_text())["iterations"]
+    assert len(rewarded) == len(rounds) * PARAMS["rlpd"]["episodes_at_once"]
+    for episode in rewarded:
+        ended = np.float32(episode.success) - COST
+        assert (episode.rewards[-2], set(episode.rewards[:-2].tolist())) == (ended, {float(-COST)})
+
+
+def test_the_registry_and_the_policy_say_which_package_the_family_is_of(project: Path) -> None:
+    assert json.loads((project / paths.SFT_POLICY / policies.SPEC).read_text())["package"] == "nightshift-residual 1.0"
+    client = MlflowClient(f"sqlite:///{project / paths.MLFLOW_DATABASE}")
+    (version,) = client.search_model_versions("name = 'nightshift-libero-mini'")
+    assert re.match(r"nightshift-residual 1\.0 \(code [0-9a-f]{12}; torch [0-9.]+\)", version.tags["policy.package"])
+
+
+def test_nothing_is_stale_until_a_package_changes(project: Path) -> None:
+    assert stale(project) == {}
+
+
+@pytest.mark.parametrize(
+    ("package", "key", "expected"),
+    [
+        ("nightshift_slider", "plugin-suite", {"states", "collect", "rloo", "rlpd", "opponent", "evaluate"}),
+        ("nightshift_residual", "plugin-policy", {"sft", "rloo", "rlpd", "opponent", "evaluate", "register"}),
+        ("nightshift_hurry", "plugin-reward", {"rlpd"}),
+        ("nightshift_csv", "", set()),
+    ],
+)
+def test_another_version_of_a_package_makes_the_stages_stale_that_use_it(
+    project: Path, site: Path, package: str, key: str, expected: set[str]
+) -> None:
+    metadata = site / f"{package}-1.0.dist-info" / "METADATA"
+    before = metadata.read_text()
+    metadata.write_text(before.replace("\nVersion: 1.0\n", "\nVersion: 1.1\n"))
+    try:
+        found = stale(project)
+    finally:
+        metadata.write_text(before)
+    assert set(found) == expected
+    assert all(f"{key} {package.replace('_', '-')} 1.0 (" in reason and "1.1 (" in reason for reason in found.values())
+
+
+def test_an_edit_of_its_code_does_so_under_the_same_version(project: Path, site: Path) -> None:
+    module = site / "nightshift_hurry.py"
+    before = module.read_text()
+    module.write_text(before.replace("COST = 0.02", "COST = 0.03"))
+    try:
+        assert set(stale(project)) == {"rlpd"}
+    finally:
+        module.write_text(before)
+
+
+def test_a_node_with_another_version_of_a_package_is_refused(installed: Path) -> None:
+    here = version_check.versions("slider")
+    assert version_check.mismatch_error(here, "slider") is None
+    other = version_check.mismatch_error({**here, "nightshift-residual": "nightshift-residual 0.9"}, "slider")
+    assert other is not None
+    assert "it has nightshift-residual nightshift-residual 1.0" in other.what
+
+
+def test_its_section_is_checked_strictly_by_its_own_type(installed: Path) -> None:
+    raw = merged(small_params(), {**PARAMS, "policy": {**POLICY, "blocks": 0, "depth": 3}})
+    with pytest.raises(ConfigError) as error:
+        config.validate(raw, Path("params.yaml"))
+    assert "policy.blocks: input should be greater than or equal to 1, got 0" in error.value.what
+    assert "policy.depth: unknown key (value 3)" in error.value.what
+
+
+def test_a_policy_whose_package_is_missing_says_what_to_install(finished: Path, site: Path) -> None:
+    for module in [name for name in sys.modules if name.startswith("nightshift_residual")]:
+        del sys.modules[module]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [folder for folder in sys.path if folder != str(site)])
+        with pytest.raises(PluginError) as error:
+            policies.load(finished / paths.SFT_POLICY)
+    assert "needs the package nightshift-residual 1.0, which is not installed here" in error.value.what
+    assert error.value.next_step == "pip install nightshift-residual==1.0"
+
+
+def declare(folder: Path, package: str, group: str, **entries: str) -> None:
+    """What pip leaves of a package with these entry points."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"{name} = {where}" for name, where in entries.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+
+
+@pytest.mark.parametrize(
+    ("group", "look_up", "built_in"),
+    [
+        ("nightshift.suites", registry.find, "libero_mini"),
+        ("nightshift.policies", lambda name: policies.build({"family": name}), "vla"),
+        ("nightshift.rewards", open_reward, "simulator"),
+        ("nightshift.formats", formats.reader, "hdf5"),
+    ],
+)
+def test_a_faulty_package_is_named_with_its_entry_point_and_the_reason(
+    tmp_path: Path, group: str, look_up: Any, built_in: str
+) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('needs a GPU')")
+    declare(tmp_path / "one", "their-package", group, theirs="broken:X", odd="json:JSONDecoder.decode")
+    declare(tmp_path / "two", "copy-of-it", group, **{built_in: "broken:X"})
+    with on_path(tmp_path), on_path(tmp_path / "one"):
+        with pytest.raises(
+            PluginError, match=r"theirs = broken:X of the package their-package 1\.0 cannot be imp"
+        ) as e:
+            look_up("theirs")
+        assert "RuntimeError: needs a GPU" in e.value.what
+        with pytest.raises(PluginError, match=r"odd = .* of the package their-package 1\.0 is not "):
+            look_up("odd")
+        with on_path(tmp_path / "two"), pytest.raises(PluginError, match=f"the name {built_in} is taken twice") as e:
+            look_up(built_in)
+        assert "Nightshift itself" in e.value.what
+        assert "copy-of-it 1.0" in e.value.what
+
+
+@pytest.mark.parametrize(
+    ("look_up", "expected"),
+    [
+        (registry.find, ("libero_mini", "slider")),
+        (lambda name: policies.build({"family": name}), ("gaussian_mlp", "residual")),
+        (lambda name: config.validate(merged(small_params(), {"policy": {"family": name}}), Path("p")), ("residual",)),
+        (lambda name: config.validate(merged(small_params(), {"rlpd": {"reward": name}}), Path("p")), ("hurry",)),
+        (lambda name: config.validate(merged(small_params(), {"nightly": {"format": name}}), Path("p")), ("csv",)),
+        (formats.reader, ("hdf5", "csv")),
+    ],
+)
+def test_an_unknown_name_is_refused_with_all_that_there_are(
+    installed: Path, look_up: Any, expected: tuple[str, ...]
+) -> None:
+    with pytest.raises(NightshiftError) as error:
+        look_up("nonsense")
+    assert all(name in str(error.value) for name in expected)
+
+
+def test_a_format_that_only_reads_is_not_written(installed: Path) -> None:
+    with pytest.raises(PluginError, match="is not a format with the function write"):
+        formats.writer("csv")
+    with pytest.raises(DataError, match="the format 'hdf5' is not supported"):
+        formats.writer("hdf5")
+
+
+def test_looking_for_packages_imports_none(installed: Path) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(installed)!r})
+from nightshift.envs import registry
+from nightshift.project import packages
+registry.names()
+packages.installed_plug_ins()
+assert not set({MODULES!r}) & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
