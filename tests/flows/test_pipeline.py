@@ -20,7 +20,9 @@ from nightshift.errors import DataError, ProjectError, RolloutError, Unreachable
 from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths
+from nightshift.telemetry import progress
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
+from tests.flows.prefect_runs import wait_until
 from tests.receiver import SECRET, receiving
 
 STAGES = [
@@ -201,3 +203,33 @@ def test_a_night_that_can_only_begin_much_later_is_left_out_and_told(
     assert begun.name == "Missed"
     assert calls == []
     assert [message["title"] for message in messages] == ["Nightshift: a night was missed"]
+
+
+def test_prefects_page_shows_iteration_success_and_time_left_while_a_stage_runs(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def ensure(stage: str, session: Session) -> StageResult:
+        if stage == "rloo":
+            with progress.bar("rloo", total=4) as advance:
+                for success in (25, 50):
+                    advance(f"success {success}%")
+                    seen.append(wait_until(lambda done=success: shown_progress("watched", percent=done)))
+        return StageResult(stage=stage, status="cached", seconds=0.0)
+
+    monkeypatch.setattr(run, "ensure", ensure)
+    monkeypatch.setattr("tasks._progress.EVERY_SECONDS", 0.01)
+    pipeline.with_options(flow_run_name="watched")()
+    first, second = seen
+    assert first.id == second.id, "one artifact, updated"
+    assert first.description.startswith("rloo 1 of 4: success 25%, ")
+    assert second.description.startswith("rloo 2 of 4: success 50%, ")
+    assert second.description.endswith(" s left")
+    assert first.task_run_id == runs_of("watched")["rloo"].id, "the graph shows it at its task"
+
+
+def shown_progress(name: str, percent: float) -> Any:
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(flow_run_filter=named(name))
+    return next((a for a in found if a.key == "progress-rloo" and a.data == percent), None)
