@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         actor_commands,
         classifier_commands,
         commands,
+        compare_command,
         data_commands,
         env_commands,
         model_commands,
@@ -38,6 +39,7 @@ else:
     actor_commands = _OnFirstUse("actor_commands")
     classifier_commands = _OnFirstUse("classifier_commands")
     commands = _OnFirstUse("commands")
+    compare_command = _OnFirstUse("compare_command")
     data_commands = _OnFirstUse("data_commands")
     env_commands = _OnFirstUse("env_commands")
     model_commands = _OnFirstUse("model_commands")
@@ -284,11 +286,11 @@ def runs(limit: Annotated[int, typer.Option(min=1, help="how many of the newest"
 
 @app.command()
 def compare(
-    one: Annotated[str, typer.Argument(help="an alias or version, or MODEL@ALIAS, MODEL/VERSION")],
+    one: Annotated[str, typer.Argument(help="a version, an alias, MODEL@ALIAS, or a run from `runs`")],
     other: Annotated[str, typer.Argument(help="the one to compare with")],
 ) -> None:
-    """Compare two versions, state by state where they have played the same grid."""
-    model_commands.compare(one, other)
+    """Compare two versions or runs, state by state where they have played the same grid."""
+    compare_command.compare(one, other)
 
 
 @app.command()

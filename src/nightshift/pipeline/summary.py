@@ -157,7 +157,7 @@ def _gains(candidates: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("won", justify="right", width=4)
     table.add_column("lost", justify="right", width=4)
     table.add_column("points", justify="right", width=6)
-    table.add_column("95 % interval", justify="right", width=14)
+    table.add_column("95 % interval", justify="right", width=16)
     table.add_column("exact p", justify="right", width=8)
     for result in candidates[1:]:
         gain = result["gain"]
@@ -255,5 +255,4 @@ def _counts(figures: Mapping[str, int]) -> str:
 
 
 def _interval(figures: Mapping[str, float], sign: str = "-") -> str:
-    """`sign` "+" writes a plus before positive ends."""
-    return f"{100 * figures['low']:{sign}.1f} – {100 * figures['high']:{sign}.1f}"
+    return pipeline_results.interval(figures["low"], figures["high"], sign)

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nightshift.config import CHAMPION
-from nightshift.pipeline import summary
+from nightshift.pipeline import results, summary
 from nightshift.pipeline.report import svg, words
 from nightshift.pipeline.report.facts import Facts
 from nightshift.project import paths
@@ -110,7 +110,7 @@ def environment() -> Environment:
 
 def interval(figures: Mapping[str, float], sign: str = "-") -> str:
     """Example: interval({"low": 0.05, "high": 0.14}, "+") == "+5.0 to +14.0" """
-    return f"{100 * figures['low']:{sign}.1f} to {100 * figures['high']:{sign}.1f}"
+    return results.interval(figures["low"], figures["high"], sign)
 
 
 def result_rows(facts: Facts) -> list[dict[str, Any]]:
