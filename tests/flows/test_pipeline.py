@@ -10,8 +10,10 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.states import Pending, Scheduled
 from prefect.testing.utilities import prefect_test_harness
 
+from flows import lifecycle
 from flows.nightly import NOTHING_TO_DO, nightly
 from flows.pipeline import pipeline
 from nightshift import config
@@ -233,3 +235,16 @@ def shown_progress(name: str, percent: float) -> Any:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(flow_run_filter=named(name))
     return next((a for a in found if a.key == "progress-rloo" and a.data == percent), None)
+
+
+def test_a_run_that_was_taken_up_by_a_server_that_died_is_marked_and_one_that_is_scheduled_or_starting_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with get_client(sync_client=True) as client:
+        pending, scheduled = (client.create_flow_run(nightly, state=state) for state in (Pending(), Scheduled()))
+        assert pending.id not in [run.id for run in lifecycle.mark_leftovers(client)], "it may be starting"
+        monkeypatch.setattr(lifecycle, "_SECONDS_TO_BEGIN", -60)
+        assert pending.id in [run.id for run in lifecycle.mark_leftovers(client)]
+        ended, waiting = (client.read_flow_run(run.id).state for run in (pending, scheduled))
+    assert (ended.name, ended.message) == ("Crashed", "its process never began")
+    assert waiting.name == "Scheduled", "a night to come, or to be caught up with"
