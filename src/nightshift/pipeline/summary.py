@@ -30,6 +30,7 @@ MARKS = {
 }
 BIN = ".venv/bin/nightshift"
 _BAR = 16
+_MINUTE, _HOUR = 60, 3600
 _WIDTH = 96
 
 
@@ -102,10 +103,11 @@ def decision(root: Path) -> str:
 
 def clock(seconds: float) -> str:
     """Example: clock(187) == "3 min 07 s" """
-    if seconds < 60:  # noqa: PLR2004
+    if seconds < _MINUTE:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
+    if seconds < _HOUR:
+        return "{} min {:02d} s".format(*divmod(round(seconds), _MINUTE))
+    return "{} h {:02d} min".format(*divmod(round(seconds / _MINUTE), _MINUTE))
 
 
 def p_value(value: float) -> str:
