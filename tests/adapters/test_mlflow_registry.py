@@ -246,7 +246,7 @@ def test_a_registration_that_died_before_the_gate_and_was_promoted_by_hand_can_b
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(mlflow_registry, "_decide", dies)
+        patch.setattr(mlflow_registration, "_decide", dies)
         with pytest.raises(KeyboardInterrupt):
             register(root, model, "one", "s" * 10)
     model_versions.promote(root, model, "1")
