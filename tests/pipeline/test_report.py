@@ -250,12 +250,13 @@ def test_every_init_state_has_a_symbol_and_a_sentence_not_only_a_colour(facts: F
 
 def test_films_stand_side_by_side_with_the_champions_where_it_was_filmed_too(facts: Facts) -> None:
     rows = page.film_rows(facts)
-    assert [(row["task"], row["init_state"]) for row in rows] == [("far", 3), ("near", 3)]
+    assert [(row["task"], row["init_state"]) for row in rows] == [("far", 3), ("far", 8)]
     assert [(film["label"], film["success"]) for film in rows[0]["films"]] == [
         ("SFT", False),
         ("GRPO", True),
         ("version 1", True),
     ]
+    assert [(film["label"], film["success"]) for film in rows[1]["films"]] == [("SFT", False), ("GRPO", False)]
 
 
 def test_the_kept_iteration_and_the_kl_limit_are_drawn(facts: Facts) -> None:

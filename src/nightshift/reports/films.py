@@ -44,7 +44,7 @@ def choose(baseline: Mapping[Cell, bool], policy: Mapping[Cell, bool], count: in
     tasks = list(dict.fromkeys(task for task, _ in sorted(cells)))
     by_task = [_telling(baseline, policy, sorted(cell for cell in cells if cell[0] == task)) for task in tasks]
     turns = [cell for turn in zip_longest(*by_task) for cell in turn if cell is not None]
-    return _with_both_ends(list(islice(turns, count)), sorted(turns) + sorted(cells), policy)
+    return _with_both_ends(list(islice(turns, count)), [*turns, *sorted(cells)], policy)
 
 
 def _with_both_ends(chosen: list[Cell], others: Sequence[Cell], policy: Mapping[Cell, bool]) -> list[Cell]:
