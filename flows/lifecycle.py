@@ -10,10 +10,7 @@ import functools
 import inspect
 import logging
 import os
-import signal
 import socket
-import threading
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +31,7 @@ from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed
 
+from nightshift import interrupts
 from nightshift.errors import Busy
 from nightshift.pipeline import notify
 from nightshift.pipeline.run import LOCK
@@ -50,7 +48,6 @@ SERVED_BY = "NIGHTSHIFT_SERVED_BY"
 """Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
 _OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
-_SECONDS_TO_STOP = 15
 _SECONDS_TO_BEGIN = 600
 """Within which the process of a run that was taken up labels it; one without labels after that was never begun."""
 _CLOCK_TOLERANCE = 60.0
@@ -127,17 +124,9 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _end_with_server() -> None:
+    """With `nightshift serve`, and with it the Prefect server that the run reports to, the run ends too."""
     if SERVED_BY in os.environ:
-        threading.Thread(target=_watch, args=(int(os.environ[SERVED_BY]),), daemon=True).start()
-
-
-def _watch(server: int) -> None:
-    """Stop this run when `nightshift serve` is gone, and with it the Prefect server that the run reports to."""
-    while os.getppid() == server:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_SECONDS_TO_STOP)
-    os.kill(os.getpid(), signal.SIGKILL)
+        interrupts.end_with(int(os.environ[SERVED_BY]))
 
 
 def _age(state: State[Any]) -> float:

@@ -134,8 +134,12 @@ class Tracking:
     Make one only while holding the run lock: what else is RUNNING in this folder is taken for dead.
     """
 
-    def __init__(self, root: Path, params: config.Params, commit: str, code: str, kind: RunKind = "pipeline") -> None:
+    def __init__(
+        self, root: Path, params: config.Params, commit: str, code: str, kind: RunKind = "pipeline", title: str = ""
+    ) -> None:
+        """A parent that is made here has this title; without one, the suite, the algorithms and the time."""
         self._kind = kind
+        self._title = title or _title(params)
         self._folder = f"{socket.gethostname()}:{root}"
         self._root = root
         self._params = params
@@ -259,7 +263,7 @@ class Tracking:
         before = self._newest(f"tags.`{STAGE}` = '{self._kind}' and tags.`{FOLDER}` = '{self._folder}'")
         if before:
             tags[CHANGED] = "; ".join(changes(before.data.params, values))[:_LONGEST_TAG] or "nothing"
-        run = self.client.create_run(self.experiment_id, run_name=_title(self._params), tags=tags)
+        run = self.client.create_run(self.experiment_id, run_name=self._title, tags=tags)
         self.client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in values.items()])
         if (self._root / paths.PARAMS).exists():
             self.client.log_artifact(run.info.run_id, str(self._root / paths.PARAMS))

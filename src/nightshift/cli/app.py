@@ -306,7 +306,9 @@ def reproduce(
 def sweep(
     choices: Annotated[list[str], typer.Argument(help="NAME=VALUE,VALUE of params.yaml, as sft.steps=100,200")],
     sample: Annotated[int, typer.Option(min=0, help="this many combinations at random; 0 = all")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="trials at a time")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="trials at a time; 0 = one, or on a Ray cluster as many as it has room for")
+    ] = 0,
 ) -> None:
     """Train and evaluate with every combination of values, and show which is best; nothing is registered."""
     model_commands.sweep(choices, sample, jobs)

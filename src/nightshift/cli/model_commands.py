@@ -136,7 +136,8 @@ def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
     root = enter()
     seed = config.load(root / paths.PARAMS).seed
     chosen = sweeping.trials(root, sweeping.parse(choices), sample, seed)
-    console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}, {jobs} at a time", markup=False)
+    at_once = f", {jobs} at a time" if jobs else ""
+    console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}{at_once}", markup=False)
     if sentence := sweeping.uncommitted(root):
         console.print(sentence, markup=False, soft_wrap=True)
     outcomes = []
@@ -144,11 +145,10 @@ def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
         for outcome in ended:
             console.print(f"{outcome.trial.title}: {outcome.error or result_cells(outcome.success)[0]}", markup=False)
             outcomes.append(outcome)
-    table = new_table("trial", "success", "95 % interval", "states", "params")
+    table = new_table("trial", "success", "95 % interval", "states", "run", "params")
     for outcome in sorted(outcomes, key=lambda one: one.success.rate if one.success else -1, reverse=True):
-        table.add_row(
-            str(outcome.trial.number), *result_cells(outcome.success), Text(outcome.trial.title, overflow="fold")
-        )
+        params = Text(outcome.trial.title, overflow="fold")
+        table.add_row(str(outcome.trial.number), *result_cells(outcome.success), outcome.run_id[:SHORT_ID], params)
     table.columns[-1].no_wrap = False
     console.print(table)
 
