@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from nightshift.cluster.connection import start_ray
 from nightshift.cluster.program import Program
-from nightshift.errors import ProjectError, RolloutError
+from nightshift.errors import NightshiftError, ProjectError, RolloutError
 
 _NODES_TO_LOSE = 3
 _POLL_SECONDS = 0.2
@@ -51,7 +51,9 @@ class ClusterProcesses:
         try:
             return int(ray.get(task))
         except RayTaskError as error:
-            raise error.as_instanceof_cause() from None
+            if isinstance(error.cause, NightshiftError):
+                raise error.cause from None
+            raise
         except RayError as error:
             raise RolloutError(f"the Ray cluster lost a process: {' '.join(str(error).split())}") from error
 

@@ -27,7 +27,7 @@ import yaml
 from nightshift import config, files, interrupts
 from nightshift.cluster.program import ADDRESS_VARIABLE, Program
 from nightshift.errors import Busy, ConfigError, NightshiftError
-from nightshift.pipeline.run import Session, ensure, publish
+from nightshift.pipeline.run import Session, ensure, fingerprint, publish
 from nightshift.project import locks, paths, repository
 from nightshift.statistics.intervals import Rate
 
@@ -35,7 +35,7 @@ SWEEPS = paths.STATE / "sweep"
 LOG = "trial.log"
 LAST_STAGE = "evaluate"
 RECORD = paths.STATE / "trial.json"
-"""In a clone: the run of its trial in MLflow."""
+"""In a clone: the run in MLflow of the last trial there, and which one that was."""
 TITLE = "NIGHTSHIFT_TRIAL"
 """Environment variable of a trial: what its run in MLflow is called."""
 _SOURCE = "src"
@@ -283,10 +283,18 @@ def main() -> None:
     with Session(Path.cwd(), kind="trial", title=os.environ.get(TITLE, "")) as session:
         names = list(session.graph)
         results = [ensure(stage, session) for stage in names[: names.index(LAST_STAGE) + 1]]
-        if results[-1].status != "ran" and not RECORD.exists():
-            publish(LAST_STAGE, session)  # a result from the cache is one to compare, too
-        if results[-1].status == "ran" or not RECORD.exists():
-            files.write_json(RECORD, {"run_id": session.tracking.parent_id})
+        _record(session, ran=results[-1].status == "ran")
+
+
+def _record(session: Session, *, ran: bool) -> None:
+    """Note the run in MLflow that has the result. A result from the cache gets one, too: it is one to compare."""
+    key = {"title": os.environ.get(TITLE, ""), "fingerprint": fingerprint(LAST_STAGE, session)}
+    known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if not ran and {**known, **key} == known:
+        return
+    if not ran:
+        publish(LAST_STAGE, session)
+    files.write_json(RECORD, {**key, "run_id": session.tracking.parent_id})
 
 
 if __name__ == "__main__":
