@@ -10,10 +10,7 @@ import functools
 import inspect
 import logging
 import os
-import signal
 import socket
-import threading
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +31,7 @@ from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed
 
+from nightshift import interrupts
 from nightshift.errors import Busy
 from nightshift.pipeline import notify
 from nightshift.pipeline.run import LOCK
@@ -48,9 +46,10 @@ REFUSED = "Refused"
 """The state of a run that another one was in the way of."""
 SERVED_BY = "NIGHTSHIFT_SERVED_BY"
 """Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
-_OPEN = [StateType.RUNNING, StateType.CANCELLING]
+_OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
-_SECONDS_TO_STOP = 15
+_SECONDS_TO_BEGIN = 600
+"""Within which the process of a run that was taken up labels it; one without labels after that was never begun."""
 _CLOCK_TOLERANCE = 60.0
 """Seconds by which two readings of when a process started may differ: the clock may have been set in between."""
 
@@ -103,14 +102,15 @@ def hours_late() -> float:
 
 
 def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:
-    """Mark the runs of this machine whose process is gone as Crashed; returns them."""
+    """Mark the runs of this machine whose process is gone, or never came to life, as Crashed; returns them."""
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_OPEN))),
     )
-    dead = [run for run in found if _is_dead(run.labels)]
+    dead = [run for run in found if run.id != flow_run.id and _is_dead(run)]
     for run in dead:
-        crashed: State[None] = Crashed(message=f"process {run.labels[_PROCESS]} was killed")
+        why = f"process {run.labels[_PROCESS]} was killed" if _PROCESS in run.labels else "its process never began"
+        crashed: State[None] = Crashed(message=why)
         for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))):
             if task.state is None or not task.state.is_final():
                 client.set_task_run_state(task.id, crashed, force=True)
@@ -124,17 +124,13 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _end_with_server() -> None:
+    """With `nightshift serve`, and with it the Prefect server that the run reports to, the run ends too."""
     if SERVED_BY in os.environ:
-        threading.Thread(target=_watch, args=(int(os.environ[SERVED_BY]),), daemon=True).start()
+        interrupts.end_with(int(os.environ[SERVED_BY]))
 
 
-def _watch(server: int) -> None:
-    """Stop this run when `nightshift serve` is gone, and with it the Prefect server that the run reports to."""
-    while os.getppid() == server:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_SECONDS_TO_STOP)
-    os.kill(os.getpid(), signal.SIGKILL)
+def _age(state: State[Any]) -> float:
+    return float((datetime.now(state.timestamp.tzinfo) - state.timestamp).total_seconds())
 
 
 def _labels() -> dict[str, Any]:
@@ -146,11 +142,14 @@ def _labels() -> dict[str, Any]:
     }
 
 
-def _is_dead(labels: dict[str, Any]) -> bool:
+def _is_dead(run: FlowRun) -> bool:
     """Whether the process is gone; a later process with the same number is another one.
 
     While a run holds the lock of the folder, it may be this one: processes of another container are not seen here.
     """
+    labels = run.labels
+    if _PROCESS not in labels:
+        return run.state is not None and _age(run.state) > _SECONDS_TO_BEGIN
     if labels.get(_HOST) != socket.gethostname() or locks.is_held(Path(labels[_FOLDER]) / LOCK):
         return False
     try:

@@ -50,7 +50,7 @@ def _candidates(run: Path) -> list[dict[str, Any]]:
 
 def _told(rates: Sequence[float]) -> str:
     low, high = over_runs(rates)
-    return f"{np.mean(rates):.1%} ({low:.1%} – {high:.1%})"
+    return f"{np.mean(rates):.1%} ({low:.1%} to {high:.1%})"
 
 
 def main() -> None:

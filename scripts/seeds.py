@@ -142,12 +142,12 @@ def summary(name: str, gains: Sequence[float]) -> str:
 
 
 def _points(gain: float, low: float, high: float) -> str:
-    return f"{100 * gain:+.1f} ({100 * low:+.1f} – {100 * high:+.1f})"
+    return f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _rate(overall: dict[str, Any]) -> str:
     low, high = 100 * overall["low"], 100 * overall["high"]
-    return f"{100 * overall['rate']:.1f} % ({low:.1f} – {high:.1f})"
+    return f"{100 * overall['rate']:.1f} % ({low:.1f} to {high:.1f})"
 
 
 def main() -> None:

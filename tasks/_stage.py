@@ -15,6 +15,7 @@ from prefect.states import Cancelled, Completed
 from nightshift.errors import RolloutError, Unreachable
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session, StageResult
+from tasks._progress import shown
 
 Result = StageResult | State[StageResult]
 """A stage that ran gives its result; any other a state that Prefect shows as Cached, Restored or Skipped."""
@@ -59,7 +60,8 @@ def worth_another_try(_: Any, __: Any, state: State[Any]) -> bool:
 def ensure(stage: str, session: Session) -> Result:
     """Have the stage done and show how it went."""
     try:
-        result = run.ensure(stage, session)
+        with shown(stage):
+            result = run.ensure(stage, session)
     except Stopped:
         return Cancelled(message=STOPPED)
     create_markdown_artifact(_markdown(result, session), key=f"stage-{stage}", description=f"{stage}: {result.status}")

@@ -74,6 +74,7 @@ def test_a_stage_takes_exactly_the_sections_dvc_watches_for_it(stage: str) -> No
 @pytest.mark.parametrize("stage", ["start", "opponent"])
 def test_the_rules_of_the_gate_are_not_in_the_key_of_a_stage_that_asks_for_the_champion(stage: str) -> None:
     assert [name for name in GRAPH[stage].params if name.startswith("register")] == ["register.model"]
+    assert Path("src/nightshift/reports/gate.py") not in GRAPH[stage].deps
 
 
 @pytest.mark.parametrize("stage", GRAPH)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SECONDS_TO_STOP = 15
 
 
 def handle() -> None:
@@ -21,6 +24,19 @@ def handle() -> None:
 
 def _interrupt(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def end_with(parent: int) -> None:
+    """Stop this process when its parent is gone, however that ended: as SIGTERM does, and after a while for certain."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_SECONDS_TO_STOP)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from dvc.ui import ui
+from rich.console import Console
 
 from nightshift.adapters.dvc_store import DvcStore
 from nightshift.errors import CacheError
@@ -109,6 +112,18 @@ def test_tracked_data_is_an_input_and_no_stage(toy: Path) -> None:
     assert "up to date" in dvc("repro")
     (toy / "data/imports/kitchen/episode").write_text("two")
     assert stale(store)["make"] == ("input data/imports changed",)
+
+
+def test_no_bar_or_spinner_of_dvc_flashes_by_on_a_terminal(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setitem(ui.__dict__, "error_console", Console(file=terminal, force_terminal=True))
+    monkeypatch.setattr("sys.stderr", terminal)
+    store = DvcStore(toy)
+    work(store)
+    (toy / "data").mkdir()
+    (toy / "data/report.html").write_text("one")
+    store.track(Path("data/report.html"))
+    assert terminal.getvalue() == ""
 
 
 def test_changed_code_input_and_missing_output_are_told_apart(toy: Path) -> None:

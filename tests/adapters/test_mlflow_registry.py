@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grimp
 import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
 from nightshift import files, policies
-from nightshift.adapters import mlflow_registry, mlflow_tracking, model_versions
-from nightshift.adapters.mlflow_registry import Proposal, Registration, Rematch, load
+from nightshift.adapters import mlflow_registration, mlflow_registry, mlflow_tracking, model_versions
+from nightshift.adapters.mlflow_registration import SHIPPED, Proposal, Registration, Rematch
+from nightshift.adapters.mlflow_registry import load
 from nightshift.config import CHAMPION
 from nightshift.errors import DataError, RegistryError
 from nightshift.reports import gate
@@ -79,7 +81,7 @@ def proposal(root: Path, model: str, fingerprint: str, results: str, **changes: 
 
 
 def register(root: Path, model: str, fingerprint: str, results: str, **changes: Any) -> Registration:
-    return mlflow_registry.register(root, proposal(root, model, fingerprint, results, **changes))
+    return mlflow_registration.register(root, proposal(root, model, fingerprint, results, **changes))
 
 
 def tags_of(root: Path, done: Registration) -> dict[str, str]:
@@ -244,7 +246,7 @@ def test_a_registration_that_died_before_the_gate_and_was_promoted_by_hand_can_b
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(mlflow_registry, "_decide", dies)
+        patch.setattr(mlflow_registration, "_decide", dies)
         with pytest.raises(KeyboardInterrupt):
             register(root, model, "one", "s" * 10)
     model_versions.promote(root, model, "1")
@@ -321,6 +323,17 @@ assert out.shape == (2, 1, 7)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_a_policy_imports_of_this_package_travels_with_a_registered_model() -> None:
+    """Also what a family imports when it is first used."""
+    imports = grimp.build_graph("nightshift", cache_dir=None)
+    start = [name for name in imports.modules if name.startswith("nightshift.policies")] + [
+        "nightshift.adapters.policy_model"
+    ]
+    needed = {name for module in start for name in imports.find_modules_directly_imported_by(module)}
+    ours = {name.split(".")[1] for name in needed if name.startswith("nightshift.")}
+    assert ours <= {name.removesuffix(".py") for name in SHIPPED}
 
 
 def test_an_unknown_model_version_or_alias_says_what_there_is(root: Path, model: str) -> None:

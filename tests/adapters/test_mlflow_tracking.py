@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from nightshift.adapters import model_versions
 from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, PARENT, Tracking
 from nightshift.adapters.tracking import RunKind
 from tests.conftest import edit, make_project
+from tests.flows.prefect_runs import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +192,13 @@ def test_a_copy_of_a_project_reads_and_writes_its_own_artifacts(
         tracker.artifact(tmp_path / "note.txt")
     assert set(root.rglob("*")) == before
     assert (copy / ".state" / "mlflow" / "mlflow.db").stat().st_mode & 0o077 == 0
+
+
+def test_what_the_machine_does_is_recorded_while_a_stage_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.01")
+    track = tracking(root, code="machine")
+    with track.stage("sft", "m1", {}) as tracker:
+        wait_until(lambda: "system/cpu_utilization_percentage" in track.client.get_run(tracker.run_id).data.metrics)
+    recorded = track.client.get_run(tracker.run_id).data.metrics
+    assert {"system/system_memory_usage_percentage", "system/disk_usage_percentage"} <= recorded.keys()
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"]

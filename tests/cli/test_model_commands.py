@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import config
-from nightshift.adapters import mlflow_registry, mlflow_tracking, model_versions
+from nightshift import config, files
+from nightshift.adapters import mlflow_registration, mlflow_registry, mlflow_tracking, model_versions
 from nightshift.adapters.mlflow_tracking import Tracking
-from nightshift.cli import model_commands
+from nightshift.cli import compare_command, model_commands
 from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
 from nightshift.project import paths
 from nightshift.telemetry import metric_names
 from nightshift.telemetry.console import console
-from tests.adapters.test_mlflow_registry import proposal
+from tests.adapters.test_mlflow_registry import episodes, proposal
 from tests.conftest import add_store, edit, git, make_project
 
 Told = Callable[..., str]
@@ -48,11 +48,24 @@ def register_night(root: Path, number: int, results: str, grid: str = "grid") ->
         **({mlflow_registry.STARTED_FROM: str(number - 1)} if number > 1 else {}),
     }
     track = Tracking(root, config.load(root / "params.yaml"), commit, code=f"night {number}")
+    with track.stage("evaluate", f"evaluation-{number}", {}) as tracker:
+        tracker.artifact(evaluation(root, grid, results))
     with track.stage("register", f"night-{number}", {}):
-        done = mlflow_registry.register(root, proposal(root, MODEL, f"night-{number}", results, tags=tags, grid=grid))
+        done = mlflow_registration.register(
+            root, proposal(root, MODEL, f"night-{number}", results, tags=tags, grid=grid)
+        )
     values = {metric_names.SUCCESS: results.count("s") / len(results), metric_names.PROMOTED: CHAMPION in done.aliases}
     track.publish(values, {"model.version": done.version}, done.reason)
     track.close("FINISHED")
+
+
+def evaluation(root: Path, grid: str, results: str) -> Path:
+    """What the stage `evaluate` leaves of these outcomes."""
+    with files.new_folder(root / paths.EVALUATION) as folder:
+        report = {"grid": {"digest": grid, "suite": "fake"}, "conditions": {"horizon": len(grid)}, "best": "rloo"}
+        files.write_json(folder / paths.EVALUATION_REPORT.name, report)
+        files.write_json(folder / paths.EVALUATION_OUTCOMES.name, {"rloo": episodes(results)})
+    return root / paths.EVALUATION
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +97,7 @@ def test_models_shows_at_once_which_version_is_champion_and_why(told: Told) -> N
     shown = told(model_commands.models)
     rows = [line for line in shown.splitlines() if re.search(r"\d{4}-\d\d-\d\d", line) and "%" in line]
     assert [row.startswith("★") for row in rows] == [False, True, False], "newest first"
-    assert re.search(r"★ +2 +rloo +100\.0 % +72\.2 – 100\.0 +10/10 +\d{4}-\d\d-\d\d +champion", rows[1])
+    assert re.search(r"★ +2 +rloo +100\.0 % +72\.2 to 100\.0 +10/10 +\d{4}-\d\d-\d\d +champion", rows[1])
     assert "challenger" in rows[0]
     words = " ".join(shown.split())
     assert "version 2 (rloo) becomes champion: of 10 states valid for both it solved 5" in words
@@ -98,7 +111,7 @@ def test_promoting_and_rolling_back_move_the_champion_and_the_gate_respects_both
     assert model_versions.rollback(nights, MODEL) == ("2", "1")
     with pytest.raises(RegistryError, match="version 1 had no champion before it, so there is nothing to go back to"):
         model_versions.rollback(nights, MODEL)
-    again = mlflow_registry.register(nights, proposal(nights, MODEL, "night-3", "s" * 10))
+    again = mlflow_registration.register(nights, proposal(nights, MODEL, "night-3", "s" * 10))
     assert (again.version, again.champion) == ("3", "1")
     assert again.reason.startswith("version 3 (rloo) stays challenger: it was withdrawn by hand on 20")
     model_versions.promote(nights, MODEL, "3")
@@ -169,17 +182,34 @@ def test_runs_shows_results_versions_and_changed_params_newest_first(told: Told)
 
 
 def test_compare_is_paired_where_the_grids_match(told: Told) -> None:
-    shown = told(model_commands.compare, "champion", "1")
+    shown = told(compare_command.compare, "champion", "1")
     assert "version 2 against version 1 on the same grid" in shown
     assert re.search(r"all +10 +5 +0 +\+50\.0 .* 0\.031", shown)
     assert "params of version 2 that differ: sft.steps 100 → 200" in " ".join(shown.split())
 
 
-def test_compare_says_so_where_they_do_not(nights: Path, told: Told) -> None:
+def test_compare_takes_runs_by_the_beginning_of_their_id_or_by_name(nights: Path, told: Told) -> None:
+    _, second, _ = model_versions.runs(nights, 20)
+    shown = told(compare_command.compare, second.run_id[:8], "1")
+    assert f"run {second.run_id[:8]} against version 1 on the same grid" in shown
+    assert re.search(r"all +10 +5 +0 +\+50\.0 .* 0\.031", shown)
+    assert f"params of run {second.run_id[:8]} that differ: sft.steps 100 → 200" in " ".join(shown.split())
+    with pytest.raises(RegistryError, match="there is no version, run or model 'zzz'"):
+        compare_command.compare("zzz", "1")
+
+
+def test_compare_says_what_differs_where_grids_do_and_gives_unpaired_intervals(nights: Path, told: Told) -> None:
     edit(nights, "sft", steps=400)
-    register_night(nights, 4, "s" * 10, grid="another")
-    shown = " ".join(told(model_commands.compare, "4", "champion").split())
-    assert "not compared state by state: they have not played the same grid" in shown
+    register_night(nights, 4, "s" * 20, grid="another")
+    newest, *_, oldest = model_versions.runs(nights, 20)
+    shown = told(compare_command.compare, newest.run_id, oldest.run_id)
+    words = " ".join(shown.split())
+    assert "not compared state by state, since they have not played the same grid of init states" in words
+    assert "horizon 4 → 7, 10 → 20 init states" in words
+    assert re.search(r"all +100\.0 % +50\.0 % +\+50\.0 +\+19\.1 to \+76\.3", shown), shown
+    unknown = " ".join(told(compare_command.compare, "4", "champion").split())
+    assert "not compared state by state" in unknown
     client = mlflow_tracking.connect(nights)
     client.delete_model_version(MODEL, "4")
+    client.delete_run(newest.run_id)
     client.set_registered_model_alias(MODEL, "challenger", "3")

@@ -92,6 +92,7 @@ def test_damaged_and_conflicted_files_are_named_with_the_line(
     assert name in message
     assert sentence in message
     assert remedy in message
+    assert len(message.strip().splitlines()) == 2, "one sentence, and what to do"
 
 
 def test_unknown_and_ill_typed_keys_are_listed_together(root: Path) -> None:

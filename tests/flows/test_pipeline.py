@@ -10,8 +10,10 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.states import Pending, Scheduled
 from prefect.testing.utilities import prefect_test_harness
 
+from flows import lifecycle
 from flows.nightly import NOTHING_TO_DO, nightly
 from flows.pipeline import pipeline
 from nightshift import config
@@ -20,7 +22,9 @@ from nightshift.errors import DataError, ProjectError, RolloutError, Unreachable
 from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths
+from nightshift.telemetry import progress
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
+from tests.flows.prefect_runs import wait_until
 from tests.receiver import SECRET, receiving
 
 STAGES = [
@@ -201,3 +205,46 @@ def test_a_night_that_can_only_begin_much_later_is_left_out_and_told(
     assert begun.name == "Missed"
     assert calls == []
     assert [message["title"] for message in messages] == ["Nightshift: a night was missed"]
+
+
+def test_prefects_page_shows_iteration_success_and_time_left_while_a_stage_runs(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def ensure(stage: str, session: Session) -> StageResult:
+        if stage == "rloo":
+            with progress.bar("rloo", total=4) as advance:
+                for success in (25, 50):
+                    advance(f"success {success}%")
+                    seen.append(wait_until(lambda done=success: shown_progress("watched", percent=done)))
+        return StageResult(stage=stage, status="cached", seconds=0.0)
+
+    monkeypatch.setattr(run, "ensure", ensure)
+    monkeypatch.setattr("tasks._progress.EVERY_SECONDS", 0.01)
+    pipeline.with_options(flow_run_name="watched")()
+    first, second = seen
+    assert first.id == second.id, "one artifact, updated"
+    assert first.description.startswith("rloo 1 of 4: success 25%, ")
+    assert second.description.startswith("rloo 2 of 4: success 50%, ")
+    assert second.description.endswith(" s left")
+    assert first.task_run_id == runs_of("watched")["rloo"].id, "the graph shows it at its task"
+
+
+def shown_progress(name: str, percent: float) -> Any:
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(flow_run_filter=named(name))
+    return next((a for a in found if a.key == "progress-rloo" and a.data == percent), None)
+
+
+def test_a_run_that_was_taken_up_by_a_server_that_died_is_marked_and_one_that_is_scheduled_or_starting_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with get_client(sync_client=True) as client:
+        pending, scheduled = (client.create_flow_run(nightly, state=state) for state in (Pending(), Scheduled()))
+        assert pending.id not in [run.id for run in lifecycle.mark_leftovers(client)], "it may be starting"
+        monkeypatch.setattr(lifecycle, "_SECONDS_TO_BEGIN", -60)
+        assert pending.id in [run.id for run in lifecycle.mark_leftovers(client)]
+        ended, waiting = (client.read_flow_run(run.id).state for run in (pending, scheduled))
+    assert (ended.name, ended.message) == ("Crashed", "its process never began")
+    assert waiting.name == "Scheduled", "a night to come, or to be caught up with"

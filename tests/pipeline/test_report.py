@@ -163,6 +163,9 @@ def test_the_result_is_compared_with_clone_and_champion_by_intervals_and_paired_
         "GRPO against version 1": (8, 0, 20),
     }
     assert tests["GRPO against version 1"]["p_value"] == 2**-8
+    (near, far) = page.task_rows(facts)
+    rates = {label: figures["successes"] + far["rates"][label]["successes"] for label, figures in near["rates"].items()}
+    assert rates == {"SFT": 6, "GRPO": 18, "version 1": 10}, "task by task"
 
 
 def test_a_version_that_was_champion_already_is_no_promotion(facts: Facts) -> None:
@@ -247,12 +250,13 @@ def test_every_init_state_has_a_symbol_and_a_sentence_not_only_a_colour(facts: F
 
 def test_films_stand_side_by_side_with_the_champions_where_it_was_filmed_too(facts: Facts) -> None:
     rows = page.film_rows(facts)
-    assert [(row["task"], row["init_state"]) for row in rows] == [("far", 3), ("near", 3)]
+    assert [(row["task"], row["init_state"]) for row in rows] == [("far", 3), ("far", 8)]
     assert [(film["label"], film["success"]) for film in rows[0]["films"]] == [
         ("SFT", False),
         ("GRPO", True),
         ("version 1", True),
     ]
+    assert [(film["label"], film["success"]) for film in rows[1]["films"]] == [("SFT", False), ("GRPO", False)]
 
 
 def test_the_kept_iteration_and_the_kl_limit_are_drawn(facts: Facts) -> None:
@@ -263,10 +267,13 @@ def test_the_kept_iteration_and_the_kl_limit_are_drawn(facts: Facts) -> None:
 
 
 def test_what_a_stage_used_of_the_machine_is_shown(facts: Facts) -> None:
-    used = {"sft": {usage.CPU_SECONDS: 30.0, usage.GPU_JOULES: 7200.0}}
+    samples = [{"gpu/0/utilisation_percent": 80.0, "gpu/0/memory_mib": 2048.0, "loss": 1.0, "step": 1}, {"step": 2}]
+    samples += [{"gpu/0/utilisation_percent": 60.0, "gpu/0/memory_mib": 1024.0}]
+    used = {"sft": {usage.CPU_SECONDS: 30.0, usage.GPU_JOULES: 7200.0, **usage.of_gpus(samples)}}
     rows = page.stage_rows(replace(facts, used=used, seconds={"sft": 20.0}))
     (sft,) = [row for row in rows if row.stage == "sft"]
-    assert (sft.cores, sft.watt_hours) == (1.5, 2.0)
+    assert (sft.cores, sft.gpu, sft.watt_hours) == (1.5, "70 %, 2.0 GiB", 2.0)
+    assert usage.of_gpus([{"loss": 1.0}]) == {}
 
 
 def test_counters_of_the_machine_only_grow() -> None:

@@ -399,7 +399,11 @@ def test_a_sweep_shares_the_cache_registers_nothing_and_its_trials_are_runs_in_m
     assert re.search(r"✔ evaluate  (ran|restored)", log), log
     assert re.search(r"2 +[\d.]+ % .* evaluate\.init_states=2", done.stdout)
     assert len(model_versions.versions(project, "nightshift-libero-mini")) == versions_before
-    assert any("evaluate.init_states" in one.changed or one.success is not None for one in parents(project)[:2])
+    trials = [model_versions.find_run(project, f"evaluate.init_states={count}") for count in (1, 2)]
+    assert all(trial.success is not None for trial in trials), "compared in MLflow, by names that people can read"
+    assert all(trial.run_id[:8] in done.stdout for trial in trials)
+    compared = nightshift(project, "compare", trials[0].run_id[:8], trials[1].run_id[:8])
+    assert "→ 2 init states" in " ".join(compared.stdout.split()), compared.stderr
 
 
 def test_telemetry_is_off_and_the_users_own_settings_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nightshift import config
-from nightshift.errors import ConfigError
+from nightshift.errors import Busy, ConfigError
 from nightshift.pipeline import sweep
 from nightshift.project import graph, packages, paths
+from nightshift.statistics.intervals import Rate
 from tests.cli.test_data_commands import demo_file, take
 from tests.conftest import git
 from tests.pipeline.test_run import dvc
@@ -93,6 +95,61 @@ def test_stopping_a_sweep_ends_the_trials_that_run_and_begins_no_other(
             assert next(outcomes).error == "done"
             wait_for(tmp_path / "2/begun")
     assert not (tmp_path / "3/begun").exists()
+
+
+def stub(folder: Path, program: str) -> None:
+    """A trial that does only this."""
+    package = folder / "src/nightshift/pipeline"
+    package.mkdir(parents=True)
+    (package / "sweep.py").write_text(f"import json, os, pathlib, time\nopen('begun', 'w').close()\n{program}\n")
+
+
+MEETS = """
+assert "RAY_ADDRESS" not in os.environ, "a trial runs on its node alone"
+while not all(pathlib.Path("..", name, "begun").exists() for name in ("1", "2")):
+    time.sleep(0.05)
+pathlib.Path("reports/evaluation").mkdir(parents=True)
+report = {"best": "sft", "candidates": [{"name": "sft", "overall": {"successes": 3, "episodes": 4}}]}
+pathlib.Path("reports/evaluation/evaluation.json").write_text(json.dumps(report))
+pathlib.Path(".state").mkdir()
+pathlib.Path(".state/trial.json").write_text('{"run_id": "0123"}')
+"""
+"""Ends when another trial runs at the same time."""
+
+
+def on_cluster(project: Path, monkeypatch: pytest.MonkeyPatch, programs: list[str]) -> list[sweep.Trial]:
+    monkeypatch.setattr(sweep, "_prepare", lambda root, trial: None)
+    trials = [
+        sweep.Trial(number=n, values={"seed": n}, folder=project / "trials" / str(n))
+        for n in range(1, len(programs) + 1)
+    ]
+    for trial, program in zip(trials, programs, strict=True):
+        stub(trial.folder, program)
+    return trials
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_on_a_cluster_trials_run_side_by_side_as_many_as_there_is_room_for(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = on_cluster(project, monkeypatch, [MEETS, MEETS, "raise SystemExit('it failed')"])
+    outcomes = list(sweep.run(project, chosen, jobs=0))
+    assert [outcome.success for outcome in outcomes] == [Rate(3, 4), Rate(3, 4), None]
+    assert outcomes[2].error == "it failed"
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_stopping_a_sweep_on_a_cluster_ends_its_trials_and_a_second_sweep_is_refused_until_then(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = "open('process', 'w').write(str(os.getpid()))\nos.rename('process', 'ready')\ntime.sleep(600)"
+    chosen = on_cluster(project, monkeypatch, ["raise SystemExit('done')", waits])
+    with contextlib.closing(sweep.run(project, chosen, jobs=0)) as outcomes:
+        assert next(outcomes).error == "done"
+        wait_for(chosen[1].folder / "ready")
+        with pytest.raises(Busy, match=f"another sweep \\(process {os.getpid()}\\) is running"):
+            next(sweep.run(project, chosen, jobs=0))
+    assert not psutil.pid_exists(int((chosen[1].folder / "ready").read_text()))
 
 
 def interrupt_after(path: Path) -> None:

@@ -20,8 +20,15 @@ def outcomes(**failed: set[int]) -> dict[tuple[str, int], bool]:
 def test_films_show_a_state_won_then_one_failed_then_the_first_and_tasks_take_turns() -> None:
     clone, trained = outcomes(lift={1, 3}, stack={2}), outcomes(lift={3}, stack=set())
     assert films.choose(clone, trained, 10) == [("lift", 1), ("stack", 2), ("lift", 3), ("stack", 0), ("lift", 0)]
-    assert films.choose(clone, trained, 2) == [("lift", 1), ("stack", 2)]
+    assert films.choose(clone, trained, 3) == [("lift", 1), ("stack", 2), ("lift", 3)]
     assert films.choose(clone, trained, 0) == []
+
+
+def test_two_films_show_a_success_and_a_failure_of_the_policy_if_it_has_both() -> None:
+    clone = outcomes(lift={1, 3}, stack={2})
+    assert films.choose(clone, outcomes(lift={3}), 2) == [("lift", 1), ("lift", 3)], "a failure"
+    assert films.choose(clone, outcomes(lift={0, 1, 3}, stack={0, 2}), 2) == [("lift", 0), ("lift", 2)], "a success"
+    assert films.choose(clone, outcomes(), 2) == [("lift", 1), ("stack", 2)], "it failed nothing"
 
 
 def test_a_failure_that_the_clone_solved_says_more_than_another() -> None:

@@ -36,7 +36,7 @@ def test_curves_and_table_of_two_training_methods(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     ).stdout
-    assert "| RLOO | 51.0% (38.3% – 63.7%) | 61.0% (48.3% – 73.7%) | 50.0% → 60.0%, 52.0% → 62.0% |" in told
-    assert "| GRPO | 20.0% (0.0% – 100.0%) | 30.0% (0.0% – 100.0%) | 20.0% → 30.0% |" in told
+    assert "| RLOO | 51.0% (38.3% to 63.7%) | 61.0% (48.3% to 73.7%) | 50.0% → 60.0%, 52.0% → 62.0% |" in told
+    assert "| GRPO | 20.0% (0.0% to 100.0%) | 30.0% (0.0% to 100.0%) | 20.0% → 30.0% |" in told
     with Image.open(figure) as drawn:
         assert drawn.width > 500

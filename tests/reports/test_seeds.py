@@ -71,9 +71,9 @@ def test_every_finished_seed_is_a_row_and_the_mean_gain_has_an_interval_over_see
         "--node",
     ]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert told[2].startswith("| 3 | 50.0 % (43.1 – 56.9) | rloo | 70.0 % (63.3 – 75.9) | 40, 0 | +20.0 (")
+    assert told[2].startswith("| 3 | 50.0 % (43.1 to 56.9) | rloo | 70.0 % (63.3 to 75.9) | 40, 0 | +20.0 (")
     assert told[3].endswith("| 8 |")
-    assert told[-1] == "Mean gain of rloo over 2 seeds, in points: +15.0 (-48.5 – +78.5)"
+    assert told[-1] == "Mean gain of rloo over 2 seeds, in points: +15.0 (-48.5 to +78.5)"
 
 
 def test_every_training_stage_has_its_rows_and_a_clone_alone_has_one_too(
@@ -86,7 +86,7 @@ def test_every_training_stage_has_its_rows_and_a_clone_alone_has_one_too(
     files.write_json(tmp_path / "1" / paths.EVALUATION_REPORT, {"candidates": [clone, *others]})
     seeds.report({seed: tmp_path / str(seed) for seed in (0, 1)})
     _, _, first, second, third = capsys.readouterr().out.splitlines()
-    assert first == "| 0 | 50.0 % (43.1 – 56.9) | – | – | – | – | – |"
+    assert first == "| 0 | 50.0 % (43.1 to 56.9) | – | – | – | – | – |"
     assert [line.split(" | ")[2] for line in (second, third)] == ["rloo", "another"]
 
 

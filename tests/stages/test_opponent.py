@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nightshift import config, files, policies
-from nightshift.adapters import mlflow_registry
-from nightshift.adapters.mlflow_registry import Proposal
+from nightshift.adapters import mlflow_registration
+from nightshift.adapters.mlflow_registration import Proposal
 from nightshift.config import merged
 from nightshift.envs.grid import digest
 from nightshift.pipeline.job import Job
@@ -43,7 +43,7 @@ def register_champion(root: Path, model: str, grid: str, **network: Any) -> str:
         outcomes=[solved],
         tags={},
     )
-    assert mlflow_registry.register(root, proposal).champion == "1"
+    assert mlflow_registration.register(root, proposal).champion == "1"
     return weights
 
 

@@ -160,7 +160,7 @@ def test_a_run_that_has_only_evaluated_shows_no_registration_of_an_earlier_run(t
     with run.Session(trained) as session:
         run.run_stage("register", session)
     with run.Session(trained) as session:
-        run._publish("evaluate", session)
+        run.publish("evaluate", session)
     newest, before = model_versions.runs(trained, 10)
     assert (before.version, before.promoted) == ("1", True)
     assert (newest.version, newest.promoted) == ("", False)

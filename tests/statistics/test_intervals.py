@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.statistics.intervals import Rate, over_runs
+from nightshift.statistics.intervals import Rate, of_difference, over_runs
 
 rates = st.integers(1, 500).flatmap(lambda n: st.builds(Rate, st.integers(0, n), st.just(n)))
 
@@ -16,6 +16,11 @@ rates = st.integers(1, 500).flatmap(lambda n: st.builds(Rate, st.integers(0, n),
 def test_golden_wilson_intervals(rate: Rate, low: float, high: float) -> None:
     assert rate.low == pytest.approx(low, abs=1e-5)
     assert rate.high == pytest.approx(high, abs=1e-5)
+
+
+def test_golden_interval_of_a_difference() -> None:
+    """56 of 70 against 48 of 80: the first example of Newcombe (1998), table II, method 10."""
+    assert of_difference(Rate(56, 70), Rate(48, 80)) == pytest.approx((0.0524, 0.3339), abs=5e-5)
 
 
 @given(rates)

@@ -58,7 +58,7 @@ def test_a_run_with_a_gain_a_champion_and_a_gate_has_every_metric() -> None:
 def test_the_description_of_a_run_has_the_verdict_the_candidates_and_links() -> None:
     note = results.note(example(), {"sft": "abc"})
     assert note.startswith("version 2 (rloo) stays challenger\n")
-    assert "| RLOO | 70.0 % | 39.7 – 89.2 | 10 |" in note
+    assert "| RLOO | 70.0 % | 39.7 to 89.2 | 10 |" in note
     assert "[sft](http://127.0.0.1:5000/#/runs/abc)" in note
     assert results.tags(example())["model.aliases"] == "challenger"
 

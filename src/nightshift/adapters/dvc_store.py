@@ -54,8 +54,10 @@ class DvcStore:
 
     def __init__(self, root: Path) -> None:
         from dvc.repo import Repo
+        from dvc.ui import ui
 
-        logging.getLogger("dvc").setLevel(logging.ERROR)
+        logging.getLogger("dvc").setLevel(logging.ERROR)  # no bars
+        ui.error_console.quiet = True  # no spinners
         with _translate_errors():
             self._repo: Repo = Repo(str(root))
         self._root = root.resolve()

@@ -1,7 +1,8 @@
 """MLflow as the record of runs: one parent per run of the pipeline, one child per stage, resumed rather than doubled.
 
 A parent belongs to one set of params, code and imports, and has each stage once. With mlflow_registry.py,
-mlflow_reports.py, model_versions.py and policy_model.py the only files that import mlflow.
+mlflow_registration.py, mlflow_reports.py, model_versions.py, evaluated.py and policy_model.py the only files that
+import mlflow.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import socket
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -25,6 +27,7 @@ from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.store.entities import PagedList
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
 from requests.exceptions import RequestException
@@ -55,6 +58,7 @@ NOTE = "mlflow.note.content"
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the experiment in MLflow's view for models instead of the one for prompts."""
 _LONGEST_TAG = 5000
+_SECONDS_FOR_SYSTEM_METRICS = 3.0
 
 
 class DvcSource(DatasetSource):  # type: ignore[misc]
@@ -130,8 +134,12 @@ class Tracking:
     Make one only while holding the run lock: what else is RUNNING in this folder is taken for dead.
     """
 
-    def __init__(self, root: Path, params: config.Params, commit: str, code: str, kind: RunKind = "pipeline") -> None:
+    def __init__(
+        self, root: Path, params: config.Params, commit: str, code: str, kind: RunKind = "pipeline", title: str = ""
+    ) -> None:
+        """A parent that is made here has this title; without one, the suite, the algorithms and the time."""
         self._kind = kind
+        self._title = title or _title(params)
         self._folder = f"{socket.gethostname()}:{root}"
         self._root = root
         self._params = params
@@ -153,7 +161,8 @@ class Tracking:
         with deferred():
             self.client.log_batch(run.info.run_id, params=logged)
         try:
-            yield MlflowTracker(self.client, run, self._commit)
+            with _system_metrics(run.info.run_id, self.client.tracking_uri):
+                yield MlflowTracker(self.client, run, self._commit)
         except BaseException as error:
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
             self._end(run.info.run_id, status)
@@ -254,7 +263,7 @@ class Tracking:
         before = self._newest(f"tags.`{STAGE}` = '{self._kind}' and tags.`{FOLDER}` = '{self._folder}'")
         if before:
             tags[CHANGED] = "; ".join(changes(before.data.params, values))[:_LONGEST_TAG] or "nothing"
-        run = self.client.create_run(self.experiment_id, run_name=_title(self._params), tags=tags)
+        run = self.client.create_run(self.experiment_id, run_name=self._title, tags=tags)
         self.client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in values.items()])
         if (self._root / paths.PARAMS).exists():
             self.client.log_artifact(run.info.run_id, str(self._root / paths.PARAMS))
@@ -287,6 +296,22 @@ class Tracking:
         order = ["attributes.start_time DESC"]
         found = self.client.search_runs([self.experiment_id], condition, order_by=order, max_results=1)
         return found[0] if found else None
+
+
+@contextmanager
+def _system_metrics(run_id: str, uri: str) -> Iterator[None]:
+    """CPU, memory, disk, network and (by pynvml) GPUs of the machine, as `system/…` of the run while the block lasts.
+
+    A store that does not answer must not hold up the end of the stage, so its last words are waited for briefly.
+    """
+    monitor = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=uri)
+    monitor.start()
+    try:
+        yield
+    finally:
+        ending = threading.Thread(target=monitor.finish, daemon=True)
+        ending.start()
+        ending.join(_SECONDS_FOR_SYSTEM_METRICS)
 
 
 def connect(root: Path) -> MlflowClient:

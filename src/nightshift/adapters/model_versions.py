@@ -170,15 +170,6 @@ def outcomes(root: Path, version: Version, grid: str) -> dict[Cell, bool]:
     return solved(found) if found else {}
 
 
-def common_grid(root: Path, one: Version, other: Version) -> str:
-    """The digest of an evaluation that both have played, if possible a newest one; empty if there is none."""
-    client = tracking.connect(root)
-    played = [registry.grids(client, client.get_model_version(v.model, v.version)) for v in (one, other)]
-    both = [grid for grid in played[0] if grid in played[1]]
-    preferred = [grid for grid in (one.grid, other.grid) if grid in both]
-    return (preferred or both or [""])[0]
-
-
 def params_of(root: Path, version: Version) -> Mapping[str, str]:
     """Every param of the run that made it, by dotted name; empty if the run is gone."""
     return _params(tracking.connect(root), version.pipeline_run)
@@ -206,13 +197,18 @@ def _runs(root: Path, kind: RunKind, limit: int) -> list[PipelineRun]:
 
 
 def find_run(root: Path, prefix: str) -> PipelineRun:
-    """The run of the pipeline, or the trial of a sweep, whose id begins so."""
-    everything = [*_runs(root, "pipeline", EVERY), *_runs(root, "trial", EVERY)]
-    found = [run for run in everything if run.run_id.startswith(prefix)]
+    """The run of the pipeline, or the trial of a sweep, whose id begins so, or that has this name in MLflow."""
+    found = matching_runs(root, prefix)
     if len(found) != 1:
         what = "no run of the pipeline has" if not found else "several runs of the pipeline have"
         raise RegistryError(f"{what} an id that begins with {prefix!r}", "nightshift runs shows them")
     return found[0]
+
+
+def matching_runs(root: Path, prefix: str) -> list[PipelineRun]:
+    """Runs of the pipeline and trials whose id begins so, or that have this name."""
+    everything = [*_runs(root, "pipeline", EVERY), *_runs(root, "trial", EVERY)]
+    return [run for run in everything if run.run_id.startswith(prefix) or run.name == prefix]
 
 
 def _is_of_a_run(version: ModelVersion) -> bool:

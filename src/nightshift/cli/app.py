@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         actor_commands,
         classifier_commands,
         commands,
+        compare_command,
         data_commands,
         env_commands,
         model_commands,
@@ -38,6 +39,7 @@ else:
     actor_commands = _OnFirstUse("actor_commands")
     classifier_commands = _OnFirstUse("classifier_commands")
     commands = _OnFirstUse("commands")
+    compare_command = _OnFirstUse("compare_command")
     data_commands = _OnFirstUse("data_commands")
     env_commands = _OnFirstUse("env_commands")
     model_commands = _OnFirstUse("model_commands")
@@ -284,11 +286,11 @@ def runs(limit: Annotated[int, typer.Option(min=1, help="how many of the newest"
 
 @app.command()
 def compare(
-    one: Annotated[str, typer.Argument(help="an alias or version, or MODEL@ALIAS, MODEL/VERSION")],
+    one: Annotated[str, typer.Argument(help="a version, an alias, MODEL@ALIAS, or a run from `runs`")],
     other: Annotated[str, typer.Argument(help="the one to compare with")],
 ) -> None:
-    """Compare two versions, state by state where they have played the same grid."""
-    model_commands.compare(one, other)
+    """Compare two versions or runs, state by state where they have played the same grid."""
+    compare_command.compare(one, other)
 
 
 @app.command()
@@ -304,7 +306,9 @@ def reproduce(
 def sweep(
     choices: Annotated[list[str], typer.Argument(help="NAME=VALUE,VALUE of params.yaml, as sft.steps=100,200")],
     sample: Annotated[int, typer.Option(min=0, help="this many combinations at random; 0 = all")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="trials at a time")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="trials at a time; 0 = one, or on a Ray cluster as many as it has room for")
+    ] = 0,
 ) -> None:
     """Train and evaluate with every combination of values, and show which is best; nothing is registered."""
     model_commands.sweep(choices, sample, jobs)

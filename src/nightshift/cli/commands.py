@@ -18,6 +18,7 @@ from nightshift import config, envs
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
+from nightshift.pipeline.results import interval
 from nightshift.pipeline.run import (
     Choice,
     Session,
@@ -226,7 +227,7 @@ def predict(model: str, task: str, episodes: int) -> None:
     for name, rate in rates.items():
         console.print(
             f"{name:<24} [bold]{100 * rate.rate:5.1f} %[/]  {rate.successes}/{rate.episodes}"
-            f"   [dim]95 % interval {100 * rate.low:.1f} – {100 * rate.high:.1f}[/]"
+            f"   [dim]95 % interval {interval(rate.low, rate.high)}[/]"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +15,17 @@ from nightshift import config
 from nightshift.cli.commands import enter
 from nightshift.config import CHAMPION
 from nightshift.errors import ProjectError
-from nightshift.pipeline import summary
+from nightshift.pipeline import results
 from nightshift.project import paths, versions
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
     from nightshift.adapters.model_versions import Version
     from nightshift.statistics.intervals import Rate
-    from nightshift.statistics.paired import Cell
 
-_STYLES = {CHAMPION: "black on yellow", "challenger": "black on cyan"}
-_SHORT = 8
+ALIASES = {CHAMPION: "black on yellow", "challenger": "black on cyan"}
+"""With the style each is shown in."""
+SHORT_ID = 8
 """Characters of a run's id that tables show."""
 
 
@@ -34,14 +34,14 @@ def models() -> None:
     from nightshift.adapters import model_versions
 
     root = enter()
-    name = _model(root)
+    name = model_name(root)
     found = model_versions.versions(root, name)
     if not found:
         raise ProjectError(f"MLflow has no model {name!r} yet", "nightshift run")
-    table = _table("", "version", "made by", "success", "95 % interval", "states", "date", "")
+    table = new_table("", "version", "made by", "success", "95 % interval", "states", "date", "")
     for version in found:
         mark = "★" if version.is_champion else ""
-        table.add_row(mark, version.version, version.candidate, *_result(version.result), *_when(version))
+        table.add_row(mark, version.version, version.candidate, *result_cells(version.result), *_when(version))
     console.print(Text(name, style="bold"))
     console.print(table)
     for version in found:
@@ -56,7 +56,7 @@ def promote(which: str) -> None:
     from nightshift.adapters import model_versions
 
     root = enter()
-    name = _model(root)
+    name = model_name(root)
     before, now = model_versions.promote(root, name, which)
     if before == now:
         console.print(f"version {now} of {name} is champion already", markup=False)
@@ -70,7 +70,7 @@ def rollback() -> None:
     from nightshift.adapters import model_versions
 
     root = enter()
-    name = _model(root)
+    name = model_name(root)
     withdrawn, now = model_versions.rollback(root, name)
     console.print(
         f"version {now} of {name} is champion again; version {withdrawn} was rolled back, and the gate will not "
@@ -84,7 +84,7 @@ def lineage(what: str) -> None:
     from nightshift.adapters import model_versions
 
     root = enter()
-    name, which = split_name(what, _model(root))
+    name, which = split_name(what, model_name(root))
     version = model_versions.find(root, name, which)
     _print_lineage(root, version)
     known = {version.version}
@@ -104,43 +104,16 @@ def runs(limit: int) -> None:
     found = model_versions.runs(enter(), limit)
     if not found:
         raise ProjectError("MLflow has no run of the pipeline yet", "nightshift run")
-    table = _table("run", "started", "", "success", "95 % interval", "version")
+    table = new_table("run", "started", "", "success", "95 % interval", "version")
     for run in found:
         rate = "" if run.success is None else f"{100 * run.success:.1f} %"
-        interval = "" if run.low is None or run.high is None else f"{100 * run.low:.1f} – {100 * run.high:.1f}"
+        interval = "" if run.low is None or run.high is None else results.interval(run.low, run.high)
         version = f"{run.version}{' ★' if run.promoted else ''}"
-        table.add_row(run.run_id[:_SHORT], f"{run.started:%Y-%m-%d %H:%M}", run.status, rate, interval, version)
+        table.add_row(run.run_id[:SHORT_ID], f"{run.started:%Y-%m-%d %H:%M}", run.status, rate, interval, version)
     console.print(table)
     for run in found:
         if run.changed:
-            console.print(Text(f"{run.run_id[:_SHORT]}  {run.changed}", style="dim"))
-
-
-def compare(one: str, other: str) -> None:
-    """Two versions: state by state where they have played a common grid, and what differs in how they were made."""
-    from nightshift.adapters import model_versions
-
-    root = enter()
-    name = _model(root)
-    first, second = (model_versions.find(root, *split_name(what, name)) for what in (one, other))
-    table = _table("", "made by", "success", "95 % interval", "states", "dataset", "code")
-    for version in (first, second):
-        title = f"version {version.version}{' ★' if version.is_champion else ''}"
-        made_of = (version.dataset[:_SHORT], version.commit)
-        table.add_row(title, version.candidate, *_result(version.result), *made_of)
-    console.print(table)
-    if grid := model_versions.common_grid(root, first, second):
-        ours, theirs = (model_versions.outcomes(root, version, grid) for version in (first, second))
-        console.print(f"version {first.version} against version {second.version} on the same grid:", markup=False)
-        _print_pairs(ours, theirs)
-    else:
-        console.print(
-            "not compared state by state: they have not played the same grid of init states, so the rates above are "
-            "of different states or conditions",
-            style="yellow",
-        )
-    changed = model_versions.changed_params(root, first, since=second)
-    console.print(Text(f"params of version {first.version} that differ: {', '.join(changed) or 'none'}", style="dim"))
+            console.print(Text(f"{run.run_id[:SHORT_ID]}  {run.changed}", style="dim"))
 
 
 def reproduce(prefix: str, to: Path | None) -> None:
@@ -151,7 +124,7 @@ def reproduce(prefix: str, to: Path | None) -> None:
     start = Path.cwd()
     root = enter()
     run = model_versions.find_run(root, prefix)
-    folder = (start / to) if to else root.parent / f"{root.name}-{run.run_id[:_SHORT]}"
+    folder = (start / to) if to else root.parent / f"{root.name}-{run.run_id[:SHORT_ID]}"
     for sentence in reproducing.check_out(root, run, folder):
         console.print(sentence, markup=False, soft_wrap=True)
 
@@ -163,17 +136,19 @@ def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
     root = enter()
     seed = config.load(root / paths.PARAMS).seed
     chosen = sweeping.trials(root, sweeping.parse(choices), sample, seed)
-    console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}, {jobs} at a time", markup=False)
+    at_once = f", {jobs} at a time" if jobs else ""
+    console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}{at_once}", markup=False)
     if sentence := sweeping.uncommitted(root):
         console.print(sentence, markup=False, soft_wrap=True)
     outcomes = []
     with contextlib.closing(sweeping.run(root, chosen, jobs)) as ended:
         for outcome in ended:
-            console.print(f"{outcome.trial.title}: {outcome.error or _result(outcome.success)[0]}", markup=False)
+            console.print(f"{outcome.trial.title}: {outcome.error or result_cells(outcome.success)[0]}", markup=False)
             outcomes.append(outcome)
-    table = _table("trial", "success", "95 % interval", "states", "params")
+    table = new_table("trial", "success", "95 % interval", "states", "run", "params")
     for outcome in sorted(outcomes, key=lambda one: one.success.rate if one.success else -1, reverse=True):
-        table.add_row(str(outcome.trial.number), *_result(outcome.success), Text(outcome.trial.title, overflow="fold"))
+        params = Text(outcome.trial.title, overflow="fold")
+        table.add_row(str(outcome.trial.number), *result_cells(outcome.success), outcome.run_id[:SHORT_ID], params)
     table.columns[-1].no_wrap = False
     console.print(table)
 
@@ -184,32 +159,31 @@ def split_name(what: str, model: str) -> tuple[str, str]:
         if separator in what:
             name, _, which = what.partition(separator)
             return name or model, which
-    return (model, what) if what.isdigit() or what in _STYLES else (what, CHAMPION)
+    return (model, what) if what.isdigit() or what in ALIASES else (what, CHAMPION)
 
 
-def _model(root: Path) -> str:
+def model_name(root: Path) -> str:
     name: str = config.load(root / paths.PARAMS).section("register").model
     return name
 
 
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, no_wrap=True, justify="right" if column in ("success", "states") else "left")
     return table
 
 
-def _result(rate: Rate | None) -> tuple[str, str, str]:
+def result_cells(rate: Rate | None) -> tuple[str, str, str]:
     if rate is None:
         return ("", "", "")
-    interval = f"{100 * rate.low:.1f} – {100 * rate.high:.1f}"
-    return (f"{100 * rate.rate:.1f} %", interval, f"{rate.successes}/{rate.episodes}")
+    return (f"{100 * rate.rate:.1f} %", results.interval(rate.low, rate.high), f"{rate.successes}/{rate.episodes}")
 
 
 def _when(version: Version) -> tuple[str, Text]:
     aliases = Text()
     for alias in version.aliases:
-        aliases.append(alias, style=_STYLES.get(alias, ""))
+        aliases.append(alias, style=ALIASES.get(alias, ""))
         aliases.append(" ")
     if version.withdrawn:
         aliases.append("rolled back", style="dim")
@@ -220,7 +194,7 @@ def _print_lineage(root: Path, version: Version) -> None:
     names = f" ({', '.join(version.aliases)})" if version.aliases else ""
     console.print(Text(f"{version.model} version {version.version}{names}", style="bold"))
     revision = next((v.revision for v in versions.versions(root, paths.DATASET) if v.md5 == version.dataset), "")
-    rate = _result(version.result)
+    rate = result_cells(version.result)
     started = f"version {version.started_from}" if version.started_from else "scratch"
     rows = {
         "made by": f"{version.candidate} on {version.created:%Y-%m-%d %H:%M}",
@@ -239,18 +213,4 @@ def _print_lineage(root: Path, version: Version) -> None:
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, Text(value))
-    console.print(table)
-
-
-def _print_pairs(ours: Mapping[Cell, bool], theirs: Mapping[Cell, bool]) -> None:
-    """On the states valid for both, over all tasks and task by task."""
-    from nightshift.statistics.paired import Paired, by_task
-
-    table = _table("same states", "states", "won", "lost", "points", "95 % interval", "exact p")
-    tasks = by_task(ours, theirs)
-    for title, pair in {"all": Paired.between(ours, theirs), **(tasks if len(tasks) > 1 else {})}.items():
-        low, high = pair.interval
-        interval = f"{100 * low:+.1f} – {100 * high:+.1f}"
-        counts = (str(pair.states), str(pair.won), str(pair.lost))
-        table.add_row(title, *counts, f"{100 * pair.gain:+.1f}", interval, summary.p_value(pair.p_value))
     console.print(table)

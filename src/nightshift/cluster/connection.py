@@ -16,9 +16,9 @@ from pathlib import Path
 import ray
 from ray._private import ray_constants
 
+from nightshift.cluster.program import ADDRESS_VARIABLE
 from nightshift.errors import RolloutError
 
-ADDRESS_VARIABLE = "RAY_ADDRESS"
 _SESSION = "nightshift-ray"
 """With the process and a random part the name of a folder; short, since names of sockets are limited to 107 bytes."""
 _SHARED_MEMORY = Path("/dev/shm")

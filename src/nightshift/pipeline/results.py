@@ -95,8 +95,8 @@ def note(found: Results, runs: Mapping[str, str]) -> str:
     lines += ["| policy | success | 95 % interval | episodes |", "|---|---|---|---|"]
     for one in found.evaluation.get("candidates", []):
         overall = one["overall"]
-        interval = f"{100 * overall['low']:.1f} – {100 * overall['high']:.1f}"
-        lines.append(f"| {one['label']} | {100 * overall['rate']:.1f} % | {interval} | {overall['episodes']} |")
+        ends = interval(overall["low"], overall["high"])
+        lines.append(f"| {one['label']} | {100 * overall['rate']:.1f} % | {ends} | {overall['episodes']} |")
     lines += ["", "Runs of the stages: " + ", ".join(f"[{stage}]({_page(run)})" for stage, run in runs.items())]
     return "\n".join(lines)
 
@@ -112,3 +112,11 @@ def read_json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return content
+
+
+def interval(low: float, high: float, sign: str = "-") -> str:
+    """In percent; `sign` "+" writes a plus before positive ends.
+
+    Example: interval(-0.05, 0.1, "+") == "-5.0 to +10.0"
+    """
+    return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"

@@ -107,9 +107,10 @@ class Choice:
 class Session:
     """What the stages of one process share: params, versions, simulators, trackers. Its exit closes all of them."""
 
-    def __init__(self, root: Path, choice: Choice | None = None, kind: RunKind = "pipeline") -> None:
-        """`kind` is what its run in MLflow is if it joins none."""
+    def __init__(self, root: Path, choice: Choice | None = None, kind: RunKind = "pipeline", title: str = "") -> None:
+        """`kind` is what its run in MLflow is if it joins none, and `title` its name."""
         self.kind = kind
+        self._title = title
         self.choice = choice or Choice()
         repository.check_folder(root)
         self.root = root.resolve()
@@ -162,7 +163,9 @@ class Session:
     def tracking(self) -> Tracking:
         from nightshift.adapters.mlflow_tracking import Tracking
 
-        self._tracking = self._tracking or Tracking(self.root, self.params, self.commit, self._sources(), self.kind)
+        if self._tracking is None:
+            made_of = (self.params, self.commit, self._sources())
+            self._tracking = Tracking(self.root, *made_of, self.kind, self._title)
         return self._tracking
 
     def pool(self, env: config.Env) -> Pool:
@@ -248,10 +251,12 @@ def run_stage(stage: str, session: Session) -> float:
         _log_inputs(stage, session, tracker)
         run(_job(stage, current, session, tracker), **arguments)
         if stage in results.MADE_BY and not packages.on_compute_node():
-            _publish(stage, session)
+            publish(stage, session)
     seconds = time.monotonic() - started
     record_time(session.root, stage, seconds)
-    files.write_json(session.root / USAGE, {**machine_usage(session.root), stage: usage.since(before)})
+    samples = files.read_journal(session.root / paths.stage_metrics(stage, current))
+    used = {**usage.since(before), **usage.of_gpus(samples)}
+    files.write_json(session.root / USAGE, {**machine_usage(session.root), stage: used})
     return seconds
 
 
@@ -264,7 +269,7 @@ def _log_inputs(stage: str, session: Session, tracker: Tracker) -> None:
             tracker.dataset(path.as_posix(), digest, path)
 
 
-def _publish(stage: str, session: Session) -> None:
+def publish(stage: str, session: Session) -> None:
     """Put what came out on the run of the pipeline, with links to the runs of stages that were not run again.
 
     A registration counts after `register` alone: before it, the one there is was made by another run.

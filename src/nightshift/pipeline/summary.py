@@ -30,6 +30,7 @@ MARKS = {
 }
 BIN = ".venv/bin/nightshift"
 _BAR = 16
+_MINUTE, _HOUR = 60, 3600
 _WIDTH = 96
 
 
@@ -102,10 +103,11 @@ def decision(root: Path) -> str:
 
 def clock(seconds: float) -> str:
     """Example: clock(187) == "3 min 07 s" """
-    if seconds < 60:  # noqa: PLR2004
+    if seconds < _MINUTE:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
+    if seconds < _HOUR:
+        return "{} min {:02d} s".format(*divmod(round(seconds), _MINUTE))
+    return "{} h {:02d} min".format(*divmod(round(seconds / _MINUTE), _MINUTE))
 
 
 def p_value(value: float) -> str:
@@ -157,7 +159,7 @@ def _gains(candidates: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("won", justify="right", width=4)
     table.add_column("lost", justify="right", width=4)
     table.add_column("points", justify="right", width=6)
-    table.add_column("95 % interval", justify="right", width=14)
+    table.add_column("95 % interval", justify="right", width=16)
     table.add_column("exact p", justify="right", width=8)
     for result in candidates[1:]:
         gain = result["gain"]
@@ -255,5 +257,4 @@ def _counts(figures: Mapping[str, int]) -> str:
 
 
 def _interval(figures: Mapping[str, float], sign: str = "-") -> str:
-    """`sign` "+" writes a plus before positive ends."""
-    return f"{100 * figures['low']:{sign}.1f} – {100 * figures['high']:{sign}.1f}"
+    return pipeline_results.interval(figures["low"], figures["high"], sign)

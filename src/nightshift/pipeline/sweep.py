@@ -2,6 +2,7 @@
 
 A trial ends with its evaluation and registers nothing: which numbers are best is for a person to see. Stages that the
 numbers do not concern are restored from the shared cache. `python -m nightshift.pipeline.sweep` in a clone is a trial.
+On one machine trials are processes; on a Ray cluster a task starts the process of each on a node with room for it.
 """
 
 from __future__ import annotations
@@ -15,23 +16,28 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
 from nightshift import config, files, interrupts
-from nightshift.errors import ConfigError
-from nightshift.pipeline.run import Session, ensure
-from nightshift.project import paths, repository
+from nightshift.cluster.program import ADDRESS_VARIABLE, Program
+from nightshift.errors import Busy, ConfigError, NightshiftError
+from nightshift.pipeline.run import Session, ensure, fingerprint, publish
+from nightshift.project import locks, paths, repository
 from nightshift.statistics.intervals import Rate
 
 SWEEPS = paths.STATE / "sweep"
 LOG = "trial.log"
 LAST_STAGE = "evaluate"
+RECORD = paths.STATE / "trial.json"
+"""In a clone: the run in MLflow of the last trial there, and which one that was."""
+TITLE = "NIGHTSHIFT_TRIAL"
+"""Environment variable of a trial: what its run in MLflow is called."""
 _SOURCE = "src"
 
 
@@ -56,6 +62,8 @@ class Outcome:
     """Of its best candidate; None if it failed."""
     error: str
     """The last line that a failed trial said."""
+    run_id: str = ""
+    """Its run in MLflow."""
 
 
 def parse(choices: Sequence[str]) -> dict[str, list[Any]]:
@@ -97,28 +105,65 @@ def uncommitted(root: Path) -> str:
 
 
 def run(root: Path, chosen: Sequence[Trial], jobs: int) -> Generator[Outcome]:
-    """Run the trials, so many at a time; outcomes come in the order of the trials. Closing it ends those that run."""
-    for trial in chosen:
-        _prepare(root, trial)
-    running = _Running()
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            yield from pool.map(lambda trial: _run(trial, running), chosen)
-        except BaseException:
-            running.stop()
-            raise
+    """Run the trials, so many at a time; outcomes come in the order of the trials. Closing it ends those that run.
+
+    With 0 jobs one at a time on this machine, and on a cluster as many as it has room for.
+    """
+    with locked(root), contextlib.closing(_processes(root)) as processes:
+        for trial in chosen:
+            _prepare(root, trial)
+        at_once = jobs or (1 if isinstance(processes, LocalProcesses) else len(chosen))
+        with ThreadPoolExecutor(at_once) as pool:
+            try:
+                yield from pool.map(lambda trial: _run(trial, processes), chosen)
+            except BaseException:
+                processes.stop()
+                raise
 
 
-class _Running:
-    """The processes of trials. Each has a session of its own, so a signal reaches it once: from here."""
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """One sweep at a time in a project: two would work in the same clones."""
+    path = root / SWEEPS / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = locks.acquire(path, lambda holder: Busy(f"another sweep (process {holder}) is running", f"kill {holder}"))
+    try:
+        yield
+    finally:
+        locks.release(lock)
+
+
+class Processes(Protocol):
+    """Where trials run."""
+
+    def call(self, program: Program) -> int:
+        """Start a process and wait for its exit code."""
+        ...
+
+    def stop(self) -> None:
+        """End those that run and begin no other."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalProcesses:
+    """Each has a session of its own, so a signal reaches it once: from here."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stopped = threading.Event()
 
-    def call(self, command: Sequence[str], **options: Any) -> int:
-        """Start a process and wait for its exit code."""
-        process = subprocess.Popen(command, start_new_session=True, **options)
+    def call(self, program: Program) -> int:
+        with program.log.open("w") as log:
+            process = subprocess.Popen(
+                program.command,
+                cwd=program.folder,
+                env=dict(program.environment),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self._processes.append(process)
         if self._stopped.is_set():  # while it was being started
             process.terminate()
@@ -128,6 +173,29 @@ class _Running:
         self._stopped.set()
         for process in self._processes:
             process.terminate()
+
+    def close(self) -> None:
+        """Nothing is left: `call` waits."""
+
+
+def _processes(root: Path) -> Processes:
+    """On the cluster at RAY_ADDRESS each takes the CPUs and GPUs of a run with this section `machine`."""
+    if ADDRESS_VARIABLE not in os.environ:
+        return LocalProcesses()
+    from nightshift.cluster.processes import ClusterProcesses
+    from nightshift.policies.device import resolve
+
+    machine = config.load(root / paths.PARAMS).machine
+    gpus = machine.ranks if resolve(machine.device).type == "cuda" else 0
+    processes = ClusterProcesses(cpus=max(1, machine.workers * machine.threads), gpus=gpus)
+    store = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if len(processes.hosts) > 1 and not store.startswith("http"):
+        processes.close()
+        raise ConfigError(
+            "a sweep over several machines needs an MLflow server: they cannot share a database file",
+            "start one (mlflow server) and set MLFLOW_TRACKING_URI to its address",
+        )
+    return processes
 
 
 def _head(root: Path) -> str:
@@ -182,18 +250,27 @@ def _mirror_imports(source: Path, target: Path) -> None:
         files.replace_by_copy(pointer, target / name)
 
 
-def _run(trial: Trial, running: _Running) -> Outcome:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(trial.folder / _SOURCE), str(trial.folder)])}
-    command = [sys.executable, "-m", "nightshift.pipeline.sweep"]
-    with (trial.folder.parent / f"{trial.number}-{LOG}").open("w+") as log:
-        code = running.call(command, cwd=trial.folder, env=environment, stdout=log, stderr=log)
-        log.seek(0)
-        said = log.read().strip().splitlines()
+def _run(trial: Trial, processes: Processes) -> Outcome:
+    log = trial.folder.parent / f"{trial.number}-{LOG}"
+    sources = os.pathsep.join([str(trial.folder / _SOURCE), str(trial.folder)])
+    inherited = {name: value for name, value in os.environ.items() if name != ADDRESS_VARIABLE}
+    program = Program(
+        command=[sys.executable, "-m", "nightshift.pipeline.sweep"],
+        folder=trial.folder,
+        environment={**inherited, "PYTHONPATH": sources, TITLE: trial.title},
+        log=log,
+    )
+    try:
+        code = processes.call(program)
+    except NightshiftError as error:
+        return Outcome(trial=trial, success=None, error=error.what)
     if code:
+        said = log.read_text().strip().splitlines()
         return Outcome(trial=trial, success=None, error=said[-1] if said else f"exit code {code}")
     report = json.loads((trial.folder / paths.EVALUATION_REPORT).read_text())
     overall = next(c["overall"] for c in report["candidates"] if c["name"] == report["best"])
-    return Outcome(trial=trial, success=Rate(overall["successes"], overall["episodes"]), error="")
+    run_id = json.loads((trial.folder / RECORD).read_text())["run_id"]
+    return Outcome(trial=trial, success=Rate(overall["successes"], overall["episodes"]), error="", run_id=run_id)
 
 
 def main() -> None:
@@ -201,11 +278,23 @@ def main() -> None:
     from nightshift.project import environment
 
     interrupts.handle()
+    interrupts.end_with(os.getppid())
     environment.apply(Path.cwd())
-    with Session(Path.cwd(), kind="trial") as session:
+    with Session(Path.cwd(), kind="trial", title=os.environ.get(TITLE, "")) as session:
         names = list(session.graph)
-        for stage in names[: names.index(LAST_STAGE) + 1]:
-            ensure(stage, session)
+        results = [ensure(stage, session) for stage in names[: names.index(LAST_STAGE) + 1]]
+        _record(session, ran=results[-1].status == "ran")
+
+
+def _record(session: Session, *, ran: bool) -> None:
+    """Note the run in MLflow that has the result. A result from the cache gets one, too: it is one to compare."""
+    key = {"title": os.environ.get(TITLE, ""), "fingerprint": fingerprint(LAST_STAGE, session)}
+    known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if not ran and {**known, **key} == known:
+        return
+    if not ran:
+        publish(LAST_STAGE, session)
+    files.write_json(RECORD, {**key, "run_id": session.tracking.parent_id})
 
 
 if __name__ == "__main__":

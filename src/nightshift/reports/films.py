@@ -38,12 +38,20 @@ class Film(TypedDict):
 
 def choose(baseline: Mapping[Cell, bool], policy: Mapping[Cell, bool], count: int) -> list[Cell]:
     """At most `count` init states that show most: tasks take turns, each with a state that the policy won over the
-    baseline, then one that it failed, then its first state, which is the same in every evaluation."""
+    baseline, then one that it failed, then its first state, which is the same in every evaluation. Two or more show a
+    success and a failure of the policy, if it has both."""
     cells = baseline.keys() & policy.keys()
     tasks = list(dict.fromkeys(task for task, _ in sorted(cells)))
     by_task = [_telling(baseline, policy, sorted(cell for cell in cells if cell[0] == task)) for task in tasks]
     turns = [cell for turn in zip_longest(*by_task) for cell in turn if cell is not None]
-    return list(islice(turns, count))
+    return _with_both_ends(list(islice(turns, count)), [*turns, *sorted(cells)], policy)
+
+
+def _with_both_ends(chosen: list[Cell], others: Sequence[Cell], policy: Mapping[Cell, bool]) -> list[Cell]:
+    """The last one is replaced if all of them ended the same way and another did not."""
+    ends = {policy[cell] for cell in chosen}
+    missing = [cell for cell in others if policy[cell] not in ends]
+    return [*chosen[:-1], missing[0]] if len(chosen) > 1 and missing else chosen
 
 
 def _telling(baseline: Mapping[Cell, bool], policy: Mapping[Cell, bool], cells: Sequence[Cell]) -> list[Cell]:

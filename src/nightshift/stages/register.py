@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift import config, files, policies
-from nightshift.adapters import mlflow_registry
+from nightshift.adapters import mlflow_registration, mlflow_registry
 from nightshift.config import CHAMPION
 from nightshift.data import dataset_store
 from nightshift.errors import DataError
@@ -23,7 +23,7 @@ def run(job: Job, *, register: config.Register) -> None:
     best = next(result for result in evaluation["candidates"] if result["name"] == evaluation["best"])
     folder = paths.MODELS / best["name"]
     sums = files.verify_folder(folder, f"rm -r {folder} and run again")
-    proposal = mlflow_registry.Proposal(
+    proposal = mlflow_registration.Proposal(
         model=register.model,
         rules=gate.Rules(
             level=register.level,
@@ -39,18 +39,20 @@ def run(job: Job, *, register: config.Register) -> None:
         tags=_lineage(job) | _package(folder),
         rematch=_rematch(evaluation, outcomes),
     )
-    done = mlflow_registry.register(Path(), proposal)
+    done = mlflow_registration.register(Path(), proposal)
     job.tracker.artifact(paths.EVALUATION)
     evaluated = {**best["overall"], "invalid": best["invalid"]}
     judged = {"grid": proposal.grid, "outcomes": files.sha256(paths.EVALUATION_OUTCOMES), "evaluation": evaluated}
     files.write_json(paths.RECEIPT, asdict(done) | judged | {"tags": dict(proposal.tags)})
 
 
-def _rematch(evaluation: Any, outcomes: Any) -> mlflow_registry.Rematch | None:
+def _rematch(evaluation: Any, outcomes: Any) -> mlflow_registration.Rematch | None:
     played = evaluation.get(CHAMPION)
     if not played:
         return None
-    return mlflow_registry.Rematch(version=played["version"], weights=played["weights"], outcomes=outcomes[CHAMPION])
+    return mlflow_registration.Rematch(
+        version=played["version"], weights=played["weights"], outcomes=outcomes[CHAMPION]
+    )
 
 
 def _read(path: Path) -> Any:

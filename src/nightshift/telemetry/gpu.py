@@ -12,9 +12,11 @@ try:
 except ModuleNotFoundError:  # a compute node may lack it, and figures are not worth a stage
     pynvml = None
 
+UTILISATION = "utilisation_percent"
+MEMORY = "memory_mib"
 _FIGURES: dict[str, Callable[[Any], float]] = {
-    "utilisation_percent": lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-    "memory_mib": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20,
+    UTILISATION: lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+    MEMORY: lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20,
     "power_watts": lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
 }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from nightshift.telemetry import gpu
 
@@ -13,6 +14,10 @@ CPU_SECONDS = "cpu_seconds"
 """Busy seconds of all cores, of every process on the machine."""
 CPU_JOULES = "cpu_joules"
 GPU_JOULES = "gpu_joules"
+GPU_PERCENT = "gpu_percent"
+"""Busy share of the GPUs, on average over the samples of a stage."""
+GPU_MIB = "gpu_mib"
+"""Memory in use on the fullest GPU, at most."""
 
 _STAT = Path("/proc/stat")
 _RAPL = Path("/sys/class/powercap")
@@ -31,6 +36,14 @@ def since(before: Mapping[str, float]) -> dict[str, float]:
     """What has been added. A counter that went back (it overflowed) is left out."""
     now = read()
     return {name: now[name] - value for name, value in before.items() if now.get(name, -1.0) >= value}
+
+
+def of_gpus(samples: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """From lines of metrics in which a stage logged `gpu.sample()`; empty without a GPU."""
+    named = [(name, float(value)) for line in samples for name, value in line.items() if name.startswith("gpu/")]
+    busy = [value for name, value in named if name.endswith(gpu.UTILISATION)]
+    memory = [value for name, value in named if name.endswith(gpu.MEMORY)]
+    return ({GPU_PERCENT: sum(busy) / len(busy)} if busy else {}) | ({GPU_MIB: max(memory)} if memory else {})
 
 
 def _cpu_seconds() -> dict[str, float]:

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nightshift.config import CHAMPION
-from nightshift.pipeline import summary
+from nightshift.pipeline import results, summary
 from nightshift.pipeline.report import svg, words
 from nightshift.pipeline.report.facts import Facts
 from nightshift.project import paths
@@ -37,6 +37,8 @@ class StageRow:
     """Of the longest, for its bar."""
     cores: float | None
     """Busy on average, of every process on the machine."""
+    gpu: str
+    """How busy GPUs were and how much of their memory was in use; empty if none was."""
     watt_hours: float | None
 
 
@@ -66,7 +68,6 @@ class StateMap:
 
 
 def render(facts: Facts) -> str:
-    best = facts.best
     return str(
         environment()
         .get_template("report.html.j2")
@@ -79,7 +80,7 @@ def render(facts: Facts) -> str:
             result_rows=result_rows(facts),
             tests=paired_tests(facts),
             curves=curves(facts),
-            tasks=list(best["tasks"]) if best else [],
+            tasks=task_rows(facts),
             maps=state_maps(facts),
             films=film_rows(facts),
             stages=stage_rows(facts),
@@ -110,7 +111,7 @@ def environment() -> Environment:
 
 def interval(figures: Mapping[str, float], sign: str = "-") -> str:
     """Example: interval({"low": 0.05, "high": 0.14}, "+") == "+5.0 to +14.0" """
-    return f"{100 * figures['low']:{sign}.1f} to {100 * figures['high']:{sign}.1f}"
+    return results.interval(figures["low"], figures["high"], sign)
 
 
 def result_rows(facts: Facts) -> list[dict[str, Any]]:
@@ -161,6 +162,28 @@ def paired_tests(facts: Facts) -> list[dict[str, Any]]:
     if (champion := champion_played(facts)) and champion.paired and facts.best:
         tests.append({"name": f"{facts.best['label']} against {champion.name}", "figures": champion.paired})
     return tests
+
+
+def task_rows(facts: Facts) -> list[dict[str, Any]]:
+    """A row per task: the rate of every candidate, and of the champion where it has played this grid."""
+    best, champion = facts.best, champion_played(facts)
+    if best is None:
+        return []
+    candidates = facts.evaluation["candidates"]
+    return [
+        {
+            "task": task,
+            "rates": {c["label"]: c["tasks"][task] for c in candidates}
+            | (_champions_rate(champion, task) if champion else {}),
+            "steps": best["episode_length"][task]["median_of_successes"],
+        }
+        for task in best["tasks"]
+    ]
+
+
+def _champions_rate(champion: ChampionPlayed, task: str) -> dict[str, Any]:
+    won = [success for (name, _), success in champion.solved.items() if name == task]
+    return {champion.name: Rate(sum(won), len(won)).to_json()} if won else {}
 
 
 def curves(facts: Facts) -> list[dict[str, Any]]:
@@ -289,6 +312,7 @@ def stage_rows(facts: Facts) -> list[StageRow]:
             seconds=seconds[name],
             share=seconds[name] / longest,
             cores=_cores(facts.used.get(name, {}), seconds[name]),
+            gpu=_gpu(facts.used.get(name, {})),
             watt_hours=_watt_hours(facts.used.get(name, {})),
         )
         for name in names
@@ -297,6 +321,12 @@ def stage_rows(facts: Facts) -> list[StageRow]:
 
 def _cores(used: Mapping[str, float], seconds: float) -> float | None:
     return used[usage.CPU_SECONDS] / seconds if seconds and usage.CPU_SECONDS in used else None
+
+
+def _gpu(used: Mapping[str, float]) -> str:
+    busy = [f"{used[usage.GPU_PERCENT]:.0f} %"] if usage.GPU_PERCENT in used else []
+    memory = [f"{used[usage.GPU_MIB] / 1024:.1f} GiB"] if usage.GPU_MIB in used else []
+    return ", ".join([*busy, *memory])
 
 
 def _watt_hours(used: Mapping[str, float]) -> float | None:

@@ -1,0 +1,21 @@
+"""What runs on a node of a cluster or on this machine. Importing it does not import Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What a process runs, and where."""
+
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+    """All variables that it gets; none of the worker's, which are of its Ray."""
+    log: Path
+    """For its standard output and errors."""
