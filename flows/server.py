@@ -62,9 +62,9 @@ def temporary_server() -> Iterator[Server]:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
     password = f"nightshift:{secrets.token_hex()}"
-    with _variables({SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port)}):
-        with _started(port, _EPHEMERAL) as server:
-            yield server
+    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port)}
+    with _variables(variables), _started(port, _EPHEMERAL) as server:
+        yield server
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""docs/production.md, for real: MLflow and Prefect on PostgreSQL, artifacts and data on S3, and passwords everywhere."""
+"""docs/production.md, for real: MLflow and Prefect on PostgreSQL, artifacts and data on S3, passwords everywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +82,9 @@ class Site:
     def dvc(self, *arguments: str, cwd: Path | None = None) -> None:
         environment = {**os.environ, **self.settings, "DVC_NO_ANALYTICS": "1"}
         command = [sys.executable, "-m", "dvc", *arguments]
-        done = subprocess.run(command, cwd=cwd or self.root, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=cwd or self.root, env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -217,7 +219,9 @@ def test_no_secret_is_in_a_database_a_bucket_a_log_or_the_project_also_after_a_f
     texts |= {f"s3://{BUCKET}/{key}": content for key, content in done.objects().items()}
     texts |= {str(path): path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     texts |= {f"output {number}": text.encode() for number, text in enumerate(done.printed)}
-    del texts[str(done.folder / "s3.log")]  # signed addresses of the S3 service's clients name the key, which is no secret
+    del texts[
+        str(done.folder / "s3.log")
+    ]  # signed addresses of the S3 service's clients name the key, which is no secret
     secrets = [value.rpartition(":")[2].encode() for name, value in SECRETS.items() if name != "AWS_ACCESS_KEY_ID"]
     assert [(secret, name) for name, text in texts.items() for secret in secrets if secret in text] == []
 

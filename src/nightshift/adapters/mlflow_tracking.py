@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,7 @@ from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, UNAUTHENTICATED, ErrorCode
-from mlflow.store.db.db_types import DATABASE_ENGINES
+from mlflow.store.db.db_types import MSSQL, MYSQL, POSTGRES
 from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
@@ -56,6 +57,7 @@ NOTE = "mlflow.note.content"
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the experiment in MLflow's view for models instead of the one for prompts."""
 _LONGEST_TAG = 5000
+_DATABASES = (POSTGRES, MYSQL, MSSQL)
 
 
 class DvcSource(DatasetSource):  # type: ignore[misc]
@@ -342,7 +344,7 @@ def _follow_move(database: Path, artifacts: str) -> None:
 def _refuse_database(uri: str) -> None:
     """A database is for an MLflow server: a client that writes to it directly keeps its artifacts where no other client
     finds them, and tries to connect for minutes."""
-    if uri.split(":")[0].split("+")[0] in DATABASE_ENGINES and not uri.startswith("sqlite:"):
+    if re.split("[+:]", uri, maxsplit=1)[0] in _DATABASES:
         raise RegistryError(
             f"{TRACKING_URI} names a database, {without_password(uri)}, and not a server",
             "start an MLflow server on it and name that (docs/production.md)",

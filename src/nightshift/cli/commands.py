@@ -255,9 +255,8 @@ def serve(port: int) -> None:
     with lasting_server(port) as url:
         from flows.local import serve_forever
 
-        console.print(
-            f"Prefect: [cyan]{environment.without_password(url).removesuffix('/api')}[/]   [dim]prefect deployment run pipeline/pipeline[/]"
-        )
+        shown = environment.without_password(url).removesuffix("/api")
+        console.print(f"Prefect: [cyan]{shown}[/]   [dim]prefect deployment run pipeline/pipeline[/]")
         serve_forever(url)
 
 
