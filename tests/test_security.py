@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import stat
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +17,7 @@ import pytest
 from nightshift.pipeline import notify
 from nightshift.project import paths
 from tests.command import Command
-from tests.conftest import add_store, choose, edit, make_project
+from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 from tests.receiver import SECRET, receiving
 
 SECRETS = {
@@ -35,6 +38,8 @@ class Watched:
         self.root = root
         self.listening: set[str] = set()
         self.programs: set[str] = set()
+        self.prefect: set[int | None] = set()
+        """What its Prefect server answers to somebody without a password."""
         command = Command(root, "run", **SECRETS, **{notify.ADDRESSES: address})
         while command.is_running():
             self._look(command.pid)
@@ -51,10 +56,24 @@ class Watched:
 
     def _note(self, process: psutil.Process) -> None:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            listening = [c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-            self.listening.update(listening)
+            listening = [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+            self.listening.update(address.ip for address in listening)
+            command = " ".join(process.cmdline())
             if listening:
-                self.programs.add(" ".join(process.cmdline()))
+                self.programs.add(command)
+            if listening and "flows.server" in command:
+                self.prefect.add(answer(f"http://127.0.0.1:{listening[0].port}/api/admin/version"))
+
+
+def answer(url: str) -> int | None:
+    """The code of an HTTP server's answer; None if it gives none."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +96,10 @@ def test_everything_that_a_run_starts_listens_on_loopback_alone(watched: Watched
         assert [command for command in watched.programs if program in command], program
 
 
+def test_the_prefect_server_of_a_run_admits_nobody_else(watched: Watched) -> None:
+    assert watched.prefect - {None} == {401}
+
+
 def test_state_of_a_run_is_for_its_user_alone_and_ray_leaves_nothing(watched: Watched) -> None:
     state = watched.root / paths.STATE
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
@@ -96,3 +119,9 @@ def test_no_secret_is_in_a_file_a_database_a_report_or_a_log_of_a_run_that_faile
     found = [(secret, path) for secret in secrets for path, text in written.items() if secret.encode() in text]
     assert found == []
     assert not [secret for secret in secrets if secret in watched.printed]
+
+
+def test_the_page_about_security_names_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", (REPOSITORY / "docs" / "security.md").read_text())
+    assert named
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []
