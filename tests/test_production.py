@@ -20,6 +20,7 @@ from flows.server import lasting_server
 from nightshift.adapters import mlflow_registry, mlflow_tracking
 from nightshift.project import paths
 from tests import servers
+from tests.command import FailingCommand
 from tests.conftest import REPOSITORY, choose, edit, git, make_project, nightshift
 
 servers.need("psycopg", "flask_wtf", "dvc_s3", "moto")
@@ -212,9 +213,12 @@ def test_a_clone_gets_all_data_and_models_from_the_remote(done: Site, kind: str,
 
 def test_no_secret_is_in_a_database_a_bucket_a_log_or_the_project_also_after_a_failure(done: Site) -> None:
     address = done.settings["MLFLOW_TRACKING_URI"].replace("//", f"//nightshift:{SECRETS['MLFLOW_TRACKING_PASSWORD']}@")
-    edit(done.root, "sft", learning_rate=1.0e30)  # diverges
-    failed = done.run("run", MLFLOW_TRACKING_URI=address)
-    assert failed.returncode == 1
+    command = FailingCommand(
+        done.root, "run", "--force-stage", "sft", **{**done.settings, "MLFLOW_TRACKING_URI": address}
+    )
+    failed = command.wait()
+    assert "error: the dataset is damaged" in failed.stderr
+    done.printed.append(failed.stdout + failed.stderr)
     texts = {f"database {name}": servers.postgres_dump(done.database, name).encode() for name in ("mlflow", "prefect")}
     texts |= {f"s3://{BUCKET}/{key}": content for key, content in done.objects().items()}
     texts |= {str(path): path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
@@ -228,9 +232,8 @@ def test_no_secret_is_in_a_database_a_bucket_a_log_or_the_project_also_after_a_f
 
 def test_a_run_that_finds_mlflow_gone_says_so_and_the_next_one_goes_on(done: Site) -> None:
     done.mlflow.close()
-    edit(done.root, "sft", learning_rate=1.0e-3, steps=21)
     before = kept(done.root)
-    refused = done.run("run", MLFLOW_HTTP_REQUEST_MAX_RETRIES="1")
+    refused = done.run("run", "--force-stage", "sft", MLFLOW_HTTP_REQUEST_MAX_RETRIES="1")
     assert refused.returncode == 1
     assert refused.stderr.splitlines()[-ONE_SENTENCE] == (
         f"error: MLflow at {done.settings['MLFLOW_TRACKING_URI']} does not answer"

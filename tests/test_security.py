@@ -16,7 +16,7 @@ import pytest
 
 from nightshift.pipeline import notify
 from nightshift.project import paths
-from tests.command import Command
+from tests.command import FailingCommand
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 from tests.receiver import SECRET, receiving
 
@@ -40,7 +40,7 @@ class Watched:
         self.programs: set[str] = set()
         self.prefect: set[int | None] = set()
         """What its Prefect server answers to somebody without a password."""
-        command = Command(root, "run", **SECRETS, **{notify.ADDRESSES: address})
+        command = FailingCommand(root, "run", **SECRETS, **{notify.ADDRESSES: address})
         while command.is_running():
             self._look(command.pid)
             time.sleep(0.1)
@@ -82,9 +82,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> I
     add_store(root, migrated_store)
     choose(root)
     edit(root, "machine", workers=1)
-    edit(root, "sft", learning_rate=1e30)  # diverges
     with receiving() as (address, messages):
         run = Watched(root, address)
+    assert "error: the dataset is damaged" in run.printed
     assert [message["title"] for message in messages] == ["Nightshift: the run failed"]
     yield run
 
