@@ -25,6 +25,7 @@ from flows.pipeline import pipeline
 from nightshift.errors import ProjectError
 from nightshift.pipeline.run import Choice, StageResult
 from nightshift.project import paths
+from nightshift.project.environment import without_password
 
 _DRAIN_SECONDS = 5
 
@@ -37,7 +38,7 @@ def run_once(choice: Choice) -> list[StageResult]:
         raise KeyboardInterrupt from stopped
     except TransportError as error:
         raise ProjectError(
-            f"the Prefect server at {PREFECT_API_URL.value()} stopped answering",
+            f"the Prefect server at {without_password(str(PREFECT_API_URL.value()))} stopped answering",
             "start it, or unset PREFECT_API_URL, and run again: what is done is cached",
         ) from error
     finally:

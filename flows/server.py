@@ -7,8 +7,11 @@ ends, by whatever signal. Starting it does not import prefect, so the two proces
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import http.client
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,11 +20,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nightshift.errors import ProjectError
 from nightshift.project import paths
+from nightshift.project.environment import CLIENT_PASSWORD, SERVER_PASSWORD, without_password
 
 PATIENCE_SECONDS = 120
 LOG = paths.STATE / "prefect-server.log"
@@ -29,6 +33,7 @@ ADDRESS = "PREFECT_API_URL"
 _HOST = "127.0.0.1"
 _EPHEMERAL = "ephemeral"
 _LASTING = "lasting"
+_OK, _UNAUTHORIZED = 200, 401
 
 
 class Server:
@@ -48,16 +53,31 @@ class Server:
 
 @contextlib.contextmanager
 def temporary_server() -> Iterator[Server]:
-    """A server without pages and schedules for one run, on a free port; prefect, imported after this, talks to it."""
+    """A server without pages and schedules for one run, on a free port; prefect, imported after this, talks to it.
+
+    Other users of this machine reach its port, so that it asks for a password that only this process and its children
+    know.
+    """
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
-    with _started(port, _EPHEMERAL) as server:
-        os.environ[ADDRESS] = server.url
-        try:
-            yield server
-        finally:
-            del os.environ[ADDRESS]
+    password = f"nightshift:{secrets.token_hex()}"
+    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port)}
+    with _variables(variables), _started(port, _EPHEMERAL) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -68,6 +88,7 @@ def lasting_server(port: int) -> Iterator[str]:
         check(address)
         yield address
     elif answers(local_url(port)):
+        check(local_url(port))
         yield local_url(port)
     else:
         check_port(port, "serve")
@@ -84,17 +105,35 @@ def answers(url: str) -> bool:
     """Whether a Prefect server is healthy at this address."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
-            return bool(response.status == 200 and response.read(5) == b"true")  # noqa: PLR2004
-    except (urllib.error.URLError, OSError):
+            return bool(response.status == _OK and response.read(5) == b"true")
+    except (OSError, http.client.HTTPException):
         return False
 
 
 def check(url: str) -> None:
-    """ProjectError if no Prefect server answers; its client would try again for minutes."""
+    """ProjectError if no Prefect server answers, or if it refuses our password; its client would try for minutes."""
+    shown = without_password(url)
     if not answers(url):
         raise ProjectError(
-            f"no Prefect server answers at {ADDRESS}={url}", f"start it, or unset {ADDRESS} to use one of our own"
+            f"no Prefect server answers at {ADDRESS}={shown}", f"start it, or unset {ADDRESS} to use one of our own"
         )
+    if not _admits(url):
+        what = f"refuses {CLIENT_PASSWORD}" if CLIENT_PASSWORD in os.environ else f"asks for {CLIENT_PASSWORD}"
+        raise ProjectError(
+            f"the Prefect server at {shown} {what}",
+            f"export {CLIENT_PASSWORD}=USER:PASSWORD, as {SERVER_PASSWORD} says where the server runs",
+        )
+
+
+def _admits(url: str) -> bool:
+    """Whether the server takes our password, or asks for none; being healthy takes none."""
+    password = base64.b64encode(os.environ.get(CLIENT_PASSWORD, "").encode()).decode()
+    request = urllib.request.Request(f"{url}/admin/version", headers={"Authorization": f"Basic {password}"})
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code != _UNAUTHORIZED
 
 
 def check_port(port: int, command: str) -> None:

@@ -14,17 +14,44 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from nightshift.errors import DataError
 from tests.forks import fork
+
+
+def _run(root: Path, output: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    os.setsid()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(root)
+    sys.argv = ["nightshift", *arguments]
+    from nightshift.cli.app import main
+
+    main()
+
+
+def _fail(*arguments: Any) -> None:
+    from nightshift.stages import sft
+
+    def run(*_: Any, **__: Any) -> None:
+        raise DataError("the dataset is damaged", "rm -r data/dataset")
+
+    sft.run = run
+    _run(*arguments)
 
 
 class Command:
     """A command that runs in a project, with the variables of this process and the given ones."""
 
+    program = staticmethod(_run)
+
     def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
         self.arguments = arguments
         self._output = Path(tempfile.mkdtemp(prefix="command-"))
-        self._process = fork(_run, root, self._output, arguments, {**os.environ, **environment})
+        self._process = fork(type(self).program, root, self._output, arguments, {**os.environ, **environment})
 
     @property
     def pid(self) -> int:
@@ -48,14 +75,7 @@ class Command:
         return subprocess.CompletedProcess(self.arguments, self._process.exitcode, stdout, stderr)
 
 
-def _run(root: Path, output: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    os.setsid()
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT), number)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(root)
-    sys.argv = ["nightshift", *arguments]
-    from nightshift.cli.app import main
+class FailingCommand(Command):
+    """The same, where the stage sft ends with an error."""
 
-    main()
+    program = staticmethod(_fail)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -12,7 +17,8 @@ import yaml
 from nightshift.cli.app import app
 from tests.conftest import REPOSITORY
 
-UNITS = sorted((REPOSITORY / "deploy").glob("*.service"))
+DEPLOY = REPOSITORY / "deploy"
+UNITS = sorted(DEPLOY.glob("*.service"))
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
@@ -27,19 +33,81 @@ def unit_commands() -> list[list[str]]:
 
 
 def compose_commands() -> list[list[str]]:
-    services = yaml.safe_load((REPOSITORY / "deploy" / "compose.yaml").read_text())["services"]
-    return [service["command"] for service in services.values()]
+    return [service["command"] for service in services().values()]
 
 
-@pytest.mark.parametrize("command", [*unit_commands(), *compose_commands()], ids=" ".join)
+def services() -> dict[str, Any]:
+    """Of both compose files."""
+    files = [yaml.safe_load((DEPLOY / name).read_text()) for name in ("compose.yaml", "production.yaml")]
+    return {name: service for file in files for name, service in file["services"].items()}
+
+
+def commands_of(program: str) -> list[list[str]]:
+    """Without the program itself."""
+    found = [*unit_commands(), *compose_commands()]
+    return [rest for first, *rest in found if first.endswith(f".venv/bin/{program}")]
+
+
+@pytest.mark.parametrize("command", commands_of("nightshift"), ids=" ".join)
 def test_a_service_starts_a_command_that_exists_with_options_that_it_has(command: list[str]) -> None:
-    program, name, option, _ = command
-    assert program.endswith(".venv/bin/nightshift")
+    name, option, _ = command
     assert option in [known for parameter in COMMANDS[name].params for known in parameter.opts]
 
 
+def test_mlflow_is_started_with_accounts_and_with_options_that_it_has() -> None:
+    from mlflow.cli import server
+
+    unit, compose = commands_of("mlflow")
+    assert unit == compose
+    options = {known for parameter in server.params for known in parameter.opts}
+    assert {word for word in unit if word.startswith("--")} <= options
+    assert " ".join(unit).startswith("server --app-name basic-auth --host 127.0.0.1 ")
+
+
+def test_nothing_listens_beyond_loopback() -> None:
+    for service in services().values():
+        assert service["network_mode"] == "host"
+        assert "ports" not in service
+    commands = " ".join(word for command in compose_commands() for word in command)
+    assert re.findall(r"listen_addresses=(\S+)|--host (\S+)|--port (\d+\.\S+)", commands) == [
+        ("127.0.0.1", "", ""),
+        ("", "", "127.0.0.1:7070"),
+        ("", "127.0.0.1", ""),
+    ]
+
+
+def test_files_that_compose_mounts_or_reads_exist_or_are_made_from_an_example() -> None:
+    for service in services().values():
+        for file in service.get("env_file", []):
+            name = file if isinstance(file, str) else file["path"]
+            assert (DEPLOY / f"{name}.example").is_file()
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert not source.startswith(".") or (DEPLOY / source).exists()
+
+
+def test_env_files_with_secrets_are_ignored_by_git() -> None:
+    names = ["deploy/nightshift.env", "deploy/mlflow.env"]
+    ignored = subprocess.run(
+        ["git", "check-ignore", *names], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert ignored.stdout.split() == names
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed (apt-get install systemd)")
+def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
+    for program in ("nightshift", "mlflow"):
+        path = tmp_path / "nightshift/.venv/bin" / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o755)
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    command = ["systemd-analyze", "--user", "verify", "--man=no", *map(str, UNITS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_when_a_run_begins_is_stated_once() -> None:
-    files = [path for path in (REPOSITORY / "deploy").iterdir() if re.search("cron|OnCalendar", path.read_text())]
+    files = [path for path in DEPLOY.iterdir() if re.search("cron|OnCalendar", path.read_text())]
     assert files == []
     flows = [path for path in (REPOSITORY / "flows").glob("*.py") if re.search(r"\* \* \*", path.read_text())]
     assert flows == []

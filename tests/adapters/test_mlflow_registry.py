@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import grimp
+import mlflow
 import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
@@ -45,6 +47,19 @@ def _store(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def model(request: pytest.FixtureRequest) -> str:
     """A registered model of its own for every test; making a store anew would take seconds."""
     return str(request.node.name).partition("[")[0]
+
+
+def pyfunc(root: Path, model: str, version: str) -> Any:
+    """The model as a program without this package loads it."""
+    location = mlflow_tracking.connect(root).get_model_version_download_uri(model, version)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))  # MLflow puts the model's own copy of our code first
+        return mlflow.pyfunc.load_model(location)
+
+
+def stored_files(root: Path, model: str, version: str, pattern: str) -> list[Path]:
+    location = mlflow_tracking.connect(root).get_model_version_download_uri(model, version)
+    return list(Path(urlparse(location).path).rglob(pattern))
 
 
 def trained(root: Path, name: str) -> Path:
@@ -290,19 +305,34 @@ def test_the_champion_knows_its_grids_and_hands_out_its_weights_and_no_others(ro
     damaged = mlflow_registry.champion(root, model)
     assert damaged is not None
     for read in (lambda: damaged.copy_policy(root / model), damaged.policy, lambda: load(root, model, "1")):
-        with pytest.raises(RegistryError, match=r"the weights of version 1 of .* are damaged"):
+        with pytest.raises(RegistryError, match=r"the policy.safetensors of version 1 of .* is damaged"):
             read()
 
 
-def test_a_loaded_model_acts_as_the_policy_that_was_registered(root: Path, model: str) -> None:
+def test_a_loaded_policy_acts_as_the_one_that_was_registered(root: Path, model: str) -> None:
     version = register(root, model, "acting", "s", policy="acting").version
     observations = {"objects": np.ones((4, 3), np.float32), "task": np.zeros((4, 2), np.float32)}
-    before = list(sys.path)
-    loaded = mlflow_registry.load(root, model, version)
     actions = policies.load(trained(root, "acting")).act(observations)
-    np.testing.assert_array_equal(loaded.predict(observations), actions)
-    np.testing.assert_array_equal(mlflow_registry.policy_of(loaded).act(observations), actions)
-    assert sys.path == before
+    np.testing.assert_array_equal(pyfunc(root, model, version).predict(observations), actions)
+    np.testing.assert_array_equal(mlflow_registry.load(root, model, version).act(observations), actions)
+
+
+@pytest.mark.parametrize("name", [policies.WEIGHTS, policies.SPEC])
+def test_a_policy_that_was_changed_in_the_store_is_refused(root: Path, model: str, name: str) -> None:
+    version = register(root, model, name, "s", policy=f"other {name}").version
+    (stored,) = stored_files(root, model, version, name)
+    stored.write_bytes(stored.read_bytes() + b" ")
+    with pytest.raises(RegistryError, match=f"the {name} of version {version} of .* is damaged: its sha256"):
+        mlflow_registry.load(root, model, version)
+
+
+def test_code_that_was_put_beside_a_policy_in_the_store_is_not_run(root: Path, model: str) -> None:
+    version = register(root, model, "code", "s", policy="code").version
+    programs = stored_files(root, model, version, "*.py")
+    assert "policy_model.py" in [path.name for path in programs]
+    for path in programs:
+        path.write_text("raise SystemExit('code from the store was run')")
+    assert mlflow_registry.load(root, model, version).action_dim == 7
 
 
 def test_the_model_loads_where_this_package_is_not_installed(root: Path, model: str) -> None:
@@ -353,7 +383,7 @@ def test_a_policy_that_sees_is_registered_with_its_images_and_its_instruction(
     with files.new_folder(root / "policies" / family) as folder:
         policies.save(policy, folder)
     version = register(root, model, family, "s", policy=family).version
-    loaded = mlflow_registry.load(root, model, version)
+    loaded = pyfunc(root, model, version)
     seen = examples.observe(3)
     assert loaded.metadata.signature.inputs.input_names() == list(policy.shapes)
     np.testing.assert_array_equal(loaded.predict(seen), policy.act(seen))

@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
 import nightshift
-from nightshift import policies
+from nightshift import files, policies
 from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.config import CHAMPION
@@ -138,6 +138,7 @@ def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
             **_evaluation_tags(proposal.grid, proposal.outcomes),
             registry.CANDIDATE: proposal.candidate,
             registry.WEIGHTS: proposal.weights,
+            registry.SPEC: files.sha256(proposal.policy / policies.SPEC),
             tracking.FINGERPRINT: proposal.fingerprint,
             tracking.PIPELINE: pipeline,
             registry.PIPELINE_RUN: parent or "",

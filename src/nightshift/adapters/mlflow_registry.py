@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -21,7 +20,6 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
-from mlflow.pyfunc import PyFuncModel
 from mlflow.tracking import MlflowClient
 
 from nightshift import files, policies
@@ -42,6 +40,7 @@ STARTED_FROM = "parent.version"
 """The version whose weights training started from."""
 CANDIDATE = "candidate"
 WEIGHTS = "policy.sha256"
+SPEC = "policy.spec_sha256"
 GRID = "evaluation.grid"
 SUCCESSES = "evaluation.successes"
 EPISODES = "evaluation.episodes"
@@ -96,16 +95,17 @@ def _download(version: ModelVersion) -> Path:
 
 
 def _verified_policy(version: ModelVersion, model: Path) -> Path:
-    """The folder of the policy in a model; RegistryError if the weights are not those that were registered."""
+    """The folder of the policy in a model; RegistryError if its two files are not those that were registered."""
     with hushed(), _readable(version, "policy"):
         stored: str = Model.load(str(model)).flavors[mlflow.pyfunc.FLAVOR_NAME]["artifacts"]["policy"]["path"]
-        actual = files.sha256(model / stored / policies.WEIGHTS)
-    if actual != version.tags.get(WEIGHTS):
-        raise RegistryError(
-            f"the weights of version {version.version} of {version.name} are damaged: their sha256 is not the "
-            "registered one",
-            "nightshift rollback, or nightshift promote another version",
-        )
+        found = {name: files.sha256(model / stored / name) for name in (policies.WEIGHTS, policies.SPEC)}
+    for tag, (name, digest) in zip((WEIGHTS, SPEC), found.items(), strict=True):
+        if digest != version.tags.get(tag):
+            raise RegistryError(
+                f"the {name} of version {version.version} of {version.name} is damaged: its sha256 is not the "
+                f"registered one ({tag})",
+                "nightshift rollback, or nightshift promote another version",
+            )
     return model / stored
 
 
@@ -116,23 +116,14 @@ def champion(root: Path, model: str) -> Champion | None:
     return Champion(client, found) if found else None
 
 
-def load(root: Path, model: str, which: str) -> PyFuncModel:
-    """The model behind an alias or a version number; RegistryError if its weights are not those registered."""
-    client = connect(root)
-    version = look_up(client, model, which)
-    downloaded = _download(version)
-    _verified_policy(version, downloaded)
-    path = list(sys.path)
-    try:
-        with hushed():
-            return mlflow.pyfunc.load_model(str(downloaded))
-    finally:
-        sys.path[:] = path  # MLflow puts the model's own copy of our code first; workers started later need all of it
+def load(root: Path, model: str, which: str) -> Policy:
+    """The policy behind an alias or a version number; RegistryError if it is not the one that was registered.
 
-
-def policy_of(model: PyFuncModel) -> Any:
-    """The torch policy inside a loaded model."""
-    return model.unwrap_python_model().policy
+    The copy of our code that lies beside it in MLflow's store is for programs without this package. It is not run here:
+    its sha256 is not registered.
+    """
+    version = look_up(connect(root), model, which)
+    return policies.load(_verified_policy(version, _download(version)))
 
 
 def connect(root: Path) -> MlflowClient:

@@ -26,6 +26,8 @@ from mlflow.data.dataset_source import DatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, UNAUTHENTICATED, ErrorCode
+from mlflow.store.db.db_types import MSSQL, MYSQL, POSTGRES
 from mlflow.store.entities import PagedList
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
@@ -38,7 +40,7 @@ from nightshift.adapters.tracking import RunKind, flat
 from nightshift.errors import NightshiftError, ProjectError, RegistryError, Unreachable
 from nightshift.interrupts import deferred
 from nightshift.project import paths
-from nightshift.project.environment import MLFLOW_PAGES
+from nightshift.project.environment import TRACKING_URI, mlflow_pages, without_password
 
 EXPERIMENT = "nightshift"
 FINGERPRINT = "nightshift.fingerprint"
@@ -59,6 +61,7 @@ EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the experiment in MLflow's view for models instead of the one for prompts."""
 _LONGEST_TAG = 5000
 _SECONDS_FOR_SYSTEM_METRICS = 3.0
+_DATABASES = (POSTGRES, MYSQL, MSSQL)
 
 
 class DvcSource(DatasetSource):  # type: ignore[misc]
@@ -180,7 +183,7 @@ class Tracking:
 
     def page(self, stage: str = "") -> str:
         """Where `nightshift ui` shows a stage's run, or the pipeline's."""
-        return f"{MLFLOW_PAGES}/#/experiments/{self.experiment_id}/runs/{self._children.get(stage, self.parent_id)}"
+        return f"{mlflow_pages()}/#/experiments/{self.experiment_id}/runs/{self._children.get(stage, self.parent_id)}"
 
     @deferred()
     def publish(self, metrics: Mapping[str, float], tags: Mapping[str, str], note: str) -> None:
@@ -317,7 +320,8 @@ def _system_metrics(run_id: str, uri: str) -> Iterator[None]:
 def connect(root: Path) -> MlflowClient:
     """A client of the tracking store; a local SQLite store is made and migrated here, before anything parallel."""
     logging.getLogger("alembic").setLevel(logging.ERROR)
-    uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    uri = os.environ.get(TRACKING_URI, f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    _refuse_database(uri)
     if uri.startswith("sqlite:///"):
         database = Path(uri.removeprefix("sqlite:///"))
         database.parent.mkdir(parents=True, exist_ok=True)
@@ -362,14 +366,34 @@ def _follow_move(database: Path, artifacts: str) -> None:
                 connection.execute(change, [artifacts, len(old) + 1, old])
 
 
+def _refuse_database(uri: str) -> None:
+    """A database is for an MLflow server: a client that writes to it directly keeps its artifacts where no other client
+    finds them, and tries to connect for minutes."""
+    if re.split("[+:]", uri, maxsplit=1)[0] in _DATABASES:
+        raise RegistryError(
+            f"{TRACKING_URI} names a database, {without_password(uri)}, and not a server",
+            "start an MLflow server on it and name that (docs/production.md)",
+        )
+
+
 _DISK_FULL = "database or disk is full"
+_REFUSALS = {
+    ErrorCode.Name(UNAUTHENTICATED): "refuses user and password",
+    ErrorCode.Name(PERMISSION_DENIED): "does not permit its user to do this",
+}
 
 
 def explained(error: BaseException, uri: str) -> NightshiftError | None:
-    """The sentence for a disk that is full or a server that does not answer; None for any other error."""
+    """The sentence for a disk that is full or a server that refuses or does not answer; None for any other error."""
     if _DISK_FULL in str(error):
         return ProjectError(
             f"no space left on the disk that holds {without_password(uri)}", "free some space and run again: it resumes"
+        )
+    if isinstance(error, MlflowException) and error.error_code in _REFUSALS:
+        return RegistryError(
+            f"MLflow at {without_password(uri)} {_REFUSALS[error.error_code]}",
+            "check MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (docs/production.md), and run again: what is "
+            "done is kept",
         )
     if not isinstance(error, RequestException) and not str(error).startswith("API request to http"):
         return None
@@ -377,11 +401,6 @@ def explained(error: BaseException, uri: str) -> NightshiftError | None:
         f"MLflow at {without_password(uri)} does not answer",
         "start it, or check MLFLOW_TRACKING_URI, and run again: what is done is kept",
     )
-
-
-def without_password(uri: str) -> str:
-    """An address that can be shown."""
-    return re.sub(r"//[^/@]*@", "//", uri)
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -232,14 +232,17 @@ def predict(model: str, task: str, episodes: int) -> None:
 
 
 def ui(port: int) -> None:
-    """MLflow's pages on the local store; ends with Ctrl-C."""
+    """MLflow's pages on the local store, until Ctrl-C; a server of MLflow has its own, whose address is told."""
     from flows.server import check_port
 
     root = enter()
+    if os.environ[environment.TRACKING_URI].startswith("http"):
+        console.print(f"MLflow: [cyan]{environment.mlflow_pages()}[/]   [dim](its own server)[/]")
+        return
     check_port(port, "ui")
     (root / paths.MLFLOW_ARTIFACTS).mkdir(parents=True, exist_ok=True)
     console.print(f"MLflow: [cyan]http://127.0.0.1:{port}[/]   [dim](ready in about 15 s; Ctrl-C ends it)[/]")
-    store = ["--backend-store-uri", os.environ["MLFLOW_TRACKING_URI"]]
+    store = ["--backend-store-uri", os.environ[environment.TRACKING_URI]]
     artifacts = ["--artifacts-destination", str(root / paths.MLFLOW_ARTIFACTS)]
     address = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", *store, *artifacts, *address])
@@ -253,9 +256,8 @@ def serve(port: int) -> None:
     with lasting_server(port) as url:
         from flows.local import serve_forever
 
-        console.print(
-            f"Prefect: [cyan]{url.removesuffix('/api')}[/]   [dim]prefect deployment run pipeline/pipeline[/]"
-        )
+        shown = environment.without_password(url).removesuffix("/api")
+        console.print(f"Prefect: [cyan]{shown}[/]   [dim]prefect deployment run pipeline/pipeline[/]")
         serve_forever(url)
 
 

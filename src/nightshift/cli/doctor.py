@@ -13,7 +13,7 @@ from nightshift.cli.commands import enter
 from nightshift.envs.base import Finding
 from nightshift.errors import NightshiftError, ProjectError
 from nightshift.pipeline.run import was_killed
-from nightshift.project import graph, packages, paths, repository
+from nightshift.project import environment, graph, packages, paths, repository
 from nightshift.telemetry.console import console
 
 CONSTRAINTS = Path("constraints.txt")
@@ -113,7 +113,7 @@ def _prefect() -> Finding:
         server.check(address)
     except NightshiftError as error:
         return _missing("Prefect", error)
-    return Finding(about="Prefect", found=address)
+    return Finding(about="Prefect", found=environment.without_password(address))
 
 
 def _mlflow(root: Path) -> Finding:
@@ -123,7 +123,7 @@ def _mlflow(root: Path) -> Finding:
         client = mlflow_tracking.connect(root)
     except NightshiftError as error:
         return _missing("MLflow", error)
-    return Finding(about="MLflow", found=mlflow_tracking.without_password(client.tracking_uri))
+    return Finding(about="MLflow", found=environment.without_password(client.tracking_uri))
 
 
 def _port(command: str) -> Finding:

@@ -23,7 +23,7 @@ def predict(root: Path, which: str, task: str, episodes: int) -> dict[str, Rate]
     """Success of the model behind an alias or version, by task and over all of them."""
     params = config.load(root / paths.PARAMS)
     env = _narrowed(params.env, task)
-    policy = mlflow_registry.policy_of(mlflow_registry.load(root, params.section("register").model, which))
+    policy = mlflow_registry.load(root, params.section("register").model, which)
     requests = grid(env, episodes)
     played: Counter[str] = Counter()
     solved: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from typing import Any
 from nightshift import files
 from nightshift.config import CHAMPION
 from nightshift.project import paths
-from nightshift.project.environment import MLFLOW_PAGES
+from nightshift.project.environment import mlflow_pages
 from nightshift.reports.gate import Verdict
 from nightshift.telemetry import metric_names as names
 
@@ -102,7 +102,7 @@ def note(found: Results, runs: Mapping[str, str]) -> str:
 
 
 def _page(run: str) -> str:
-    return f"{MLFLOW_PAGES}/#/runs/{run}"
+    return f"{mlflow_pages()}/#/runs/{run}"
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from nightshift.config import CHAMPION
 from nightshift.pipeline import results as pipeline_results
 from nightshift.pipeline.run import StageResult, timings
 from nightshift.project import paths
-from nightshift.project.environment import MLFLOW_PAGES
+from nightshift.project.environment import mlflow_pages
 
 MARKS = {
     "ran": ("● ran", "bold green"),
@@ -93,7 +93,7 @@ def success_rows(root: Path) -> list[dict[str, str]]:
 def model_page(root: Path) -> str:
     """Where `nightshift ui` shows the registered version; empty if there is none."""
     receipt = pipeline_results.read(root).registration
-    return f"{MLFLOW_PAGES}/#/models/{receipt['model']}/versions/{receipt['version']}" if receipt else ""
+    return f"{mlflow_pages()}/#/models/{receipt['model']}/versions/{receipt['version']}" if receipt else ""
 
 
 def decision(root: Path) -> str:

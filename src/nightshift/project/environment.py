@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from nightshift.project import paths
 
-MLFLOW_PAGES = "http://127.0.0.1:5000"
+TRACKING_URI = "MLFLOW_TRACKING_URI"
+_LOCAL_PAGES = "http://127.0.0.1:5000"
 """Where `nightshift ui` shows MLflow unless told otherwise."""
+SERVER_PASSWORD, CLIENT_PASSWORD = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
 
 NO_TELEMETRY = {
     "DO_NOT_TRACK": "true",  # MLflow accepts this spelling only; Prefect's client accepts it too
@@ -52,10 +55,26 @@ def apply(root: Path, *, own_prefect: bool = False) -> None:
     """Set what is not set yet. Call it before prefect, mlflow, dvc or ray are imported."""
     root = root.resolve()
     local = {
-        "MLFLOW_TRACKING_URI": f"sqlite:///{root / paths.MLFLOW_DATABASE}",
+        TRACKING_URI: f"sqlite:///{root / paths.MLFLOW_DATABASE}",
         "PREFECT_HOME": str(root / paths.PREFECT_HOME),
         "MPLCONFIGDIR": str(root / paths.STATE / "matplotlib"),
     }
     settings = NO_TELEMETRY | SAFE | QUIET | local | (OWN_PREFECT if own_prefect else {})
+    if SERVER_PASSWORD in os.environ:  # of a server that is started here, whose client this process is
+        settings[CLIENT_PASSWORD] = os.environ[SERVER_PASSWORD]
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def mlflow_pages() -> str:
+    """Where a browser finds MLflow: at its server, or where `nightshift ui` shows a store in the project."""
+    uri = os.environ.get(TRACKING_URI, "")
+    return without_password(uri).rstrip("/") if uri.startswith("http") else _LOCAL_PAGES
+
+
+def without_password(uri: str) -> str:
+    """An address that can be shown: without user, password and query, in whichever of them the secret is.
+
+    Example: without_password("http://me:secret@host:5000/path?key=secret") == "http://host:5000/path"
+    """
+    return re.sub(r"\?.*$", "", re.sub(r"//.*@", "//", uri))

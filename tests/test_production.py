@@ -1,0 +1,241 @@
+"""docs/production.md, for real: MLflow and Prefect on PostgreSQL, artifacts and data on S3, passwords everywhere."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.server import lasting_server
+from nightshift.adapters import mlflow_registry, mlflow_tracking
+from nightshift.project import paths
+from tests import servers
+from tests.command import FailingCommand
+from tests.conftest import REPOSITORY, choose, edit, git, make_project, nightshift
+
+servers.need("psycopg", "flask_wtf", "dvc_s3", "moto")
+servers.need_postgres()
+
+SECRETS = {
+    "PGPASSWORD": "s3cret-database",
+    "MLFLOW_AUTH_ADMIN_PASSWORD": "s3cret-admin",
+    "MLFLOW_FLASK_SERVER_SECRET_KEY": "s3cret-sessions",
+    "MLFLOW_TRACKING_PASSWORD": "s3cret-tracking",
+    "PREFECT_SERVER_API_AUTH_STRING": "nightshift:s3cret-prefect",
+    "AWS_ACCESS_KEY_ID": "s3cret-key-name",
+    "AWS_SECRET_ACCESS_KEY": "s3cret-key",
+}
+"""The blanks of the two files in deploy/."""
+BUCKET = "nightshift"
+ONE_SENTENCE = 2
+"""Lines of an error: what is wrong, and what to do."""
+
+
+def example(name: str, **changes: str) -> dict[str, str]:
+    """The variables of a file in deploy/, with its blanks filled in and other ports."""
+    lines = (REPOSITORY / "deploy" / f"{name}.env.example").read_text().splitlines()
+    stated = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    blanks = {variable for variable, value in stated.items() if not value}
+    assert blanks == stated.keys() & SECRETS.keys(), "exactly the secrets are blank"
+    return {variable: changes.get(variable) or value or SECRETS[variable] for variable, value in stated.items()}
+
+
+@dataclass
+class Site:
+    """A project, its services, and the variables of its commands."""
+
+    folder: Path
+    root: Path
+    settings: dict[str, str]
+    database: dict[str, str]
+    mlflow: ExitStack
+    printed: list[str] = field(default_factory=list)
+
+    def run(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        done = nightshift(self.root, *arguments, **{**self.settings, **changes})
+        self.printed.append(done.stdout + done.stderr)
+        return done
+
+    def query(self, database: str, sql: str) -> list[tuple[Any, ...]]:
+        import psycopg
+
+        at = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD"}
+        with psycopg.connect(dbname=database, **{name: self.database[key] for name, key in at.items()}) as connection:
+            return connection.execute(sql).fetchall()
+
+    def objects(self) -> dict[str, bytes]:
+        import boto3
+
+        client = boto3.client("s3", endpoint_url=self.settings["AWS_ENDPOINT_URL"])
+        found = client.list_objects_v2(Bucket=BUCKET)["Contents"]
+        return {o["Key"]: client.get_object(Bucket=BUCKET, Key=o["Key"])["Body"].read() for o in found}
+
+    def dvc(self, *arguments: str, cwd: Path | None = None) -> None:
+        environment = {**os.environ, **self.settings, "DVC_NO_ANALYTICS": "1"}
+        command = [sys.executable, "-m", "dvc", *arguments]
+        done = subprocess.run(
+            command, cwd=cwd or self.root, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def create_account(url: str, name: str, password: str) -> None:
+    """As the page does with curl."""
+    admin = base64.b64encode(f"admin:{SECRETS['MLFLOW_AUTH_ADMIN_PASSWORD']}".encode()).decode()
+    headers = {"Authorization": f"Basic {admin}", "Content-Type": "application/json"}
+    body = json.dumps({"username": name, "password": password}).encode()
+    urllib.request.urlopen(urllib.request.Request(f"{url}/api/2.0/mlflow/users/create", body, headers)).close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    root = make_project(folder / "project")
+    choose(root)
+    edit(root, "sft", steps=20)
+    edit(root, "evaluate", init_states=2)
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        (root / paths.STATE).mkdir()
+        patch.setenv("PREFECT_HOME", str(root / paths.PREFECT_HOME))
+        database = stack.enter_context(servers.postgres(SECRETS["PGPASSWORD"], REPOSITORY / "deploy/databases.sql"))
+        s3 = stack.enter_context(servers.s3(folder))
+        port = servers.free_port()
+        changes = {**database, "AWS_ENDPOINT_URL": s3, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
+        settings = example("nightshift", **changes)
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        make_bucket(s3)
+        mlflow = stack.enter_context(ExitStack())
+        url = mlflow.enter_context(servers.mlflow(folder / "mlflow.log", example("mlflow", **changes), port))
+        create_account(url, settings["MLFLOW_TRACKING_USERNAME"], settings["MLFLOW_TRACKING_PASSWORD"])
+        settings["PREFECT_API_URL"] = stack.enter_context(lasting_server(servers.free_port()))
+        yield Site(folder, root, settings, database, mlflow)
+
+
+def make_bucket(s3: str) -> None:
+    import boto3
+
+    boto3.client("s3", endpoint_url=s3).create_bucket(Bucket=BUCKET)
+
+
+@pytest.fixture(scope="module")
+def done(site: Site) -> Site:
+    """After one run."""
+    ran = site.run("run")
+    assert ran.returncode == 0, ran.stderr
+    return site
+
+
+def test_a_run_is_recorded_in_postgresql_and_its_model_lies_on_s3(done: Site) -> None:
+    states = dict(done.query("prefect", "SELECT name, state_name FROM task_run"))
+    assert (states["sft"], states["register"]) == ("Completed", "Completed")
+    assert done.query("prefect", "SELECT state_name FROM flow_run") == [("Completed",)]
+    assert set(done.query("mlflow", "SELECT status FROM runs")) == {("FINISHED",)}
+    named = f"SELECT artifact_location FROM experiments WHERE name = '{mlflow_tracking.EXPERIMENT}'"
+    ((location,),) = done.query("mlflow", named)
+    assert location.startswith("mlflow-artifacts:"), "clients need no key of the bucket"
+    assert [key for key in done.objects() if key.endswith("/policy.safetensors")]
+
+
+def test_links_to_mlflow_lead_to_its_server(done: Site) -> None:
+    artifacts = str(done.query("prefect", "SELECT data FROM artifact"))
+    assert f"{done.settings['MLFLOW_TRACKING_URI']}/#/experiments/" in artifacts
+    told = done.run("ui")
+    assert done.settings["MLFLOW_TRACKING_URI"] in told.stdout
+
+
+def test_the_champion_comes_back_through_the_server(done: Site) -> None:
+    policy = mlflow_registry.load(done.root, "nightshift-libero-mini", "1")
+    assert policy.action_dim == 7
+
+
+def kept(root: Path) -> dict[str, bytes]:
+    """Results and what names them."""
+    names = [paths.DVC_LOCK, paths.SFT_POLICY, paths.DATASET]
+    found = [root / name for name in names if (root / name).is_file()]
+    found += [path for name in names for path in (root / name).rglob("*") if path.is_file()]
+    return {str(path): path.read_bytes() for path in found}
+
+
+WRONG = {
+    "Prefect": (
+        {"PREFECT_API_AUTH_STRING": "nightshift:wrong"},
+        "error: the Prefect server at {PREFECT_API_URL} refuses PREFECT_API_AUTH_STRING",
+    ),
+    "MLflow": (
+        {"MLFLOW_TRACKING_PASSWORD": "wrong"},
+        "error: MLflow at {MLFLOW_TRACKING_URI} refuses user and password",
+    ),
+    "MLflow's database": (
+        {"MLFLOW_TRACKING_URI": "postgresql://nightshift:s3cret-database@127.0.0.1/mlflow"},
+        "error: MLFLOW_TRACKING_URI names a database, postgresql://127.0.0.1/mlflow, and not a server",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_password_or_address_is_one_sentence_and_loses_nothing(done: Site, what: str) -> None:
+    changes, sentence = WRONG[what]
+    before = kept(done.root)
+    refused = done.run("run", "--force-stage", "sft", **changes)
+    assert refused.returncode == 1
+    error = refused.stderr.splitlines()[-ONE_SENTENCE:]
+    assert error[0] == sentence.format(**done.settings)
+    assert error[1].startswith("  → ")
+    assert "Traceback" not in refused.stderr
+    assert kept(done.root) == before
+
+
+@pytest.mark.parametrize("kind", ["s3", pytest.param("folder", marks=pytest.mark.slow)])
+def test_a_clone_gets_all_data_and_models_from_the_remote(done: Site, kind: str, tmp_path: Path) -> None:
+    remote = f"s3://{BUCKET}/dvc" if kind == "s3" else str(tmp_path / "remote")
+    done.dvc("remote", "add", "-f", "-d", "storage", remote)
+    git(done.root, "add", "-f", ".dvc/config", "dvc.lock", "params.yaml")
+    git(done.root, "commit", "-q", "--allow-empty", "-m", "remote")
+    done.dvc("push")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(done.root), str(clone))
+    done.dvc("pull", "--allow-missing", cwd=clone)
+    assert kept(done.root)
+    assert list(kept(clone).values()) == list(kept(done.root).values())
+
+
+def test_no_secret_is_in_a_database_a_bucket_a_log_or_the_project_also_after_a_failure(done: Site) -> None:
+    address = done.settings["MLFLOW_TRACKING_URI"].replace("//", f"//nightshift:{SECRETS['MLFLOW_TRACKING_PASSWORD']}@")
+    command = FailingCommand(
+        done.root, "run", "--force-stage", "sft", **{**done.settings, "MLFLOW_TRACKING_URI": address}
+    )
+    failed = command.wait()
+    assert "error: the dataset is damaged" in failed.stderr
+    done.printed.append(failed.stdout + failed.stderr)
+    texts = {f"database {name}": servers.postgres_dump(done.database, name).encode() for name in ("mlflow", "prefect")}
+    texts |= {f"s3://{BUCKET}/{key}": content for key, content in done.objects().items()}
+    texts |= {str(path): path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
+    texts |= {f"output {number}": text.encode() for number, text in enumerate(done.printed)}
+    del texts[
+        str(done.folder / "s3.log")
+    ]  # signed addresses of the S3 service's clients name the key, which is no secret
+    secrets = [value.rpartition(":")[2].encode() for name, value in SECRETS.items() if name != "AWS_ACCESS_KEY_ID"]
+    assert [(secret, name) for name, text in texts.items() for secret in secrets if secret in text] == []
+
+
+def test_a_run_that_finds_mlflow_gone_says_so_and_the_next_one_goes_on(done: Site) -> None:
+    done.mlflow.close()
+    before = kept(done.root)
+    refused = done.run("run", "--force-stage", "sft", MLFLOW_HTTP_REQUEST_MAX_RETRIES="1")
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-ONE_SENTENCE] == (
+        f"error: MLflow at {done.settings['MLFLOW_TRACKING_URI']} does not answer"
+    )
+    assert kept(done.root) == before
