@@ -14,7 +14,7 @@ from rich import box, filesize
 from rich.table import Table
 from rich.text import Text
 
-from nightshift import config, envs
+from nightshift import config
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
@@ -262,6 +262,8 @@ def serve(port: int) -> None:
 def _compiling(root: Path) -> Iterator[None]:
     """Compile the simulator in a process of its own while Prefect's server starts: simulator processes wait for it, and
     then only load."""
+    from nightshift import envs  # imports numpy, which `nightshift plan` need not wait for
+
     command = envs.suite(config.load(root / paths.PARAMS).env.suite).compile_command()
     if command is None:
         yield

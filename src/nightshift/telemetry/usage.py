@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from nightshift.telemetry import gpu
-
 CPU_SECONDS = "cpu_seconds"
 """Busy seconds of all cores, of every process on the machine."""
 CPU_JOULES = "cpu_joules"
@@ -52,5 +50,7 @@ def _cpu_joules() -> dict[str, float]:
 
 
 def _gpu_joules() -> dict[str, float]:
+    from nightshift.telemetry import gpu  # imports pynvml, which `nightshift plan` need not wait for
+
     joules = gpu.energy()
     return {} if joules is None else {GPU_JOULES: joules}
