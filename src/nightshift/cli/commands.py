@@ -66,7 +66,13 @@ def nightly() -> None:
     root = enter(own_prefect=True)
     from nightshift.pipeline import nightly as night
 
-    night.play(root, lambda: run("", []), lambda sentence: console.print(sentence, markup=False, soft_wrap=True))
+    died = was_killed(root)  # asked before the first session, which ends what the dead run left in MLflow
+    if not night.play(root, lambda: run("", []), _tell) and died:
+        _run_flow(Choice())  # nothing is stale, and a flow marks what the dead run left in Prefect
+
+
+def _tell(sentence: str) -> None:
+    console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _nothing_stale(root: Path, found: Sequence[StageStatus]) -> list[StageResult]:
