@@ -118,15 +118,16 @@ def freeze_prefect(night: Night) -> None:
     seconds = night.random.uniform(5, 30)
     for server in servers:
         server.suspend()
-    timer = threading.Timer(seconds, lambda: [_resume(server) for server in servers])
+    timer = threading.Timer(seconds, _resume, [servers])
     timer.start()
+    night.undo.callback(_resume, servers)
     night.undo.callback(timer.cancel)
-    night.undo.callback(lambda: [_resume(server) for server in servers])
 
 
-def _resume(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.resume()
+def _resume(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def lock_mlflow(night: Night) -> None:

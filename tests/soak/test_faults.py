@@ -18,6 +18,7 @@ from nightshift.errors import ConfigError
 from nightshift.pipeline.run import TIMINGS
 from nightshift.project import graph, paths
 from tests.conftest import git, make_project
+from tests.flows.prefect_runs import wait_until
 from tests.soak import faults
 from tests.soak.faults import FAULTS, Missed
 from tests.soak.night import DISK_MB, Interpreter, Night, can_mount, own_disk
@@ -49,10 +50,7 @@ def sleeping(night: Night) -> Sleeper:
         night.root, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}, 'flows.server'])"
     )
     night.command = sleeper
-    deadline = time.monotonic() + 60
-    while not night.processes("flows.server"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: night.processes("flows.server"))
     return sleeper
 
 
@@ -96,15 +94,14 @@ def test_a_frozen_server_goes_on_at_the_latest_when_the_run_has_ended(night: Nig
     (server,) = night.processes("flows.server")
     with night.undo:
         faults.freeze_prefect(night)
-        assert server.status() == "stopped"
-    assert server.status() != "stopped"
+        wait_until(lambda: server.status() == "stopped")
+    wait_until(lambda: server.status() != "stopped")
     faults.cut_power(night)
 
 
 def test_a_locked_database_is_locked_for_a_while(night: Night) -> None:
     database = night.root / paths.MLFLOW_DATABASE
     database.parent.mkdir(parents=True)
-    night.random.uniform = lambda _, __: 0.2  # type: ignore[method-assign]
     with night.undo:
         faults.lock_mlflow(night)
         with pytest.raises(sqlite3.OperationalError, match="locked"), sqlite3.connect(database, timeout=0) as other:
