@@ -8,7 +8,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.soak.faults import FAULTS, Fault, Missed
 from tests.soak.invariants import Inventory
 from tests.soak.night import Ended, Night, how_it_ended, own_disk, set_params, small_project, undisturbed
 
-LOG, FIGURES = "soak.log", "soak.json"
+LOG, FIGURES, TABLE = "soak.log", "soak.json", "soak.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,7 @@ def soak(
             _record(folder, root, figures, play_cycle(root, reference, next(order), len(figures.cycles) + 1, seed))
             figures.seconds = time.monotonic() - began
             (folder / FIGURES).write_text(json.dumps(figures.summary(), indent=2) + "\n")
+            (folder / TABLE).write_text(table(figures.cycles, faults))
     _log(folder, f"{len(figures.cycles)} cycles, {len(figures.failed)} failed; seed {seed}; kept: {figures.kept}")
     return figures
 
@@ -189,6 +190,18 @@ def describe(cycle: Cycle) -> str:
     where = f" in {cycle.stage}" if cycle.stage else ""
     words = f"cycle {cycle.number}: {cycle.fault}{where}: {cycle.outcome}, {cycle.seconds:.0f} s"
     return words + "".join(f"\n    NOT HELD: {problem}" for problem in cycle.problems)
+
+
+def table(cycles: Sequence[Cycle], faults: Sequence[Fault]) -> str:
+    """For docs/reliability.md: how often each fault happened, how the disturbed nights ended, and what did not hold."""
+    lines = ["| fault | kind | cycles | the disturbed night | failed |", "|---|---|---|---|---|"]
+    for fault in faults:
+        struck = [cycle for cycle in cycles if cycle.fault == fault.name]
+        ended = Counter(cycle.outcome.split(":")[0] for cycle in struck)
+        told = ", ".join(f"{outcome} {times}" for outcome, times in ended.items()) or "–"
+        failed = sum(bool(cycle.problems) for cycle in struck)
+        lines.append(f"| {fault.name} | {fault.kind} | {len(struck)} | {told} | {failed} |")
+    return "\n".join(lines) + "\n"
 
 
 def _log(folder: Path, line: str) -> None:

@@ -90,13 +90,14 @@ def test_a_power_cut_ends_all_processes_of_the_run(night: Night) -> None:
 
 
 def test_a_frozen_server_goes_on_at_the_latest_when_the_run_has_ended(night: Night) -> None:
-    sleeping(night)
+    sleeper = sleeping(night)
     (server,) = night.processes("flows.server")
     with night.undo:
         faults.freeze_prefect(night)
         wait_until(lambda: server.status() == "stopped")
     wait_until(lambda: server.status() != "stopped")
     faults.cut_power(night)
+    sleeper._process.wait(30)
 
 
 def test_a_locked_database_is_locked_for_a_while(night: Night) -> None:
