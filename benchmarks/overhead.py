@@ -67,7 +67,9 @@ def seconds(root: Path, command: Sequence[str]) -> float:
     """Of the wall clock, with the code of the clone."""
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
     began = time.perf_counter()
-    subprocess.run(command, cwd=root, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     return time.perf_counter() - began
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from nightshift.errors import ProjectError
 from nightshift.project import paths
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
+"""With 16 processes to a core Prefect takes more than two minutes to start; one that fails is noticed at once."""
 LOG = paths.STATE / "prefect-server.log"
 ADDRESS = "PREFECT_API_URL"
 _HOST = "127.0.0.1"
