@@ -1,6 +1,6 @@
 # Every target sets up .venv itself. `make run` trains a policy; `make test` proves that it would.
 .DEFAULT_GOAL := run
-.PHONY: run test test-all check bench ui serve setup plan
+.PHONY: run test test-all check bench soak ui serve setup plan
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -32,6 +32,12 @@ check: setup
 
 bench: setup
 	for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+
+# Nights that are disturbed on purpose (docs/reliability.md): make soak MINUTES=60 SEED=0
+MINUTES ?= 60
+SEED ?= 0
+soak: setup
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 # Prefect makes its home folder one level deep only, and it lies in .state.
 setup: $(STAMP) versions.yaml

@@ -27,7 +27,8 @@ from nightshift.errors import ProjectError
 from nightshift.project import paths
 from nightshift.project.environment import CLIENT_PASSWORD, SERVER_PASSWORD, without_password
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
+"""With 16 processes to a core Prefect takes more than two minutes to start; one that fails is noticed at once."""
 LOG = paths.STATE / "prefect-server.log"
 ADDRESS = "PREFECT_API_URL"
 _HOST = "127.0.0.1"

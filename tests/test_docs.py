@@ -17,6 +17,7 @@ from nightshift.stages import collect
 from nightshift.telemetry import experience
 from scripts import docs
 from tests.conftest import REPOSITORY
+from tests.soak.faults import FAULTS
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -116,3 +117,16 @@ def test_the_messages_on_the_page_about_clusters_are_the_ones_in_the_code() -> N
     ):
         assert sentence in page
         assert sentence in source
+
+
+def test_every_test_that_the_page_about_reliability_names_exists() -> None:
+    page = (REPOSITORY / "docs" / "reliability.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page)
+    assert len(named) > 20
+    missing = [f"{path}::{name}" for path, name in named if f"def {name}(" not in (REPOSITORY / path).read_text()]
+    assert not missing
+
+
+def test_every_fault_of_the_soak_is_on_the_page_about_reliability() -> None:
+    page = (REPOSITORY / "docs" / "reliability.md").read_text()
+    assert [fault.name for fault in FAULTS if f"| {fault.name} |" not in page] == []

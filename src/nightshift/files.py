@@ -18,6 +18,7 @@ from typing import Any
 from nightshift.errors import DataError, ProjectError
 
 MANIFEST = "manifest.json"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ASIDE = ".old-"
 """In the name of a whole folder while another takes its place, where the system cannot exchange the two."""
 _AT_FDCWD = -100
@@ -182,7 +183,7 @@ def read_journal(journal: Path) -> list[Any]:
 def refusal(error: OSError, path: Path | None = None) -> ProjectError | None:
     """The sentence for a disk that is full or a place that cannot be written; None for any other error."""
     where = path or error.filename or "the project"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL:
         return ProjectError(
             f"no space left on the disk that holds {where}", "free some space and run again: it resumes"
         )

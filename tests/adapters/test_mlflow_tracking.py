@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import re
 import shutil
 import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,8 @@ from nightshift import config
 from nightshift.adapters import model_versions
 from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, PARENT, Tracking
 from nightshift.adapters.tracking import RunKind
+from nightshift.errors import Unreachable
+from nightshift.project import paths
 from tests.conftest import edit, make_project
 from tests.flows.prefect_runs import wait_until
 
@@ -202,3 +207,42 @@ def test_what_the_machine_does_is_recorded_while_a_stage_runs(root: Path, monkey
     recorded = track.client.get_run(tracker.run_id).data.metrics
     assert {"system/system_memory_usage_percentage", "system/disk_usage_percentage"} <= recorded.keys()
     assert not [thread.name for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"]
+
+
+@pytest.mark.slow  # SQLite waits five seconds for a lock, each time
+def test_a_store_that_another_process_keeps_locked_is_one_sentence_at_every_step(root: Path) -> None:
+    track = tracking(root, code="locked")
+    database = root / paths.MLFLOW_DATABASE
+    with contextlib.closing(sqlite3.connect(database)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Unreachable, match=r"another process keeps MLflow's store .* locked"):
+            tracking(root)
+        with pytest.raises(Unreachable, match="locked"), track.stage("sft", "f1", {}):
+            pytest.fail("the stage began")
+    with pytest.raises(Unreachable, match="locked"), track.stage("sft", "f1", {}) as tracker:
+        other = sqlite3.connect(database)
+        other.execute("BEGIN EXCLUSIVE")
+        tracker.log({"loss": 1.0}, 1)
+    other.close()
+    with track.stage("sft", "f1", {}) as tracker:
+        tracker.log({"loss": 1.0}, 1)
+
+
+def test_a_disk_that_is_full_when_a_run_ends_is_left_to_the_next_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    track = tracking(root, code="full")
+    (root / paths.DVC_LOCK).write_text("stages: {}\n")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with track.stage("sft", "full", {}):
+        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(track.client, "log_artifact", full)
+        patch.setattr(track.client, "set_terminated", full)
+        track.close("FINISHED")
+    assert track.client.get_run(track.parent_id).info.status == "RUNNING"
+    tracking(root)
+    assert track.client.get_run(track.parent_id).info.status == "KILLED"

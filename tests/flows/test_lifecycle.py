@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
+from prefect.states import Running
 
+from flows.pipeline import pipeline
 from flows.server import lasting_server
 from nightshift.adapters import mlflow_tracking
-from nightshift.pipeline.run import Session, was_killed
+from nightshift.pipeline.run import LOCK, Session, was_killed
 from nightshift.project import paths
 from tests.command import Command
 from tests.conftest import add_store, edit, make_project, nightshift
-from tests.flows.prefect_runs import newest, state, task_states, wait_until
+from tests.flows.prefect_runs import ask, newest, state, task_states, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,19 @@ def test_what_was_killed_is_shown_as_dead_by_the_next_run(root: Path, url: str) 
     assert ("rloo", "KILLED") in ends
     assert ("rloo", "FINISHED") in ends
     assert not [end for end in ends if end[1] == "RUNNING"]
+
+
+def test_a_night_with_nothing_to_do_marks_what_was_killed_after_its_last_stage(root: Path, url: str) -> None:
+    done = nightshift(root, "run", PREFECT_API_URL=url)
+    assert done.returncode == 0, done.stderr
+    labels = {"nightshift.host": socket.gethostname(), "nightshift.folder": str(root), "nightshift.process": 2**22 + 1}
+    dead = ask(url, lambda client: client.create_flow_run(pipeline, state=Running()))
+    ask(url, lambda client: client.update_flow_run_labels(dead.id, {**labels, "nightshift.started": 0.0}))
+    (root / LOCK).write_text(f"{2**22 + 1}\n")
+    done = nightshift(root, "nightly", PREFECT_API_URL=url)
+    assert done.returncode == 0, done.stderr
+    assert "nothing to do" in done.stdout
+    assert state(url, dead.id) == "Crashed"
 
 
 def test_a_second_run_is_refused_in_one_sentence_before_anything_is_started(root: Path, url: str) -> None:

@@ -34,7 +34,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
 from requests.exceptions import RequestException
 
-from nightshift import config
+from nightshift import config, files
 from nightshift.adapters import tracking
 from nightshift.adapters.tracking import RunKind, flat
 from nightshift.errors import NightshiftError, ProjectError, RegistryError, Unreachable
@@ -157,23 +157,34 @@ class Tracking:
     @contextmanager
     def stage(self, stage: str, fingerprint: str, params: Mapping[str, Any]) -> Iterator[MlflowTracker]:
         """The stage's run: the unfinished one of the same fingerprint if there is one, else a new one."""
+        with self._explaining_outage():
+            run = self._begin(stage, fingerprint, params)
+            try:
+                with _system_metrics(run.info.run_id, self.client.tracking_uri):
+                    yield MlflowTracker(self.client, run, self._commit)
+            except BaseException as error:
+                self._end(run.info.run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
+                raise
+            with deferred():
+                self.client.set_terminated(run.info.run_id, "FINISHED")
+
+    def _begin(self, stage: str, fingerprint: str, params: Mapping[str, Any]) -> Run:
         self._opened = self._opened or self._join(stage) or self._create()
         run = self._open_child(stage, fingerprint)
         self._children[stage] = run.info.run_id
         logged = [Param(key, str(value)) for key, value in flat(params).items() if key not in run.data.params]
         with deferred():
             self.client.log_batch(run.info.run_id, params=logged)
+        return run
+
+    @contextmanager
+    def _explaining_outage(self) -> Iterator[None]:
         try:
-            with _system_metrics(run.info.run_id, self.client.tracking_uri):
-                yield MlflowTracker(self.client, run, self._commit)
-        except BaseException as error:
-            status = "FAILED" if isinstance(error, Exception) else "KILLED"
-            self._end(run.info.run_id, status)
+            yield
+        except Exception as error:
             if sentence := explained(error, self.client.tracking_uri):
                 raise sentence from error
             raise
-        with deferred():
-            self.client.set_terminated(run.info.run_id, "FINISHED")
 
     @property
     def parent_id(self) -> str:
@@ -232,7 +243,7 @@ class Tracking:
         """If MLflow does not answer or its disk is full, the next run ends what is left (`_end_leftovers`)."""
         try:
             yield
-        except MlflowException as error:
+        except (MlflowException, OSError) as error:
             if not explained(error, self.client.tracking_uri):
                 raise
 
@@ -322,16 +333,16 @@ def connect(root: Path) -> MlflowClient:
     logging.getLogger("alembic").setLevel(logging.ERROR)
     uri = os.environ.get(TRACKING_URI, f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     _refuse_database(uri)
-    if uri.startswith("sqlite:///"):
-        database = Path(uri.removeprefix("sqlite:///"))
+    database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+    if database:
         database.parent.mkdir(parents=True, exist_ok=True)
         database.touch(mode=0o600)
+    try:
         if database == root.resolve() / paths.MLFLOW_DATABASE:
             _follow_move(database, (root.resolve() / paths.MLFLOW_ARTIFACTS).as_uri())
-    try:
         client = MlflowClient(uri)
         client.get_experiment_by_name(EXPERIMENT)
-    except (MlflowException, OSError) as error:
+    except (MlflowException, OSError, sqlite3.Error) as error:
         shown = without_password(uri)
         raise (
             explained(error, uri)
@@ -377,6 +388,7 @@ def _refuse_database(uri: str) -> None:
 
 
 _DISK_FULL = "database or disk is full"
+_LOCKED = "database is locked"
 _REFUSALS = {
     ErrorCode.Name(UNAUTHENTICATED): "refuses user and password",
     ErrorCode.Name(PERMISSION_DENIED): "does not permit its user to do this",
@@ -384,10 +396,15 @@ _REFUSALS = {
 
 
 def explained(error: BaseException, uri: str) -> NightshiftError | None:
-    """The sentence for a disk that is full or a server that refuses or does not answer; None for any other error."""
-    if _DISK_FULL in str(error):
+    """The sentence for a disk that is full or a store that refuses or does not answer; None for any other error."""
+    if _DISK_FULL in str(error) or (isinstance(error, OSError) and error.errno in files.DISK_FULL):
         return ProjectError(
             f"no space left on the disk that holds {without_password(uri)}", "free some space and run again: it resumes"
+        )
+    if _LOCKED in str(error):
+        return Unreachable(
+            f"another process keeps MLflow's store {without_password(uri)} locked",
+            "end it, and run again: what is done is kept",
         )
     if isinstance(error, MlflowException) and error.error_code in _REFUSALS:
         return RegistryError(

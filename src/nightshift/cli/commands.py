@@ -14,7 +14,7 @@ from rich import box, filesize
 from rich.table import Table
 from rich.text import Text
 
-from nightshift import config, envs
+from nightshift import config
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import ProjectError
 from nightshift.pipeline import summary
@@ -67,7 +67,13 @@ def nightly() -> None:
     root = enter(own_prefect=True)
     from nightshift.pipeline import nightly as night
 
-    night.play(root, lambda: run("", []), lambda sentence: console.print(sentence, markup=False, soft_wrap=True))
+    died = was_killed(root)  # asked before the first session, which ends what the dead run left in MLflow
+    if not night.play(root, lambda: run("", []), _tell) and died:
+        _run_flow(Choice())  # nothing is stale, and a flow marks what the dead run left in Prefect
+
+
+def _tell(sentence: str) -> None:
+    console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _nothing_stale(root: Path, found: Sequence[StageStatus]) -> list[StageResult]:
@@ -265,6 +271,8 @@ def serve(port: int) -> None:
 def _compiling(root: Path) -> Iterator[None]:
     """Compile the simulator in a process of its own while Prefect's server starts: simulator processes wait for it, and
     then only load."""
+    from nightshift import envs  # imports numpy, which `nightshift plan` need not wait for
+
     command = envs.suite(config.load(root / paths.PARAMS).env.suite).compile_command()
     if command is None:
         yield

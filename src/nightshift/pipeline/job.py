@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nightshift import config
 from nightshift.adapters.tracking import Tracker
-from nightshift.rollouts.base import Pool
+
+if TYPE_CHECKING:
+    from nightshift.rollouts.base import Pool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ def predict(root: Path, which: str, task: str, episodes: int) -> dict[str, Rate]
             for _, (trajectory,) in pool.run(requests, snapshot(policy)):
                 if trajectory.valid:
                     played.update((trajectory.request.task, TOTAL))
-                    solved.update({trajectory.request.task: trajectory.success, TOTAL: trajectory.success})
+                    solved.update(dict.fromkeys((trajectory.request.task, TOTAL), int(trajectory.success)))
                 advance(f"success {solved[TOTAL]}/{played[TOTAL]}")
     finally:
         pool.close()

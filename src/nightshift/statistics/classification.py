@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from nightshift.errors import DataError
 from nightshift.statistics.intervals import CONFIDENCE, Rate
@@ -87,6 +86,8 @@ def threshold_for(scores: Sequence[float], positive: Sequence[bool], precision: 
 
 def fewest_positives(precision: float) -> int:
     """As many as must be accepted, without one false positive, for the interval to end above `precision`."""
+    from scipy.stats import norm
+
     z = float(norm.ppf((1 + CONFIDENCE) / 2))
     return math.ceil(z * z * precision / (1 - precision) - 1e-9)
 

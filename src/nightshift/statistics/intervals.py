@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from scipy.stats import binomtest
-from scipy.stats import t as student
-
 CONFIDENCE = 0.95
 
 
@@ -43,6 +40,8 @@ class Rate:
 
     @property
     def _interval(self) -> tuple[float, float]:
+        from scipy.stats import binomtest  # takes a second to import, and commands that only show results need none
+
         found = binomtest(self.successes, self.episodes).proportion_ci(CONFIDENCE, method="wilson")
         return float(found.low), float(found.high)
 
@@ -72,5 +71,7 @@ def over_runs(scores: Sequence[float]) -> tuple[float, float]:
 
 def of_mean(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the mean of two or more independent values, by Student's t."""
+    from scipy.stats import t as student
+
     reach = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return mean(values) - reach, mean(values) + reach

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from scipy.stats import binomtest, norm
-
 from nightshift.statistics.intervals import CONFIDENCE
 
 
@@ -63,6 +61,8 @@ class Paired:
     def p_value(self) -> float:
         """One-sided exact McNemar (sign) test of "the policy is better": states that both solved or both failed say
         nothing about it, and the others are fair coin flips if the two policies are equally good."""
+        from scipy.stats import binomtest  # takes a second to import, and commands that only show results need none
+
         discordant = self.won + self.lost
         if discordant == 0:
             return 1.0
@@ -74,6 +74,8 @@ class Paired:
 
         Unlike the conditional exact interval it does not shrink to a point when there are no discordant states.
         """
+        from scipy.stats import norm
+
         states = self.states + 2
         won, lost = (self.won + 1) / states, (self.lost + 1) / states
         reach = norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt((won + lost - (won - lost) ** 2) / states)

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nightshift.telemetry import gpu
-
 CPU_SECONDS = "cpu_seconds"
 """Busy seconds of all cores, of every process on the machine."""
 CPU_JOULES = "cpu_joules"
@@ -40,6 +38,8 @@ def since(before: Mapping[str, float]) -> dict[str, float]:
 
 def of_gpus(samples: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """From lines of metrics in which a stage logged `gpu.sample()`; empty without a GPU."""
+    from nightshift.telemetry import gpu  # imports pynvml, which `nightshift plan` need not wait for
+
     named = [(name, float(value)) for line in samples for name, value in line.items() if name.startswith("gpu/")]
     busy = [value for name, value in named if name.endswith(gpu.UTILISATION)]
     memory = [value for name, value in named if name.endswith(gpu.MEMORY)]
@@ -65,5 +65,7 @@ def _cpu_joules() -> dict[str, float]:
 
 
 def _gpu_joules() -> dict[str, float]:
+    from nightshift.telemetry import gpu
+
     joules = gpu.energy()
     return {} if joules is None else {GPU_JOULES: joules}

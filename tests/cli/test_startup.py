@@ -1,0 +1,25 @@
+"""What a command imports before it works: packages that take a second each are left to the commands that need them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+HEAVY = {"torch", "scipy", "numpy", "mlflow", "prefect", "ray", "dvc", "networkx", "matplotlib", "pynvml"}
+
+
+@pytest.mark.parametrize(
+    ("module", "also_without"), [("nightshift.cli.app", {"pydantic", "yaml"}), ("nightshift.cli.commands", set())]
+)
+def test_help_plan_and_a_run_with_nothing_to_do_import_no_heavy_package_first(
+    module: str, also_without: set[str]
+) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert not (HEAVY | also_without) & set(done.stdout.split())
