@@ -67,7 +67,7 @@ class IntervenedPlay(GroupPlay):
     def _moment(self, planned: Array) -> Moment:
         return Moment(
             step=self._recording.steps,
-            observation={name: values[0] for name, values in self._observer.seen.items()},
+            observation={name: np.array(values[0]) for name, values in self._observer.seen.items()},
             scene=lambda: self._fleet.scene(0),
             policy_action=planned,
         )

@@ -18,6 +18,7 @@ from nightshift.data.experience import Experience, without_ordered
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError
 from nightshift.interventions.metrics import intervention_metrics
+from nightshift.interventions.opening import check_person
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.pipeline.job import Job
@@ -43,6 +44,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     cloned = policies.load(paths.SFT_POLICY)
     _check_chunks(cloned.chunk, envs.horizon(env))
     check_reward(rlpd.reward, env)
+    check_person(rlpd.interventions, job.machine)
     splits = {task.name: split_training_states(task, states) for task in envs.tasks(env)}
     check_validation_states(splits, rlpd.validation.level, "rlpd.validation.level")
     data = dataset_store.read(paths.DATASET)
