@@ -96,6 +96,7 @@ def test_no_transition_of_a_demonstration_spans_a_gap_and_none_credits_another(
             continue
         rows = spans(chunk, n_step).transitions(episode, 0, policy(chunk), starts, imitate=True)
         check(rows)
+        assert rows.next is not None
         for row, (start, end) in enumerate(zip(starts.tolist(), rows.next[:, 0].tolist(), strict=True)):
             spanned = flags[start:end]
             assert len(set(spanned[max(chunk - 1, 0) :])) <= 1, "beyond its chunk a return stays with who acts"

@@ -21,7 +21,8 @@ from nightshift.types import Array, InterventionSettings, RolloutRequest, Task, 
 from tests.conftest import REPOSITORY
 from tests.rollouts.parts import NO_CAMERAS, policy
 
-FAKE = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
+HORIZON = 12
+FAKE = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=HORIZON, cameras=NO_CAMERAS)
 REQUEST = RolloutRequest(task="far", split="train", init_state=3, controller="sample", seed=5)
 RULE = InterventionSettings(
     source="scripted",
@@ -108,7 +109,7 @@ def test_the_scene_of_a_moment_is_the_one_before_the_step() -> None:
 def test_an_episode_that_somebody_solves_ends_inside_the_intervention() -> None:
     (solved,) = run([replace(REQUEST, interventions=replace(RULE, hold_steps=100))], still(chunk=1))
     assert solved.success
-    assert solved.length < FAKE.horizon
+    assert solved.length < HORIZON
     assert solved.interventions is not None
     assert np.flatnonzero(~solved.interventions).tolist() == [0, 1, 2], "it stood still for stall_steps"
 
@@ -169,6 +170,7 @@ def test_an_episode_with_interventions_does_not_depend_on_what_is_played_beside_
         assert np.array_equal(one.executed, other.executed)
         assert np.array_equal(one.actions, other.actions)
         assert one.interventions is not None
+        assert other.interventions is not None
         assert np.array_equal(one.interventions, other.interventions)
 
 

@@ -43,8 +43,8 @@ def intervention_starts(episode: Episode, chunk: int) -> Steps:
     """Those from which all of these actions are somebody else's than the policy's."""
     starts = all_starts(episode, chunk)
     flags, exists = chunks(episode.interventions[:-1, None], chunk)
-    own = (flags[..., 0] | ~exists).all(axis=1)
-    return starts[own[starts]]
+    is_own: NDArray[np.bool_] = np.all(flags[..., 0] | ~exists, axis=1)
+    return starts[is_own[starts]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Spans:
         flags = episode.interventions[:-1]
         borders = np.append(np.flatnonzero(flags[1:] != flags[:-1]) + 1, steps)
         border = borders[np.searchsorted(borders, np.minimum(starts + self.chunk, steps))]
-        return np.minimum(np.minimum(starts + self.n_step * self.chunk, border), steps)
+        return np.asarray(np.minimum(np.minimum(starts + self.n_step * self.chunk, border), steps))
 
     def transitions(
         self, episode: Episode, number: int, policy: Policy, starts: Steps, *, imitate: bool

@@ -26,7 +26,12 @@ class ScriptedIntervention:
     def __init__(self, settings: InterventionSettings, expert: Callable[[Scene], Array]) -> None:
         self._settings = settings
         self._expert = expert
-        self._watch_anew()
+        self._left = 0
+        """Steps that it still acts for."""
+        self._astray = 0
+        """Actions in a row that were too far from the expert's."""
+        self._positions: deque[NDArray[np.float64]] = deque(maxlen=settings.stall_steps + 1)
+        """Of the hand, the newest last."""
 
     def begin(self, task: Task) -> None:
         self._watch_anew()
@@ -45,11 +50,8 @@ class ScriptedIntervention:
         return expert
 
     def _watch_anew(self) -> None:
-        self._left = 0
-        """Steps that it still acts for."""
-        self._positions: deque[NDArray[np.float64]] = deque(maxlen=self._settings.stall_steps + 1)
-        self._astray = 0
-        """Actions in a row that were too far from the expert's."""
+        self._left = self._astray = 0
+        self._positions.clear()
 
     def _watch(self, scene: Scene, distance: float) -> None:
         self._positions.append(scene.gripper_position.copy())
