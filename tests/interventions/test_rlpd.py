@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from nightshift import config
+from nightshift import config, files, policies
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.pipeline.job import Job
+from nightshift.project import paths
 from nightshift.telemetry import interventions as names
 from tests.stages.test_collect import FailingPool
 from tests.stages.test_rlpd import (
@@ -40,10 +42,22 @@ SCRIPTED: dict[str, Any] = {
 METRICS = {value for name, value in vars(names).items() if name.isupper()}
 
 
+def use_chunks(size: int) -> None:
+    """A clone of these chunks, with random weights, in the place of the one there is."""
+    spec = {**policies.load(paths.SFT_POLICY).spec, "chunk": size}
+    shutil.rmtree(paths.SFT_POLICY)
+    with torch.random.fork_rng(devices=[]), files.new_folder(paths.SFT_POLICY) as folder:
+        torch.manual_seed(0)
+        policies.save(policies.build(spec), folder)
+
+
 @pytest.mark.usefixtures("clone")
+@pytest.mark.parametrize("chunk", [1, 3])
 def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_not(
-    job: Callable[[str], Job], params: config.Params
+    job: Callable[[str], Job], params: config.Params, chunk: int
 ) -> None:
+    if chunk > 1:
+        use_chunks(chunk)
     whole = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), 30), params, **SCRIPTED)
     expected = without_times(history())
     killed = every(replace(job("rlpd"), tracker=Stopping(job("rlpd").state / "stopped.jsonl", 5)), 30)
@@ -52,6 +66,9 @@ def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_
     resumed = learn(every(job("rlpd"), 30), params, **SCRIPTED)
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
     assert without_times(history()) == expected
+    played = list(EpisodeStore(job("rlpd").state / "episodes"))
+    assert any(episode.interventions.any() for episode in played)
+    assert history()["iterations"][-1]["replay/decisions"] == sum(-(-(one.length - 1) // chunk) for one in played)
 
 
 @pytest.mark.usefixtures("clone")
