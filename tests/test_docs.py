@@ -14,7 +14,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from nightshift import config
 from nightshift.pipeline.job import Job
 from nightshift.stages import collect
-from nightshift.telemetry import experience
+from nightshift.telemetry import experience, interventions
 from scripts import docs
 from tests.conftest import REPOSITORY
 from tests.soak.faults import FAULTS
@@ -38,8 +38,11 @@ def test_the_program_on_the_page_about_data_runs(
 
 def test_the_page_about_rlpd_explains_every_metric_of_its_experience() -> None:
     page = (REPOSITORY / "docs/rlpd.md").read_text()
-    explained = set(re.findall(r"^\| `((?:rollout|speed|replay|queue|stream)/\w+)` \|", page, re.MULTILINE))
-    assert explained == {value for name, value in vars(experience).items() if name.isupper()}
+    explained = set(
+        re.findall(r"^\| `((?:rollout|speed|replay|queue|stream|intervention)/\w+)` \|", page, re.MULTILINE)
+    )
+    names = {**vars(experience), **vars(interventions)}
+    assert explained == {value for name, value in names.items() if name.isupper()}
 
 
 def test_the_pages_that_are_written_from_the_code_are_up_to_date() -> None:

@@ -636,6 +636,33 @@ class Entropy(Section):
     """Whether the critics' targets contain the entropy of the next action."""
 
 
+class Interventions(Section):
+    """Who may take over while rlpd plays, and when (interventions/)."""
+
+    source: Literal["none", "scripted", "keyboard", "gamepad", "spacemouse"]
+    """Nobody, the scripted expert, or a person with this input device."""
+    stall_steps: Count
+    """Scripted: it takes over if the hand has moved less than stall_distance in so many control steps."""
+    stall_distance: NonNegative
+    """Metres."""
+    stray_steps: Count
+    """Scripted: it takes over if so many actions in a row were further than stray_distance from its own."""
+    stray_distance: Positive
+    """Euclidean distance of two actions."""
+    hold_steps: Count
+    """Scripted: control steps that it acts for."""
+    release_seconds: Positive
+    """A person: the policy acts again so long after the last input."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.source != "none"
+
+    @property
+    def is_by_person(self) -> bool:
+        return self.source not in ("none", "scripted")
+
+
 class Rlpd(Section):
     """Off-policy learning from demos and experience (RLPD, Ball et al. 2023; HIL-SERL, Luo et al. 2024)."""
 
@@ -669,6 +696,7 @@ class Rlpd(Section):
     reward: Annotated[str, AfterValidator(_known_reward)]
     """What says that an episode succeeded: the simulator, the success classifier of this name, or a reward of another
     package."""
+    interventions: Interventions
     validation: Validation
 
     @model_validator(mode="after")

@@ -60,6 +60,23 @@ class Provenance:
     origin: str = ""  # the file it was imported from and its place there; or the run, actor, epoch and number
 
 
+InterventionSource = Literal["scripted", "keyboard", "gamepad", "spacemouse"]
+"""Who may take over while a policy acts: the scripted expert, or a person with an input device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterventionSettings:
+    """The section `rlpd.interventions` of params.yaml, for the process that plays."""
+
+    source: InterventionSource
+    stall_steps: int
+    stall_distance: float
+    stray_steps: int
+    stray_distance: float
+    hold_steps: int
+    release_seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutRequest:
     """One group: `count` episodes of one task from one init state. The unit of work of a pool.
@@ -78,6 +95,7 @@ class RolloutRequest:
     frames_every: int = 0  # keep a rendered frame every so many steps; 0 keeps none
     cameras: tuple[str, ...] = ()  # to record beside what the policy sees
     until_horizon: bool = False  # play on after success: another judge than the simulator ends the episode
+    interventions: InterventionSettings | None = None  # who may take over; the episode is recorded step by step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +114,7 @@ class Trajectory:
     unstable: bool = False  # the actions drove the physics unstable: a failure, and terminal
     version: int = 0  # of the policy that acted: its number of updates
     success_step: int | None = None  # control steps until the simulator first reported success
+    interventions: NDArray[np.bool_] | None = None  # [T] steps in which another acted; None: nobody could take over
     beside: tuple[str, ...] = ()  # the observations that the policy did not see: from `request.cameras`
     valid: bool = True  # False: the simulator itself failed, so the episode says nothing about the controller
     frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
@@ -123,7 +142,8 @@ class Trajectory:
     @property
     def clipped_steps(self) -> int:
         """Steps in which the simulator executed another action than was chosen: it clips to its action space."""
-        return int((self.actions != self.executed).any(axis=1).sum())
+        changed = (self.actions != self.executed).any(axis=1)
+        return int((changed if self.interventions is None else changed & ~self.interventions).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

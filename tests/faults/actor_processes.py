@@ -22,7 +22,8 @@ DEADLY = 2
 
 def segfaults(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
     """A real actor whose simulator segfaults on one init state."""
-    state = make_tickets(envs.tasks(spec.env), spec.states, spec.seed, SIMULATOR).request(DEADLY, "sample").init_state
+    tickets = make_tickets(envs.tasks(spec.env), spec.states, spec.seed, SIMULATOR, spec.interventions)
+    state = tickets.request(DEADLY, "sample").init_state
     pool = LocalPool(spec.env, make_fleet=Faulty({state: segfault}))
     act(spec, pool, open_link(spec), in_play)
 

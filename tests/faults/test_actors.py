@@ -61,6 +61,7 @@ def described(params: config.Params, endpoint: LearnerEndpoint) -> JobDescriptio
         states=params.states,
         discount=0.9,
         reward=config.SIMULATOR,
+        interventions=params.rlpd.interventions,
         commit="abc1234",
         versions=version_check.versions(params.env.suite),
         init_states=init_state_digests(params.env),
@@ -252,7 +253,7 @@ def test_an_actor_of_another_machine_asks_a_learner_that_was_started_again_for_i
                     experience.end()
                     actor.result()
     seeds = {one.load().provenance.seed for one in played[0]}
-    tickets = make_tickets(envs.tasks(params.env), params.states, 1, SIMULATOR)
+    tickets = make_tickets(envs.tasks(params.env), params.states, 1, SIMULATOR, params.rlpd.interventions)
     assert seeds == {tickets.request(ticket, "sample").seed for ticket in range(AT_ONCE)}
 
 

@@ -55,6 +55,13 @@ def test_a_training_without_validation_or_kl_shows_what_there_is(axes: Axes) -> 
     assert set(labels(axes)) == {"sampled, training", "kept: iteration 1"}
 
 
+def test_a_training_with_interventions_shows_how_much_the_policy_was_helped(axes: Axes) -> None:
+    metrics = [{"rollout/success": 0.9, "intervention/share": share} for share in (0.6, 0.2)]
+    figures._training(axes, "RLPD", History(algorithm="", iterations=metrics, validation={}, kept=1))
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
+    assert np.asarray(lines["intervened steps, training"].get_ydata()).tolist() == [0.6, 0.2]
+
+
 def test_every_bar_has_its_number(axes: Axes) -> None:
     def result(label: str, *successes: int) -> dict[str, object]:
         tasks = {f"task {i}": Rate(n, 20).to_json() for i, n in enumerate(successes)}

@@ -48,7 +48,7 @@ def endpoint(tmp_path: Path) -> Iterator[LearnerEndpoint]:
 
 def episode(ticket: int, *, lost: bool = False) -> Episode:
     played = decision_episode(trajectory(ticket + 1, 1, success=False), PROVENANCE, 0.9)
-    return with_ticket(lost_episode(policy(1), PROVENANCE) if lost else played, ticket, lost=lost)
+    return with_ticket(lost_episode(policy(1), PROVENANCE, chunk=1) if lost else played, ticket, lost=lost)
 
 
 def send(endpoint: LearnerEndpoint, folder: Path, *episodes: Episode) -> None:

@@ -7,16 +7,15 @@ Every batch, and every slice of it for one gradient step, has the exact share of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nightshift import config
-from nightshift.data.decisions import demo_transitions, experience_transitions
 from nightshift.data.episode import Episode
 from nightshift.data.experience import ExperienceEpisode
 from nightshift.data.mixer import Mixer
 from nightshift.data.rate_limiter import RateLimiter, RateLimits
-from nightshift.data.replay import TrajectoryBatch, TrajectoryReplay, TransitionBatch
+from nightshift.data.replay import TrajectoryReplay, TransitionBatch
+from nightshift.data.transition_forms import transition_form
 from nightshift.errors import DataError
 from nightshift.policies.base import Policy
 from nightshift.telemetry import experience as names
@@ -28,19 +27,17 @@ _NO_LIMIT = 2.0**53
 
 class DecisionReplay:
     def __init__(self, policy: Policy, demos: Iterable[Episode], settings: config.Rlpd, *, seed: int) -> None:
-        self._policy = policy
         self._settings = settings
+        self._form = transition_form(policy, settings)
         self._demos = TrajectoryReplay(seed=seed)
         self._experience = TrajectoryReplay(seed=seed + 1, capacity=settings.window)
         self._episodes = 0
         usable = [episode for episode in demos if episode.length > 1]
         if not usable and settings.demo_share:
             raise DataError("there is no demo to learn from", "set rlpd.demo_share: 0.0, or add demos")
-        found = [demo_transitions(episode, number, policy) for number, episode in enumerate(usable)]
-        self._demos.add_trajectories(found)
-        steps, discount = settings.n_step, settings.discount
-        self._demo_source = self._demos.source(n_step=steps * policy.chunk, discount=discount)
-        experience = self._experience.source(n_step=steps, discount=discount**policy.chunk)
+        self._num_demos = len(usable)
+        self._demos.add_trajectories([self._form.demo(episode, number) for number, episode in enumerate(usable)])
+        self._demo_source, experience = self._form.sources(self._demos, self._experience)
         share = settings.demo_share
         self._mixer = Mixer({DEMOS: self._demo_source, EXPERIENCE: experience}, {DEMOS: share, EXPERIENCE: 1 - share})
         self._limiter = RateLimiter(
@@ -67,18 +64,23 @@ class DecisionReplay:
         return self._demos.total_samples
 
     def add(self, episode: ExperienceEpisode) -> int:
-        """Learn from this episode, too; its number of decisions."""
-        self._limiter.wait_for_insert(episode.transitions)
+        """Learn from this episode, too; its number of decisions. Interventions become demos as well, and count once."""
+        decisions = self._form.decisions(episode.transitions)
+        self._limiter.wait_for_insert(decisions)
         self._insert([episode])
-        return episode.transitions
+        return decisions
 
     def _insert(self, episodes: Iterable[ExperienceEpisode]) -> None:
-        """Episodes stay in their files, which are mapped while they are sampled; those beyond the window are let go."""
-        files = [
-            _ExperienceFile(episode, number, self._policy) for number, episode in enumerate(episodes, self._episodes)
-        ]
-        self._episodes += len(files)
-        self._experience.add_files(files[-self._settings.window :])
+        """Episodes stay in their files, which are mapped while they are sampled; those beyond the window are let go.
+
+        Their interventions stay: they are demos from then on.
+        """
+        numbered = list(enumerate(episodes, self._episodes))
+        self._episodes += len(numbered)
+        for number, episode in numbered:
+            self._demos.add_files(self._form.interventions(episode, self._num_demos + number))
+        for number, episode in numbered[-self._settings.window :]:
+            self._experience.add_files(self._form.experience(episode, number))
 
     @property
     def is_update_due(self) -> bool:
@@ -125,19 +127,3 @@ class DecisionReplay:
         self._experience.random_state = bytes.fromhex(state["experience"])
         self._mixer.load_state_dict(state["mixer"])
         self._limiter.load_state_dict(state["limiter"])
-
-
-@dataclass(frozen=True, slots=True)
-class _ExperienceFile:
-    """An episode of experience, for the replay buffer."""
-
-    episode: ExperienceEpisode
-    number: int
-    policy: Policy
-
-    @property
-    def num_samples(self) -> int:
-        return self.episode.transitions
-
-    def read(self, *, verify: bool) -> TrajectoryBatch:
-        return experience_transitions(self.episode.load(verify=verify), self.number, self.policy)

@@ -17,7 +17,7 @@ from nightshift.data.replay import TrajectoryBatch
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 from nightshift.policies.base import Policy, observation_dtype
-from nightshift.types import INSTRUCTION, Array, Provenance, Trajectory
+from nightshift.types import INSTRUCTION, Provenance, Trajectory
 
 CONTROL_STEPS = "control_steps"
 """In the metadata of an episode of decisions: how many steps the simulator made for it, also after its end."""
@@ -27,7 +27,7 @@ def decision_episode(trajectory: Trajectory, provenance: Provenance, discount: f
     """An episode whose K steps are the decisions of a policy, with the chunk of each as one flat action [C · A].
 
     Success and unstable physics terminate it; the horizon truncates it. Actions that the end of the episode left
-    unplayed repeat the last one.
+    unplayed repeat the last one. If somebody could take over, each step is a decision of one action.
     """
     chunk = trajectory.chunk
     decisions = -(-trajectory.length // chunk)
@@ -37,11 +37,11 @@ def decision_episode(trajectory: Trajectory, provenance: Provenance, discount: f
     seen = {name: values for name, values in trajectory.observations.items() if name != INSTRUCTION}
     return Episode(
         observations={name: with_last(values, trajectory.final[name]) for name, values in seen.items()},
-        actions=with_last(_chunks(trajectory.executed, chunk, stride=chunk)[0].reshape(decisions, -1)),
+        actions=with_last(chunks(trajectory.executed, chunk, stride=chunk)[0].reshape(decisions, -1)),
         rewards=rewards,
         discounts=np.ones(decisions + 1, np.float32),
-        interventions=np.zeros(decisions + 1, np.bool_),
-        policy_actions=with_last(_chunks(trajectory.actions, chunk, stride=chunk)[0].reshape(decisions, -1)),
+        interventions=with_last(_interventions(trajectory, decisions)),
+        policy_actions=with_last(chunks(trajectory.actions, chunk, stride=chunk)[0].reshape(decisions, -1)),
         policy_versions=np.full(decisions + 1, trajectory.version, np.int64),
         terminated=terminated,
         truncated=not terminated,
@@ -51,10 +51,15 @@ def decision_episode(trajectory: Trajectory, provenance: Provenance, discount: f
     )
 
 
-def lost_episode(policy: Policy, provenance: Provenance) -> Episode:
-    """One step without a transition, in the place of an episode that the simulator failed in."""
+def _interventions(trajectory: Trajectory, decisions: int) -> NDArray[np.bool_]:
+    return np.zeros(decisions, np.bool_) if trajectory.interventions is None else trajectory.interventions
+
+
+def lost_episode(policy: Policy, provenance: Provenance, *, chunk: int) -> Episode:
+    """One step without a transition, in the place of an episode of `chunk` actions per decision that the simulator
+    failed in."""
     shapes = {name: shape for name, shape in policy.shapes.items() if name != INSTRUCTION}
-    actions = np.zeros((1, policy.chunk * policy.action_dim), np.float32)
+    actions = np.zeros((1, chunk * policy.action_dim), np.float32)
     return Episode(
         observations={name: np.zeros((1, *shape), observation_dtype(shape)) for name, shape in shapes.items()},
         actions=actions,
@@ -94,23 +99,27 @@ def experience_transitions(episode: Episode, number: int, policy: Policy) -> Tra
 def demo_transitions(episode: Episode, number: int, policy: Policy) -> TrajectoryBatch:
     """Transitions of control steps, each with the chunk that begins there. Sampled with `n_step` C, they are those of
     decisions; a policy learns from every step of a demo, not from every C-th."""
-    executed, mask = _chunks(episode.actions[:-1], policy.chunk)
+    executed, mask = chunks(episode.actions[:-1], policy.chunk)
     chosen = np.where(episode.interventions[:-1, None], episode.actions[:-1], episode.policy_actions[:-1])
     columns = {
         "actions": executed.astype(np.float32),
         "rewards": episode.rewards[:-1].astype(np.float32),
-        "forward_inputs": {"bc_actions": _chunks(chosen, policy.chunk)[0].astype(np.float32), "bc_mask": mask},
+        "forward_inputs": {"bc_actions": chunks(chosen, policy.chunk)[0].astype(np.float32), "bc_mask": mask},
     }
     return _transitions(episode, number, policy, columns)
 
 
 def _transitions(episode: Episode, number: int, policy: Policy, columns: dict[str, Any]) -> TrajectoryBatch:
     return TrajectoryBatch.from_episode_steps(
-        _inputs(episode, policy), columns, episode=number, terminated=episode.terminated, truncated=episode.truncated
+        policy_inputs(episode, policy),
+        columns,
+        episode=number,
+        terminated=episode.terminated,
+        truncated=episode.truncated,
     )
 
 
-def _inputs(episode: Episode, policy: Policy) -> dict[str, Column]:
+def policy_inputs(episode: Episode, policy: Policy) -> dict[str, Column]:
     """The policy's tensors of all observations. Images stay the episode's own arrays, which may be mapped files."""
     instruction = {INSTRUCTION: np.full(episode.length, episode.provenance.language)}
     seen = {**episode.observations, **instruction}
@@ -127,7 +136,7 @@ def _policy_dtype(values: Column) -> Column:
     return values.astype(np.float32) if values.dtype.kind == "f" else values
 
 
-def _chunks(actions: Array, chunk: int, stride: int = 1) -> tuple[Array, NDArray[np.bool_]]:
+def chunks(actions: Column, chunk: int, stride: int = 1) -> tuple[Column, NDArray[np.bool_]]:
     """The chunk [C, A] that begins at every `stride`-th action, and which of its actions [C] there are.
 
     Beyond the end the last action is repeated.

@@ -17,6 +17,7 @@ from nightshift import config, envs, policies
 from nightshift.data import sources
 from nightshift.envs.splits import evaluation_states, planned_training_states
 from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
+from nightshift.interventions.opening import check_person
 from nightshift.policies import device
 from nightshift.policies.base import Policy
 from nightshift.policies.recomputing import require_blocks
@@ -125,6 +126,7 @@ def _check_rlpd(params: config.Params) -> None:
     if "rlpd" in params.algorithms:
         listening.address(params.machine.listen)
         check_reward(params.rlpd.reward, params.env)
+        check_person(params.rlpd.interventions, params.machine)
 
 
 def _check_start(params: config.Params) -> None:

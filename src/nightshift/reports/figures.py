@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from nightshift.reports.candidates import Candidate
-from nightshift.reports.history import KL, SAMPLED_SUCCESS, History
+from nightshift.reports.history import INTERVENED, KL, SAMPLED_SUCCESS, History
 from nightshift.statistics.intervals import over_runs
 
 _COLOURS = ("#c3c9d1", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
@@ -25,6 +25,7 @@ a grey print."""
 _SAMPLED = "#0072b2"
 _GREEDY = "#d55e00"
 _KL = "#8a8a8a"
+_INTERVENED = "#009e73"
 _KL_HEADROOM = 3
 """KL stays in the lower third of its axis, below the success curves."""
 _BARS_WIDTH = 7.2
@@ -104,10 +105,13 @@ def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
 
 
 def _training(axes: Axes, label: str, history: History) -> None:
-    """Sampled and greedy success with the iteration that was kept; KL on an axis of its own."""
+    """Sampled and greedy success with the iteration that was kept, and how much it was helped; KL on an axis of its
+    own."""
     _show_success(axes)
     sampled, kl = history.metric(SAMPLED_SUCCESS), history.metric(KL)
     axes.plot(list(sampled), list(sampled.values()), "o-", color=_SAMPLED, markersize=4, label="sampled, training")
+    if helped := history.metric(INTERVENED):
+        axes.plot(list(helped), list(helped.values()), "-.", color=_INTERVENED, label="intervened steps, training")
     if history.validation:
         rates = history.validation.values()
         errors = np.array([[rate.rate - rate.low, rate.high - rate.rate] for rate in rates]).T.clip(0)

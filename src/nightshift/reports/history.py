@@ -10,8 +10,10 @@ from pathlib import Path
 from nightshift.errors import DataError
 from nightshift.project import paths
 from nightshift.statistics.intervals import Rate
+from nightshift.telemetry import interventions
 
 SAMPLED_SUCCESS = "rollout/success"
+INTERVENED = interventions.SHARE
 KL = "update/kl"
 
 

@@ -112,6 +112,7 @@ def _cut(trajectory: Trajectory, decisions: int | None) -> Trajectory:
         actions=trajectory.actions[:steps],
         executed=trajectory.executed[:steps],
         log_probs=trajectory.log_probs[:steps],
+        interventions=None if trajectory.interventions is None else trajectory.interventions[:steps],
         success=True,
         unstable=False,
     )

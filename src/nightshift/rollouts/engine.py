@@ -27,12 +27,14 @@ import torch
 from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.errors import NightshiftError, RolloutError
+from nightshift.interventions.opening import InterventionSources
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.snapshot import PolicySlot, PolicySnapshot
 from nightshift.rollouts.acting import Actor
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.experts import Decide, ExpertProcesses, decide
 from nightshift.rollouts.fleets import Fleets
+from nightshift.rollouts.intervened import IntervenedPlay
 from nightshift.rollouts.rollout import GroupPlay, Observer
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
@@ -114,6 +116,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
         self._suite = env.suite
         self._experts = ExpertProcesses(settings.threads, env.suite)
+        self._interventions = InterventionSources()
         self._actor: tuple[str, Actor] | None = None
         self._slot = PolicySlot(settings.device)
 
@@ -138,6 +141,7 @@ class Engine:
         if self._threads is not None:
             self._threads.shutdown()
         self.close_experts()
+        self._interventions.close()
         self._fleets.close()
 
     def close_experts(self) -> None:
@@ -202,11 +206,17 @@ class Engine:
         self._on_step()
         observer = Observer(names, self._cameras, request.cameras)
         try:
-            group = GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
+            group = self._group(request, fleet, observer)
         except Exception:
             self._fleets.give_back(fleet)  # nothing was simulated
             raise
         return _Slot(number, group, fleet, self._submit(group.reset))
+
+    def _group(self, request: RolloutRequest, fleet: Fleet, observer: Observer) -> GroupPlay:
+        if request.interventions is None:
+            return GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
+        source = self._interventions.take(request.interventions, self._expert())
+        return IntervenedPlay(request, fleet, observer, self._horizon, self._on_step, source)
 
     def _expert(self) -> Decide:
         """In this process, or in others beside several threads."""

@@ -18,7 +18,7 @@ from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience, Order
 from nightshift.rewards.reward import SIMULATOR, Reward
 from nightshift.rollouts.base import Pool
-from nightshift.types import Controller, RolloutRequest, Task, Trajectory
+from nightshift.types import Controller, InterventionSettings, RolloutRequest, Task, Trajectory
 
 _SEED_DOMAIN = 2
 """Separates this random order of states from those of demos and of groups."""
@@ -27,11 +27,20 @@ _SEED_DOMAIN = 2
 class Tickets:
     """Tasks take turns, and so do the init states of a task, in random order."""
 
-    def __init__(self, states: Mapping[Task, Sequence[int]], *, seed: int, reward: Reward = SIMULATOR) -> None:
-        """`states`: those of every task that may be learned from; `reward` says what it needs to see."""
+    def __init__(
+        self,
+        states: Mapping[Task, Sequence[int]],
+        *,
+        seed: int,
+        reward: Reward = SIMULATOR,
+        interventions: InterventionSettings | None = None,
+    ) -> None:
+        """`states`: those of every task that may be learned from; `reward` says what it needs to see;
+        `interventions`: who may take over."""
         self._states = [(task.name, _shuffled(task, chosen, seed)) for task, chosen in states.items()]
         self._seed = seed
         self._reward = reward
+        self._interventions = interventions
 
     def request(self, ticket: int, controller: Controller) -> RolloutRequest:
         turn, index = divmod(ticket, len(self._states))
@@ -42,6 +51,7 @@ class Tickets:
             init_state=states[turn % len(states)],
             controller=controller,
             seed=int(np.random.SeedSequence([self._seed, _SEED_DOMAIN, ticket]).generate_state(1)[0]),
+            interventions=self._interventions,
         )
         return self._reward.request(request)
 

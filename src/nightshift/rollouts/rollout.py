@@ -95,8 +95,13 @@ class GroupPlay:
 
     def trajectories(self, version: int) -> list[Trajectory]:
         """`version`: of the policy that acted."""
-        played = self._recording.trajectories(self._observer.seen, self._actions.shape[1], version)
+        played = self._recording.trajectories(self._observer.seen, self._steps_per_observation, version)
         return [replace(one, beside=self._observer.beside) for one in played] if self._observer.beside else played
+
+    @property
+    def _steps_per_observation(self) -> int:
+        """Observations are recorded once per decision."""
+        return self._actions.shape[1]
 
     @property
     def _is_decision_due(self) -> bool:
@@ -127,8 +132,12 @@ class GroupPlay:
     def _play(self, steps: int) -> None:
         chosen = slice(self._used, self._used + steps)
         self._used += steps
-        actions, log_probs = self._actions[:, chosen], self._log_probs[:, chosen]
-        disturbed = actions + np.stack([self._disturbances() for _ in range(steps)], axis=1)
+        actions = self._actions[:, chosen]
+        self._execute(actions, actions, self._log_probs[:, chosen])
+
+    def _execute(self, actions: Array, taken: Array, log_probs: Array) -> None:
+        """Make the steps of the actions `taken`, where the controller chose `actions`; [N, T, A] both."""
+        disturbed = taken + np.stack([self._disturbances() for _ in range(taken.shape[1])], axis=1)
         executed = self._fleet.action_space.clip(disturbed)
         after, made = self._fleet.advance(disturbed, self.active)
         self._on_step()

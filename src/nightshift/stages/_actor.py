@@ -39,11 +39,18 @@ from nightshift.stream.listening import token_of_user
 from nightshift.stream.sender import Sender
 from nightshift.stream.spool import Spool
 from nightshift.stream.tcp_link import TcpLink
-from nightshift.types import Task, Trajectory
+from nightshift.types import InterventionSettings, Task, Trajectory
 
 _POLL_SECONDS = 0.02
 _JOIN_SECONDS = 1.0
 _OTHER_VERSIONS = "check out the learner's commit here, install its constraints.txt, and start the actor again"
+
+_SECTIONS: dict[str, type[config.Section]] = {
+    "env": config.Env,
+    "states": config.States,
+    "interventions": config.Interventions,
+}
+"""Of params.yaml, in the description of a job."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +75,7 @@ class ActorSpec:
     machine: config.Machine
     discount: float
     reward: str
+    interventions: config.Interventions
     commit: str
     alone: frozenset[int] = frozenset()
     """Tickets that were in play when an actor died; each is played by itself, to find the one that ends the process."""
@@ -87,6 +95,7 @@ class JobDescription:
     states: config.States
     discount: float
     reward: str
+    interventions: config.Interventions
     commit: str
     versions: Mapping[str, str]
     init_states: Mapping[str, str]
@@ -94,7 +103,7 @@ class JobDescription:
     at_once: int
 
     def to_json(self) -> dict[str, Any]:
-        sections = {"env": self.env.model_dump(mode="json"), "states": self.states.model_dump(mode="json")}
+        sections = {name: getattr(self, name).model_dump(mode="json") for name in _SECTIONS}
         return {**vars(self), **sections, "versions": dict(self.versions), "init_states": dict(self.init_states)}
 
     @classmethod
@@ -103,8 +112,7 @@ class JobDescription:
         suite = content["env"]["suite"]
         if different := version_check.mismatch_error(content["versions"], suite, _OTHER_VERSIONS):
             raise different
-        env, states = config.Env.model_validate(content["env"]), config.States.model_validate(content["states"])
-        return cls(**{**content, "env": env, "states": states})
+        return cls(**{**content, **{name: model.model_validate(content[name]) for name, model in _SECTIONS.items()}})
 
     def actor(
         self, name: str, *, folder: Path, learner: tuple[str, int], token: str | None, machine: config.Machine
@@ -122,6 +130,7 @@ class JobDescription:
             machine=machine,
             discount=self.discount,
             reward=self.reward,
+            interventions=self.interventions,
             commit=self.commit,
         )
 
@@ -183,12 +192,20 @@ class Recorder:
     def lost(self, trajectory: Trajectory, order: Order) -> Episode:
         """In the place of an episode that the simulator failed in."""
         policy = restore(order.policy, torch.device("cpu"))
-        return lost_episode(policy, provenance(trajectory.request, self.tasks, self.commit))
+        chunk = policy.chunk if trajectory.request.interventions is None else 1
+        return lost_episode(policy, provenance(trajectory.request, self.tasks, self.commit), chunk=chunk)
 
 
-def make_tickets(tasks: Sequence[Task], states: config.States, seed: int, reward: Reward) -> Tickets:
+def make_tickets(
+    tasks: Sequence[Task],
+    states: config.States,
+    seed: int,
+    reward: Reward,
+    interventions: config.Interventions,
+) -> Tickets:
     chosen = {task: split_training_states(task, states).train for task in tasks}
-    return Tickets(chosen, seed=seed, reward=reward)
+    settings = InterventionSettings(**interventions.model_dump()) if interventions.is_on else None
+    return Tickets(chosen, seed=seed, reward=reward, interventions=settings)
 
 
 def init_state_digests(env: config.Env) -> dict[str, str]:
@@ -360,7 +377,7 @@ class _Player:
         self._spool = spool
         self._in_play = in_play
         tasks, reward = envs.tasks(spec.env), open_reward(spec.reward)
-        self._tickets = make_tickets(tasks, spec.states, spec.seed, reward)
+        self._tickets = make_tickets(tasks, spec.states, spec.seed, reward, spec.interventions)
         self._recorder = Recorder(tasks=tasks, discount=spec.discount, reward=reward, commit=spec.commit)
         self._done: set[int] = set()
 

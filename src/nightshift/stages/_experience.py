@@ -188,7 +188,7 @@ def open_experience(
     tasks, reward = envs.tasks(env), open_reward(rlpd.reward)
     yield LocalExperience(
         pool,
-        make_tickets(tasks, states, seed, reward),
+        make_tickets(tasks, states, seed, reward, rlpd.interventions),
         EpisodeStore(job.state / "episodes"),
         Recorder(tasks=tasks, discount=rlpd.discount, reward=reward, commit=job.commit),
         at_once=rlpd.episodes_at_once,
@@ -216,6 +216,7 @@ def _streamed(
             states=states,
             discount=rlpd.discount,
             reward=rlpd.reward,
+            interventions=rlpd.interventions,
             commit=job.commit,
             versions=version_check.versions(env.suite),
             init_states=init_state_digests(env),

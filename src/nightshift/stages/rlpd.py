@@ -17,6 +17,8 @@ from nightshift.data.decisions import CONTROL_STEPS
 from nightshift.data.experience import Experience, without_ordered
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError
+from nightshift.interventions.metrics import intervention_metrics
+from nightshift.interventions.opening import check_person
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.pipeline.job import Job
@@ -42,6 +44,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     cloned = policies.load(paths.SFT_POLICY)
     _check_chunks(cloned.chunk, envs.horizon(env))
     check_reward(rlpd.reward, env)
+    check_person(rlpd.interventions, job.machine)
     splits = {task.name: split_training_states(task, states) for task in envs.tasks(env)}
     check_validation_states(splits, rlpd.validation.level, "rlpd.validation.level")
     data = dataset_store.read(paths.DATASET)
@@ -135,21 +138,22 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
         played = training.experience.play(training.policy(), controller)
     loaded = [episode.load() for episode in played.episodes]
     success = sum(episode.success for episode in loaded) / len(loaded)
-    for episode in played.episodes:
-        for _ in range(replay.add(episode)):
-            advance(f"success {success:.0%}")
+    decisions = [replay.add(episode) for episode in played.episodes]
+    for _ in range(sum(decisions)):
+        advance(f"success {success:.0%}")
     with watch.timing(_UPDATE):
         updates = [training.learner.update(batch) for batch in _batches(replay)]
     control_steps = sum(episode.metadata[CONTROL_STEPS] for episode in loaded)
     return {
         names.SUCCESS: success,
-        names.LENGTH: sum(episode.transitions for episode in played.episodes) / len(loaded),
+        names.LENGTH: sum(decisions) / len(loaded),
         names.INVALID: float(played.invalid),
         names.WEIGHT_AGE: float(played.weight_age),
         names.WEIGHT_AGE_SECONDS: played.weight_age_seconds,
         names.ENV_STEPS_PER_SECOND: control_steps / (watch.seconds[_PLAY] + watch.seconds[_UPDATE]),
         names.GRADIENT_STEPS_PER_SECOND: len(updates) * rlpd.utd_ratio / watch.seconds[_UPDATE],
         **verdict_metrics(loaded),
+        **(intervention_metrics(loaded) if rlpd.interventions.is_on else {}),
         **_mean(updates),
         **replay.metrics(),
         **training.experience.metrics(),

@@ -54,13 +54,14 @@ class Transitions:
 def from_replay(batch: Mapping[str, Any]) -> Transitions:
     """A batch of `data.replay` whose observations are a policy's inputs and whose actions are chunks.
 
-    Its `mask` is zero after termination, and only there.
+    Its `mask` is zero after termination, and only there. A transition that was stored with its return over several
+    steps has their discount among its `forward_inputs`; otherwise the buffer has summed up the steps and knows it.
     """
     return Transitions(
         inputs=_tensors(batch["curr_obs"]),
         actions=torch.from_numpy(batch["actions"]),
         rewards=torch.from_numpy(batch["rewards"]),
-        discounts=torch.from_numpy(batch["discounts"] * batch["mask"]),
+        discounts=torch.from_numpy(batch["forward_inputs"].get("discounts", batch["discounts"]) * batch["mask"]),
         next_inputs=_tensors(batch["next_obs"]),
         bc_actions=torch.from_numpy(batch["forward_inputs"]["bc_actions"]),
         bc_mask=torch.from_numpy(batch["forward_inputs"]["bc_mask"]),

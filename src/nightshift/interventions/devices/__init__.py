@@ -1,0 +1,1 @@
+"""Input devices of people: what their bytes mean, and how a person takes over with one."""
