@@ -6,15 +6,17 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
 import uvicorn
 
 from nightshift import config
-from nightshift.envs.robot.messages import Description
+from nightshift.envs.robot.messages import Description, RobotState, Vector
 from nightshift.envs.robot.suite import ROBOT
 from nightshift.robot_server.app import make_app
 from nightshift.robot_server.controller import Controller
@@ -104,8 +106,8 @@ def well_behaved(endpoint: str, status: int, body: bytes, send: Send) -> None:
 class FaultyServer:
     """A real HTTP server whose answers go through `misbehave`, which a test may set at any time."""
 
-    def __init__(self, controller: Controller) -> None:
-        self.controller = controller
+    def __init__(self, controller: Controller, arm: WatchedArm) -> None:
+        self.controller, self.arm = controller, arm
         self.misbehave: Misbehaviour = well_behaved
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.finished = threading.Event()
@@ -118,8 +120,9 @@ class FaultyServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def endpoints(self) -> list[str]:
-        return [endpoint for endpoint, _ in self.asked]
+    @property
+    def mode(self) -> str:
+        return str(json.loads(self.controller.handle("getstate", b"{}")[1])["mode"])
 
     def close(self) -> None:
         self.finished.set()
@@ -139,8 +142,10 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
             with contextlib.suppress(ValueError):
                 server.asked.append((endpoint, json.loads(body)))
             status, answer = server.controller.handle(endpoint, body, self.headers.get("Authorization", ""))
-            with contextlib.suppress(OSError):
+            try:
                 server.misbehave(endpoint, status, answer, self._send)
+            except OSError:
+                self.close_connection = True
 
         def _send(self, status: int, body: bytes) -> None:
             self.send_response(status)
@@ -154,12 +159,42 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class WatchedArm(SimulatedArm):
+    """Counts what it is told, and has a gripper that is where it is sent, which the fake suite has not."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self.told: list[str] = []
+        self._opening = 0.5
+        self.force = np.zeros(3)
+        super().__init__(*arguments, **more)
+
+    def measure(self, cameras: Sequence[str]) -> RobotState:
+        return replace(super().measure(cameras), gripper_pos=self._opening, force=self.force)
+
+    def move(self, target: Vector, gripper: float | None, action: Vector | None) -> None:
+        self.told.append("move")
+        super().move(target, gripper, action)
+
+    def grip(self, opening: float) -> None:
+        self._opening = opening
+        super().grip(opening)
+
+    def hold(self) -> None:
+        self.told.append("hold")
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+
 @contextlib.contextmanager
 def faulty_server(
-    simulated: config.Env = FAKE, clock: Callable[[], float] = time.monotonic, watchdog_s: float = PATIENT_S, **more: Any
+    simulated: config.Env = FAKE,
+    clock: Callable[[], float] = time.monotonic,
+    watchdog_s: float = PATIENT_S,
+    **more: Any,
 ) -> Iterator[FaultyServer]:
-    arm = SimulatedArm(simulated, watchdog_s=watchdog_s, clock=clock, **more)
-    server = FaultyServer(Controller(arm, clock=clock))
+    arm = WatchedArm(simulated, watchdog_s=watchdog_s, clock=clock, **more)
+    server = FaultyServer(Controller(arm, clock=clock), arm)
     try:
         yield server
     finally:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from nightshift import config, envs, policies
+from nightshift.data.episode import to_bytes
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
+from nightshift.project import paths
 from nightshift.rollouts.local import LocalPool
+from nightshift.stages import collect
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import small_params
 from tests.robots.parts import FAKE, served
 
-SEEN = config.Cameras(names=("agentview", "wrist"), size=32, shadows=False)
+SEEN = config.Cameras(names=("agentview",), size=32, shadows=False)
 MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=SEEN)
 
 
-def play(
-    env: config.Env, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
-) -> list[Trajectory]:
+def play(env: config.Env, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None) -> list[Trajectory]:
     pool = LocalPool(env)
     try:
         played = dict(pool.run(requests, policy))
@@ -58,14 +61,30 @@ def requests(task: str, split: str, states: Sequence[int], controller: str) -> l
     ]
 
 
-def test_demos_of_the_expert_on_libero_are_the_same_bits_with_images_through_http() -> None:
-    asked = requests("lift_cube", "train", (3, 8), "expert")
+def demos(job: Job, env: config.Env, params: config.Params) -> dict[str, bytes]:
+    """The demos that the stage collects, as their files but for where they say that they were played."""
+    collecting = params.collect.model_copy(update={"demos_per_task": 2, "disturbance": 0.15})
+    collect.run(job, seed=0, env=env, states=params.states, collect=collecting)
+    store = EpisodeStore(paths.DEMOS)
+    found = {}
+    for key in store.keys():  # noqa: SIM118 - it is no mapping
+        demo = store.get(key)
+        assert demo.success
+        assert demo.provenance.suite == env.suite
+        anywhere = replace(demo.provenance, suite="", versions={})
+        found[key] = to_bytes(replace(demo, provenance=anywhere))
+    return found
+
+
+@pytest.mark.usefixtures("project")
+def test_the_stage_collect_makes_the_same_demos_of_libero_through_http(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
     with served(MINI) as env:
-        through_http = play(env, asked)
-    in_process = play(MINI, asked)
-    assert all(one.success for one in in_process)
-    assert "agentview" in in_process[0].observations
-    assert_same(in_process, through_http)
+        through_http = demos(job("http"), env, params)
+    in_process = demos(job("process"), MINI, params)
+    assert len(in_process) == 2
+    assert through_http == in_process
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "eval"])
@@ -78,12 +97,11 @@ def test_episodes_of_a_sampling_policy_are_the_same_bits_through_http(split: str
 
 
 def test_the_suite_offers_what_the_simulator_behind_the_server_offers() -> None:
-    with served(MINI) as env:
-        (task,), (theirs,) = envs.tasks(env), envs.tasks(MINI)
-        assert (task.name, task.language, task.index, task.suite_size) == (
-            *(theirs.name, theirs.language, theirs.index, theirs.suite_size),
-        )
-        assert envs.observation_space(env) == envs.observation_space(MINI)
-        assert envs.init_state_count(task, "eval") == envs.init_state_count(theirs, "eval")
-        assert envs.init_states_digest(task, "train") == envs.init_states_digest(theirs, "train")
-        assert np.isclose(envs.selected(env).action_space.high, 1.0)
+    with served(FAKE) as env:
+        for task, theirs in zip(envs.tasks(env), envs.tasks(FAKE), strict=True):
+            assert task == replace(theirs, suite="robot")
+            assert envs.init_state_count(task, "eval") == envs.init_state_count(theirs, "eval")
+            assert envs.init_states_digest(task, "train") == envs.init_states_digest(theirs, "train")
+        assert envs.observation_space(env) == envs.observation_space(FAKE)
+        assert envs.selected(env).action_space == envs.selected(FAKE).action_space
+        assert envs.conditions(env, [])["versions"]["robot"] == env.robot.description  # type: ignore[union-attr]

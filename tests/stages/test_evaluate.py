@@ -298,5 +298,6 @@ def test_the_summary_shows_long_names_of_tasks_whole(job: Callable[[str], Job], 
 
 
 def test_the_cameras_of_an_evaluation_are_those_among_the_inputs_of_its_policies() -> None:
-    assert grid.cameras_in("libero_mini", {"task", "wrist", "proprio"}) == ["wrist"]
-    assert grid.cameras_in("libero_mini", {"task"}) == []
+    env = config.load(REPOSITORY / "params.yaml").env
+    assert grid.cameras_in(env, {"task", "wrist", "proprio"}) == ["wrist"]
+    assert grid.cameras_in(env, {"task"}) == []

@@ -154,7 +154,13 @@ class SimulatedArm:
         self._pose = np.concatenate([scene.gripper_position, quaternion_of_matrix(scene.gripper_rotation)])
 
     def _readings(self) -> dict[str, Vector]:
-        zeros = {"vel": self._velocity, "force": np.zeros(3), "torque": np.zeros(3), "q": np.zeros(7), "dq": np.zeros(7)}
+        zeros = {
+            "vel": self._velocity,
+            "force": np.zeros(3),
+            "torque": np.zeros(3),
+            "q": np.zeros(7),
+            "dq": np.zeros(7),
+        }
         if not hasattr(self._env, "arm_readings") or self._unstable:
             return zeros
         return {**zeros, **cast(ArmReadings, self._env).arm_readings()}

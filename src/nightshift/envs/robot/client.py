@@ -72,7 +72,9 @@ class RobotClient:
     client.close()
     """
 
-    def __init__(self, settings: config.Robot, described: Description | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: config.Robot, described: Description | None = None, clock: Clock | None = None
+    ) -> None:
         """`described`: what the server says of itself, where that is known already."""
         self._settings = settings
         self._clock = clock or SystemClock()

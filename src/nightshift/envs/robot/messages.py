@@ -432,5 +432,7 @@ def _body_of(content: Mapping[str, Any]) -> Body:
             axes=np.array(shape["axes"], np.float64).reshape(count, 3, 3),
             half_sizes=np.array(shape["half_sizes"], np.float64).reshape(count, 3),
         )
-    position, rotation, half_size = (np.array(content[name], np.float64) for name in ("position", "rotation", "half_size"))
+    position, rotation, half_size = (
+        np.array(content[name], np.float64) for name in ("position", "rotation", "half_size")
+    )
     return Body(position=position, rotation=rotation, half_size=half_size, boxes=boxes)

@@ -104,11 +104,12 @@ class RobotSuite(Suite):
             )
         if len(sizes) > 1:
             raise SimulatorError(
-                f"the robot's cameras have images of {len(sizes)} sizes", "name cameras of one size in env.cameras.names"
+                f"the robot's cameras have images of {len(sizes)} sizes",
+                "name cameras of one size in env.cameras.names",
             )
         size = sizes.pop() if sizes else 1
-        return Drawing(cameras=super().drawing(protocol, cameras.model_copy(update={"size": size})).cameras,
-                       resolution=size, size=size, shadows=True, rotated=False)
+        names = super().drawing(protocol, cameras.model_copy(update={"size": size})).cameras
+        return Drawing(cameras=names, resolution=size, size=size, shadows=True, rotated=False)
 
     def versions(self) -> dict[str, str]:
         described = self._description
