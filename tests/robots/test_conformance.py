@@ -37,7 +37,7 @@ def checked(wrong: Wrong | None = None) -> dict[str, Result]:
                     content = {}
                 return wrong(controller, handle, endpoint, content, body)
 
-            controller.handle = answered  # type: ignore[method-assign]
+            controller.handle = answered  # type: ignore[method-assign, assignment]
         probe = Probe(server.url, timeout_s=60.0, sleep=clock.sleep)
         return {result.name: result for result in run_checks(probe, move=True)}
 

@@ -1,4 +1,4 @@
-"""A robot server that misbehaves, over real HTTP: the episode is invalid, the robot is stopped, nothing wrong is kept."""
+"""A robot server that misbehaves over real HTTP: the episode is invalid, the robot stopped, nothing wrong kept."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from nightshift.project import paths
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
 from nightshift.types import RolloutRequest, Trajectory
-from tests.conftest import leave_skipped
+from tests.conftest import REPOSITORY, leave_skipped
 from tests.rollouts.faulty import AT_STEP, Unstable
 from tests.rollouts.parts import Seeing
 from tests.stages.test_collect import FailingPool

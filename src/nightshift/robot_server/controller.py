@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,7 @@ class Controller:
             seq = content.get("seq")
             return self._answer(endpoint, content, body)
         except BadMessage as error:
-            code = "not_finite" if "not finite" in str(error) else "bad_request"
-            return _refused(Refusal(code, str(error)), seq)
+            return _refused(Refusal(_code(error), str(error)), seq)
         except Refusal as refusal:
             return _refused(refusal, seq)
 
@@ -135,8 +134,7 @@ class Controller:
         if endpoint == "release":
             self._latched = False
             return {"mode": self._mode}
-        described: Content = loads(dumps(_plain(self._described)))
-        return described
+        return asdict(self._described)
 
     def _open(self) -> Content:
         if self._session is not None and self._mode == "ready":
@@ -180,7 +178,7 @@ class Controller:
             return self._commands[endpoint](content)
         except (BadMessage, Refusal):
             raise
-        except Exception as error:  # noqa: BLE001 - arms raise anything
+        except Exception as error:
             self.stop(f"the arm failed: {error!r}")
             raise Refusal("failed", f"the arm failed: {error!r}") from error
         finally:
@@ -286,12 +284,6 @@ class Controller:
 
 _NEGATED = np.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
 """A quaternion and its negative are one orientation."""
-
-
-def _plain(described: Any) -> Content:
-    from dataclasses import asdict
-
-    return asdict(described)
 
 
 def _code(error: BadMessage) -> str:

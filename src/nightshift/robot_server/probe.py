@@ -17,7 +17,7 @@ from nightshift.envs.robot.messages import Description, RobotState, description_
 Content = dict[str, Any]
 
 
-class Surprise(Exception):  # noqa: N818 - it is what a check found
+class Surprise(Exception):
     """The server did something else than the protocol says."""
 
     def __init__(self, sent: str, expected: str, came: str) -> None:

@@ -182,7 +182,7 @@ def _describe(env: config.Env, tasks: Sequence[Task], watchdog_s: float, limits:
         action_scale=SCALE,
         tasks=tuple(_task_info(task) for task in tasks),
         observations={name: spec.shape for name, spec in space.items() if spec.dtype == "float32"},
-        cameras={name: (drawing.size, drawing.size, 3) for name in drawing.cameras},
+        cameras=dict.fromkeys(drawing.cameras, (drawing.size, drawing.size, 3)),
         limits=limits,
         versions={**suite.versions(), **_picture_version(env)},
     )

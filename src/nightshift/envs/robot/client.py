@@ -58,7 +58,7 @@ class SystemClock:
         time.sleep(seconds)
 
 
-class _Unanswered(Exception):  # noqa: N818 - it is handled here
+class _Unanswered(Exception):
     """One attempt got no answer."""
 
 

@@ -43,7 +43,7 @@ class BadMessage(ValueError):
 
 
 @dataclass(frozen=True)
-class Refusal(Exception):  # noqa: N818 - an answer of the protocol
+class Refusal(Exception):
     """A request that a server does not carry out."""
 
     code: str
@@ -207,7 +207,7 @@ def vector(content: Mapping[str, Any], name: str, size: int) -> Vector:
 
 
 def number(content: Mapping[str, Any], name: str) -> float:
-    value = content.get(name)
+    value: Any = content.get(name)
     if not is_number(value):
         raise BadMessage(f"{name} should be a number, and is {_shown(value)}")
     if not math.isfinite(value):
@@ -333,7 +333,7 @@ def state_content(state: RobotState) -> dict[str, Any]:
 
 def state_of(content: Mapping[str, Any], described: Description, cameras: Sequence[str]) -> RobotState:
     """The state in a reply, with images of `cameras`; BadMessage if anything is missing or not finite."""
-    mode = content.get("mode")
+    mode: Any = content.get("mode")
     if mode not in get_args(Mode):
         raise BadMessage(f"mode should be one of {', '.join(get_args(Mode))}, and is {_shown(mode)}")
     vectors = {name: vector(content, name, size) for name, size in STATE_SHAPES.items()}

@@ -56,7 +56,7 @@ def axis_angle_of(quaternion: Vector) -> Vector:
     sine = float(np.linalg.norm(signed[:3]))
     if sine == 0.0:
         return np.zeros(3)
-    return signed[:3] / sine * (2 * np.arctan2(sine, signed[3]))
+    return np.asarray(signed[:3] / sine * (2 * np.arctan2(sine, signed[3])))
 
 
 def quaternion_of_matrix(rotation: NDArray[np.float64]) -> Vector:
@@ -74,7 +74,7 @@ def quaternion_of_matrix(rotation: NDArray[np.float64]) -> Vector:
     )
     row = table[int(np.argmax(squares))]  # the largest, so that nothing is divided by almost zero
     unit = row / np.linalg.norm(row)
-    return unit if unit[3] >= 0 else -unit
+    return np.asarray(unit if unit[3] >= 0 else -unit)
 
 
 def multiply(left: Vector, right: Vector) -> Vector:
@@ -84,4 +84,4 @@ def multiply(left: Vector, right: Vector) -> Vector:
 
 
 def conjugate(quaternion: Vector) -> Vector:
-    return quaternion * np.array([-1.0, -1.0, -1.0, 1.0])
+    return np.asarray(quaternion * np.array([-1.0, -1.0, -1.0, 1.0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from nightshift import config
 from nightshift.envs.robot.client import RobotClient
@@ -26,7 +26,7 @@ class ScriptedReset:
     def reset(self, robot: RobotClient, task: Task, split: str, init_state: int) -> RobotState:
         if "init_states" not in robot.description.capabilities:
             return robot.command("jointreset", deadline_s=self._deadline_s)
-        start = {"task": task.name, "split": split, "init_state": init_state}
+        start: dict[str, Any] = {"task": task.name, "split": split, "init_state": init_state}
         return robot.command("reset", deadline_s=self._deadline_s, **start)
 
 
