@@ -16,6 +16,7 @@ import numpy as np
 import uvicorn
 
 from nightshift import config
+from nightshift.envs.robot.client import RobotClient
 from nightshift.envs.robot.messages import Description, RobotState, Vector
 from nightshift.envs.robot.suite import ROBOT
 from nightshift.robot_server.app import make_app
@@ -109,6 +110,7 @@ class FaultyServer:
     def __init__(self, controller: Controller, arm: WatchedArm) -> None:
         self.controller, self.arm = controller, arm
         self.misbehave: Misbehaviour = well_behaved
+        self.clients: list[RobotClient] = []
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.finished = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -119,6 +121,11 @@ class FaultyServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
+
+    def client(self, chosen: config.Robot, clock: Any = None) -> RobotClient:
+        """One that is closed when the server is."""
+        self.clients.append(RobotClient(chosen, self.arm.description, clock))
+        return self.clients[-1]
 
     @property
     def mode(self) -> str:
@@ -199,4 +206,7 @@ def faulty_server(
         yield server
     finally:
         ROBOT.forget()
+        server.misbehave = well_behaved
+        for client in server.clients:
+            client.close()
         server.close()

@@ -11,7 +11,7 @@ import pytest
 
 from nightshift import config
 from nightshift.data.episode_store import EpisodeStore
-from nightshift.envs.robot.client import RobotClient, RobotFault
+from nightshift.envs.robot.client import RobotFault
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import collect
@@ -196,7 +196,7 @@ def test_a_command_whose_answer_is_lost_or_late_is_sent_again_and_executed_once(
 def test_without_a_network_the_watchdog_holds_the_robot() -> None:
     clock = ManualClock()
     with faulty_server(clock=clock, watchdog_s=2.0) as server:
-        client = RobotClient(settings(server.url, server.arm.description), clock=clock)
+        client = server.client(settings(server.url, server.arm.description), clock)
         client.open()
         client.command("clearerr")
         server.misbehave = dies

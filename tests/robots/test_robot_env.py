@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from nightshift import config, envs
-from nightshift.envs.robot.client import TOKEN_VARIABLE, RobotClient, RobotFault
+from nightshift.envs.robot.client import TOKEN_VARIABLE, RobotFault
 from nightshift.envs.robot.env import RobotEnv
 from nightshift.envs.robot.people import FolderPerson, Question
 from nightshift.envs.robot.resetting import PersonReset, ScriptedReset
@@ -42,7 +42,7 @@ def narrowed(server: FaultyServer, **limits: Any) -> config.Robot:
 
 
 def make(server: FaultyServer, chosen: config.Robot, *, clock: Any = None, person: Any = None) -> RobotEnv:
-    client = RobotClient(chosen, server.arm.description, clock)
+    client = server.client(chosen, clock)
     return RobotEnv(NEAR, client, chosen, 3, (ScriptedReset(chosen.reset_deadline_s), person or FolderPerson()))
 
 
@@ -52,7 +52,7 @@ def test_another_server_than_params_name_is_refused(server: FaultyServer) -> Non
 
 
 def test_limits_wider_than_the_servers_are_refused(server: FaultyServer) -> None:
-    with pytest.raises(ConfigError, match="allows more than the server .* does: force"):
+    with pytest.raises(ConfigError, match=r"allows more than the server .* does: force"):
         envs.tasks(robot_env(FAKE, narrowed(server, force=1e9)))
 
 
@@ -94,7 +94,7 @@ def test_settings_for_many_simulators_are_refused_before_the_run(
     server: FaultyServer, changes: dict[str, Any], sentence: str
 ) -> None:
     env = robot_env(FAKE, settings_of(server))
-    sections = config.merged({**small_params(), "algorithms": ["rlpd"]}, changes)
+    sections = config.merged({**small_params(), "algorithms": []}, changes)
     params = config.Params.model_validate(sections).model_copy(update={"env": env})
     with pytest.raises(ConfigError, match=sentence):
         envs.selected(env).check_run(params)
@@ -205,7 +205,7 @@ class Answering(ManualClock):
 def test_a_person_who_resets_is_asked_until_everything_is_in_place(server: FaultyServer, tmp_path: Path) -> None:
     person = FolderPerson(tmp_path)
     chosen = settings_of(server)
-    client = RobotClient(chosen, server.arm.description, Answering(person, False, True))
+    client = server.client(chosen, Answering(person, False, True))
     client.open()
     client.command("clearerr")
     state = PersonReset(person, 60.0, 60.0).reset(client, NEAR, "train", 7)
@@ -215,7 +215,7 @@ def test_a_person_who_resets_is_asked_until_everything_is_in_place(server: Fault
 
 
 def test_no_answer_of_a_person_ends_the_run_with_the_question(server: FaultyServer, tmp_path: Path) -> None:
-    client = RobotClient(settings_of(server), server.arm.description, ManualClock())
+    client = server.client(settings_of(server), ManualClock())
     client.open()
     client.command("clearerr")
     with pytest.raises(SimulatorError, match=r"no answer came within 5 s to: Put everything at place 7 \(eval\)"):
