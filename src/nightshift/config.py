@@ -149,6 +149,68 @@ class Cameras(Section):
     """Shadows and reflections, as LIBERO draws them; without them a GPU draws about ten times as fast."""
 
 
+Point = tuple[float, float, float]
+
+
+class RobotScale(Section):
+    """What an action of 1 stands for in one control step, along or about one axis."""
+
+    position: Positive
+    """Metres."""
+    rotation: Positive
+    """Radians."""
+
+
+class RobotLimits(Section):
+    """At most what the server allows. Targets are clipped to them; a measured state beyond them stops the robot."""
+
+    box_low: Point
+    """Lower corner of the safety box, in metres."""
+    box_high: Point
+    """Its upper corner."""
+    max_turn: Positive
+    """Radians between a target's orientation and that after the reset."""
+    linear_speed: Positive
+    """Metres per second."""
+    angular_speed: Positive
+    """Radians per second."""
+    force: Positive
+    """Newtons at the hand."""
+    torque: Positive
+    """Newton metres at the hand."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RobotLimits:
+        if not all(low < high for low, high in zip(self.box_low, self.box_high, strict=True)):
+            raise ValueError("box_low is not below box_high: give two opposite corners")
+        return self
+
+
+class Robot(Section):
+    """The server of the suite robot, and what the client expects of it."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^/]+$")]
+    """Its address."""
+    description: Annotated[str, Field(pattern=r"^robot-[0-9a-f]{12}$")]
+    """Digest of what the server says of itself: `nightshift robot check` prints it."""
+    scale: RobotScale
+    limits: RobotLimits
+    deadline_s: Positive
+    """Seconds in which a command has to be answered, with all its attempts; later the episode is invalid."""
+    attempts: Count
+    """How often a command is sent, each time with the same sequence number, in equal parts of the deadline."""
+    reset_deadline_s: Positive
+    """Seconds in which the robot has to be back at a start."""
+    image_age_s: Positive
+    """Seconds by which a camera image may be older than the state that comes with it."""
+    reset: Literal["script", "person"]
+    """Who puts everything back: the server by itself, or a person who is asked to."""
+    success: Literal["server", "person", "none"]
+    """Who says that the task is done; none: a success classifier (rlpd.reward) looks at the episode afterwards."""
+    answer_within_s: Positive
+    """Seconds that a person has to answer; later the run ends."""
+
+
 class Env(Section):
     """What is simulated."""
 
@@ -161,6 +223,14 @@ class Env(Section):
     horizon: CountOrAuto
     """Control steps until an episode counts as failed; auto takes the protocol's for the suite."""
     cameras: Cameras
+    robot: Robot | None = None
+    """Of the suite robot, and of no other."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Env:
+        if (self.suite == "robot") != (self.robot is not None):
+            raise ValueError("the suite robot and the section env.robot belong together: give both or none")
+        return self
 
 
 class States(Section):

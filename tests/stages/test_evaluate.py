@@ -22,7 +22,7 @@ from nightshift.project import paths
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
 from nightshift.types import RolloutRequest, Trajectory
-from tests.conftest import leave_skipped
+from tests.conftest import REPOSITORY, leave_skipped
 from tests.rollouts.faulty import AT_STEP, Unstable
 from tests.rollouts.parts import Seeing
 from tests.stages.test_collect import FailingPool
@@ -298,5 +298,6 @@ def test_the_summary_shows_long_names_of_tasks_whole(job: Callable[[str], Job], 
 
 
 def test_the_cameras_of_an_evaluation_are_those_among_the_inputs_of_its_policies() -> None:
-    assert grid.cameras_in("libero_mini", {"task", "wrist", "proprio"}) == ["wrist"]
-    assert grid.cameras_in("libero_mini", {"task"}) == []
+    env = config.load(REPOSITORY / "params.yaml").env
+    assert grid.cameras_in(env, {"task", "wrist", "proprio"}) == ["wrist"]
+    assert grid.cameras_in(env, {"task"}) == []

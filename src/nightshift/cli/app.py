@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         env_commands,
         model_commands,
         report_commands,
+        robot_commands,
     )
 else:
 
@@ -44,6 +45,7 @@ else:
     env_commands = _OnFirstUse("env_commands")
     model_commands = _OnFirstUse("model_commands")
     report_commands = _OnFirstUse("report_commands")
+    robot_commands = _OnFirstUse("robot_commands")
 
 INTERRUPTED = 130
 
@@ -56,6 +58,8 @@ env_app = typer.Typer(help="The simulated tasks: which there are, and whether th
 app.add_typer(env_app, name="env")
 classifier_app = typer.Typer(help="Success from camera images, as a reward for rlpd.", no_args_is_help=True)
 app.add_typer(classifier_app, name="classifier")
+robot_app = typer.Typer(help="Robots, and simulators that pose as one, behind HTTP.", no_args_is_help=True)
+app.add_typer(robot_app, name="robot")
 
 
 def _version(wanted: bool) -> None:
@@ -241,6 +245,48 @@ def classifier_train() -> None:
 def classifier_evaluate() -> None:
     """Show its mistakes on episodes that it has not seen."""
     classifier_commands.evaluate()
+
+
+RobotUrl = Annotated[str, typer.Argument(help="of the robot server, http://HOST:PORT")]
+
+
+@robot_app.command("serve")
+def robot_serve(
+    suite: Annotated[str, typer.Option(help="whose simulators are served")] = "libero_mini",
+    task: Annotated[list[str] | None, typer.Option(help="may be repeated; all tasks if not given")] = None,
+    host: Annotated[str, typer.Option(help="any other than 127.0.0.1 needs NIGHTSHIFT_ROBOT_TOKEN")] = "127.0.0.1",
+    port: Annotated[int, typer.Option()] = 5050,
+    watchdog: Annotated[float, typer.Option(min=0.01, help="seconds without a command until it is held")] = 5.0,
+) -> None:
+    """Put simulated tasks behind the protocol of a robot server."""
+    robot_commands.serve(suite, task or [], (host, port), watchdog)
+
+
+@robot_app.command("check")
+def robot_check(
+    url: RobotUrl,
+    move: Annotated[bool, typer.Option("--move", help="also checks that move the robot: keep clear of it")] = False,
+) -> None:
+    """Say what a robot server does wrong."""
+    robot_commands.check(url, move=move)
+
+
+@robot_app.command("stop")
+def robot_stop(url: RobotUrl) -> None:
+    """Stop a robot until it is released. Its own stop button works without a network."""
+    robot_commands.stop(url)
+
+
+@robot_app.command("release")
+def robot_release(url: RobotUrl) -> None:
+    """Free a robot that a person stopped."""
+    robot_commands.release(url)
+
+
+@robot_app.command("answer")
+def robot_answer(word: Annotated[str, typer.Argument(help="yes or no")]) -> None:
+    """Answer what a run asks the person beside the robot."""
+    robot_commands.answer(word)
 
 
 @app.command()

@@ -45,6 +45,9 @@ def list_tasks(suite: str) -> None:
     lacking = False
     for selected in [envs.suite(name) for name in ([suite] if suite else registry.names())]:
         tasks = selected.tasks()
+        if not tasks:
+            console.print(f"[bold]{selected.name}[/]  [dim]the tasks of the server in env.robot of params.yaml[/]")
+            continue
         missing = _missing_assets(selected)
         lacking = lacking or missing is not None
         available = "[red]assets missing[/]" if missing else "assets there" if selected.assets() else "built in"

@@ -28,6 +28,7 @@ __all__ = [
     "make_fleet",
     "observation_space",
     "portable_fleets",
+    "selected",
     "suite",
     "tasks",
     "versions",
@@ -38,9 +39,14 @@ def suite(name: str) -> Suite:
     return registry.find(name)
 
 
+def selected(env: config.Env) -> Suite:
+    """The suite that params.yaml selects, with its settings."""
+    return suite(env.suite).configured(env)
+
+
 def tasks(env: config.Env) -> list[Task]:
     """The tasks that params.yaml selects, in the order it names them."""
-    available = {task.name: task for task in suite(env.suite).tasks()}
+    available = {task.name: task for task in selected(env).tasks()}
     unknown = [name for name in env.tasks if name not in available]
     if unknown:
         raise SimulatorError(
@@ -52,28 +58,29 @@ def tasks(env: config.Env) -> list[Task]:
 
 def make(task: Task, env: config.Env) -> Env:
     """A simulator for one task."""
-    return suite(task.suite).make_env(task, protocols.find(env.protocol), env.cameras)
+    return suite(task.suite).configured(env).make_env(task, protocols.find(env.protocol), env.cameras)
 
 
 def make_fleet(task: Task, env: config.Env, train_states: States | None = None) -> Fleet:
     """Simulators for one task that step together. Training states are read from the project unless given."""
-    return suite(task.suite).make_fleet(task, protocols.find(env.protocol), env.cameras, train_states)
+    chosen = suite(task.suite).configured(env)
+    return chosen.make_fleet(task, protocols.find(env.protocol), env.cameras, train_states)
 
 
 def observation_space(env: config.Env) -> dict[str, ArraySpec]:
     """Every observation that a policy gets with these settings, by name: of the cameras those in env.cameras."""
-    selected = suite(env.suite)
-    drawing = selected.drawing(protocols.find(env.protocol), env.cameras)
-    hidden = set(selected.cameras) - set(drawing.cameras)
-    return {name: spec for name, spec in selected.observation_space(drawing.size).items() if name not in hidden}
+    chosen = selected(env)
+    drawing = chosen.drawing(protocols.find(env.protocol), env.cameras)
+    hidden = set(chosen.cameras) - set(drawing.cameras)
+    return {name: spec for name, spec in chosen.observation_space(drawing.size).items() if name not in hidden}
 
 
 def check_cameras(env: config.Env) -> None:
     """Refuse cameras that cannot be drawn before any work is done: SimulatorError."""
-    selected = suite(env.suite)
-    selected.drawing(protocols.find(env.protocol), env.cameras)
+    chosen = selected(env)
+    chosen.drawing(protocols.find(env.protocol), env.cameras)
     if env.cameras.names:
-        selected.check_drawing()
+        chosen.check_drawing()
 
 
 def draw_on_gpu(index: int) -> None:
@@ -102,11 +109,11 @@ class PortableFleets:
 
 def portable_fleets(env: config.Env) -> PortableFleets:
     """With the states as they are now. Resetting a task whose states are not drawn yet raises StatesNotDrawn."""
-    selected = suite(env.suite)
+    chosen = selected(env)
     drawn: dict[str, States] = {}
-    for task in tasks(env) if selected.draws_train_states else ():
+    for task in tasks(env) if chosen.draws_train_states else ():
         with contextlib.suppress(StatesNotDrawn):
-            states = selected.init_states(task, "train").states
+            states = chosen.init_states(task, "train").states
             if states is not None:
                 drawn[task.name] = states
     return PortableFleets(drawn)
@@ -129,15 +136,15 @@ def lacks_train_states(task: Task) -> bool:
 
 def conditions(env: config.Env, cameras: Sequence[str]) -> dict[str, Any]:
     """What an episode is played under, with `cameras` as inputs: results compare only if all of it is the same."""
-    protocol, selected = protocols.find(env.protocol), suite(env.suite)
+    protocol, chosen = protocols.find(env.protocol), selected(env)
     seen = env.cameras.model_copy(update={"names": tuple(cameras)})
     return {
         "protocol": protocol.name,
         "horizon": horizon(env),
-        "settle_steps": selected.settle_steps(protocol),
+        "settle_steps": chosen.settle_steps(protocol),
         "settle_action": list(protocol.settle_action),
         "seed": protocol.seed,
-        "pictures": selected.image_conditions(protocol, seen) if cameras else "not used",
+        "pictures": chosen.image_conditions(protocol, seen) if cameras else "not used",
         "versions": versions(env.suite),
     }
 

@@ -197,10 +197,14 @@ class Suite(ABC):
     action_space: ActionSpace
     packages: ClassVar[Mapping[str, str]] = {}
     """Distributions that the results depend on, by the name to report them under."""
-    cameras: ClassVar[Sequence[str]] = ()
+    cameras: Sequence[str] = ()
     """Observations that are camera images, drawn on demand."""
     draws_train_states: ClassVar[bool] = False
     """Whether the stage `states` has to draw the training states, because the suite ships none."""
+
+    def configured(self, env: config.Env) -> Suite:
+        """The suite with these settings; most need none beyond what their methods are given."""
+        return self
 
     @abstractmethod
     def tasks(self) -> list[Task]:
@@ -266,6 +270,9 @@ class Suite(ABC):
 
     def check_drawing(self) -> None:  # noqa: B027 - most suites have nothing to check
         """SimulatorError where no images can be drawn on this machine."""
+
+    def check_run(self, params: config.Params) -> None:  # noqa: B027 - most suites run anyhow
+        """ConfigError where these tasks cannot be played as the other sections ask."""
 
     def draw_train_states(
         self, task: Task, protocol: protocols.Protocol, seed: int, drawn: Sequence[DrawnState]

@@ -28,9 +28,9 @@ def digest(env: config.Env, evaluate: config.Evaluate, cameras: Sequence[str]) -
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def cameras_in(suite: str, observations: Collection[str]) -> list[str]:
+def cameras_in(env: config.Env, observations: Collection[str]) -> list[str]:
     """The suite's cameras among the observations of policies."""
-    return [camera for camera in envs.suite(suite).cameras if camera in observations]
+    return [camera for camera in envs.selected(env).cameras if camera in observations]
 
 
 def misfit(env: config.Env, shapes: Mapping[str, Sequence[int]]) -> str:

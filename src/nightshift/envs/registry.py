@@ -24,6 +24,7 @@ BUILT_IN = {
     "libero_10": "nightshift.envs.libero.suites:LIBERO_10",
     "libero_90": "nightshift.envs.libero.suites:LIBERO_90",
     "fake": "nightshift.envs.fake:FAKE",
+    "robot": "nightshift.envs.robot.suite:ROBOT",
 }
 """Where each suite object is; it is imported when it is asked for."""
 

@@ -80,6 +80,7 @@ def _checks(stages: list[Definition]) -> Iterator[Check]:
         yield check_policy
     if any(map(_simulates, stages)):
         yield lambda params: envs.check_cameras(params.env)
+        yield lambda params: envs.selected(params.env).check_run(params)
     if any(_makes_policies(stage) or _plays(stage) for stage in stages):
         yield lambda params: _check_device(params, learns=any(map(_makes_first_policy, stages)))
     named = {section for stage in stages for section in stage.params}

@@ -14,6 +14,9 @@ VERSIONS = Path("versions.yaml")
 STATE = Path(".state")
 """Checkpoints in progress, local stores of Prefect, MLflow and Ray: everything git ignores."""
 
+ROBOT_QUESTIONS = STATE / "robot"
+"""What a person beside the robot is asked, and the answer."""
+
 INIT_STATES = Path("data/init_states")
 DEMOS = Path("data/demos")
 IMPORTS = Path("data/imports")

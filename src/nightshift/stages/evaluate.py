@@ -35,7 +35,7 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     found, opponent = candidates(Path()), read_opponent(Path())
     acting = {candidate.name: policies.load(candidate.folder) for candidate in found}
-    cameras = cameras_in(env.suite, {name for policy in acting.values() for name in policy.observations})
+    cameras = cameras_in(env, {name for policy in acting.values() for name in policy.observations})
     if opponent:
         acting[CHAMPION] = policies.load(opponent.folder)
     outcomes = {name: _outcomes(job, env, requests, name, policy) for name, policy in acting.items()}
@@ -131,7 +131,7 @@ def _film(
                 continue
             request = trajectory.request
             file = Path(paths.FILMS) / f"{request.task}-{request.init_state:04d}-{name}.mp4"
-            views = [_seen(trajectory, camera) for camera in cameras_in(env.suite, policy.observations)]
+            views = [_seen(trajectory, camera) for camera in cameras_in(env, policy.observations)]
             films.write(folder / file, films.with_views(trajectory.frames, views, trajectory.chunk))
             made.append(
                 {

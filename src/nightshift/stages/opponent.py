@@ -27,11 +27,11 @@ def run(job: Job, *, env: config.Env, policy: config.Policy, evaluate: config.Ev
 
 def _must_play(champion: Champion, env: config.Env, policy: config.Policy, evaluate: config.Evaluate) -> bool:
     """Whether it has not played the grid of this evaluation, and can."""
-    cameras = cameras_in(env.suite, policy.inputs)
+    cameras = cameras_in(env, policy.inputs)
     if champion.has_played(digest(env, evaluate, cameras)):
         return False
     shapes = champion.policy().shapes
-    unseen = [camera for camera in cameras_in(env.suite, list(shapes)) if camera not in cameras]
+    unseen = [camera for camera in cameras_in(env, list(shapes)) if camera not in cameras]
     why = f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, shapes)
     if why:
         console.print(f"version {champion.version}, the champion, cannot play this grid: {why}", markup=False)

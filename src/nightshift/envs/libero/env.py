@@ -10,7 +10,7 @@ import contextlib
 import copy
 import importlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import ActionSpace, Drawing, States, Step, stored_split
+from nightshift.envs.libero.arm import arm_readings
 from nightshift.envs.libero.cameras import CameraRenderer
 from nightshift.envs.libero.compiling import compile_control_step
 from nightshift.envs.libero.placement import Placement
@@ -172,6 +173,10 @@ class LiberoEnv:
 
     def scene(self) -> Scene:
         return self._world.scene()
+
+    def arm_readings(self) -> Mapping[str, NDArray[np.float64]]:
+        """What a robot's own sensors would say."""
+        return arm_readings(self._model, self._data, self._robot)
 
     def full_state(self) -> NDArray[np.float64]:
         return np.concatenate([[self._data.time], self._data.qpos, self._data.qvel])

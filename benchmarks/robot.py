@@ -1,0 +1,114 @@
+"""Control steps per second through HTTP against in process, and the latency of a step: python benchmarks/robot.py
+
+The same zero actions from the same start on libero_mini's lift_cube, in rounds that take turns. The server is a process
+of its own, as `nightshift robot serve` runs it. The robot has to be commanded 20 times a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from nightshift import config, envs
+from nightshift.envs.base import Env
+from nightshift.envs.robot.client import fetch_description
+from nightshift.errors import SimulatorError
+
+CAMERAS = {"state": (), "one camera of 128²": ("agentview",)}
+NEEDED = 20.0
+
+
+def simulated(cameras: tuple[str, ...]) -> config.Env:
+    drawn = config.Cameras(names=cameras, size=128, shadows=True)
+    return config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=drawn)
+
+
+def serve(env: config.Env, port: int) -> None:
+    from nightshift.robot_server import app
+    from nightshift.robot_server.controller import Controller
+    from nightshift.robot_server.simulated import SimulatedArm
+
+    with ThreadPoolExecutor(1) as thread:
+        arm = thread.submit(SimulatedArm, env, watchdog_s=60.0).result()
+        app.serve(Controller(arm), thread, 60.0, ("127.0.0.1", port))
+
+
+def through_http(env: config.Env, url: str) -> config.Env:
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            described = fetch_description(url, 60.0)
+            break
+        except SimulatorError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+    scale = described.action_scale or (0.05, 0.5)
+    names = config.RobotLimits.model_fields
+    robot = config.Robot(
+        url=url,
+        description=described.digest,
+        scale=config.RobotScale(position=scale[0], rotation=scale[1]),
+        limits=config.RobotLimits(**{name: getattr(described.limits, name) for name in names}),
+        deadline_s=60.0,
+        attempts=1,
+        reset_deadline_s=60.0,
+        image_age_s=1.0,
+        reset="script",
+        success="server",
+        answer_within_s=60.0,
+    )
+    return env.model_copy(update={"suite": "robot", "robot": robot})
+
+
+def latencies(env: Env, cameras: tuple[str, ...], steps: int) -> list[float]:
+    """Seconds of every control step, with its images."""
+    still = np.zeros(7, np.float32)
+    env.reset("train", 0)
+    found = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        env.step(still)
+        env.camera_images(cameras)
+        found.append(time.perf_counter() - started)
+    return found
+
+
+def measure(name: str, rounds: int, steps: int) -> None:
+    cameras = CAMERAS[name]
+    env = simulated(cameras)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(env, port), daemon=True)
+    process.start()
+    try:
+        remote = through_http(env, f"http://127.0.0.1:{port}")
+        made = {"in process": envs.make(envs.tasks(env)[0], env), "HTTP": envs.make(envs.tasks(remote)[0], remote)}
+        times: dict[str, list[float]] = {way: [] for way in made}
+        for _ in range(rounds):
+            for way, each in made.items():
+                times[way] += latencies(each, cameras, steps)
+    finally:
+        process.terminate()
+        process.join()
+    for way, found in times.items():
+        median, slow = np.percentile(np.array(found) * 1e3, [50, 99])
+        rate = len(found) / sum(found)
+        print(f"{name:20} {way:12} {rate:8.1f} steps/s   median {median:6.2f} ms   99 % {slow:6.2f} ms")
+    worst = len(times["HTTP"]) / sum(times["HTTP"])
+    print(f"{name:20} {worst / NEEDED:.1f} times the 20 steps/s that a robot needs")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    chosen = parser.parse_args()
+    for setting in CAMERAS:
+        measure(setting, chosen.rounds, chosen.steps)

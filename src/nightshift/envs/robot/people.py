@@ -1,0 +1,106 @@
+"""Asking a person beside the robot: to put things back, or whether the task is done.
+
+A question is a file in the project, and so is its answer: the page of `nightshift teleop` or `nightshift robot answer`
+writes it, in whatever process they run.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nightshift import files
+from nightshift.envs.robot.client import Clock
+from nightshift.errors import SimulatorError
+from nightshift.project import paths
+
+Kind = Literal["reset", "success"]
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    kind: Kind
+    """reset: yes means that everything is in place. success: yes means that the task is done."""
+    words: str
+
+
+class Person(Protocol):
+    def ask(self, question: Question) -> None:
+        """Put a question up in the place of any other."""
+        ...
+
+    def answer(self) -> bool | None:
+        """To the present question; None: not yet."""
+        ...
+
+    def withdraw(self) -> None:
+        """The question no longer matters."""
+        ...
+
+
+class FolderPerson:
+    """Questions and answers in `.state/robot`."""
+
+    def __init__(self, folder: Path = paths.ROBOT_QUESTIONS) -> None:
+        self._question = folder / "question.json"
+        self._answer = folder / "answer.json"
+
+    def ask(self, question: Question) -> None:
+        self._question.parent.mkdir(parents=True, exist_ok=True)
+        self._answer.unlink(missing_ok=True)
+        content = {"id": uuid.uuid4().hex, "kind": question.kind, "words": question.words}
+        files.write_json(self._question, content)
+
+    def answer(self) -> bool | None:
+        asked, answered = self.question(), _read(self._answer)
+        if asked is None or answered is None or answered.get("id") != asked["id"]:
+            return None
+        return bool(answered["answer"])
+
+    def withdraw(self) -> None:
+        self._question.unlink(missing_ok=True)
+        self._answer.unlink(missing_ok=True)
+
+    def question(self) -> dict[str, Any] | None:
+        """What is asked now: its id, kind and words; None if nothing is."""
+        return _read(self._question)
+
+    def reply(self, answer: bool) -> None:
+        """The side of the person; SimulatorError if nothing is asked."""
+        asked = self.question()
+        if asked is None:
+            raise SimulatorError("no question is open", "the run asks when it needs a person")
+        files.write_json(self._answer, {"id": asked["id"], "answer": answer})
+
+
+def wait_for_answer(person: Person, question: Question, within_s: float, clock: Clock) -> bool:
+    """Ask, wait, and take the question down; SimulatorError if no answer comes in time."""
+    person.ask(question)
+    return await_answer(person, question, within_s, clock)
+
+
+def await_answer(person: Person, question: Question, within_s: float, clock: Clock) -> bool:
+    """Wait for the answer to a question that is up already."""
+    deadline = clock.now() + within_s
+    while (answer := person.answer()) is None:
+        if clock.now() > deadline:
+            person.withdraw()
+            raise SimulatorError(
+                f"no answer came within {within_s:g} s to: {question.words}",
+                "answer on the page of nightshift teleop, or by nightshift robot answer yes",
+            )
+        clock.sleep(_POLL_S)
+    person.withdraw()
+    return answer
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

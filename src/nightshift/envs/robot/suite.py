@@ -1,0 +1,160 @@
+"""The suite `robot`: tasks, observations and starts are those that the server of `env.robot` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from nightshift import config
+from nightshift.envs.base import (
+    ActionSpace,
+    ArraySpec,
+    Drawing,
+    Finding,
+    InitStates,
+    Predicate,
+    States,
+    Suite,
+    installed,
+    stored_split,
+)
+from nightshift.envs.protocols import Protocol
+from nightshift.envs.robot.client import RobotClient, describe
+from nightshift.envs.robot.env import RobotEnv, RobotFleet, observation_shapes
+from nightshift.envs.robot.messages import Description, TaskInfo
+from nightshift.envs.robot.people import FolderPerson
+from nightshift.envs.robot.resetting import open_resetter
+from nightshift.errors import ConfigError, SimulatorError
+from nightshift.types import Split, Task
+
+NAME = "robot"
+
+
+class RobotSuite(Suite):
+    """A process commands one robot: the one it was configured for last, with one client for all its tasks."""
+
+    name = NAME
+
+    def __init__(self) -> None:
+        self._env: config.Env | None = None
+        self._client: RobotClient | None = None
+        self._description: Description | None = None
+        self.action_space = ActionSpace(size=7)
+
+    def configured(self, env: config.Env) -> RobotSuite:
+        """Ask the server of `env.robot` what it is, once; SimulatorError or ConfigError if it is not as expected."""
+        if env == self._env:
+            return self
+        assert env.robot is not None, "config.Env sees to it"
+        if self._env is None or env.robot != self._env.robot:
+            self.forget()
+            self._description = describe(env.robot)
+            self.action_space = ActionSpace(size=self._description.action_size)
+            self.cameras = tuple(self._description.cameras)
+        self._env = env
+        return self
+
+    def forget(self) -> None:
+        """End the session, and ask the server again when it is next needed."""
+        if self._client is not None:
+            self._client.close()
+        self._env = self._client = self._description = None
+        self.cameras = ()
+
+    def tasks(self) -> list[Task]:
+        """None before a server is configured."""
+        if self._description is None:
+            return []
+        return [
+            Task(suite=NAME, name=task.name, language=task.language, index=task.index, suite_size=task.suite_size)
+            for task in self._description.tasks
+        ]
+
+    def goal(self, task: Task) -> Sequence[Predicate]:
+        return ()
+
+    def state_space(self) -> Mapping[str, ArraySpec]:
+        if self._description is None:
+            return {}
+        return {name: ArraySpec(shape) for name, shape in observation_shapes(self._description).items()}
+
+    def init_states(self, task: Task, split: Split) -> InitStates:
+        (info,) = [info for info in self._described().tasks if info.name == task.name]
+        return _starts(info, split)
+
+    def make_env(self, task: Task, protocol: Protocol, cameras: config.Cameras) -> RobotEnv:
+        settings, horizon = self._settings()
+        self.drawing(protocol, cameras)
+        if self._client is None:
+            self._client = RobotClient(settings, self._described())
+        person = FolderPerson()
+        return RobotEnv(task, self._client, settings, horizon, (open_resetter(settings, person), person))
+
+    def make_fleet(
+        self, task: Task, protocol: Protocol, cameras: config.Cameras, train_states: States | None = None
+    ) -> RobotFleet:
+        return RobotFleet(lambda: self.make_env(task, protocol, cameras))
+
+    def drawing(self, protocol: Protocol, cameras: config.Cameras) -> Drawing:
+        """As the server's cameras are: nothing is drawn or resized here."""
+        sizes = {self._described().cameras[name][0] for name in cameras.names if name in self.cameras}
+        if cameras.size != "auto" and sizes - {cameras.size}:
+            raise SimulatorError(
+                f"env.cameras.size is {cameras.size}, and the robot's images have {', '.join(map(str, sorted(sizes)))}",
+                "set env.cameras.size in params.yaml to auto, or change the server",
+            )
+        if len(sizes) > 1:
+            raise SimulatorError(
+                f"the robot's cameras have images of {len(sizes)} sizes",
+                "name cameras of one size in env.cameras.names",
+            )
+        size = sizes.pop() if sizes else 1
+        names = super().drawing(protocol, cameras.model_copy(update={"size": size})).cameras
+        return Drawing(cameras=names, resolution=size, size=size, shadows=True, rotated=False)
+
+    def versions(self) -> dict[str, str]:
+        described = self._description
+        known = {} if described is None else {**described.versions, NAME: described.digest}
+        return {**known, "nightshift": installed("nightshift")}
+
+    def check_run(self, params: config.Params) -> None:
+        machine = params.machine
+        if machine.workers or machine.requests_at_once > 1 or machine.actors > 1:
+            raise ConfigError(
+                f"machine asks for {machine.workers} workers, {machine.requests_at_once} requests at once and "
+                f"{machine.actors} actors, and one robot plays one episode at a time",
+                "set machine.workers: 0, requests_at_once: 1, threads: 1, and actors to 0 or 1 in params.yaml",
+            )
+        if "rloo" in params.algorithms:
+            raise ConfigError(
+                "rloo plays groups of episodes from the same start side by side, and there is one robot",
+                "choose algorithms: [rlpd] in params.yaml",
+            )
+
+    def findings(self) -> Iterator[Finding]:
+        if self._description is not None:
+            yield Finding(about="robot", found=f"{self._description.name} ({self._description.digest}) answers")
+
+    def _described(self) -> Description:
+        if self._description is None:
+            raise SimulatorError("no robot is configured", "write the section env.robot in params.yaml: docs/robots.md")
+        return self._description
+
+    def _settings(self) -> tuple[config.Robot, int]:
+        """And the horizon, which a person who judges episodes needs."""
+        self._described()
+        assert self._env is not None
+        assert self._env.robot is not None
+        if self._env.horizon == "auto":
+            raise SimulatorError(
+                "no published protocol has the suite robot, so env.horizon cannot be auto",
+                "write a number of control steps in env.horizon of params.yaml",
+            )
+        return self._env.robot, self._env.horizon
+
+
+def _starts(info: TaskInfo, split: Split) -> InitStates:
+    stored = stored_split(split)
+    return InitStates(count=info.init_states[stored], digest=info.digest[stored])
+
+
+ROBOT = RobotSuite()

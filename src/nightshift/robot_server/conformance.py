@@ -1,0 +1,361 @@
+"""What `nightshift robot check` tries on a server: each check sends something and knows what has to come back."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from nightshift.envs.robot.messages import BadMessage, Description, RobotState, loads, state_of
+from nightshift.robot_server.probe import Probe, Surprise, shown
+
+Try = Callable[[Probe, Description], None]
+_MOVE_M = 0.02
+_FRESH_S = 0.5
+"""Seconds by which an image may be older than its state."""
+_TRIES = 60
+"""Control steps in which a small movement has to be half done."""
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    about: str
+    """What the protocol asks for."""
+    attempt: Try
+    moves: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    name: str
+    about: str
+    passed: bool
+    sent: str = ""
+    expected: str = ""
+    came: str = ""
+
+
+def run_checks(probe: Probe, *, move: bool) -> Iterator[Result]:
+    """Every check on a new session; those that move the robot only if `move`."""
+    try:
+        described = probe.describe()
+    except (BadMessage, OSError, http.client.HTTPException) as error:
+        yield _failed(DESCRIBE, Surprise("/describe", "a description as in docs/robot_protocol.md", str(error)))
+        return
+    yield Result(name=DESCRIBE.name, about=DESCRIBE.about, passed=True)
+    for check in CHECKS:
+        if not check.moves or move:
+            yield _tried(check, probe, described)
+    try:
+        probe.end()
+    except (BadMessage, OSError, http.client.HTTPException):
+        probe.session = ""
+
+
+def _tried(check: Check, probe: Probe, described: Description) -> Result:
+    try:
+        probe.begin()
+        check.attempt(probe, described)
+    except Surprise as surprise:
+        return _failed(check, surprise)
+    except (BadMessage, OSError, http.client.HTTPException) as error:
+        return _failed(check, Surprise("the request", "an answer that can be read", str(error) or repr(error)))
+    return Result(name=check.name, about=check.about, passed=True)
+
+
+def _failed(check: Check, found: Surprise) -> Result:
+    return Result(
+        name=check.name, about=check.about, passed=False, sent=found.sent, expected=found.expected, came=found.came
+    )
+
+
+def _require(ok: bool, sent: str, expected: str, came: object) -> None:
+    if not ok:
+        raise Surprise(sent, expected, str(came))
+
+
+def _no_json(probe: Probe, _: Description) -> None:
+    status, data = probe.post("getstate", b"{this is no JSON")
+    probe.expect_refusal("bad_request", "/getstate with a body that is no JSON", status, loads(data))
+
+
+def _unknown_endpoint(probe: Probe, _: Description) -> None:
+    probe.refused("unknown", "fly")
+
+
+def _one_session(probe: Probe, _: Description) -> None:
+    status, answer = probe.ask("open", client="another")
+    probe.expect_refusal("busy", "/open while another session is ready", status, answer)
+
+
+def _other_session(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    status, answer = probe.ask("pose", **still, session="not-yours", seq=probe.seq + 1)
+    probe.expect_refusal("no_session", "/pose with another session", status, answer)
+
+
+def _begins_held(probe: Probe, described: Description) -> None:
+    probe.end()
+    status, answer = probe.ask("open", client="nightshift robot check")
+    _require(status == http.client.OK, "/open after /close", "status 200", f"status {status}: {shown(answer)}")
+    probe.session, probe.seq = answer["session"], 0
+    probe.refused("held", "pose", **probe.hold_still(described))
+
+
+def _echo(probe: Probe, _: Description) -> None:
+    answer = probe.done("getstate")
+    _require(answer.get("seq") == probe.seq, f"/getstate with seq {probe.seq}", "the same seq", answer.get("seq"))
+
+
+def _state(probe: Probe, described: Description) -> None:
+    _check_unit(probe.state(described))
+
+
+def _check_unit(state: RobotState) -> None:
+    length = float(np.linalg.norm(state.pose[3:]))
+    _require(abs(length - 1) < 1e-3, "/getstate", "a quaternion of length 1 in pose", length)  # noqa: PLR2004
+
+
+def _clock(probe: Probe, described: Description) -> None:
+    times = [probe.state(described).time for _ in range(3)]
+    _require(times[0] < times[1] < times[2], "/getstate three times", "times that go forward", times)
+
+
+def _repeat(probe: Probe, described: Description) -> None:
+    first = probe.done("pose", **probe.hold_still(described))
+    _, again = probe.post("pose", probe.last_body)
+    _require(loads(again) == first, "/pose twice with one seq", "the first answer again", shown(loads(again)))
+
+
+def _seq_conflict(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    probe.done("pose", **still)
+    status, answer = probe.ask("open_gripper", session=probe.session, seq=probe.seq)
+    probe.expect_refusal("seq_conflict", "/open_gripper with the seq of a /pose", status, answer)
+
+
+def _old_seq(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    probe.done("pose", **still)
+    status, answer = probe.ask("pose", **still, session=probe.session, seq=probe.seq - 1)
+    probe.expect_refusal("old_seq", "/pose with a seq below the last", status, answer)
+
+
+def _not_finite(probe: Probe, described: Description) -> None:
+    for bad in (float("nan"), float("inf")):
+        still = probe.hold_still(described)
+        probe.refused("not_finite", "pose", **{**still, "arr": [bad, *still["arr"][1:]]})
+
+
+def _shape(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    probe.refused("bad_request", "pose", **{**still, "arr": still["arr"][:6]})
+
+
+def _box(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    outside = [described.limits.box_high[0] + 0.5, *still["arr"][1:]]
+    probe.refused("outside_limits", "pose", **{**still, "arr": outside})
+
+
+def _speed(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    limits = described.limits
+    far = 1.2 * limits.linear_speed / described.control_hz
+    inside = still["arr"][2] + far <= limits.box_high[2]
+    target = [*still["arr"][:2], still["arr"][2] + (far if inside else -far), *still["arr"][3:]]
+    probe.refused("outside_limits", "pose", **{**still, "arr": target})
+
+
+def _stale(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    probe.refused("stale", "pose", **{**still, "based_on": still["based_on"] - described.command_age_s - 1})
+
+
+def _mismatch(probe: Probe, described: Description) -> None:
+    if "action" in described.capabilities:
+        action = [1.0, *[0.0] * (described.action_size - 1)]
+        probe.refused("bad_request", "pose", **probe.hold_still(described, action=action))
+
+
+def _gripper_range(probe: Probe, described: Description) -> None:
+    probe.refused("bad_request", "pose", **probe.hold_still(described, gripper=2.0))
+
+
+def _compliance(probe: Probe, _: Description) -> None:
+    probe.refused("bad_request", "update_param", params={"no_such_parameter": 1.0})
+
+
+def _pictures(probe: Probe, described: Description) -> None:
+    for camera in described.cameras:
+        newest = -np.inf
+        for _ in range(2):
+            state = probe.state(described, camera)
+            taken = state.images[camera].time
+            age = state.time - taken
+            _require(age <= _FRESH_S, f"/getstate with {camera}", f"an image at most {_FRESH_S} s old", f"{age:.3f} s")
+            _require(taken > newest, f"/getstate with {camera} again", "a newer image", "the time of the one before")
+            newest = taken
+
+
+def _stop(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    status, answer = probe.ask("stop", reason="nightshift robot check")
+    _require(status == http.client.OK, "/stop without a session", "status 200", f"status {status}: {shown(answer)}")
+    probe.refused("stopped", "pose", **still)
+    mode = probe.state(described).mode
+    _require(mode == "stopped", "/getstate after /stop", "the mode stopped", mode)
+    probe.done("clearerr")
+    probe.done("pose", **probe.hold_still(described))
+
+
+def _latched(probe: Probe, _: Description) -> None:
+    probe.ask("stop", reason="nightshift robot check", latched=True)
+    try:
+        probe.refused("latched", "clearerr")
+    finally:
+        probe.ask("release")
+    probe.done("clearerr")
+
+
+def _watchdog(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    probe.done("pose", **still)
+    probe.sleep(1.5 * described.watchdog_s)
+    mode = probe.state(described).mode
+    _require(mode == "held", f"nothing for {1.5 * described.watchdog_s:g} s, then /getstate", "the mode held", mode)
+    probe.refused("held", "pose", **probe.hold_still(described))
+
+
+def _reading_is_no_command(probe: Probe, described: Description) -> None:
+    """Someone who only looks does not keep the robot ready."""
+    for _ in range(4):
+        probe.sleep(0.4 * described.watchdog_s)
+        mode = probe.state(described).mode
+    _require(mode == "held", "nothing but /getstate for longer than watchdog_s", "the mode held", mode)
+
+
+def _silent_session(probe: Probe, described: Description) -> None:
+    probe.sleep(1.5 * described.watchdog_s)
+    status, answer = probe.ask("open", client="another")
+    expected = "status 200: a silent session may be taken over"
+    _require(status == http.client.OK, "/open after silence", expected, f"status {status}: {shown(answer)}")
+    old, probe.session = probe.session, str(answer["session"])
+    status, answer = probe.ask("clearerr", session=old, seq=probe.seq + 1)
+    probe.seq = 0
+    probe.expect_refusal("no_session", "/clearerr with the old session", status, answer)
+
+
+def _moves(probe: Probe, described: Description) -> None:
+    start = probe.state(described)
+    up = start.pose[2] + _MOVE_M <= described.limits.box_high[2]
+    goal = start.pose + np.array([0.0, 0.0, _MOVE_M if up else -_MOVE_M, *[0.0] * 4])
+    reach = described.limits.linear_speed / described.control_hz
+    for _ in range(_TRIES):
+        now = probe.state(described)
+        left = goal[:3] - now.pose[:3]
+        if np.linalg.norm(left) <= _MOVE_M / 2:
+            return
+        step = left * min(1.0, reach / float(np.linalg.norm(left)))
+        target = np.concatenate([now.pose[:3] + step, now.pose[3:]])
+        probe.done("pose", arr=target.tolist(), based_on=now.time)
+        if described.realtime:
+            probe.sleep(1 / described.control_hz)
+    raise Surprise(f"/pose {_MOVE_M} m away, {_TRIES} times", "the hand half-way there", f"still {left} away")
+
+
+def _moves_once(probe: Probe, described: Description) -> None:
+    now = probe.state(described)
+    reach = min(_MOVE_M, described.limits.linear_speed / described.control_hz)
+    target = now.pose + np.array([0.0, 0.0, reach, *[0.0] * 4])
+    if target[2] > described.limits.box_high[2]:
+        target[2] = now.pose[2] - reach
+    first = state_of(probe.done("pose", arr=target.tolist(), based_on=now.time), described, ())
+    probe.post("pose", probe.last_body)
+    after = probe.state(described)
+    if not described.realtime:  # time stands still: only a second execution can have moved it
+        same = np.array_equal(first.pose, after.pose)
+        _require(same, "/pose twice with one seq", "one movement", f"{after.pose} after {first.pose}")
+
+
+def _joint_reset(probe: Probe, described: Description) -> None:
+    mode = state_of(probe.done("jointreset"), described, ()).mode
+    _require(mode == "ready", "/jointreset", "the mode ready", mode)
+
+
+def _gripper(probe: Probe, described: Description) -> None:
+    opened = _after_gripper(probe, described, "open_gripper")
+    closed = _after_gripper(probe, described, "close_gripper")
+    _require(
+        closed < opened,
+        "/open_gripper, then /close_gripper",
+        "a smaller gripper_pos",
+        f"{closed:.3f} after {opened:.3f}",
+    )
+
+
+def _after_gripper(probe: Probe, described: Description, endpoint: str) -> float:
+    probe.done(endpoint)
+    for _ in range(20):
+        probe.done("pose", **probe.hold_still(described))
+        if described.realtime:
+            probe.sleep(1 / described.control_hz)
+    return probe.state(described).gripper_pos
+
+
+def _same_start(probe: Probe, described: Description) -> None:
+    if "init_states" not in described.capabilities:
+        return
+    start = {"task": described.tasks[0].name, "split": "train", "init_state": 0}
+    seen = []
+    for _ in range(2):
+        first = probe.done("reset", **start)
+        after = probe.done("pose", **probe.hold_still(described))
+        seen.append([{name: part[name] for name in ("pose", "q", "observations")} for part in (first, after)])
+    _require(seen[0] == seen[1], "/reset to one start twice, and a step", "the same numbers", "other numbers")
+
+
+def _no_such_start(probe: Probe, described: Description) -> None:
+    if "init_states" in described.capabilities:
+        task = described.tasks[0]
+        start = {"task": task.name, "split": "train", "init_state": task.init_states["train"]}
+        probe.refused("bad_request", "reset", **start)
+
+
+DESCRIBE = Check("describe", "/describe says what the server is", lambda probe, _: None)
+CHECKS = (
+    Check("no_json", "a body that is no JSON is refused", _no_json),
+    Check("unknown_endpoint", "an endpoint that is not there is refused", _unknown_endpoint),
+    Check("one_session", "one session commands, others are refused", _one_session),
+    Check("other_session", "a command of another session is refused", _other_session),
+    Check("begins_held", "nothing moves before /clearerr of the session", _begins_held),
+    Check("echo", "an answer has the seq of its request", _echo),
+    Check("state", "a state is complete and finite", _state),
+    Check("clock", "the time of states goes forward", _clock),
+    Check("repeat", "a repeated command gets the first answer", _repeat),
+    Check("seq_conflict", "a seq is not used for two commands", _seq_conflict),
+    Check("old_seq", "a seq never goes back", _old_seq),
+    Check("not_finite", "NaN and infinity are refused", _not_finite),
+    Check("shape", "a target of another size is refused", _shape),
+    Check("box", "a target outside the safety box is refused", _box),
+    Check("speed", "a target beyond the speed limit is refused", _speed),
+    Check("stale", "a command decided on an old state is refused", _stale),
+    Check("mismatch", "an action that stands for another target is refused", _mismatch),
+    Check("gripper_range", "a gripper target outside 0 to 1 is refused", _gripper_range),
+    Check("compliance", "an unknown compliance parameter is refused", _compliance),
+    Check("pictures", "images are fresh and new", _pictures),
+    Check("stop", "/stop works for everyone, and until /clearerr", _stop),
+    Check("latched", "a stop by a person lasts until /release", _latched),
+    Check("watchdog", "without commands the robot is held", _watchdog),
+    Check("reading", "reading states does not keep the robot ready", _reading_is_no_command),
+    Check("silent_session", "a silent session can be taken over, and is over then", _silent_session),
+    Check("no_such_start", "a start that is not there is refused", _no_such_start),
+    Check("moves", "the hand goes where it is sent", _moves, moves=True),
+    Check("moves_once", "a repeated command moves the hand once", _moves_once, moves=True),
+    Check("jointreset", "/jointreset ends ready", _joint_reset, moves=True),
+    Check("gripper", "the gripper opens and closes", _gripper, moves=True),
+    Check("same_start", "a start is the same every time", _same_start, moves=True),
+)

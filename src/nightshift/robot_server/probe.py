@@ -1,0 +1,107 @@
+"""Raw requests to a robot server, right and wrong ones, for the conformance test."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from nightshift.envs.robot.client import TOKEN_VARIABLE
+from nightshift.envs.robot.messages import Description, RobotState, description_of, loads, state_of
+
+Content = dict[str, Any]
+
+
+class Surprise(Exception):
+    """The server did something else than the protocol says."""
+
+    def __init__(self, sent: str, expected: str, came: str) -> None:
+        self.sent, self.expected, self.came = sent, expected, came
+        super().__init__(f"{sent}: expected {expected}, came {came}")
+
+
+class Probe:
+    """One client of a server under test. Unlike `RobotClient` it can send what no client should."""
+
+    def __init__(self, url: str, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._url = urlsplit(url)
+        self._timeout_s = timeout_s
+        self.sleep = sleep
+        self.session = ""
+        self.seq = 0
+        self.last_body = b""
+
+    def post(self, endpoint: str, body: bytes) -> tuple[int, bytes]:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        with contextlib.closing(kind(str(self._url.hostname), self._url.port, timeout=self._timeout_s)) as connection:
+            connection.request("POST", f"/{endpoint}", body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def ask(self, endpoint: str, **content: Any) -> tuple[int, Content]:
+        """Any request, NaN included."""
+        body = json.dumps(content).encode()
+        status, data = self.post(endpoint, body)
+        return status, loads(data)
+
+    def describe(self) -> Description:
+        _, content = self.ask("describe")
+        return description_of(content)
+
+    def command(self, endpoint: str, **content: Any) -> tuple[int, Content]:
+        """With this session and the next sequence number; `last_body` is what was sent."""
+        self.seq += 1
+        self.last_body = json.dumps({**content, "session": self.session, "seq": self.seq}).encode()
+        status, data = self.post(endpoint, self.last_body)
+        return status, loads(data)
+
+    def done(self, endpoint: str, **content: Any) -> Content:
+        """A command that has to be carried out."""
+        status, answer = self.command(endpoint, **content)
+        if status != http.client.OK:
+            raise Surprise(f"/{endpoint}", "status 200", f"status {status}: {shown(answer)}")
+        return answer
+
+    def refused(self, code: str, endpoint: str, **content: Any) -> None:
+        """A command that has to be refused with this code."""
+        status, answer = self.command(endpoint, **content)
+        self.expect_refusal(code, f"/{endpoint} {shown(content)}", status, answer)
+
+    @staticmethod
+    def expect_refusal(code: str, sent: str, status: int, answer: Content) -> None:
+        if status == http.client.OK or answer.get("error") != code:
+            raise Surprise(sent, f"a refusal with the code {code}", f"status {status}: {shown(answer)}")
+
+    def state(self, described: Description, *cameras: str) -> RobotState:
+        return state_of(self.done("getstate", cameras=list(cameras)), described, cameras)
+
+    def hold_still(self, described: Description, **changes: Any) -> Content:
+        """A pose command for where the hand is: nothing should move."""
+        now = self.state(described)
+        return {"arr": now.pose.tolist(), "based_on": now.time, **changes}
+
+    def begin(self) -> None:
+        """A new session on a robot that is ready."""
+        self.end()
+        status, answer = self.ask("open", client="nightshift robot check")
+        if status != http.client.OK or not isinstance(answer.get("session"), str):
+            raise Surprise("/open", "status 200 and a session", f"status {status}: {shown(answer)}")
+        self.session, self.seq = answer["session"], 0
+        self.done("clearerr")
+
+    def end(self) -> None:
+        if self.session:
+            self.ask("close", session=self.session, seq=self.seq + 1)
+            self.session = ""
+
+
+def shown(content: Any) -> str:
+    text = json.dumps(content)
+    return text if len(text) <= 160 else f"{text[:160]}…"  # noqa: PLR2004 - a line or two of a table

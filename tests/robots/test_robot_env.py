@@ -1,0 +1,253 @@
+"""The suite robot: what it refuses, how it keeps limits and rate, and how a person takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from nightshift import config, envs
+from nightshift.envs.robot.client import TOKEN_VARIABLE, RobotFault
+from nightshift.envs.robot.env import RobotEnv
+from nightshift.envs.robot.people import FolderPerson, Question
+from nightshift.envs.robot.resetting import PersonReset, ScriptedReset
+from nightshift.errors import ConfigError, SimulatorError
+from nightshift.robot_server.controller import Controller
+from nightshift.types import Task
+from tests.conftest import REPOSITORY, small_params
+from tests.robots.parts import FAKE, FaultyServer, ManualClock, faulty_server, robot_env, settings
+
+NEAR = Task(suite="robot", name="near", language="reach near", index=0, suite_size=2)
+STILL = np.zeros(7, np.float32)
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    with faulty_server() as started:
+        yield started
+
+
+def settings_of(server: FaultyServer, **changes: Any) -> config.Robot:
+    return settings(server.url, server.arm.description, **changes)
+
+
+def narrowed(server: FaultyServer, **limits: Any) -> config.Robot:
+    chosen = settings_of(server)
+    return chosen.model_copy(update={"limits": chosen.limits.model_copy(update=limits)})
+
+
+def make(server: FaultyServer, chosen: config.Robot, *, clock: Any = None, person: Any = None) -> RobotEnv:
+    client = server.client(chosen, clock)
+    return RobotEnv(NEAR, client, chosen, 3, (ScriptedReset(chosen.reset_deadline_s), person or FolderPerson()))
+
+
+def test_another_server_than_params_name_is_refused(server: FaultyServer) -> None:
+    with pytest.raises(ConfigError, match=r"env\.robot\.description is robot-0{12}, and http"):
+        envs.tasks(robot_env(FAKE, settings_of(server, description="robot-000000000000")))
+
+
+def test_limits_wider_than_the_servers_are_refused(server: FaultyServer) -> None:
+    with pytest.raises(ConfigError, match=r"allows more than the server .* does: force"):
+        envs.tasks(robot_env(FAKE, narrowed(server, force=1e9)))
+
+
+def test_no_server_is_one_sentence() -> None:
+    with faulty_server() as gone:
+        chosen = settings_of(gone)
+    with pytest.raises(SimulatorError, match="no robot server answers at http"):
+        envs.tasks(robot_env(FAKE, chosen))
+
+
+def test_a_second_client_is_refused_while_the_first_commands(server: FaultyServer) -> None:
+    first, second = make(server, settings_of(server)), make(server, settings_of(server))
+    first.reset("train", 0)
+    with pytest.raises(SimulatorError, match="another session commands this robot"):
+        second.reset("train", 0)
+    first.close()
+    second.reset("train", 0)
+
+
+def test_a_group_and_a_sibling_are_refused_because_there_is_one_robot(server: FaultyServer) -> None:
+    env = robot_env(FAKE, settings_of(server))
+    fleet = envs.make_fleet(envs.tasks(env)[0], env)
+    with pytest.raises(SimulatorError, match="there is one robot"):
+        fleet.reset("train", [0, 0])
+    with pytest.raises(SimulatorError, match="there is one robot"):
+        fleet.sibling()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"machine": {"workers": 2}}, "one robot plays one episode at a time"),
+        ({"machine": {"requests_at_once": 2}}, "one robot plays one episode at a time"),
+        ({"machine": {"actors": 2}}, "one robot plays one episode at a time"),
+        ({"algorithms": ["rloo"]}, "rloo plays groups"),
+    ],
+)
+def test_settings_for_many_simulators_are_refused_before_the_run(
+    server: FaultyServer, changes: dict[str, Any], sentence: str
+) -> None:
+    env = robot_env(FAKE, settings_of(server))
+    sections = config.merged({**small_params(), "algorithms": []}, changes)
+    params = config.Params.model_validate(sections).model_copy(update={"env": env})
+    with pytest.raises(ConfigError, match=sentence):
+        envs.selected(env).check_run(params)
+
+
+def test_the_suite_and_the_section_belong_together() -> None:
+    with pytest.raises(ValueError, match="belong together"):
+        FAKE.model_validate({**FAKE.model_dump(), "suite": "robot"})
+
+
+def test_images_of_another_size_than_the_servers_are_refused(server: FaultyServer) -> None:
+    env = robot_env(FAKE, settings_of(server))
+    other = env.model_copy(update={"cameras": env.cameras.model_copy(update={"size": 64})})
+    with pytest.raises(SimulatorError, match=r"env\.cameras\.size is 64, and the robot's images have 32"):
+        envs.check_cameras(other)
+
+
+def test_the_client_slides_along_the_box_where_the_policy_pushes_against_it(server: FaultyServer) -> None:
+    env = make(server, narrowed(server, box_high=(0.02, 2.0, 3.0)))
+    env.reset("train", 0)
+    push = np.array([1, 0.5, 0, 0, 0, 0, 0], np.float32)
+    for _ in range(3):
+        seen, _ = env.step(push)
+    assert np.allclose(seen["proprio"], [0.02, 0.075, 0.0], atol=1e-6)
+
+
+def test_an_action_that_is_not_finite_stops_the_robot_and_ends_the_run(server: FaultyServer) -> None:
+    env = make(server, settings_of(server))
+    env.reset("train", 0)
+    with pytest.raises(SimulatorError, match="is not usable"):
+        env.step(np.full(7, np.nan, np.float32))
+    assert server.mode == "stopped"
+    assert "move" not in server.arm.told
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_force_above_the_limit_stops_the_robot_on_either_side(server: FaultyServer, side: str) -> None:
+    env = make(server, narrowed(server, force=10.0))
+    env.reset("train", 0)
+    server.arm.force = np.array([0.0, 0.0, 20.0 if side == "client" else 2e4])
+    with pytest.raises(RobotFault, match="force is"):
+        env.step(STILL)
+    assert server.mode == "stopped"
+    assert "stop" in server.arm.told
+
+
+def test_a_robot_that_a_person_stopped_ends_the_run(server: FaultyServer) -> None:
+    server.controller.stop("too close", latched=True)
+    with pytest.raises(SimulatorError, match="a person stopped the robot: too close"):
+        make(server, settings_of(server)).reset("train", 0)
+    server.controller.handle("release", b"{}")
+    make(server, settings_of(server)).reset("train", 0)
+
+
+def test_a_token_is_asked_for(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.controller = Controller(server.arm, token="secret")
+    with pytest.raises(SimulatorError, match="token"):
+        make(server, settings_of(server)).reset("train", 0)
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    make(server, settings_of(server)).reset("train", 0)
+
+
+def test_on_a_robot_in_real_time_the_client_keeps_the_control_rate() -> None:
+    clock = ManualClock()
+    with faulty_server(clock=clock) as server:
+        server.arm._description = replace(server.arm.description, realtime=True)
+        server.controller = Controller(server.arm, clock=clock)
+        env = make(server, settings_of(server), clock=clock)
+        env.reset("train", 0)
+        began = clock.now()
+        for _ in range(2):
+            env.step(STILL)
+        assert clock.now() - began == pytest.approx(2 / 20, abs=0.01)
+        assert [endpoint for endpoint, _ in server.asked][-4:] == ["pose", "getstate"] * 2
+
+
+def test_without_observations_of_its_own_a_robot_shows_its_state_by_the_names_of_hil_serl() -> None:
+    with faulty_server() as server:
+        franka = replace(server.arm.description, capabilities=(), action_scale=None, observations={})
+        server.arm._description = franka
+        server.controller = Controller(server.arm)
+        seen = make(server, settings_of(server)).reset("train", 0)
+        assert {name: values.shape for name, values in seen.items()} == {
+            **{"tcp_pose": (7,), "tcp_vel": (6,), "tcp_force": (3,), "tcp_torque": (3,)},
+            **{"gripper_pose": (1,), "task": (2,), "instruction": ()},
+        }
+        stepping = make(server, settings_of(server))
+        server.controller.handle("stop", b"{}")
+        stepping.reset("train", 0)
+        moved, _ = stepping.step(np.array([1, 0, 0, 0, 0, 0, -1], np.float32))
+        assert moved["tcp_pose"][0] == pytest.approx(0.05)
+        assert moved["gripper_pose"][0] == 1.0
+
+
+class Answering(ManualClock):
+    """Time in which a person answers, one after the other."""
+
+    def __init__(self, person: FolderPerson, *answers: bool) -> None:
+        super().__init__()
+        self._person, self._answers = person, list(answers)
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self._answers:
+            self._person.reply(self._answers.pop(0))
+
+
+def test_a_person_who_resets_is_asked_until_everything_is_in_place(server: FaultyServer, tmp_path: Path) -> None:
+    person = FolderPerson(tmp_path)
+    chosen = settings_of(server)
+    client = server.client(chosen, Answering(person, False, True))
+    client.open()
+    client.command("clearerr")
+    state = PersonReset(person, 60.0, 60.0).reset(client, NEAR, "train", 7)
+    assert state.mode == "ready"
+    assert "jointreset" in [endpoint for endpoint, _ in server.asked]
+    assert person.question() is None
+
+
+def test_no_answer_of_a_person_ends_the_run_with_the_question(server: FaultyServer, tmp_path: Path) -> None:
+    client = server.client(settings_of(server), ManualClock())
+    client.open()
+    client.command("clearerr")
+    with pytest.raises(SimulatorError, match=r"no answer came within 5 s to: Put everything at place 7 \(eval\)"):
+        PersonReset(FolderPerson(tmp_path), 60.0, 5.0).reset(client, NEAR, "eval", 7)
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_a_person_judges_an_episode_at_its_end(server: FaultyServer, tmp_path: Path, verdict: bool) -> None:
+    person = FolderPerson(tmp_path)
+    env = make(server, settings_of(server, success="person"), clock=Answering(person, verdict), person=person)
+    env.reset("train", 0)
+    assert [env.step(STILL).success for _ in range(3)] == [False, False, verdict]
+
+
+def test_a_person_may_say_before_the_end_that_the_task_is_done(server: FaultyServer, tmp_path: Path) -> None:
+    person = FolderPerson(tmp_path)
+    env = make(server, settings_of(server, success="person"), person=person)
+    env.reset("train", 0)
+    assert not env.step(STILL).success
+    person.reply(True)
+    assert env.step(STILL).success
+
+
+def test_an_answer_to_another_question_does_not_count(tmp_path: Path) -> None:
+    person = FolderPerson(tmp_path)
+    person.ask(Question(kind="reset", words="in place?"))
+    person.reply(True)
+    person.ask(Question(kind="success", words="done?"))
+    assert person.answer() is None
+
+
+def test_the_section_on_the_page_about_robots_is_one() -> None:
+    page = (REPOSITORY / "docs" / "robots.md").read_text()
+    section = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    assert config.Env.model_validate(section["env"]).robot is not None
