@@ -14,8 +14,8 @@ from nightshift.errors import ConfigError
 
 TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
 _HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'",
+    "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",

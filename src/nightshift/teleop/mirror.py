@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -96,8 +96,10 @@ class Mirror:
         """The pictures of the episode that these actions [T, A] made since the last reset."""
         return self._answer(lambda: self._develop(actions, cameras))
 
-    def close(self) -> None:
+    def close(self, fleets: Iterable[Fleet]) -> None:
+        """End the thread, which closes these fleets first: what draws is freed by the thread that drew."""
         with self._changed:
+            self._events.extend(fleet.close for fleet in fleets)
             self._is_closing = True
             self._changed.notify()
         self._thread.join()

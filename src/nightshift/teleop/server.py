@@ -231,12 +231,16 @@ class Server:
         """Blocks. The error of whatever failed is raised."""
         self._thread.start()
         try:
-            self._uvicorn.run()
+            self.serve()
         finally:
             self._station.session.close()
             self._thread.join()
         if self._error is not None:
             raise self._error
+
+    def serve(self) -> None:
+        """The site alone."""
+        self._uvicorn.run()
 
 
 def open_server(

@@ -164,9 +164,7 @@ class Session:
             wait([self._saving[0]])
             self._finish_saving()
         self._drop("the session ends")
-        self._mirror.close()
-        for fleet in self._fleets.values():
-            fleet.close()
+        self._mirror.close(self._fleets.values())
 
     def state(self) -> dict[str, Any]:
         """Everything on the page that changes while an episode is played."""
