@@ -110,6 +110,19 @@ def test_a_closed_tab_stops_the_robot_before_its_next_step(params: config.Params
         assert one.phase == "paused" and one.steps == 1
 
 
+def test_a_page_that_was_reloaded_between_two_control_steps_has_to_resume(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD, gripper="closed")
+        one.pilot.release(ALICE)
+        one.pilot.claim(BOB, "Alice")
+        one.tick()
+        assert one.phase == "paused" and one.steps == 1
+        assert one.session.state()["gripper"] == "closed", "the page learns what the hand holds"
+        one.order(messages.Resume(type="resume"), client=BOB)
+        assert one.phase == "running"
+
+
 def test_one_pilot_at_a_time(params: config.Params) -> None:
     with rig(params) as one:
         one.begin()

@@ -13,7 +13,7 @@ from nightshift.interventions.base import Moment
 from nightshift.teleop.messages import Drive
 from nightshift.types import Array, Task
 
-DEAD_MAN_SECONDS = 0.4
+DEAD_MAN_SECONDS = 0.6
 """The robot stops if its pilot's page has sent nothing for this long; a page sends its command every 50 ms."""
 LEASE_SECONDS = 5.0
 """After this long without a word from the pilot somebody else may have the controls."""

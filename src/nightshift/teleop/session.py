@@ -31,7 +31,7 @@ from nightshift.teleop import messages
 from nightshift.teleop.driver import Driver
 from nightshift.teleop.library import ORIGIN, Library
 from nightshift.teleop.mirror import SCENE, Development, Frame, Mirror
-from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Pilot, moves
+from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Holder, Pilot, moves
 from nightshift.teleop.recorder import PERSON, SIMULATOR, Decision, Ending, Recorder
 from nightshift.types import INSTRUCTION, Array, Observation, Provenance, Task
 
@@ -112,6 +112,8 @@ class Session:
         self._people: dict[str, None] = {}
         self._saving: tuple[Future[Development], Ending] | None = None
         self._executed_seq = -1
+        self._gripper: messages.Gripper = "open"
+        self._starter = -1
         suite, protocol = setup.suite, find_protocol(setup.env.protocol)
         drawing = suite.drawing(protocol, setup.played.cameras)
         self._mirror = Mirror(setup.views, lambda image: suite.upright(image, drawing), listener.show, listener.fail)
@@ -179,6 +181,7 @@ class Session:
             "interventions": recorder.interventions if recorder else 0,
             "pilot": holder.who if holder else "",
             "in_control": "person" if self._pilot.has_control else "policy",
+            "gripper": self._gripper,
             "seq": self._executed_seq,
             "time": self._clock(),
         }
@@ -270,6 +273,7 @@ class Session:
         self._observation = _only_row(fleet.reset("train", [init_state]))
         self._mirror.reset(init_state, self._clock())
         self._pilot.has_control = self._setup.driver is None
+        self._gripper = "open"
         self._phase = "ready"
 
     def _start(self) -> None:
@@ -290,7 +294,7 @@ class Session:
             driver.plan_anew()
         self._pilot.begin(self._task)
         self._recorder.begin(self._observation)
-        self._phase = "running"
+        self._run_for(holder)
 
     def _pause(self, why: str) -> None:
         if self._phase == "running":
@@ -299,7 +303,12 @@ class Session:
 
     def _resume(self) -> None:
         if self._phase == "paused":
-            self._phase = "running"
+            self._run_for(self._pilot.holder)
+
+    def _run_for(self, holder: Holder | None) -> None:
+        """Only the connection that started the robot keeps it going: a page that was reloaded has to resume."""
+        self._starter = holder.client if holder else -1
+        self._phase = "running"
 
     def _hand_over(self, *, to_person: bool) -> None:
         if self._setup.driver is None:
@@ -333,7 +342,9 @@ class Session:
 
     def _control(self) -> None:
         """One control step, unless something stands in the way."""
-        if not self._pilot.is_alive:
+        if not self._pilot.is_held_by(self._starter):
+            self._pause("the pilot's page is gone: stopped")
+        elif not self._pilot.is_alive:
             self._pause(f"no word from the pilot for {DEAD_MAN_SECONDS} s: stopped")
         elif self._recorder is not None and self._recorder.steps >= MAX_STEPS:
             self._pause(f"{MAX_STEPS} steps: mark the episode as success or failure")
@@ -348,6 +359,7 @@ class Session:
             self._people[holder.who if holder else self._recorder.who] = None
         after = self._fleets[self._task.name].step(decision.executed[None], _ACTIVE)
         self._executed_seq = command.seq if command else self._executed_seq
+        self._gripper = "closed" if decision.executed[-1] > 0 else "open"
         self._mirror.step(decision.executed, self._clock())
         unstable, success = bool(after.unstable[0]), bool(after.success[0])
         if not unstable:  # what an unstable simulation shows means nothing

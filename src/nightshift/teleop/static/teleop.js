@@ -98,7 +98,8 @@ function setState(next) {
   const before = state;
   state = next;
   if (next.time !== undefined) offset = Math.min(offset, performance.now() - next.time * 1000);
-  if (next.phase === "ready" && before.phase !== "ready") setGripper("open");
+  // The hand keeps what it holds: through a reset, a reload, and when a person takes over.
+  if (next.gripper && (before.phase !== next.phase || next.in_control === "policy")) setGripper(next.gripper);
   measure(next.seq);
   refresh();
 }
