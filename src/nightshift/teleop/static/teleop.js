@@ -11,7 +11,7 @@ const DEAD_ZONE = 0.12;
 // Axis and direction of each key: x towards the viewer, y to the right, z up, and turns about them.
 const KEYS = {
   KeyW: [0, -1], KeyS: [0, 1], KeyA: [1, -1], KeyD: [1, 1], KeyR: [2, 1], KeyF: [2, -1],
-  KeyJ: [3, -1], KeyL: [3, 1], KeyI: [4, -1], KeyK: [4, 1], KeyQ: [5, 1], KeyE: [5, -1],
+  KeyJ: [3, 1], KeyL: [3, -1], KeyI: [4, -1], KeyK: [4, 1], KeyQ: [5, 1], KeyE: [5, -1],
 };
 const PHASES = {
   offline: "not connected", loading: "… building the simulator", ready: "○ ready", running: "● recording",
@@ -131,6 +131,8 @@ function refresh() {
   text("pilot-line", isPilot ? `You have the controls as ${state.pilot || $("who").value}.`
     : state.pilot ? `${state.pilot} has the controls; you are watching.` : "Nobody has the controls.");
   text("controls", isPilot ? "Give them back" : "Take the controls");
+  $("controls").classList.toggle("primary", !isPilot);
+  $("who").readOnly = isPilot;
   document.querySelector("#handover b").textContent = state.in_control === "policy" ? "Take over" : "Hand back";
   document.querySelector("#start b").textContent =
     phase === "paused" ? "Resume" : phase === "ended" ? "Next episode" : "Start";
@@ -229,7 +231,7 @@ function letGoOfAll() { held.clear(); wheel.until = 0; drive(); }
 function setGripper(word) {
   gripper = word;
   $("gripper").setAttribute("aria-pressed", String(word === "closed"));
-  text("gripper-word", word === "open" ? "close" : "open");
+  text("gripper-word", word === "open" ? "close hand" : "open hand");
 }
 
 function toggleGripper() { setGripper(gripper === "open" ? "closed" : "open"); drive(); }
@@ -342,7 +344,7 @@ function pollGamepad() {
   const press = (index) => found.buttons[index] ? found.buttons[index].value : 0;
   const buttons = found.buttons.map((button) => button.pressed);
   for (const [index, call] of Object.entries(PAD_BUTTONS)) if (buttons[index] && !pad.buttons[index]) call();
-  pad = { axes: [stick(1), stick(0), -stick(3), press(15) - press(14), press(13) - press(12), -stick(2)], buttons };
+  pad = { axes: [stick(1), stick(0), -stick(3), press(14) - press(15), press(13) - press(12), -stick(2)], buttons };
 }
 
 /* Tasks and episodes */
