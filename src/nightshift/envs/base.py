@@ -266,6 +266,9 @@ class Suite(ABC):
         """A camera image [S, S, 3] as a person expects to see it, whatever way round policies do."""
         return protocols.rotate(image) if drawing.rotated else image
 
+    def sketch(self, fleet: Fleet) -> None:  # noqa: B027 - most suites draw only one way
+        """Have a fleet draw faster and less smoothly from its first image on, where people alone see its images."""
+
     def drawn_resolution(self, protocol: protocols.Protocol, size: int) -> int:
         """Pixels at which images of `size` are drawn. No published protocol has this suite: they are drawn directly."""
         return size

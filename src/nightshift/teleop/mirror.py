@@ -24,6 +24,8 @@ from nightshift.types import Array
 Image = NDArray[np.uint8]
 SCENE = "scene"
 """The name of the view that simulators draw for people."""
+SCENE_TURNS = 4
+"""Of so many pictures one is of another view than the scene, while the robot moves."""
 _JPEG_QUALITY = 80
 _LANE = np.zeros(1, np.int64)
 _ACTIVE = np.ones(1, np.bool_)
@@ -158,11 +160,15 @@ class Mirror:
         return self._fleet
 
     def _next_view(self) -> str:
-        """Views take turns, also while every step makes all of them outdated."""
-        while self._views[self._turn % len(self._views)] not in self._undrawn:
-            self._turn += 1
-        view = self._views[self._turn % len(self._views)]
+        """The scene has most of the turns, because the pilot steers by it; the other views share the rest."""
+        others = [view for view in self._views if view != SCENE and view in self._undrawn]
+        is_others_turn = self._turn % SCENE_TURNS == SCENE_TURNS - 1
         self._turn += 1
+        if SCENE in self._undrawn and not (others and is_others_turn):
+            return self._drawn_now(SCENE)
+        return self._drawn_now(others[self._turn // SCENE_TURNS % len(others)])
+
+    def _drawn_now(self, view: str) -> str:
         self._undrawn.remove(view)
         return view
 

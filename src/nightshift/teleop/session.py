@@ -86,6 +86,12 @@ class Setup:
         cameras = {"names": tuple(self.suite.cameras), "size": PICTURE_SIZE, "shadows": False}
         return self.env.model_copy(update={"cameras": self.env.cameras.model_copy(update=cameras)})
 
+    def make_fleet(self, task: Task) -> Fleet:
+        fleet = envs.make_fleet(task, self.played)
+        if not self.env.cameras.names:
+            self.suite.sketch(fleet)
+        return fleet
+
     @cached_property
     def views(self) -> list[str]:
         """What people see: the scene, and every camera that shows something else."""
@@ -267,7 +273,7 @@ class Session:
         self._phase, self._task, self._init_state = "loading", self._setup.tasks[task], init_state
         self._listener.tell(self.state())
         if task not in self._fleets:
-            self._fleets[task] = envs.make_fleet(self._task, self._setup.played)
+            self._fleets[task] = self._setup.make_fleet(self._task)
         fleet = self._fleets[task]
         self._mirror.show(fleet.sibling())
         self._observation = _only_row(fleet.reset("train", [init_state]))

@@ -127,7 +127,7 @@ function refresh() {
   const taken = state.interventions ? `${state.interventions} steps taken over` : "";
   text("phase-detail", phase === "offline" ? "" : [
     state.task && `${state.task}, init state ${state.init_state}`,
-    `step ${state.step} (${(state.step / hz).toFixed(1)} s)`, driving, taken].filter(Boolean).join(" · "));
+    `step ${state.step} (${(state.step / hz).toFixed(1)} s)`, `hand ${state.gripper}`, driving, taken].filter(Boolean).join(" · "));
   text("pilot-line", isPilot ? `You have the controls as ${state.pilot || $("who").value}.`
     : state.pilot ? `${state.pilot} has the controls; you are watching.` : "Nobody has the controls.");
   text("controls", isPilot ? "Give them back" : "Take the controls");
@@ -179,16 +179,25 @@ function makeViews(names) {
 }
 
 function shown(buffer) {
-  send({ type: "seen" });
   const header = new DataView(buffer);
   const index = header.getUint8(0);
   const image = pictures[index];
-  if (!image) return;
   const url = URL.createObjectURL(new Blob([new Uint8Array(buffer, 16)], { type: "image/jpeg" }));
-  const old = image.src;
-  image.onload = () => { if (old) URL.revokeObjectURL(old); };
-  image.src = url;
-  if (index === 0) countPicture(header.getFloat64(8, true));
+  const done = () => {
+    URL.revokeObjectURL(url);
+    send({ type: "seen" }); // decoded: there is time for another
+    const next = image.waiting;
+    image.waiting = null;
+    if (next) next();
+  };
+  const show = () => {
+    image.onload = image.onerror = () => { image.isLoading = false; done(); };
+    image.isLoading = true;
+    image.src = url;
+    if (index === 0) countPicture(header.getFloat64(8, true));
+  };
+  if (image.isLoading) image.waiting = show; // never abort a picture that is being decoded
+  else show();
 }
 
 function countPicture(time) {
