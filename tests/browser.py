@@ -41,14 +41,18 @@ class Page:
 
     def open(self, path: Path, width: int, height: int = 900, *, dark: bool = False) -> None:
         """Load a file at this width of the window and wait until its films can be played."""
+        self.visit(path.resolve().as_uri(), width, height, dark=dark)
+        self.wait("[...document.querySelectorAll('video')].every(v => v.readyState >= 2 || v.error)")
+
+    def visit(self, url: str, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Load a page at this width of the window."""
         self._events.clear()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", media="", features=[scheme])
-        self._call("Page.navigate", url=path.resolve().as_uri())
-        self._await("document.readyState === 'complete'")
-        self._await("[...document.querySelectorAll('video')].every(v => v.readyState >= 2 || v.error)")
+        self._call("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
         return self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
@@ -72,6 +76,23 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
+    def key(self, code: str, *, down: bool) -> None:
+        """Hold or release a key by its place on the keyboard, as KeyW."""
+        kind = "rawKeyDown" if down else "keyUp"
+        self._call("Input.dispatchKeyEvent", type=kind, key=code.removeprefix("Key").lower(), code=code)
+
+    def click(self, selector: str) -> None:
+        """With a mouse, in the middle of an element."""
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        x, y = (self.evaluate(f"{box}.{low} + {box}.{size} / 2") for low, size in (("x", "width"), ("y", "height")))
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def reload(self) -> None:
+        self._call("Page.reload")
+        self.wait("document.readyState === 'complete'")
+
     def complaints(self) -> list[str]:
         """Errors and warnings on the console since the page was opened."""
         self.evaluate("0")  # what was reported before this is here now
@@ -83,7 +104,8 @@ class Page:
         asked = [e["params"]["request"]["url"] for e in self._events if e["method"] == "Network.requestWillBeSent"]
         return [url for url in asked if not url.startswith(("data:", "file:"))]
 
-    def _await(self, condition: str) -> None:
+    def wait(self, condition: str) -> None:
+        """Until an expression is true on the page."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not self.evaluate(condition):
             assert time.monotonic() < deadline, f"the page never got there: {condition}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         model_commands,
         report_commands,
         robot_commands,
+        teleop_commands,
     )
 else:
 
@@ -46,6 +47,7 @@ else:
     model_commands = _OnFirstUse("model_commands")
     report_commands = _OnFirstUse("report_commands")
     robot_commands = _OnFirstUse("robot_commands")
+    teleop_commands = _OnFirstUse("teleop_commands")
 
 INTERRUPTED = 130
 
@@ -296,6 +298,19 @@ def actor(
 ) -> None:
     """Play for the stage rlpd on another machine; the variable NIGHTSHIFT_TOKEN has its token."""
     actor_commands.join(learner, name)
+
+
+@app.command()
+def teleop(
+    name: Annotated[str, typer.Option(help="the source to record into: data/imports/NAME")],
+    policy: Annotated[
+        str, typer.Option(help="that drives until you take over: a folder, champion, challenger or a version")
+    ] = "",
+    host: Annotated[str, typer.Option(help="another than this machine's own needs NIGHTSHIFT_TOKEN")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page; 0 = a free one")] = 8600,
+) -> None:
+    """Move the robot from a web page: record demos, watch a policy, take over and hand back."""
+    teleop_commands.teleop(name, policy, host, port)
 
 
 @app.command()

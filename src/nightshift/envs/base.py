@@ -199,6 +199,8 @@ class Suite(ABC):
     """Distributions that the results depend on, by the name to report them under."""
     cameras: Sequence[str] = ()
     """Observations that are camera images, drawn on demand."""
+    control_hz: ClassVar[int] = 20
+    """Control steps per second of the robot."""
     draws_train_states: ClassVar[bool] = False
     """Whether the stage `states` has to draw the training states, because the suite ships none."""
 
@@ -263,6 +265,13 @@ class Suite(ABC):
             shadows=cameras.shadows,
             rotated=protocol.rotated,
         )
+
+    def upright(self, image: NDArray[np.uint8], drawing: Drawing) -> NDArray[np.uint8]:
+        """A camera image [S, S, 3] as a person expects to see it, whatever way round policies do."""
+        return protocols.rotate(image) if drawing.rotated else image
+
+    def sketch(self, fleet: Fleet) -> None:  # noqa: B027 - most suites draw only one way
+        """Have a fleet draw faster and less smoothly from its first image on, where people alone see its images."""
 
     def drawn_resolution(self, protocol: protocols.Protocol, size: int) -> int:
         """Pixels at which images of `size` are drawn. No published protocol has this suite: they are drawn directly."""

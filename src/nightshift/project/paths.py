@@ -22,6 +22,8 @@ DEMOS = Path("data/demos")
 IMPORTS = Path("data/imports")
 ROLLOUTS = Path("data/rollouts")
 """A folder of episodes per policy that played for the success classifier."""
+FAILURES = Path("data/failures")
+"""A folder per recorded source: a person's failed episodes, which are no demos. No stage reads them."""
 DATASET = Path("data/dataset")
 CHOICES = Path("data/algorithms")
 """A file per training stage that can be chosen: whether it is."""
@@ -69,6 +71,8 @@ MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"
 MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"
 PREFECT_HOME = STATE / "prefect"
 ACTOR_SPOOLS = STATE / "actor"  # episodes for learners on other machines
+TELEOP = STATE / "teleop"
+"""A folder per recorded source: the journal of the episode in the making, and films of the others."""
 LIBERO_CONFIG = STATE / "libero"
 PICTURES = STATE / "pictures"
 METRICS = STATE / "metrics"

@@ -1,0 +1,93 @@
+"""The command `nightshift teleop`: a person at the controls."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from nightshift import config, envs, files, policies
+from nightshift.cli.commands import enter
+from nightshift.errors import ConfigError, RegistryError
+from nightshift.project import paths, repository
+from nightshift.stream.listening import token_of_user
+from nightshift.telemetry.console import console
+
+if TYPE_CHECKING:
+    from nightshift.teleop.access import Access
+    from nightshift.teleop.driver import Driver
+    from nightshift.teleop.library import Library
+    from nightshift.teleop.session import Setup
+
+
+def teleop(name: str, policy: str, host: str, port: int) -> None:
+    """Serve the page until Ctrl-C, then hand what was recorded to DVC."""
+    from nightshift.teleop import access
+    from nightshift.teleop.library import Library
+    from nightshift.teleop.session import Setup
+
+    token = token_of_user()
+    access.check_host(host, token)
+    root = enter()
+    params = config.load(root / paths.PARAMS)
+    envs.check_cameras(params.env)
+    driver = _driver(root, params, policy) if policy else None
+    setup = Setup(env=params.env, states=params.states, commit=repository.commit(root), driver=driver)
+    space = setup.suite.action_space
+    library = Library(name, ranges={"actions": (space.low, space.high)})
+    before = len(library.entries)
+    if library.lost:
+        console.print(library.lost, style="yellow", soft_wrap=True)
+    try:
+        _serve(setup, library, access.Access(token), host, port)
+    except KeyboardInterrupt:
+        console.print("stopped")
+    finally:
+        library.close()
+    _conclude(root, library, before)
+
+
+def _serve(setup: Setup, library: Library, access: Access, host: str, port: int) -> None:
+    from nightshift.teleop.server import open_server
+
+    server = open_server(setup, library, access, (host, port), time.monotonic)
+    console.print(f"http://{host}:{port}/  building the simulator takes a while; Ctrl-C ends", soft_wrap=True)
+    server.run()
+
+
+def _driver(root: Path, params: config.Params, which: str) -> Driver:
+    """A policy from a folder, or from the registry by alias or version."""
+    from nightshift.policies.device import resolve
+    from nightshift.teleop.driver import Driver
+
+    device = resolve(params.machine.device)
+    if (root / which).is_dir():
+        files.verify_folder(root / which, f"name the folder of a policy, such as {paths.SFT_POLICY}")
+        loaded, version = policies.load(root / which), 0
+    else:
+        from nightshift.adapters import mlflow_registry, model_versions
+
+        model = params.section("register").model
+        try:
+            version = int(model_versions.find(root, model, which).version)
+            loaded = mlflow_registry.policy_of(mlflow_registry.load(root, model, str(version)))
+        except RegistryError as error:
+            raise ConfigError(f"{which} is no folder here, and {error.what}", error.next_step) from None
+    return Driver(policy=loaded.to(device), label=which, version=version)
+
+
+def _conclude(root: Path, library: Library, before: int) -> None:
+    """What to do with the episodes."""
+    count = len(library.entries)
+    console.print(f"[bold]{library.successes}[/]: {count} episodes, {max(0, count - before)} of them new")
+    if not library.successes.exists():
+        return
+    from nightshift.adapters.dvc_store import DvcStore
+
+    pointer = DvcStore(root).track(library.successes)
+    console.print("to train on them, write in params.yaml under dataset:")
+    console.print(Text(f"  sources: [{library.name}]", style="cyan"))
+    console.print("to share them with every clone (dvc push, dvc pull):")
+    console.print(Text(f"  git add {pointer}", style="cyan"))

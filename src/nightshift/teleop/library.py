@@ -1,0 +1,211 @@
+"""The episodes of a source that a person records: data/imports/NAME for successes, data/failures/NAME for the rest.
+
+The source is an ordinary one that `dataset.sources` can name: a folder with a manifest, replaced as a whole whenever an
+episode is saved or undone, so that it is complete at any time. `dataset` refuses failures, so they are kept apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nightshift import files
+from nightshift.data.episode import Episode
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.data.schema import Range
+from nightshift.data.sources import ALL_IMPORTS, DEMOS, ROLLOUTS
+from nightshift.data.tensors import SUFFIX
+from nightshift.errors import DataError
+from nightshift.project import locks, paths
+from nightshift.teleop.recorder import lost_episode
+
+ORIGIN = "teleop"
+"""How the origin of an episode begins that was recorded here."""
+FILM_SUFFIX = ".film"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+_FRAME = struct.Struct("<II")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One episode as the page lists it."""
+
+    number: int
+    task: str
+    init_state: int | None
+    success: bool
+    steps: int
+    """Control steps."""
+    intervened: int
+    """Steps in which a person overrode the policy."""
+    source: str
+    """Of its provenance: human or policy."""
+    who: str
+
+
+Film = Sequence[tuple[int, bytes]]
+"""What the pilot saw: the control step and the JPEG of each picture."""
+
+
+class Library:
+    """One process at a time records into a source."""
+
+    def __init__(self, name: str, ranges: Mapping[str, Range]) -> None:
+        if not _NAME.fullmatch(name) or name in (DEMOS, ROLLOUTS, ALL_IMPORTS):
+            raise DataError(f"{name!r} cannot be the name of a source", "use letters, digits, _ and -; not demos")
+        self.name = name
+        self.successes = paths.IMPORTS / name
+        self.failures = paths.FAILURES / name
+        self.state = paths.TELEOP / name
+        self.journal = self.state / "episode.jsonl"
+        self._ranges = ranges
+        self._check_source()
+        self._claim = locks.Claim(self.state, DataError)
+        self._films, self._undone = self.state / "films", self.state / "undone"
+        shutil.rmtree(self._undone, ignore_errors=True)
+        self.lost = lost_episode(self.journal)
+        """A sentence about the episode that a crash lost, or nothing."""
+        self.entries: list[Entry] = sorted(self._listed(), key=lambda entry: entry.number)
+        self._next = 1 + max((entry.number for entry in self.entries), default=-1)
+
+    def close(self) -> None:
+        """What was undone is gone for good."""
+        shutil.rmtree(self._undone, ignore_errors=True)
+        self._claim.release()
+
+    def check(self, episode: Episode) -> None:
+        """DataError if such an episode could not be saved here, before anybody plays it."""
+        for folder in (self.successes, self.failures):
+            EpisodeStore(folder, ranges=self._ranges).check(episode, str(folder))
+
+    def save(self, episode: Episode, film: Film) -> Entry:
+        """When this returns, the episode is durable and part of its source."""
+        number = self._next
+        key = _key(number)
+        if episode.success:
+            self._publish(added=(key, episode))
+        else:
+            EpisodeStore(self.failures, ranges=self._ranges).put(key, episode)
+        if film:
+            files.write_chunks(self._film_path(number), _film_chunks(film))
+        entry = _entry(number, episode)
+        self.entries.append(entry)
+        self._next += 1
+        return entry
+
+    def undo(self) -> Entry:
+        """Take the last episode out; its file is kept aside until the session ends."""
+        if not self.entries:
+            raise DataError("there is no episode to undo")
+        entry = self.entries[-1]
+        key = _key(entry.number)
+        folder = self.successes if entry.success else self.failures
+        self._undone.mkdir(parents=True, exist_ok=True)
+        _link(folder / f"{key}{SUFFIX}", self._undone)
+        if entry.success:
+            self._publish(removed=key)
+        else:
+            (folder / f"{key}{SUFFIX}").unlink()
+            files.sync(folder)
+        self._film_path(entry.number).unlink(missing_ok=True)
+        return self.entries.pop()
+
+    def film(self, number: int) -> bytes:
+        """The pictures of an episode, each behind its step and its size; empty where they are not on this machine."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._film_path(number).read_bytes()
+        return b""
+
+    def thumbnail(self, number: int) -> bytes:
+        """The last picture of an episode, or nothing."""
+        frames = read_film(self.film(number))
+        return frames[-1][1] if frames else b""
+
+    def _check_source(self) -> None:
+        pointer = paths.IMPORTS / f"{self.name}.dvc"
+        if pointer.exists() and not self.successes.exists():
+            raise DataError(f"{self.successes} is not here", f"get it with `dvc pull {pointer}`, or use another --name")
+        if self.successes.exists():
+            files.verify_folder(self.successes, "restore it, or record under another --name")
+            store = EpisodeStore(self.successes)
+            others = [key for key in store.keys() if not is_recorded_here(store.get(key))]  # noqa: SIM118
+            if others:
+                raise DataError(f"{self.successes} holds episodes of another origin", "record under another --name")
+
+    def _listed(self) -> Iterator[Entry]:
+        for folder in (self.successes, self.failures):
+            store = EpisodeStore(folder)
+            for key in store.keys():  # noqa: SIM118 - a store is no dict
+                if key.isdecimal():
+                    yield _entry(int(key), store.get(key))
+
+    def _publish(self, added: tuple[str, Episode] | None = None, removed: str = "") -> None:
+        """Replace the source by one with an episode more or less. Its other files are linked, and not read again."""
+        known: dict[str, str] = {}
+        if self.successes.exists():
+            known = dict(json.loads((self.successes / files.MANIFEST).read_text())["sha256"])
+        known.pop(f"{removed}{SUFFIX}", None)
+        if not added and not any(name.endswith(SUFFIX) for name in known):
+            shutil.rmtree(self.successes)
+            return
+        with files.new_folder(self.successes, known) as new:
+            for name in known:
+                _link(self.successes / name, new)
+            if added:
+                EpisodeStore(new, ranges=self._ranges).put(*added)
+
+    def _film_path(self, number: int) -> Path:
+        return self._films / f"{_key(number)}{FILM_SUFFIX}"
+
+
+def is_recorded_here(episode: Episode) -> bool:
+    return episode.provenance.origin.startswith(ORIGIN)
+
+
+def read_film(content: bytes) -> list[tuple[int, bytes]]:
+    frames, position = [], 0
+    while position < len(content):
+        step, size = _FRAME.unpack_from(content, position)
+        position += _FRAME.size + size
+        frames.append((step, content[position - size : position]))
+    return frames
+
+
+def _film_chunks(film: Film) -> Iterator[bytes]:
+    for step, picture in film:
+        yield _FRAME.pack(step, len(picture))
+        yield picture
+
+
+def _key(number: int) -> str:
+    return f"{number:06d}"
+
+
+def _entry(number: int, episode: Episode) -> Entry:
+    metadata: Mapping[str, Any] = episode.metadata
+    return Entry(
+        number=number,
+        task=episode.provenance.task,
+        init_state=episode.provenance.init_state,
+        success=episode.success,
+        steps=episode.length - 1,
+        intervened=int(episode.interventions.sum()),
+        source=episode.provenance.source,
+        who=str(metadata.get("who", "")),
+    )
+
+
+def _link(file: Path, folder: Path) -> None:
+    """Hard-link the file, or copy it where the file system has no hard links."""
+    try:
+        os.link(file, folder / file.name)
+    except OSError:
+        shutil.copyfile(file, folder / file.name)

@@ -1,0 +1,117 @@
+"""Who has the controls, and what that person's commands make the robot do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nightshift.envs.base import ActionSpace
+from nightshift.interventions.base import Moment
+from nightshift.teleop.messages import Drive
+from nightshift.types import Array, Task
+
+DEAD_MAN_SECONDS = 0.6
+"""The robot stops if its pilot's page has sent nothing for this long; a page sends its command every 50 ms."""
+LEASE_SECONDS = 5.0
+"""After this long without a word from the pilot somebody else may have the controls."""
+GRIPPER = {"open": -1.0, "closed": 1.0}
+
+
+def action_of(command: Drive | None, space: ActionSpace) -> Array:
+    """The action [A] that a command asks for; without one the hand holds still, open."""
+    action = np.zeros(space.size, np.float32)
+    if command is not None:
+        action[:-1] = np.float32(command.speed) * np.array(command.axes, np.float32)
+    action[-1] = GRIPPER[command.gripper if command else "open"]
+    return space.clip(action)
+
+
+def moves(command: Drive | None) -> bool:
+    """Whether a command moves the hand."""
+    return command is not None and any(command.axes)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has the controls, by connection."""
+
+    client: int
+    who: str
+
+
+class Pilot:
+    """The lease of the controls and the newest command, shared by the server's thread and the simulator's.
+
+    An `Intervention`: while `has_control`, the person acts instead of the policy.
+    """
+
+    def __init__(self, space: ActionSpace, clock: Callable[[], float]) -> None:
+        self._space = space
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._holder: Holder | None = None
+        self._heard = -np.inf
+        self._command: Drive | None = None
+        self.has_control = False
+        """Set by the session: the person has taken over from the policy."""
+
+    @property
+    def holder(self) -> Holder | None:
+        """None: the controls are free."""
+        with self._lock:
+            return self._holder
+
+    @property
+    def command(self) -> Drive | None:
+        """The newest one of the holder."""
+        with self._lock:
+            return self._command
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the holder's page last sent a command; infinite where nobody has the controls."""
+        with self._lock:
+            return self._clock() - self._heard if self._holder else np.inf
+
+    @property
+    def is_alive(self) -> bool:
+        return self.silence <= DEAD_MAN_SECONDS
+
+    def claim(self, client: int, who: str) -> Holder:
+        """Give the controls to `client` if they are free or its own. Returns who has them now."""
+        with self._lock:
+            expired = self._clock() - self._heard > LEASE_SECONDS
+            if self._holder is None or self._holder.client == client or expired:
+                self._holder, self._command, self._heard = Holder(client, who), None, self._clock()
+            return self._holder
+
+    def release(self, client: int) -> bool:
+        """Whether `client` had the controls; nobody has them afterwards."""
+        with self._lock:
+            if self._holder is None or self._holder.client != client:
+                return False
+            self._holder, self._command = None, None
+            return True
+
+    def is_held_by(self, client: int) -> bool:
+        with self._lock:
+            return self._holder is not None and self._holder.client == client
+
+    def drive(self, client: int, command: Drive) -> bool:
+        """Take a command of the pilot; False if `client` is not, or if a later command came before this one."""
+        with self._lock:
+            if self._holder is None or self._holder.client != client:
+                return False
+            if self._command is not None and command.seq <= self._command.seq:
+                return False
+            self._command, self._heard = command, self._clock()
+            return True
+
+    def begin(self, task: Task) -> None:
+        """A person needs to forget nothing."""
+
+    def override(self, moment: Moment) -> Array | None:
+        return action_of(self.command, self._space) if self.has_control else None

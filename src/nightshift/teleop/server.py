@@ -1,0 +1,253 @@
+"""The site of the page: three files, pictures of the episodes, and a WebSocket for commands, state and frames."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, WebSocket, WebSocketDisconnect
+from fastapi.responses import Response
+
+from nightshift.errors import DataError
+from nightshift.teleop import messages
+from nightshift.teleop.access import Access, Guard
+from nightshift.teleop.hub import Hub, Page
+from nightshift.teleop.library import Library
+from nightshift.teleop.pilot import Pilot
+from nightshift.teleop.session import Session, Setup
+
+ASSETS = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/teleop.css": ("teleop.css", "text/css; charset=utf-8"),
+    "/teleop.js": ("teleop.js", "text/javascript; charset=utf-8"),
+}
+MOST_PAGES = 16
+_HELLO_SECONDS = 10
+_STOP_SECONDS = 5
+_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
+
+Number = Annotated[int, Path(ge=0, lt=10**6)]
+
+
+@dataclass(kw_only=True)
+class Station:
+    """A session and those who are connected to it."""
+
+    session: Session
+    pilot: Pilot
+    library: Library
+    hub: Hub
+    access: Access
+    _numbers: Any = field(default_factory=itertools.count)
+
+    def next_page(self) -> Page:
+        return Page(next(self._numbers), self.session.welcome()["views"])
+
+
+def create_app(station: Station) -> FastAPI:
+    """The site. `Guard` goes around it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        station.hub.open(asyncio.get_running_loop())
+        yield
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    for path in ASSETS:
+        app.get(path)(_asset(path))
+
+    app.include_router(_pictures(station))
+
+    @app.websocket("/socket")
+    async def socket(websocket: WebSocket) -> None:
+        await websocket.accept()
+        if station.hub.count >= MOST_PAGES:
+            await websocket.close(_TRY_AGAIN_LATER, f"{MOST_PAGES} pages are open already")
+        elif await _says_hello(websocket, station.access):
+            await _attend(websocket, station)
+        else:
+            await websocket.close(_POLICY_VIOLATION, "the token is missing or wrong")
+
+    return app
+
+
+def _pictures(station: Station) -> APIRouter:
+    """Pictures of recorded episodes, by number: no request names a file."""
+
+    def admit(authorization: Annotated[str, Header()] = "") -> None:
+        if not station.access.admits_header(authorization):
+            raise HTTPException(401, "the token is missing or wrong")
+
+    router = APIRouter(dependencies=[Depends(admit)])
+
+    @router.get("/episodes/{number}/thumbnail")
+    def thumbnail(number: Number) -> Response:
+        return _found(station.library.thumbnail(number), "image/jpeg")
+
+    @router.get("/episodes/{number}/film")
+    def film(number: Number) -> Response:
+        return _found(station.library.film(number), "application/octet-stream")
+
+    return router
+
+
+def _found(content: bytes, kind: str) -> Response:
+    if not content:
+        raise HTTPException(404, "this episode has no pictures on this machine")
+    return Response(content, media_type=kind)
+
+
+def _asset(path: str) -> Any:
+    name, kind = ASSETS[path]
+    content = resources.files("nightshift.teleop").joinpath("static", name).read_bytes()
+
+    async def asset() -> Response:
+        return Response(content, media_type=kind)
+
+    return asset
+
+
+async def _says_hello(websocket: WebSocket, access: Access) -> bool:
+    """Whether the first message brings the token in time."""
+    try:
+        hello = messages.parse(await asyncio.wait_for(websocket.receive_text(), _HELLO_SECONDS))
+    except (TimeoutError, DataError, WebSocketDisconnect, KeyError):
+        return False
+    return isinstance(hello, messages.Hello) and access.admits(hello.token)
+
+
+async def _attend(websocket: WebSocket, station: Station) -> None:
+    """Serve one page until it is gone. A pilot's page that goes stops the robot at once."""
+    page = station.next_page()
+    for message in (station.session.welcome(), station.session.episodes(), station.session.state()):
+        page.tell(json.dumps(message))
+    station.hub.add(page)
+    sending = asyncio.create_task(_send(websocket, page))
+    try:
+        while True:
+            _receive(await websocket.receive_text(), page, station)
+    except (WebSocketDisconnect, RuntimeError, KeyError):  # gone, gone while we sent, or not a text
+        pass
+    finally:
+        station.pilot.release(page.number)
+        station.hub.remove(page)
+        sending.cancel()
+
+
+async def _send(websocket: WebSocket, page: Page) -> None:
+    while True:
+        message = await page.next()
+        await (websocket.send_bytes(message) if isinstance(message, bytes) else websocket.send_text(message))
+
+
+def _receive(text: str, page: Page, station: Station) -> None:
+    try:
+        message = messages.parse(text)
+    except DataError as error:
+        _refuse(page, f"not understood: {error.what}")
+        return
+    match message:
+        case messages.Seen():
+            page.seen()
+        case messages.Pilot():
+            _claim(message, page, station)
+        case messages.Release():
+            station.pilot.release(page.number)
+            page.tell(json.dumps({"type": "controls", "granted": False}))
+        case messages.Hello():
+            pass
+        case _ if not station.pilot.is_held_by(page.number):
+            _refuse(page, "you are watching: take the controls first")
+        case messages.Drive():
+            _drive(message, page, station)
+        case _:
+            station.session.submit(page.number, message)
+
+
+def _claim(message: messages.Pilot, page: Page, station: Station) -> None:
+    holder = station.pilot.claim(page.number, message.who)
+    granted = holder.client == page.number
+    page.tell(json.dumps({"type": "controls", "granted": granted}))
+    if not granted:
+        _refuse(page, f"{holder.who} has the controls")
+
+
+def _drive(message: messages.Drive, page: Page, station: Station) -> None:
+    if len(message.axes) != station.session.axes:
+        _refuse(page, f"a command has {station.session.axes} axes")
+    else:
+        station.pilot.drive(page.number, message)
+
+
+def _refuse(page: Page, reason: str) -> None:
+    page.tell(json.dumps({"type": "notice", "text": reason, "problem": True}))
+
+
+class Server:
+    """Runs the site and the session's thread until it is told to stop, or one of them fails."""
+
+    def __init__(self, station: Station, host: str, port: int) -> None:
+        self._station = station
+        settings = uvicorn.Config(
+            Guard(create_app(station), station.access),
+            host=host,
+            port=port,
+            access_log=False,
+            log_level="warning",
+            ws_max_size=messages.LARGEST,
+            ws_ping_interval=5,
+            ws_ping_timeout=5,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+            server_header=False,
+        )
+        self._uvicorn = uvicorn.Server(settings)
+        self._thread = threading.Thread(target=station.session.run, name="teleop-simulator")
+        self._error: BaseException | None = None
+        station.hub.on_failure = self.fail
+
+    def fail(self, error: BaseException) -> None:
+        """End with this error."""
+        self._error = error
+        self.stop()
+
+    def stop(self) -> None:
+        self._uvicorn.should_exit = True
+
+    @property
+    def port(self) -> int | None:
+        """Where it listens; None until it does."""
+        servers = self._uvicorn.servers if self._uvicorn.started else []
+        return next((socket.getsockname()[1] for server in servers for socket in server.sockets), None)
+
+    def run(self) -> None:
+        """Blocks. The error of whatever failed is raised."""
+        self._thread.start()
+        try:
+            self.serve()
+        finally:
+            self._station.session.close()
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def serve(self) -> None:
+        """The site alone."""
+        self._uvicorn.run()
+
+
+def open_server(
+    setup: Setup, library: Library, access: Access, address: tuple[str, int], clock: Callable[[], float]
+) -> Server:
+    """A server with a session of its own; nothing runs yet."""
+    hub, pilot = Hub(), Pilot(setup.suite.action_space, clock)
+    session = Session(setup, library, pilot, hub, clock)
+    station = Station(session=session, pilot=pilot, library=library, hub=hub, access=access)
+    return Server(station, *address)

@@ -1,0 +1,456 @@
+"""The session: one thread owns the simulator, takes the newest command of the pilot at a fixed rate, and records.
+
+    loading ─▶ ready ─ start ─▶ running ◀─ pause, resume ─▶ paused
+                 ▲                 │ success, or marked        │ marked
+                 └── reset ◀─ ended ◀───── saving ◀────────────┘
+
+Only `running` makes control steps, and only while the pilot's page is heard of: without a word for DEAD_MAN_SECONDS the
+robot stops and the episode is paused. The first movement begins an episode, so that no demo begins with idle steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from nightshift import config, envs
+from nightshift.data.episode import NO_POLICY, Episode
+from nightshift.envs.base import Fleet, Suite
+from nightshift.envs.protocols import find as find_protocol
+from nightshift.envs.splits import split_training_states
+from nightshift.errors import NightshiftError, SimulatorError
+from nightshift.interventions.base import Moment
+from nightshift.teleop import messages
+from nightshift.teleop.driver import Driver
+from nightshift.teleop.library import ORIGIN, Library
+from nightshift.teleop.mirror import SCENE, Development, Frame, Mirror
+from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Holder, Pilot, moves
+from nightshift.teleop.recorder import PERSON, SIMULATOR, Decision, Ending, Recorder
+from nightshift.types import INSTRUCTION, Array, Observation, Provenance, Task
+
+Phase = Literal["loading", "ready", "running", "paused", "saving", "ended"]
+MAX_STEPS = 6000
+"""Control steps of an episode: five minutes, after which a person has to say how it went."""
+PICTURE_SIZE = 256
+_ACTIVE = np.ones(1, np.bool_)
+
+
+class Listener(Protocol):
+    """Hears what happens, from any thread, and must not block."""
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """JSON for every page. A newer message of the type "state" replaces an older one."""
+        ...
+
+    def show(self, frame: Frame) -> None: ...
+
+    def fail(self, error: BaseException) -> None:
+        """The simulator's thread or the mirror's has ended."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a session plays with."""
+
+    env: config.Env
+    states: config.States
+    commit: str
+    driver: Driver | None = None
+
+    @cached_property
+    def suite(self) -> Suite:
+        return envs.suite(self.env.suite)
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        return {task.name: task for task in envs.tasks(self.env)}
+
+    @cached_property
+    def starts(self) -> dict[str, range]:
+        """Init states by task. Demos start from training states only, and from none that validation uses."""
+        return {name: split_training_states(task, self.states).train for name, task in self.tasks.items()}
+
+    @cached_property
+    def played(self) -> config.Env:
+        """With all cameras, to look at, where params.yaml records none."""
+        if self.env.cameras.names:
+            return self.env
+        cameras = {"names": tuple(self.suite.cameras), "size": PICTURE_SIZE, "shadows": False}
+        return self.env.model_copy(update={"cameras": self.env.cameras.model_copy(update=cameras)})
+
+    def make_fleet(self, task: Task) -> Fleet:
+        fleet = envs.make_fleet(task, self.played)
+        if not self.env.cameras.names:
+            self.suite.sketch(fleet)
+        return fleet
+
+    @cached_property
+    def views(self) -> list[str]:
+        """What people see: the scene, and every camera that shows something else."""
+        return [SCENE, *(name for name in self.played.cameras.names if name != "agentview")]
+
+
+class Session:
+    def __init__(
+        self, setup: Setup, library: Library, pilot: Pilot, listener: Listener, clock: Callable[[], float]
+    ) -> None:
+        self._setup = setup
+        self._library = library
+        self._pilot = pilot
+        self._listener = listener
+        self._clock = clock
+        self._orders: deque[tuple[int, messages.Order]] = deque()
+        self._closing = threading.Event()
+        self._fleets: dict[str, Fleet] = {}
+        self._phase: Phase = "loading"
+        self._task = next(iter(setup.tasks.values()))
+        self._init_state = setup.starts[self._task.name][0]
+        self._observation: Observation = {}
+        self._recorder: Recorder | None = None
+        self._people: dict[str, None] = {}
+        self._saving: tuple[Future[Development], Ending] | None = None
+        self._executed_seq = -1
+        self._gripper: messages.Gripper = "open"
+        self._starter = -1
+        suite, protocol = setup.suite, find_protocol(setup.env.protocol)
+        drawing = suite.drawing(protocol, setup.played.cameras)
+        self._mirror = Mirror(setup.views, lambda image: suite.upright(image, drawing), listener.show, listener.fail)
+
+    @property
+    def axes(self) -> int:
+        """Numbers of a command: those of an action but the gripper's."""
+        return self._setup.suite.action_space.size - 1
+
+    def submit(self, client: int, order: messages.Order) -> None:
+        """Carried out before the next control step, if `client` is the pilot then."""
+        self._orders.append((client, order))
+
+    def close(self) -> None:
+        """Stop after the current control step."""
+        self._closing.set()
+
+    def run(self) -> None:
+        """Until `close`. The thread that runs this is the only one that touches the simulator."""
+        period = 1 / self._setup.suite.control_hz
+        try:
+            self.load()
+            due = self._clock()
+            while not self._closing.is_set():
+                self.tick()
+                due = max(due + period, self._clock())  # a late step is not made up for by a faster one
+                self._closing.wait(due - self._clock())
+        except Exception as error:  # noqa: BLE001 - the server ends with it
+            self._listener.fail(error)
+        finally:
+            self._shut()
+
+    def load(self) -> None:
+        """Build the first simulator; DataError if the source could not take what will be recorded."""
+        self._reset(self._task.name, self._next_state(self._task.name))
+        self._library.check(self._trial())
+
+    def tick(self) -> None:
+        """One period of control."""
+        while self._orders:
+            client, order = self._orders.popleft()
+            self._carry_out(client, order)
+        self._finish_saving()
+        if self._phase == "running":
+            self._control()
+        self._listener.tell(self.state())
+
+    def _shut(self) -> None:
+        if self._saving is not None:
+            wait([self._saving[0]])
+            self._finish_saving()
+        self._drop("the session ends")
+        self._mirror.close(self._fleets.values())
+
+    def state(self) -> dict[str, Any]:
+        """Everything on the page that changes while an episode is played."""
+        holder, recorder = self._pilot.holder, self._recorder
+        return {
+            "type": "state",
+            "phase": self._phase,
+            "awaits_motion": self._awaits_motion,
+            "task": self._task.name,
+            "init_state": self._init_state,
+            "step": recorder.steps if recorder else 0,
+            "interventions": recorder.interventions if recorder else 0,
+            "pilot": holder.who if holder else "",
+            "in_control": "person" if self._pilot.has_control else "policy",
+            "gripper": self._gripper,
+            "seq": self._executed_seq,
+            "time": self._clock(),
+        }
+
+    def episodes(self) -> dict[str, Any]:
+        """The list of episodes, newest first."""
+        return {"type": "episodes", "episodes": [asdict(entry) for entry in reversed(self._library.entries)]}
+
+    def welcome(self) -> dict[str, Any]:
+        """What a page needs to know once."""
+        starts = self._setup.starts
+        driver = self._setup.driver
+        return {
+            "type": "welcome",
+            "source": self._library.name,
+            "suite": self._setup.env.suite,
+            "tasks": [
+                {"name": name, "language": task.language, "states": [starts[name][0], starts[name][-1]]}
+                for name, task in self._setup.tasks.items()
+            ],
+            "views": self._setup.views,
+            "control_hz": self._setup.suite.control_hz,
+            "axes": self.axes,
+            "policy": driver.label if driver else "",
+            "lost": self._library.lost,
+        }
+
+    @property
+    def _awaits_motion(self) -> bool:
+        """Whether an episode has begun that the pilot has not moved in yet."""
+        if self._phase != "running" or not self._pilot.has_control or self._recorder is None:
+            return False
+        return not self._recorder.steps and not moves(self._pilot.command)
+
+    def _say(self, text: str, *, is_problem: bool = False) -> None:
+        self._listener.tell({"type": "notice", "text": text, "problem": is_problem})
+
+    # Orders of the pilot
+
+    def _carry_out(self, client: int, order: messages.Order) -> None:
+        if not self._pilot.is_held_by(client):
+            return  # the controls have gone to somebody else meanwhile
+        try:
+            match order:
+                case messages.Choose():
+                    self._choose(order)
+                case messages.Start():
+                    self._start()
+                case messages.Pause():
+                    self._pause("stopped")
+                case messages.Resume():
+                    self._resume()
+                case messages.Mark():
+                    self._mark(success=order.success)
+                case messages.Undo():
+                    self._undo()
+                case messages.TakeOver() | messages.HandBack():
+                    self._hand_over(to_person=isinstance(order, messages.TakeOver))
+        except NightshiftError as error:
+            self._say(f"{error.what} → {error.next_step}" if error.next_step else error.what, is_problem=True)
+
+    def _choose(self, order: messages.Choose) -> None:
+        if self._phase == "saving":
+            raise SimulatorError("an episode is being saved", "wait for it")
+        if order.task not in self._setup.tasks:
+            raise SimulatorError(f"there is no task {order.task[:40]!r} here")
+        states = self._setup.starts[order.task]
+        state = self._next_state(order.task) if order.init_state is None else order.init_state
+        if state not in states:
+            raise SimulatorError(f"{order.task} has no training state {state}", f"choose {states[0]} to {states[-1]}")
+        self._drop("reset")
+        self._reset(order.task, state)
+
+    def _next_state(self, task: str) -> int:
+        """The next state after the current one that no success started from; the next one if there are all."""
+        states = self._setup.starts[task]
+        solved = {entry.init_state for entry in self._library.entries if entry.task == task and entry.success}
+        start = self._init_state + 1 if task == self._task.name and self._observation else 0
+        order = [states[(start + offset) % len(states)] for offset in range(len(states))]
+        return next((state for state in order if state not in solved), order[0])
+
+    def _reset(self, task: str, init_state: int) -> None:
+        self._phase, self._task, self._init_state = "loading", self._setup.tasks[task], init_state
+        self._listener.tell(self.state())
+        if task not in self._fleets:
+            self._fleets[task] = self._setup.make_fleet(self._task)
+        fleet = self._fleets[task]
+        self._mirror.show(fleet.sibling())
+        self._observation = _only_row(fleet.reset("train", [init_state]))
+        self._mirror.reset(init_state, self._clock())
+        self._pilot.has_control = self._setup.driver is None
+        self._gripper = "open"
+        self._phase = "ready"
+
+    def _start(self) -> None:
+        if self._phase == "ended":
+            self._reset(self._task.name, self._next_state(self._task.name))
+        if self._phase != "ready":
+            raise SimulatorError(f"an episode cannot be started: the session is {self._phase}")
+        holder, driver = self._pilot.holder, self._setup.driver
+        self._recorder = Recorder(
+            task=self._task.name,
+            init_state=self._init_state,
+            who=holder.who if holder else "",
+            journal=self._library.journal,
+            policy_version=driver.version if driver else NO_POLICY,
+        )
+        self._people = {}
+        if driver:
+            driver.plan_anew()
+        self._pilot.begin(self._task)
+        self._recorder.begin(self._observation)
+        self._run_for(holder)
+
+    def _pause(self, why: str) -> None:
+        if self._phase == "running":
+            self._phase = "paused"
+            self._say(why)
+
+    def _resume(self) -> None:
+        if self._phase == "paused":
+            self._run_for(self._pilot.holder)
+
+    def _run_for(self, holder: Holder | None) -> None:
+        """Only the connection that started the robot keeps it going: a page that was reloaded has to resume."""
+        self._starter = holder.client if holder else -1
+        self._phase = "running"
+
+    def _hand_over(self, *, to_person: bool) -> None:
+        if self._setup.driver is None:
+            raise SimulatorError("there is no policy to take over from", "start with nightshift teleop --policy …")
+        self._setup.driver.plan_anew()
+        self._pilot.has_control = to_person
+
+    def _mark(self, *, success: bool) -> None:
+        if self._phase not in ("running", "paused") or self._recorder is None:
+            raise SimulatorError("there is no episode to mark: it is saved already, or none was started")
+        if not self._recorder.steps:
+            raise SimulatorError("the episode has no steps yet", "move the hand first")
+        self._end(Ending(success=success, judge=PERSON))
+
+    def _undo(self) -> None:
+        if self._phase in ("running", "paused", "saving"):
+            raise SimulatorError("an episode is being played", "mark it or reset first")
+        entry = self._library.undo()
+        self._say(f"episode {entry.number} of {entry.task} is removed")
+        self._listener.tell(self.episodes())
+
+    def _drop(self, why: str) -> None:
+        """Throw away the episode in the making."""
+        recorder, self._recorder, self._saving = self._recorder, None, None
+        if recorder is not None:
+            recorder.forget()
+            if recorder.steps:
+                self._say(f"{why}: an episode of {recorder.steps} steps was not kept")
+
+    # Control
+
+    def _control(self) -> None:
+        """One control step, unless something stands in the way."""
+        if not self._pilot.is_held_by(self._starter):
+            self._pause("the pilot's page is gone: stopped")
+        elif not self._pilot.is_alive:
+            self._pause(f"no word from the pilot for {DEAD_MAN_SECONDS} s: stopped")
+        elif self._recorder is not None and self._recorder.steps >= MAX_STEPS:
+            self._pause(f"{MAX_STEPS} steps: mark the episode as success or failure")
+        elif not self._awaits_motion:
+            self._step()
+
+    def _step(self) -> None:
+        assert self._recorder is not None
+        command, holder = self._pilot.command, self._pilot.holder
+        decision = self._decide(self._recorder.steps)
+        if decision.by_person or self._setup.driver is None:
+            self._people[holder.who if holder else self._recorder.who] = None
+        after = self._fleets[self._task.name].step(decision.executed[None], _ACTIVE)
+        self._executed_seq = command.seq if command else self._executed_seq
+        self._gripper = "closed" if decision.executed[-1] > 0 else "open"
+        self._mirror.step(decision.executed, self._clock())
+        unstable, success = bool(after.unstable[0]), bool(after.success[0])
+        if not unstable:  # what an unstable simulation shows means nothing
+            self._observation = _only_row(after.observation)
+        self._recorder.add(decision, self._observation)
+        if success or unstable:
+            self._end(Ending(success=success and not unstable, judge=SIMULATOR, unstable=unstable))
+
+    def _decide(self, step: int) -> Decision:
+        driver = self._setup.driver
+        fleet = self._fleets[self._task.name]
+        space = fleet.action_space
+        if driver is None:
+            wanted = np.zeros(space.size, np.float32)
+        else:
+            wanted = driver.act(self._seen_by_policy, alone=not self._pilot.has_control)
+        moment = Moment(step=step, observation=self._observation, scene=lambda: fleet.scene(0), policy_action=wanted)
+        override = self._pilot.override(moment)
+        executed = space.clip(wanted if override is None else override).astype(np.float32)
+        return Decision(
+            executed=executed,
+            policy_action=wanted if driver else executed,
+            by_person=driver is not None and override is not None,
+        )
+
+    def _seen_by_policy(self) -> Observation:
+        assert self._setup.driver is not None
+        names = self._setup.driver.policy.observations
+        known = {**self._observation, INSTRUCTION: np.array(self._task.language)}
+        cameras = [name for name in names if name not in known]
+        images = self._mirror.look(cameras).result() if cameras else {}
+        return {name: images[name] if name in images else np.asarray(known[name])[None] for name in names}
+
+    # Saving
+
+    def _end(self, ending: Ending) -> None:
+        assert self._recorder is not None
+        self._phase = "saving"
+        self._saving = self._mirror.develop(self._recorder.actions, self._setup.env.cameras.names), ending
+
+    def _finish_saving(self) -> None:
+        if self._saving is None or self._recorder is None or not self._saving[0].done():
+            return
+        (future, ending), self._saving = self._saving, None
+        try:
+            developed = future.result()
+            entry = self._library.save(self._episode(self._recorder, ending, developed), developed.film)
+        except NightshiftError as error:
+            self._phase = "paused"  # it is still in memory: it can be marked again
+            self._say(f"the episode is not saved: {error.what} → {error.next_step}", is_problem=True)
+            return
+        self._recorder.forget()
+        self._recorder, self._phase = None, "ended"
+        self._say(f"episode {entry.number} is saved as a {'success' if entry.success else 'failure'}")
+        self._listener.tell(self.episodes())
+
+    def _episode(self, recorder: Recorder, ending: Ending, developed: Development) -> Episode:
+        driver = self._setup.driver
+        who = ", ".join(self._people) or recorder.who
+        provenance = Provenance(
+            source="human" if self._people else "policy",
+            suite=self._task.suite,
+            task=recorder.task,
+            language=self._task.language,
+            split="train",
+            init_state=recorder.init_state,
+            seed=None,
+            versions=envs.versions(self._task.suite),
+            commit=self._setup.commit,
+            origin=f"{ORIGIN} {self._library.name}, by {who}",
+        )
+        metadata = {"who": who, "judge": ending.judge, **({"policy": driver.label} if driver else {})}
+        return recorder.episode(ending, provenance, developed.images, metadata)
+
+    def _trial(self) -> Episode:
+        """Such an episode as this session records, of one step."""
+        recorder = Recorder(task=self._task.name, init_state=self._init_state, who="", journal=self._library.journal)
+        nothing = np.zeros(self._setup.suite.action_space.size, np.float32)
+        recorder.observations = [{k: v for k, v in self._observation.items() if k != INSTRUCTION}] * 2
+        recorder.decisions = [Decision(executed=nothing, policy_action=nothing, by_person=False)]
+        space = envs.observation_space(self._setup.env)
+        images = {name: np.zeros((2, *space[name].shape), np.uint8) for name in self._setup.env.cameras.names}
+        return self._episode(recorder, Ending(success=True, judge=SIMULATOR), Development(images=images, film=[]))
+
+
+def _only_row(observation: Observation) -> dict[str, Array]:
+    """Of a fleet of one, copied: the fleet overwrites its arrays."""
+    return {name: np.array(values[0]) for name, values in observation.items()}

@@ -1,0 +1,101 @@
+"""The real server on a free port, around a session that a test steps, and a page that is a program."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+from nightshift import config
+from nightshift.teleop.access import Access
+from nightshift.teleop.driver import Driver
+from nightshift.teleop.hub import Hub
+from nightshift.teleop.server import Server, Station
+from tests.teleop.parts import Rig, setup_of
+
+_PATIENCE_SECONDS = 120
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.005)
+
+
+class Served:
+    """A rig behind a web server."""
+
+    def __init__(self, rig: Rig, port: int) -> None:
+        self.rig = rig
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+
+@contextmanager
+def served(params: config.Params, *, token: str | None = None, driver: Driver | None = None) -> Iterator[Served]:
+    hub = Hub()
+    rig = Rig(setup_of(params, driver), listener=hub)
+    station = Station(session=rig.session, pilot=rig.pilot, library=rig.library, hub=hub, access=Access(token))
+    server = Server(station, "127.0.0.1", 0)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    until(lambda: server.port is not None)
+    try:
+        assert server.port is not None
+        yield Served(rig, server.port)
+    finally:
+        server.stop()
+        thread.join()
+        rig.close()
+
+
+class Visitor:
+    """A page without a browser."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._seq = 0
+        self.pictures = 0
+
+    def say(self, **message: Any) -> None:
+        self._socket.send(json.dumps(message))
+
+    def say_raw(self, text: str | bytes) -> None:
+        self._socket.send(text)
+
+    def hear(self, kind: str) -> Mapping[str, Any]:
+        """The next message of this type."""
+        while True:
+            received = self._socket.recv(timeout=_PATIENCE_SECONDS)
+            if isinstance(received, bytes):
+                self.pictures += 1
+                self.say(type="seen")
+                continue
+            message: dict[str, Any] = json.loads(received)
+            if message["type"] == kind:
+                return message
+
+    def fly(self, who: str) -> bool:
+        self.say(type="pilot", who=who)
+        return bool(self.hear("controls")["granted"])
+
+    def drive(self, *axes: float) -> None:
+        self._seq += 1
+        self.say(type="drive", seq=self._seq, axes=axes, gripper="open", speed=1.0)
+
+
+@contextmanager
+def visitor(at: Served, *, token: str = "", **options: Any) -> Iterator[Visitor]:
+    with connect(f"ws://127.0.0.1:{at.port}/socket", **options) as socket:
+        found = Visitor(socket)
+        found.say(type="hello", token=token)
+        yield found

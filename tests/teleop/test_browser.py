@@ -1,0 +1,213 @@
+"""A scripted user in a real browser: demos, a policy that is taken over, a failure, a reload in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from nightshift import config
+from nightshift.data.episode_store import EpisodeStore
+from tests.browser import Page, browser
+from tests.teleop.parts import FULL_STEP, Rig, assert_replays, stored, straight
+from tests.teleop.serving import Served, served, until
+
+pytestmark = pytest.mark.usefixtures("project")
+SPEED = np.float32(0.35)
+"""Of the slider as the page opens."""
+MOVES = {"KeyW": (0, -1), "KeyS": (0, 1), "KeyA": (1, -1), "KeyD": (1, 1), "KeyR": (2, 1), "KeyF": (2, -1)}
+
+
+def enter(page: Page, at: Served, width: int) -> None:
+    """Through an empty page: what the page of another test's server complains of is not about this one."""
+    page.visit("about:blank", width)
+    page.evaluate("0")
+    page.visit(at.url, width)
+    page.wait("welcome !== null")
+
+
+class User:
+    """Presses keys and clicks buttons. A control step is made when the page has sent what the user wants."""
+
+    def __init__(self, page: Page, at: Served) -> None:
+        self.page = page
+        self.rig: Rig = at.rig
+        self.expected: list[list[float]] = []
+        """The actions that this user has made, of the episode so far."""
+        enter(page, at, 1440)
+
+    def fly(self, who: str) -> None:
+        self.page.evaluate(f"document.getElementById('who').value = '{who}'")
+        self.page.click("#controls")
+        until(lambda: self.rig.pilot.holder is not None)
+        self.page.wait("isPilot")
+
+    def press(self, code: str) -> None:
+        """A shortcut, whose order the session has when this returns."""
+        self.page.wait(f"!document.getElementById(SHORTCUTS[{code!r}]).disabled")
+        self.page.key(code, down=True)
+        self.page.key(code, down=False)
+        until(lambda: bool(self.rig.session._orders))
+        self.rig.session.tick()
+        self.rig.settle()
+
+    def hold(self, code: str, steps: int) -> None:
+        """Hold a key for this many control steps, and let go."""
+        axis, sign = MOVES[code]
+        self.page.key(code, down=True)
+        self._step(steps, axis, sign)
+        self.page.key(code, down=False)
+        until(lambda: self._wanted() == [0.0] * 6)
+
+    def _step(self, steps: int, axis: int, sign: int) -> None:
+        wanted = [float(sign) if index == axis else 0.0 for index in range(6)]
+        until(lambda: self._wanted() == wanted)
+        for _ in range(steps):
+            before = self.rig.steps
+            seq = self._seq()
+            until(lambda seq=seq: self._seq() > seq)  # type: ignore[misc]
+            if self.rig.phase == "running":
+                self.rig.tick()
+                self.expected.append([float(SPEED * np.float32(value)) for value in wanted])
+                assert self.rig.steps == before + 1 or self.rig.phase != "running"
+        self.rig.settle()
+
+    def demonstrate(self) -> None:
+        """Along one axis after the other until the simulator says that the goal is reached."""
+        self.expected = []
+        self.press("Enter")
+        for axis, keys in enumerate((("KeyW", "KeyS"), ("KeyA", "KeyD"), ("KeyF", "KeyR"))):
+            way = self.rig.to_goal()[axis]
+            self.hold(keys[int(way > 0)], round(abs(way) / (SPEED * FULL_STEP)))
+        assert self.rig.phase == "ended"
+
+    def _wanted(self) -> list[float]:
+        command = self.rig.pilot.command
+        return list(command.axes) if command else []
+
+    def _seq(self) -> int:
+        command = self.rig.pilot.command
+        return command.seq if command else -1
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Page]:
+    with browser() as page:
+        yield page
+
+
+def test_a_user_records_three_demos_and_replays_them(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada Ünïcode")
+        made = []
+        for _ in range(3):
+            user.demonstrate()
+            made.append(user.expected)
+        demos = stored(at.rig.library)
+        assert [demo.actions[:-1, :6].tolist() for demo in demos] == made
+        for demo in demos:
+            assert demo.success and demo.provenance.source == "human" and demo.metadata["who"] == "Ada Ünïcode"
+            assert_replays(demo, params.env)
+        tab.wait("episodes.length === 3 && document.querySelectorAll('#episodes img[src^=blob]').length === 3")
+        assert "100 %" in tab.evaluate("document.getElementById('counts').innerText")
+        tab.click("#episodes button")
+        tab.wait("document.getElementById('replay').open && document.getElementById('replay-picture').naturalWidth > 0")
+        tab.evaluate("document.getElementById('replay').close()")
+        assert tab.evaluate("pictures[0].naturalWidth") == 256
+        assert tab.evaluate("document.getElementById('round-trip').textContent").endswith(" ms")
+        assert not tab.complaints()
+        ours = (at.url, at.url.replace("http", "ws"), f"blob:{at.url}")
+        assert all(url.startswith(ours) for url in tab.requests()), "nothing comes from elsewhere"
+
+
+def test_a_user_reloads_in_the_middle_marks_failure_and_undoes_it(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        user.press("Enter")
+        user.hold("KeyD", 2)
+        tab.reload()  # the robot stops, and the page gets its controls back
+        tab.wait("isPilot && welcome !== null")
+        until(lambda: user._seq() > 0)
+        at.rig.session.tick()
+        assert at.rig.phase == "paused" and at.rig.steps == 2
+        tab.wait("state.phase === 'paused'")
+        user.press("Enter")  # resumes, and the first step is without a key
+        user.expected.append([0.0] * 6)
+        user.hold("KeyA", 3)
+        tab.key("KeyG", down=True)
+        tab.key("KeyG", down=False)
+        until(lambda: at.rig.pilot.command is not None and at.rig.pilot.command.gripper == "closed")
+        at.rig.tick()
+        user.expected.append([0.0] * 6)
+        user.press("KeyN")
+        tab.wait("episodes.length === 1")
+        (failure,) = EpisodeStore(at.rig.library.failures)
+        assert failure.actions[:-1, :6].tolist() == user.expected and not failure.success
+        assert failure.actions[:-1, 6].tolist() == [-1.0] * 6 + [1.0]
+        assert_replays(failure, params.env)
+        user.press("KeyZ")
+        tab.wait("episodes.length === 0")
+        assert not list(EpisodeStore(at.rig.library.failures)) and not at.rig.library.successes.exists()
+        assert not tab.complaints()
+
+
+def test_a_user_takes_over_from_a_policy_and_hands_back(tab: Page, params: config.Params) -> None:
+    with served(params, driver=straight()) as at:
+        user = User(tab, at)
+        user.fly("Grace")
+        rig = at.rig
+        user.press("Enter")  # the policy makes a step with this
+        rig.tick()
+        user.press("KeyT")  # the person's first: holding still
+        user.expected = []
+        user.hold("KeyD", 2)
+        user.press("KeyT")  # and the policy again
+        rig.tick()
+        user.press("KeyY")
+        tab.wait("episodes.length === 1")
+        (episode,) = stored(rig.library)
+        assert episode.interventions.tolist() == [False, False, True, True, True, False, False, False]
+        assert episode.actions[3:5, :6].tolist() == user.expected
+        first, second = np.float32(0.1), np.float32(0.11)
+        assert episode.policy_actions[:-1, 0].tolist() == [first, second, first, first, first, first, second]
+        assert episode.actions[:-1, 0].tolist() == [first, second, 0, 0, 0, first, second]
+        assert_replays(episode, params.env)
+        assert "3 taken over" in tab.evaluate("document.getElementById('episodes').innerText")
+        assert not tab.complaints()
+
+
+def test_a_held_key_ends_with_the_focus_of_the_window_and_a_button_can_be_held(
+    tab: Page, params: config.Params
+) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        tab.key("KeyW", down=True)
+        until(lambda: user._wanted()[:1] == [-1.0])
+        tab.evaluate("window.dispatchEvent(new Event('blur'))")
+        until(lambda: user._wanted() == [0.0] * 6)
+        tab.evaluate("document.querySelector('[data-move=\"5+\"]').focus()")
+        for kind, down in (("keyDown", True), ("keyUp", False)):
+            tab.evaluate(f"document.activeElement.dispatchEvent(new KeyboardEvent('{kind.lower()}', {{key: ' '}}))")
+            until(lambda down=down: user._wanted()[5:] == [float(down)])  # type: ignore[misc]
+        assert not tab.complaints()
+
+
+@pytest.mark.parametrize("width", [390, 820, 1440])
+def test_nothing_is_wider_than_the_screen_and_every_control_has_a_name(
+    tab: Page, params: config.Params, width: int
+) -> None:
+    with served(params) as at:
+        enter(tab, at, width)
+        tab.wait("pictures[0].naturalWidth > 0")
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        nameless = """[...document.querySelectorAll('button, input, select')].filter(e =>
+            !(e.innerText || e.ariaLabel || e.labels && e.labels.length)).map(e => e.id)"""
+        assert tab.evaluate(nameless) == []
+        small = """[...document.querySelectorAll('main button')].filter(e => e.offsetParent &&
+            (e.offsetHeight < 40 || e.offsetWidth < 36)).map(e => e.id || e.dataset.move)"""
+        assert tab.evaluate(small) == [], "a finger needs room"
+        assert not tab.complaints()

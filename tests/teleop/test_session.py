@@ -1,0 +1,322 @@
+"""A person's session: what moves the robot, what stops it, and that the episodes are right to the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nightshift import config, envs, files
+from nightshift.config import merged
+from nightshift.data import dataset_store, sources
+from nightshift.data.episode import NO_POLICY
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.envs.splits import split_training_states
+from nightshift.errors import DataError
+from nightshift.pipeline.job import Job
+from nightshift.project import paths
+from nightshift.stages import dataset
+from nightshift.teleop import messages
+from nightshift.teleop.library import Library, read_film
+from nightshift.teleop.pilot import DEAD_MAN_SECONDS, LEASE_SECONDS
+from tests.data import examples
+from tests.teleop.parts import (
+    ALICE,
+    NAME,
+    PERIOD,
+    RANGES,
+    STILL,
+    assert_replays,
+    mark,
+    rig,
+    start,
+    stored,
+    straight,
+)
+
+BOB = 2
+FORWARD = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+pytestmark = pytest.mark.usefixtures("project")
+
+
+def test_a_demo_is_an_ordinary_episode_that_replays_bit_for_bit(params: config.Params) -> None:
+    with rig(params) as one:
+        one.demonstrate()
+        (demo,) = stored(one.library)
+        assert demo.success and demo.terminated and not demo.truncated
+        assert demo.provenance.source == "human" and demo.provenance.split == "train"
+        assert demo.metadata == {"who": "Alice", "judge": "simulator"}
+        assert np.array_equal(demo.policy_actions, demo.actions), "a person who drives alone overrides nobody"
+        assert not demo.interventions.any() and (demo.policy_versions == NO_POLICY).all()
+        assert demo.rewards.tolist() == [0.0] * (demo.length - 2) + [1.0, 0.0]
+        assert_replays(demo, params.env)
+        film = read_film(one.library.film(0))
+        assert film[-1][0] == demo.length - 1, "the film ends with the last state"
+
+
+def test_what_is_recorded_is_a_source_that_the_stage_dataset_takes(
+    params: config.Params, job: Callable[[str], Job]
+) -> None:
+    with rig(params) as one:
+        one.demonstrate()
+        one.demonstrate()
+        one.order(messages.Choose(type="reset", task="far", init_state=3))
+        one.demonstrate()
+        one.demonstrate()
+        assert [entry.init_state for entry in one.library.entries] == [0, 1, 3, 4], "the next state that is not solved"
+    settings = params.dataset.model_copy(update={"sources": (NAME,)})
+    dataset.run(job("dataset"), seed=0, dataset=settings)
+    found = dataset_store.read(paths.DATASET)
+    assert sum(len(list(found.episodes(part))) for part in dataset_store.SPLITS) == 4
+
+
+def test_the_first_movement_begins_an_episode(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        for _ in range(30):
+            one.drive(STILL)
+        assert one.steps == 0 and one.session.state()["awaits_motion"]
+        one.drive(FORWARD)
+        one.drive(STILL)
+        assert one.steps == 2, "standing still in the middle of an episode is part of it"
+
+
+@pytest.mark.parametrize("with_policy", [False, True])
+def test_without_a_word_from_the_pilot_the_robot_stops_within_a_second(
+    params: config.Params, with_policy: bool
+) -> None:
+    with rig(params, driver=straight() if with_policy else None) as one:
+        one.begin()
+        one.drive(FORWARD)
+        moved = one.steps
+        for _ in range(40):
+            one.tick()
+        assert one.phase == "paused"
+        assert (one.steps - moved) * PERIOD <= DEAD_MAN_SECONDS + PERIOD < 1
+        one.drive(FORWARD)
+        assert one.phase == "paused", "it does not move again by itself"
+        one.order(messages.Resume(type="resume"))
+        assert one.phase == "running"
+
+
+def test_a_closed_tab_stops_the_robot_before_its_next_step(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        one.pilot.release(ALICE)
+        one.tick()
+        assert one.phase == "paused" and one.steps == 1
+
+
+def test_a_page_that_was_reloaded_between_two_control_steps_has_to_resume(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD, gripper="closed")
+        one.pilot.release(ALICE)
+        one.pilot.claim(BOB, "Alice")
+        one.tick()
+        assert one.phase == "paused" and one.steps == 1
+        assert one.session.state()["gripper"] == "closed", "the page learns what the hand holds"
+        one.order(messages.Resume(type="resume"), client=BOB)
+        assert one.phase == "running"
+
+
+def test_one_pilot_at_a_time(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        assert one.pilot.claim(BOB, "Bob").who == "Alice"
+        command = messages.Drive(type="drive", seq=9, axes=FORWARD, gripper="open", speed=1.0)
+        assert not one.pilot.drive(BOB, command)
+        one.order(mark(success=True), client=BOB)
+        assert one.phase == "running"
+        one.clock.now += LEASE_SECONDS + PERIOD
+        assert one.pilot.claim(BOB, "Bob").who == "Bob", "silence ends a lease"
+        one.order(messages.Pause(type="pause"), client=ALICE)
+        assert not one.pilot.is_held_by(ALICE)
+
+
+def test_a_command_that_arrives_late_does_not_replace_a_newer_one(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        one.drive(STILL)
+        old = messages.Drive(type="drive", seq=1, axes=FORWARD, gripper="open", speed=1.0)
+        assert not one.pilot.drive(ALICE, old)
+        assert one.pilot.command is not None and not any(one.pilot.command.axes)
+
+
+def test_speed_scales_the_motion_and_the_gripper_is_open_or_closed(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD, speed=0.25)
+        one.drive((0.0, -0.5, 0.0, 0.0, 0.0, 1.0), gripper="closed", speed=0.5)
+        one.order(mark(success=True))
+        one.settle()
+        (demo,) = stored(one.library)
+        assert demo.actions[:2].tolist() == [[0.25, 0, 0, 0, 0, 0, -1], [0, -0.25, 0, 0, 0, 0.5, 1]]
+
+
+def test_taking_over_and_handing_back_records_both_actions_at_every_step(params: config.Params) -> None:
+    with rig(params, driver=straight()) as one:
+        one.begin()  # the policy drives: one step
+        one.drive()
+        one.order(messages.TakeOver(type="take_over"))  # still with the command before
+        one.drive((0.0, 0.5, 0.0, 0.0, 0.0, 0.0))
+        one.order(messages.HandBack(type="hand_back"))
+        one.drive((0.0, 0.5, 0.0, 0.0, 0.0, 0.0))
+        one.order(mark(success=True))
+        one.settle()
+        (episode,) = stored(one.library)
+        assert episode.interventions.tolist() == [False, False, True, True, False, False, False]
+        first, second = np.float32(0.1), np.float32(0.11)
+        assert episode.policy_actions[:-1, 0].tolist() == [first, second, first, first, first, second]
+        assert episode.actions[:-1, 0].tolist() == [first, second, 0, 0, first, second]
+        assert episode.actions[:-1, 1].tolist() == [0, 0, 0, 0.5, 0, 0]
+        assert (episode.policy_versions == 7).all()
+        assert episode.provenance.source == "human" and episode.metadata["policy"] == "models/straight"
+        assert_replays(episode, params.env)
+
+
+def test_an_episode_that_nobody_touched_is_the_policys(params: config.Params) -> None:
+    with rig(params, driver=straight()) as one:
+        one.begin()
+        one.drive()
+        one.order(mark(success=True))
+        one.settle()
+        (episode,) = stored(one.library)
+        assert episode.provenance.source == "policy" and not episode.interventions.any()
+
+
+def test_failures_are_kept_apart_and_undo_takes_the_last_episode_out(params: config.Params) -> None:
+    with rig(params) as one:
+        one.demonstrate()
+        one.demonstrate()
+        one.begin()
+        one.drive(FORWARD)
+        one.order(mark(success=False))
+        one.settle()
+        (failure,) = EpisodeStore(one.library.failures)
+        assert not failure.success and failure.truncated and not failure.rewards.any()
+        assert len(stored(one.library)) == 2
+        undo = messages.Undo(type="undo")
+        one.order(undo)
+        assert not list(EpisodeStore(one.library.failures)) and len(stored(one.library)) == 2
+        one.order(undo)
+        assert [entry.number for entry in one.library.entries] == [0]
+        assert len(list(sources.open_store(NAME))) == 1, "the source is whole at any time"
+        one.order(undo)
+        assert NAME not in sources.names()
+        one.order(undo)
+        assert one.ear.notices[-1] == "there is no episode to undo"
+
+
+def test_only_training_states_are_played(params: config.Params) -> None:
+    validation = split_training_states(envs.tasks(params.env)[0], params.states).validation[0]
+    with rig(params) as one:
+        one.pilot.claim(ALICE, "Alice")
+        one.order(messages.Choose(type="reset", task="near", init_state=validation))
+        assert one.session.state()["init_state"] == 0
+        assert f"no training state {validation}" in one.ear.notices[-1]
+
+
+def test_a_crash_loses_the_episode_in_the_making_alone_and_says_so(params: config.Params) -> None:
+    crashed = Library(NAME, RANGES)
+    crashed._claim.release()
+    with rig(params) as one:
+        one.demonstrate()
+        one.begin()
+        one.drive(FORWARD)
+        one.drive(FORWARD)
+        one.library._claim.release()  # as the kernel does for a process that dies
+        after = Library(NAME, RANGES)
+        expected = "in the middle of an episode (of near from init state 1 by Alice, 2 steps): that episode is lost"
+        assert expected in after.lost
+        assert [entry.number for entry in after.entries] == [0]
+        after.close()
+        again = Library(NAME, RANGES)
+        assert again.lost == "", "it is said once"
+        again.close()
+
+
+def test_a_full_disk_keeps_the_episode_in_memory_until_it_can_be_saved(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise DataError("no space left", "free some")
+
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        with monkeypatch.context() as patch:
+            patch.setattr(Library, "_publish", full)
+            one.order(mark(success=True))
+            one.settle()
+            assert one.phase == "paused" and "not saved: no space left" in one.ear.notices[-1]
+        one.order(mark(success=True))
+        one.settle()
+        assert [demo.length for demo in stored(one.library)] == [2]
+
+
+def test_a_session_that_ends_while_it_saves_saves(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        one.session.submit(ALICE, mark(success=True))
+        one.session.tick()
+    assert len(list(sources.open_store(NAME))) == 1
+
+
+def test_two_processes_cannot_record_into_one_source(params: config.Params) -> None:
+    with rig(params), pytest.raises(DataError, match="is in use"):
+        Library(NAME, RANGES)
+
+
+def test_an_import_of_another_origin_is_not_recorded_into() -> None:
+    with files.new_folder(paths.IMPORTS / "kitchen") as folder:
+        EpisodeStore(folder).put("0", examples.make())
+    with pytest.raises(DataError, match="another origin"):
+        Library("kitchen", RANGES)
+
+
+def test_other_cameras_than_the_source_has_are_refused_before_anybody_plays(params: config.Params) -> None:
+    with rig(params) as one:
+        one.demonstrate()
+    seeing = config.Params.model_validate(
+        merged(params.model_dump(mode="json", by_alias=True), {"env": {"cameras": {"names": ["agentview"]}}})
+    )
+    with pytest.raises(DataError, match=r"observations\.agentview is not declared"), rig(seeing):
+        pass
+
+
+def test_recorded_cameras_show_every_step_whatever_was_shown_live(params: config.Params) -> None:
+    env = params.env.model_copy(
+        update={"cameras": params.env.cameras.model_copy(update={"names": ("agentview",), "size": 32})}
+    )
+    seeing = params.model_copy(update={"env": env})
+    with rig(seeing) as one:
+        one.demonstrate()
+        (demo,) = stored(one.library)
+    simulator = envs.make(envs.tasks(env)[0], env)
+    simulator.reset("train", 0)
+    expected = [simulator.camera_images(["agentview"])["agentview"]]
+    for action in demo.actions[:-1]:
+        simulator.step(action)
+        expected.append(simulator.camera_images(["agentview"])["agentview"])
+    assert np.array_equal(demo.observations["agentview"], np.stack(expected))
+
+
+def test_an_order_that_makes_no_sense_now_is_refused_with_a_sentence(params: config.Params) -> None:
+    with rig(params) as one:
+        one.pilot.claim(ALICE, "Alice")
+        one.order(mark(success=True))
+        assert "no episode to mark" in one.ear.notices[-1]
+        one.order(messages.TakeOver(type="take_over"))
+        assert "no policy to take over from" in one.ear.notices[-1]
+        one.order(messages.Choose(type="reset", task="../../etc", init_state=0))
+        assert "no task" in one.ear.notices[-1]
+        one.order(start())
+        one.order(start())
+        assert "cannot be started" in one.ear.notices[-1]
