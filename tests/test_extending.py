@@ -30,6 +30,7 @@ from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
 from nightshift.project import paths
 from nightshift.rewards.reward import open_reward
+from nightshift.rollouts.experts import decide
 from tests.conftest import REPOSITORY, add_store, make_project, small_params
 from tests.stages.test_rlpd import SMALL as RLPD
 
@@ -90,12 +91,12 @@ def write_demos(folder: Path) -> Path:
     """Two demos of the slider as somebody else might have them."""
     env = config.Env.model_validate(merged(small_params(), PARAMS)["env"])
     (task,) = envs.tasks(env)
-    simulator, expert = envs.make(task, env), envs.suite("slider").expert
+    simulator = envs.make(task, env)
     folder.mkdir()
     for number in range(2):
         observation, rows, solved = simulator.reset("train", number), [], False
         while not solved:
-            action = expert(simulator.scene())
+            action = decide("slider", simulator.scene())
             rows.append([*observation["block"], *observation["target"], *action])
             observation, solved = simulator.step(action)
         with (folder / f"{number}.csv").open("w", newline="") as file:
