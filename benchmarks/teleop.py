@@ -91,7 +91,10 @@ def measure(port: int, seconds: float) -> dict[str, Any]:
     """Fly for so many seconds. The clocks of the server and of this program are the same one."""
     found: dict[str, Any] = {"latency": [], "round_trip": [], "frames": {}, "age": [], "steps": 0}
     with connect(f"ws://127.0.0.1:{port}/socket", max_size=None) as socket:
-        say = lambda **message: socket.send(json.dumps(message))  # noqa: E731
+
+        def say(**message: Any) -> None:
+            socket.send(json.dumps(message))
+
         say(type="hello")
         _until_ready(socket)
         say(type="pilot", who="benchmark")
