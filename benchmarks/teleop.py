@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path[0] = str(Path(__file__).parent.parent.resolve())  # and not this folder, which has a libero.py
 
 import numpy as np
 from websockets.sync.client import connect
@@ -91,7 +91,10 @@ def measure(port: int, seconds: float) -> dict[str, Any]:
     """Fly for so many seconds. The clocks of the server and of this program are the same one."""
     found: dict[str, Any] = {"latency": [], "round_trip": [], "frames": {}, "age": [], "steps": 0}
     with connect(f"ws://127.0.0.1:{port}/socket", max_size=None) as socket:
-        say = lambda **message: socket.send(json.dumps(message))  # noqa: E731
+
+        def say(**message: Any) -> None:
+            socket.send(json.dumps(message))
+
         say(type="hello")
         _until_ready(socket)
         say(type="pilot", who="benchmark")
@@ -112,10 +115,9 @@ def measure(port: int, seconds: float) -> dict[str, Any]:
 
 
 def _until_ready(socket: Any) -> None:
-    while True:
-        message = socket.recv(timeout=600)
-        if isinstance(message, str) and json.loads(message).get("phase") == "ready":
-            return
+    """Until the first picture: making a GL context takes seconds, and holds the interpreter meanwhile."""
+    while not isinstance(socket.recv(timeout=600), bytes):
+        pass
 
 
 def _fly(say: Any, sent: dict[int, float], stop: threading.Event) -> None:
@@ -151,6 +153,9 @@ def _note(message: str | bytes, found: dict[str, Any], sent: dict[int, float], s
 
 def report(found: dict[str, Any], views: list[str]) -> None:
     for name, goal in (("latency", " (goal: below 50 ms)"), ("round_trip", ""), ("age", " of pictures")):
+        if not found[name]:
+            print(f"{name}: nothing was measured; the session is {found['phase']}")
+            continue
         values = np.array(found[name]) * 1000
         told = "  ".join(f"p{q} {np.percentile(values, q):.0f} ms" for q in (50, 95, 99))
         print(f"{name + goal:32} {told}  ({len(values)})")

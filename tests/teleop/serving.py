@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from nightshift import config
 from nightshift.teleop.access import Access
@@ -61,7 +62,7 @@ def served(params: config.Params, *, token: str | None = None, driver: Driver | 
 class Visitor:
     """A page without a browser."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: Connection) -> None:
         self._socket = socket
         self._seq = 0
         self.pictures = 0

@@ -180,24 +180,36 @@ function makeViews(names) {
 
 function shown(buffer) {
   const header = new DataView(buffer);
-  const index = header.getUint8(0);
-  const image = pictures[index];
-  const url = URL.createObjectURL(new Blob([new Uint8Array(buffer, 16)], { type: "image/jpeg" }));
-  const done = () => {
-    URL.revokeObjectURL(url);
-    send({ type: "seen" }); // decoded: there is time for another
-    const next = image.waiting;
-    image.waiting = null;
-    if (next) next();
+  const picture = {
+    image: pictures[header.getUint8(0)],
+    isScene: header.getUint8(0) === 0,
+    time: header.getFloat64(8, true),
+    url: URL.createObjectURL(new Blob([new Uint8Array(buffer, 16)], { type: "image/jpeg" })),
   };
-  const show = () => {
-    image.onload = image.onerror = () => { image.isLoading = false; done(); };
-    image.isLoading = true;
-    image.src = url;
-    if (index === 0) countPicture(header.getFloat64(8, true));
+  const { image } = picture;
+  if (!image.isLoading) load(picture);
+  else { // never abort a picture that is being decoded; of those that wait the newest counts
+    if (image.waiting) dismiss(image.waiting);
+    image.waiting = picture;
+  }
+}
+
+function load(picture) {
+  const { image } = picture;
+  image.isLoading = true;
+  image.waiting = null;
+  image.onload = image.onerror = () => {
+    image.isLoading = false;
+    dismiss(picture);
+    if (image.waiting) load(image.waiting);
   };
-  if (image.isLoading) image.waiting = show; // never abort a picture that is being decoded
-  else show();
+  image.src = picture.url;
+  if (picture.isScene) countPicture(picture.time);
+}
+
+function dismiss(picture) {
+  URL.revokeObjectURL(picture.url);
+  send({ type: "seen" }); // there is room for another
 }
 
 function countPicture(time) {
