@@ -17,7 +17,7 @@ from nightshift.project import paths
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import collect
 from nightshift.types import RolloutRequest, Trajectory
-from tests.conftest import small_params
+from tests.conftest import REPOSITORY, small_params
 from tests.robots.parts import FAKE, served
 
 SEEN = config.Cameras(names=("agentview",), size=32, shadows=False)
@@ -76,7 +76,13 @@ def demos(job: Job, env: config.Env, params: config.Params) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.usefixtures("project")
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes half a minute, so a project takes what this checkout has compiled."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(REPOSITORY / ".state" / "libero" / "numba"))
+
+
+@pytest.mark.usefixtures("compiled", "project")
 def test_the_stage_collect_makes_the_same_demos_of_libero_through_http(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
