@@ -18,10 +18,11 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.stages import collect
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY, small_params
-from tests.robots.parts import FAKE, served
+from tests.robots.parts import FAKE, NO_CAMERAS, served
 
 SEEN = config.Cameras(names=("agentview",), size=32, shadows=False)
-MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=SEEN)
+MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=NO_CAMERAS)
+SHORT = MINI.model_copy(update={"cameras": SEEN, "horizon": 2})
 
 
 def play(env: config.Env, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None) -> list[Trajectory]:
@@ -91,6 +92,15 @@ def test_the_stage_collect_makes_the_same_demos_of_libero_through_http(
     in_process = demos(job("process"), MINI, params)
     assert len(in_process) == 2
     assert through_http == in_process
+
+
+def test_camera_images_of_libero_are_the_same_bits_through_http() -> None:
+    asked = requests("lift_cube", "eval", (3,), "expert")
+    with served(SHORT) as env:
+        through_http = play(env, asked)
+    in_process = play(SHORT, asked)
+    assert in_process[0].observations["agentview"].shape == (2, 32, 32, 3)
+    assert_same(in_process, through_http)
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "eval"])
