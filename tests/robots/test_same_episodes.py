@@ -17,11 +17,12 @@ from nightshift.project import paths
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import collect
 from nightshift.types import RolloutRequest, Trajectory
-from tests.conftest import small_params
-from tests.robots.parts import FAKE, served
+from tests.conftest import REPOSITORY, small_params
+from tests.robots.parts import FAKE, NO_CAMERAS, served
 
 SEEN = config.Cameras(names=("agentview",), size=32, shadows=False)
-MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=SEEN)
+MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=NO_CAMERAS)
+SHORT = MINI.model_copy(update={"cameras": SEEN, "horizon": 2})
 
 
 def play(env: config.Env, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None) -> list[Trajectory]:
@@ -76,7 +77,13 @@ def demos(job: Job, env: config.Env, params: config.Params) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.usefixtures("project")
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes half a minute, so a project takes what this checkout has compiled."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(REPOSITORY / ".state" / "libero" / "numba"))
+
+
+@pytest.mark.usefixtures("compiled", "project")
 def test_the_stage_collect_makes_the_same_demos_of_libero_through_http(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
@@ -85,6 +92,15 @@ def test_the_stage_collect_makes_the_same_demos_of_libero_through_http(
     in_process = demos(job("process"), MINI, params)
     assert len(in_process) == 2
     assert through_http == in_process
+
+
+def test_camera_images_of_libero_are_the_same_bits_through_http() -> None:
+    asked = requests("lift_cube", "eval", (3,), "expert")
+    with served(SHORT) as env:
+        through_http = play(env, asked)
+    in_process = play(SHORT, asked)
+    assert in_process[0].observations["agentview"].shape == (2, 32, 32, 3)
+    assert_same(in_process, through_http)
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "eval"])
