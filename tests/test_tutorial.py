@@ -21,7 +21,6 @@ from tests.conftest import REPOSITORY
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 PARAMS = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
-WRITTEN_ELSEWHERE = {"production.md"}
 UsageError = cast(type[Exception], typer.BadParameter.__base__)
 """Typer has a copy of click of its own."""
 
@@ -100,8 +99,6 @@ def test_every_link_leads_to_a_file_and_a_title_that_exist(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#:]*(?:#[\w-]+)?)\)", text):
         path, _, title = target.partition("#")
-        if Path(path).name in WRITTEN_ELSEWHERE:
-            continue
         there = page.parent / path if path else page
         assert there.exists(), target
         assert not title or title in anchors(there), target

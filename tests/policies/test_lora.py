@@ -31,10 +31,14 @@ LLAMA = {"width": 4096, "mlp": 11008, "depth": 32, "heads": 32, "vocabulary": 32
 LLAMA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
+def network_spec(**changes: Any) -> Any:
+    return {**examples.NETWORK, "action_head": "tokens", **changes}
+
+
 def adapted(head: str = "tokens", *, seed: int = 0) -> OpenVlaOft:
     """With an adapter that changes something: a fresh one does not."""
     torch.manual_seed(seed)
-    network = {**examples.NETWORK, "action_head": head}
+    network: Any = {**examples.NETWORK, "action_head": head}
     policy = OpenVlaOft(**{**examples.OPENVLA_OFT, "network": network, "lora": LORA})
     policy.normalise_by(examples.STATISTICS)
     for _, layer in lora.adapters(policy.network):
@@ -86,7 +90,7 @@ def test_the_adapter_of_a_bfloat16_layer_is_float32() -> None:
 def test_llama_of_7b_has_as_many_adapter_weights_as_published() -> None:
     """79,953,920 at rank 32; with the vision towers and the output layer OpenVLA prints 110,828,288."""
     with torch.device("meta"):
-        network = OpenVlaOftNetwork({**examples.NETWORK, "llama": LLAMA, "action_head": "tokens"})
+        network = OpenVlaOftNetwork(network_spec(llama=LLAMA))
         lora.adapt(network, {"rank": 32, "alpha": 16.0, "targets": LLAMA_TARGETS})
     assert sum(p.numel() for p in network.parameters() if p.requires_grad) == 79_953_920
 
@@ -188,7 +192,7 @@ def test_peft_reads_the_adapter(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="pip install nightshift[oracles]")
     policy = adapted()
     policies.save(policy, tmp_path)
-    base = OpenVlaOftNetwork({**examples.NETWORK, "action_head": "tokens"})
+    base = OpenVlaOftNetwork(network_spec())
     frozen = {name: tensor for name, tensor in policy.network.state_dict().items() if "lora_" not in name}
     base.load_state_dict(frozen)
     merged = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload().state_dict()
@@ -205,9 +209,9 @@ def test_saved_tensors_have_the_names_that_peft_gives_them(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("target", ["k_prj", "lm_head"])
 def test_a_target_that_is_no_linear_layer_is_refused_by_name(target: str) -> None:
-    network = OpenVlaOftNetwork({**examples.NETWORK, "action_head": "tokens"})
+    network = OpenVlaOftNetwork(network_spec())
     with pytest.raises(ConfigError, match=target):
-        lora.adapt(network, {**LORA, "targets": ["q_proj", target]})
+        lora.adapt(network, {"rank": 4, "alpha": 8.0, "targets": ["q_proj", target]})
 
 
 @pytest.mark.parametrize("family", ["vla", "openvla-oft tokens"])
@@ -232,7 +236,12 @@ def test_recomputing_keeps_fewer_activations() -> None:
             recompute_activations(policy)
         of = batch(policy)
         sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):
+
+        def keep(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             policy.bc_loss(of.inputs, of.actions, of.mask)
         return sum(sizes)
 

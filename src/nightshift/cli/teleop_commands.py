@@ -72,7 +72,7 @@ def _driver(root: Path, params: config.Params, which: str) -> Driver:
         model = params.section("register").model
         try:
             version = int(model_versions.find(root, model, which).version)
-            loaded = mlflow_registry.policy_of(mlflow_registry.load(root, model, str(version)))
+            loaded = mlflow_registry.load(root, model, str(version))
         except RegistryError as error:
             raise ConfigError(f"{which} is no folder here, and {error.what}", error.next_step) from None
     return Driver(policy=loaded.to(device), label=which, version=version)
