@@ -27,7 +27,8 @@ from nightshift.errors import ProjectError
 from nightshift.project import paths
 from nightshift.project.environment import CLIENT_PASSWORD, SERVER_PASSWORD, without_password
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
+"""A server that ended is noticed at once; on a machine with twenty jobs per core a start takes minutes."""
 LOG = paths.STATE / "prefect-server.log"
 ADDRESS = "PREFECT_API_URL"
 _HOST = "127.0.0.1"
