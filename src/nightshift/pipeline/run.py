@@ -304,6 +304,8 @@ def _ensure(stage: str, session: Session) -> StageResult:
     else:
         session.check_unchanged()
         session.precheck(_from(stage, session))
+        if not packages.on_compute_node():
+            _ = session.tracking  # MLflow may refuse or not answer: find that before the old outputs are removed
         console.print(f"[bold cyan]▶ {stage}[/]  [dim]{'; '.join(reasons)}[/]")
         _run_and_commit(stage, session)
         result = StageResult(stage=stage, status="ran", seconds=time.monotonic() - started, reasons=reasons)
