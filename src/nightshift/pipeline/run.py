@@ -297,6 +297,8 @@ def _ensure(stage: str, session: Session) -> StageResult:
         why = config.skip_reason(stage)
         console.print(f"[dim]– {stage}  skipped ({why})[/]")
         return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(why,))
+    if reasons and not packages.on_compute_node():
+        _ = session.tracking  # MLflow may refuse or not answer: find that before the old outputs are removed
     if not reasons:
         result = StageResult(stage=stage, status="cached", seconds=time.monotonic() - started)
     elif FORCED not in reasons and session.store.restore(stage):
@@ -304,8 +306,6 @@ def _ensure(stage: str, session: Session) -> StageResult:
     else:
         session.check_unchanged()
         session.precheck(_from(stage, session))
-        if not packages.on_compute_node():
-            _ = session.tracking  # MLflow may refuse or not answer: find that before the old outputs are removed
         console.print(f"[bold cyan]▶ {stage}[/]  [dim]{'; '.join(reasons)}[/]")
         _run_and_commit(stage, session)
         result = StageResult(stage=stage, status="ran", seconds=time.monotonic() - started, reasons=reasons)
