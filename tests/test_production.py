@@ -71,7 +71,8 @@ class Site:
 
         at = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD"}
         with psycopg.connect(dbname=database, **{name: self.database[key] for name, key in at.items()}) as connection:
-            return connection.execute(sql).fetchall()
+            rows: list[tuple[Any, ...]] = connection.execute(sql).fetchall()
+        return rows
 
     def objects(self) -> dict[str, bytes]:
         import boto3
