@@ -28,7 +28,7 @@ from nightshift.project import paths
 from nightshift.project.environment import CLIENT_PASSWORD, SERVER_PASSWORD, without_password
 
 PATIENCE_SECONDS = 300
-"""With 16 processes to a core Prefect takes more than two minutes to start; one that fails is noticed at once."""
+"""A server that ended is noticed at once; on a machine with twenty jobs per core a start takes minutes."""
 LOG = paths.STATE / "prefect-server.log"
 ADDRESS = "PREFECT_API_URL"
 _HOST = "127.0.0.1"

@@ -39,7 +39,7 @@ def _fail(*arguments: Any) -> None:
     def run(*_: Any, **__: Any) -> None:
         raise DataError("the dataset is damaged", "rm -r data/dataset")
 
-    sft.run = run
+    vars(sft)["run"] = run
     _run(*arguments)
 
 

@@ -41,6 +41,7 @@ class Watched:
         self.prefect: set[int | None] = set()
         """What its Prefect server answers to somebody without a password."""
         command = FailingCommand(root, "run", **SECRETS, **{notify.ADDRESSES: address})
+        self.pid = command.pid
         while command.is_running():
             self._look(command.pid)
             time.sleep(0.1)
@@ -106,9 +107,7 @@ def test_state_of_a_run_is_for_its_user_alone_and_ray_leaves_nothing(watched: Wa
     databases = [path for path in state.rglob("*.db") if path.is_file()]
     assert {path.name for path in databases} >= {"mlflow.db", "prefect.db"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in databases} == {0o600}
-    sessions = Path("/tmp").glob("nightshift-ray-*")
-    living = {str(process.pid) for process in psutil.process_iter()}
-    assert not [folder for folder in sessions if folder.name.split("-")[-2] not in living]
+    assert not list(Path("/tmp").glob(f"nightshift-ray-{watched.pid}-*"))
 
 
 def test_no_secret_is_in_a_file_a_database_a_report_or_a_log_of_a_run_that_failed(watched: Watched) -> None:

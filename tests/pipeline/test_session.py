@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import config
+from nightshift import config, files
 from nightshift.adapters.mlflow_tracking import Tracking
 from nightshift.errors import Busy, Unreachable
-from nightshift.pipeline.run import LOCK, Session, check_free, was_killed
+from nightshift.pipeline.run import LOCK, Session, check_free, ensure, was_killed
 from nightshift.project import paths
 from tests.conftest import add_store
 
@@ -40,6 +40,17 @@ def test_what_was_killed_is_not_forgotten_while_mlflow_does_not_answer(
     with pytest.raises(Unreachable), Session(project):
         pass
     assert was_killed(project)
+
+
+def test_outputs_stay_where_mlflow_does_not_answer(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    output = project / paths.choice("rloo")
+    output.parent.mkdir(parents=True)
+    files.write_json(output, {"chosen": False})
+    with Session(project) as session, pytest.raises(Unreachable):
+        ensure("choose", session)
+    assert output.exists()
 
 
 def test_a_folder_that_a_session_works_in_is_not_free(project: Path) -> None:

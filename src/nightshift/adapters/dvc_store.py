@@ -283,7 +283,7 @@ def _in_order(repo: Repo) -> list[Stage]:
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
     """Turn DVC's errors into ours."""
-    from dvc.exceptions import DvcException, NotDvcRepoError
+    from dvc.exceptions import DownloadError, DvcException, NotDvcRepoError
     from dvc.lock import LockError
     from dvc.rwlock import RWLockFileCorruptedError
     from dvc.scm import SCMError
@@ -302,6 +302,11 @@ def _translate_errors() -> Iterator[None]:
     except FileNotFoundError as error:
         raise CacheError(
             f"{error.filename or error} is not there or not in the cache", "dvc pull, or dvc checkout"
+        ) from error
+    except DownloadError as error:
+        raise CacheError(
+            f"{error.amount} files could not be fetched from DVC's remote",
+            "check its address and keys (dvc remote list, docs/production.md) and run again: nothing is lost",
         ) from error
     except DvcException as error:
         raise CacheError(f"DVC: {error}", "dvc doctor and dvc status -v tell more") from error

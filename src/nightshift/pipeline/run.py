@@ -302,6 +302,8 @@ def _ensure(stage: str, session: Session) -> StageResult:
         why = config.skip_reason(stage)
         console.print(f"[dim]– {stage}  skipped ({why})[/]")
         return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(why,))
+    if reasons and not packages.on_compute_node():
+        _ = session.tracking  # MLflow may refuse or not answer: find that before the old outputs are removed
     if not reasons:
         result = StageResult(stage=stage, status="cached", seconds=time.monotonic() - started)
     elif FORCED not in reasons and session.store.restore(stage):
