@@ -969,8 +969,8 @@ def read_yaml(path: Path) -> Any:
     try:
         return loader.get_single_data()
     except yaml.MarkedYAMLError as error:  # its own words are nine lines
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path} is not valid YAML: line {line}: {error.problem}", "mend the line") from None
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ConfigError(f"{path} is not valid YAML: {place}{error.problem}", "mend the line") from None
     except yaml.YAMLError as error:
         what = " ".join(str(error).split())
         raise ConfigError(f"{path} is not valid YAML: {what}", "mend the line that it names") from None

@@ -457,7 +457,7 @@ def test_a_browser_shows_the_report_without_scrolling_sideways_errors_or_network
     assert tab.requests() == []
     assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     films = tab.evaluate("[...document.querySelectorAll('video')].map(v => [v.videoWidth > 0, v.error === null])")
-    assert films == [[True, True]] * 6
+    assert films == [[True, True]] * 5
     outside = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
     assert tab.evaluate(f"{outside}.map(e => e.outerHTML.slice(0, 80))") == []
 
@@ -494,8 +494,8 @@ def test_the_report_prints_stills_instead_of_films(facts: Facts, tab: Page, tmp_
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     tab.as_printed()
     shown = "[...document.querySelectorAll('{}')].map(e => e.checkVisibility())"
-    assert tab.evaluate(shown.format("video")) == [False] * 6
-    assert tab.evaluate(shown.format(".strip")) == [True] * 6
+    assert tab.evaluate(shown.format("video")) == [False] * 5
+    assert tab.evaluate(shown.format(".strip")) == [True] * 5
 
 
 def test_night_rows_are_plain_json(facts: Facts) -> None:

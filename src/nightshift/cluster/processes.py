@@ -31,7 +31,8 @@ class ClusterProcesses:
 
     def __init__(self, *, cpus: int, gpus: int) -> None:
         start_ray(cpus)
-        self._needs = {"num_cpus": cpus, "num_gpus": gpus}
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": _NODES_TO_LOSE, "scheduling_strategy": "SPREAD"}
+        self._start = ray.remote(**options)(_call)
         self._tasks: list[ray.ObjectRef] = []
         self._lock = threading.Lock()
         self._stopped = False
@@ -46,8 +47,7 @@ class ClusterProcesses:
         with self._lock:
             if self._stopped:
                 raise KeyboardInterrupt
-            task = _call.options(**self._needs, scheduling_strategy="SPREAD").remote(program)
-            self._tasks.append(task)
+            self._tasks.append(task := self._start.remote(program))
         try:
             return int(ray.get(task))
         except RayTaskError as error:
@@ -71,7 +71,6 @@ class ClusterProcesses:
         ray.shutdown()
 
 
-@ray.remote(max_retries=_NODES_TO_LOSE)
 def _call(program: Program) -> int:
     if not program.folder.is_dir():
         raise ProjectError(

@@ -6,12 +6,11 @@ import json
 
 from nightshift.errors import ConfigError, RegistryError
 from nightshift.policies.base import Policy
-from nightshift.project import paths
 
 
 def no_champion(model: str) -> RegistryError:
     return RegistryError(
-        f"start in {paths.PARAMS} is champion, and {model} has none here",
+        f"start in params.yaml is champion, and {model} has none here",
         "start: scratch; the first version that passes the gate becomes champion",
     )
 
@@ -20,6 +19,6 @@ def check_same_network(champion: Policy, fresh: Policy) -> None:
     """ConfigError if the champion's weights do not fit the policy that params.yaml describes."""
     if json.dumps(champion.spec, sort_keys=True) != json.dumps(fresh.spec, sort_keys=True):
         raise ConfigError(
-            f"start in {paths.PARAMS} is champion, which is another network than policy there describes",
+            "start in params.yaml is champion, which is another network than policy there describes",
             "start: scratch, or policy as the champion was trained with: nightshift lineage champion",
         )
