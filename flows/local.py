@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from types import FrameType
@@ -31,6 +32,7 @@ _DRAIN_SECONDS = 5
 
 def run_once(choice: Choice) -> list[StageResult]:
     """The pipeline in this process."""
+    logging.raiseExceptions = False  # else Prefect writes half a line into our output for each log it cannot deliver
     try:
         return pipeline(choice.first, list(choice.forced))
     except (CancelledRun, TerminationSignal) as stopped:

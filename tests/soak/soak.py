@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nightshift.project import paths
 from tests.command import Command
 from tests.soak import invariants
 from tests.soak.faults import FAULTS, Fault, Missed
@@ -20,6 +21,8 @@ from tests.soak.invariants import Inventory
 from tests.soak.night import Ended, Night, how_it_ended, own_disk, set_params, small_project, undisturbed
 
 LOG, FIGURES, TABLE = "soak.log", "soak.json", "soak.md"
+OUTPUT = paths.STATE / "disturbed-night.log"
+"""What the disturbed run printed; it is kept with a project in which an invariant did not hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +156,7 @@ def disturbed_run(night: Night, fault: Fault) -> tuple[Ended, str]:
             if night.command is None:
                 night.start("nightly")
         ended = night.wait()
+    (night.root / OUTPUT).write_text(f"{ended.output}\n{ended.errors}\nexit code {ended.code}\n")
     return ended, missed
 
 
