@@ -127,7 +127,11 @@ def play_cycle(root: Path, reference: Path, fault: Fault, number: int, seed: int
     set_params(root, seed=1000 * (seed + 1) + number, workers=0)
     expected = undisturbed(reference, 1000 * (seed + 1) + number)
     problems = [
-        *(() if missed else invariants.unfit_end(ended, refused=fault.refused, silent=fault.silent)),
+        *(
+            invariants.unfit_next(ended)
+            if missed
+            else invariants.unfit_end(ended, refused=fault.refused, silent=fault.silent)
+        ),
         *check(root, before, expected),
     ]
     return Cycle(
