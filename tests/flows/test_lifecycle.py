@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -108,7 +109,7 @@ def test_what_was_killed_is_shown_as_dead_by_the_next_run(root: Path, url: str) 
 def test_a_night_with_nothing_to_do_marks_what_was_killed_after_its_last_stage(root: Path, url: str) -> None:
     done = nightshift(root, "run", PREFECT_API_URL=url)
     assert done.returncode == 0, done.stderr
-    labels = {
+    labels: dict[str, Any] = {
         "nightshift.host": socket.gethostname(),
         "nightshift.folder": str(root),
         "nightshift.process": 2**22 + 1,
