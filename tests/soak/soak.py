@@ -80,8 +80,9 @@ def soak(
     order = in_random_order([fault for fault in faults if fault.possible()], random.Random(seed))
     began = time.monotonic()
     with own_disk(folder / "disk"):
-        root = folder / "disk" / "project"
         while figures.seconds < 60 * minutes and len(figures.cycles) < cycles:
+            # A new place for a new project: MLflow keeps databases open by their path.
+            root = folder / "disk" / f"project-{len(figures.kept) + 1}"
             if not root.exists():
                 shutil.copytree(first, root, symlinks=True)
             _record(folder, root, figures, play_cycle(root, reference, next(order), len(figures.cycles) + 1, seed))
