@@ -303,6 +303,7 @@ class Tracking:
 def connect(root: Path) -> MlflowClient:
     """A client of the tracking store; a local SQLite store is made and migrated here, before anything parallel."""
     logging.getLogger("alembic").setLevel(logging.ERROR)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints tracebacks of what it raises
     uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
     if database:
