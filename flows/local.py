@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -24,8 +25,8 @@ from flows.lifecycle import SERVED_BY, mark_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
 from nightshift.errors import ProjectError
-from nightshift.pipeline.run import Choice, StageResult
-from nightshift.project import paths
+from nightshift.pipeline.run import LOCK, Choice, StageResult
+from nightshift.project import locks, paths
 
 _DRAIN_SECONDS = 5
 
@@ -38,6 +39,7 @@ def run_once(choice: Choice) -> list[StageResult]:
     except (CancelledRun, TerminationSignal) as stopped:
         raise KeyboardInterrupt from stopped
     except TransportError as error:
+        locks.abandon(Path.cwd() / LOCK)  # Prefect shows the run as Running: the next one marks it
         raise ProjectError(
             f"the Prefect server at {PREFECT_API_URL.value()} stopped answering",
             "start it, or unset PREFECT_API_URL, and run again: what is done is cached",
