@@ -107,6 +107,7 @@ def test_what_was_killed_is_shown_as_dead_by_the_next_run(root: Path, url: str) 
 
 
 def test_a_night_with_nothing_to_do_marks_what_was_killed_after_its_last_stage(root: Path, url: str) -> None:
+    edit(root, "rloo", iterations=1)
     done = nightshift(root, "run", PREFECT_API_URL=url)
     assert done.returncode == 0, done.stderr
     labels: dict[str, Any] = {
