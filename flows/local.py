@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -23,8 +25,8 @@ from flows.lifecycle import SERVED_BY, mark_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
 from nightshift.errors import ProjectError
-from nightshift.pipeline.run import Choice, StageResult
-from nightshift.project import paths
+from nightshift.pipeline.run import LOCK, Choice, StageResult
+from nightshift.project import locks, paths
 from nightshift.project.environment import without_password
 
 _DRAIN_SECONDS = 5
@@ -32,11 +34,13 @@ _DRAIN_SECONDS = 5
 
 def run_once(choice: Choice) -> list[StageResult]:
     """The pipeline in this process."""
+    logging.raiseExceptions = False  # else Prefect writes half a line into our output for each log it cannot deliver
     try:
         return pipeline(choice.first, list(choice.forced))
     except (CancelledRun, TerminationSignal) as stopped:
         raise KeyboardInterrupt from stopped
     except TransportError as error:
+        locks.abandon(Path.cwd() / LOCK)  # Prefect shows the run as Running: the next one marks it
         raise ProjectError(
             f"the Prefect server at {without_password(str(PREFECT_API_URL.value()))} stopped answering",
             "start it, or unset PREFECT_API_URL, and run again: what is done is cached",

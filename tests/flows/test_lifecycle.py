@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -106,11 +107,17 @@ def test_what_was_killed_is_shown_as_dead_by_the_next_run(root: Path, url: str) 
 
 
 def test_a_night_with_nothing_to_do_marks_what_was_killed_after_its_last_stage(root: Path, url: str) -> None:
+    edit(root, "rloo", iterations=1)
     done = nightshift(root, "run", PREFECT_API_URL=url)
     assert done.returncode == 0, done.stderr
-    labels = {"nightshift.host": socket.gethostname(), "nightshift.folder": str(root), "nightshift.process": 2**22 + 1}
+    labels: dict[str, Any] = {
+        "nightshift.host": socket.gethostname(),
+        "nightshift.folder": str(root),
+        "nightshift.process": 2**22 + 1,
+        "nightshift.started": 0.0,
+    }
     dead = ask(url, lambda client: client.create_flow_run(pipeline, state=Running()))
-    ask(url, lambda client: client.update_flow_run_labels(dead.id, {**labels, "nightshift.started": 0.0}))
+    ask(url, lambda client: client.update_flow_run_labels(dead.id, labels))
     (root / LOCK).write_text(f"{2**22 + 1}\n")
     done = nightshift(root, "nightly", PREFECT_API_URL=url)
     assert done.returncode == 0, done.stderr

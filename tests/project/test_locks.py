@@ -72,3 +72,11 @@ def test_a_lock_that_was_released_or_never_held_was_not_abandoned(tmp_path: Path
     assert not locks.was_abandoned(tmp_path / locks.LOCK)
     locks.release(locks.acquire(tmp_path / locks.LOCK, refusal))
     assert not locks.was_abandoned(tmp_path / locks.LOCK)
+
+
+def test_a_process_can_say_that_it_leaves_something_unfinished(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    locks.release(locks.acquire(path, lambda holder: DataError(holder, "")))
+    assert not locks.was_abandoned(path)
+    locks.abandon(path)
+    assert locks.was_abandoned(path)

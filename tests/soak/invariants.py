@@ -134,8 +134,9 @@ def unfit_end(ended: Ended, *, refused: bool, silent: bool) -> Iterator[str]:
 
 
 def unfit_next(ended: Ended) -> Iterator[str]:
+    """A run that nothing disturbs succeeds: the next one, and one whose fault was missed."""
     if ended.code:
-        yield f"the next run failed ({ended.code}): {ended.errors.strip()[-400:]}"
+        yield f"a run failed that was not disturbed ({ended.code}): {ended.errors.strip()[-400:]}"
 
 
 def unfit_prediction(ended: Ended) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nightshift.project import paths
 from tests.command import Command
 from tests.soak import invariants
 from tests.soak.faults import FAULTS, Fault, Missed
@@ -20,6 +21,8 @@ from tests.soak.invariants import Inventory
 from tests.soak.night import Ended, Night, how_it_ended, own_disk, set_params, small_project, undisturbed
 
 LOG, FIGURES, TABLE = "soak.log", "soak.json", "soak.md"
+OUTPUT = paths.STATE / "disturbed-night.log"
+"""What the disturbed run printed; it is kept with a project in which an invariant did not hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +80,9 @@ def soak(
     order = in_random_order([fault for fault in faults if fault.possible()], random.Random(seed))
     began = time.monotonic()
     with own_disk(folder / "disk"):
-        root = folder / "disk" / "project"
         while figures.seconds < 60 * minutes and len(figures.cycles) < cycles:
+            # A new place for a new project: MLflow keeps databases open by their path.
+            root = folder / "disk" / f"project-{len(figures.kept) + 1}"
             if not root.exists():
                 shutil.copytree(first, root, symlinks=True)
             _record(folder, root, figures, play_cycle(root, reference, next(order), len(figures.cycles) + 1, seed))
@@ -124,7 +128,11 @@ def play_cycle(root: Path, reference: Path, fault: Fault, number: int, seed: int
     set_params(root, seed=1000 * (seed + 1) + number, workers=0)
     expected = undisturbed(reference, 1000 * (seed + 1) + number)
     problems = [
-        *(() if missed else invariants.unfit_end(ended, refused=fault.refused, silent=fault.silent)),
+        *(
+            invariants.unfit_next(ended)
+            if missed
+            else invariants.unfit_end(ended, refused=fault.refused, silent=fault.silent)
+        ),
         *check(root, before, expected),
     ]
     return Cycle(
@@ -153,6 +161,7 @@ def disturbed_run(night: Night, fault: Fault) -> tuple[Ended, str]:
             if night.command is None:
                 night.start("nightly")
         ended = night.wait()
+    (night.root / OUTPUT).write_text(f"{ended.output}\n{ended.errors}\nexit code {ended.code}\n")
     return ended, missed
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.soak.faults import FAULTS
 from tests.soak.soak import FIGURES, LOG, Cycle, describe, soak, table
 
-FEW = ("sigkill driver", "dvc.lock with a conflict", "checkpoint damaged")
+FEW = ("sigkill driver", "dvc.lock with a conflict", "checkpoint damaged", "sigkill Prefect server")
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_nights_that_are_killed_damaged_and_conflicted_lose_nothing_and_end_with
     assert {cycle.fault for cycle in figures.cycles} == set(FEW)
     assert not figures.failed, (tmp_path / LOG).read_text()
     told = json.loads((tmp_path / FIGURES).read_text())
-    assert (told["cycles"], told["failed"], told["missed"]) == (3, 0, 0)
+    assert (told["cycles"], told["failed"], told["missed"]) == (len(FEW), 0, 0)
 
 
 def test_a_line_of_the_log_names_cycle_fault_stage_outcome_seconds_and_what_did_not_hold() -> None:

@@ -331,6 +331,7 @@ def _system_metrics(run_id: str, uri: str) -> Iterator[None]:
 def connect(root: Path) -> MlflowClient:
     """A client of the tracking store; a local SQLite store is made and migrated here, before anything parallel."""
     logging.getLogger("alembic").setLevel(logging.ERROR)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints tracebacks of what it raises
     uri = os.environ.get(TRACKING_URI, f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     _refuse_database(uri)
     database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None

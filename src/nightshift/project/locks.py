@@ -60,6 +60,11 @@ def was_abandoned(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0 and not is_held(path)
 
 
+def abandon(path: Path) -> None:
+    """Have the next holder look for what this process leaves unfinished, as if it had died."""
+    path.write_text(f"{os.getpid()}\n")
+
+
 class Claim:
     """Exclusive use of a folder from construction to `release`, or until the claim is collected as garbage."""
 
