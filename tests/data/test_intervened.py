@@ -74,6 +74,8 @@ def test_where_a_takeover_counts_as_failure_no_value_follows_it(chunk: int, n_st
     assert starts[found.terminations[:, 0]].tolist() == failing
     lenient = spans(chunk, n_step).transitions(episode, 0, policy(chunk), starts, imitate=False)
     assert not lenient.terminations.any()
+    assert found.next is not None
+    assert lenient.next is not None
     assert np.array_equal(found.next, lenient.next)
 
 
