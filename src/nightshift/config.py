@@ -723,6 +723,8 @@ class Interventions(Section):
     """Scripted: control steps that it acts for."""
     release_seconds: Positive
     """A person: the policy acts again so long after the last input."""
+    takeover: Literal["bootstrap", "fail"]
+    """What follows for the critics where somebody takes over: the value of the policy's next action, or nothing."""
 
     @property
     def is_on(self) -> bool:

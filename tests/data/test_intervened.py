@@ -38,7 +38,7 @@ def played(flags: str, *, success: bool) -> Episode:
 
 
 def spans(chunk: int, n_step: int) -> Spans:
-    return Spans(chunk=chunk, n_step=n_step, discount=DISCOUNT)
+    return Spans(chunk=chunk, n_step=n_step, discount=DISCOUNT, takeover_fails=False)
 
 
 def ends(flags: str, chunk: int, n_step: int, *, success: bool = True) -> dict[int, int]:
@@ -62,6 +62,21 @@ def test_a_chunk_spans_all_its_actions_whoever_chose_them_and_ends_at_the_next_b
 def test_after_a_time_limit_a_chunk_that_was_not_finished_is_no_transition() -> None:
     assert list(ends("PPHH", chunk=3, n_step=1, success=False)) == [0, 1]
     assert list(ends("PPHH", chunk=3, n_step=1, success=True)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("chunk", "n_step", "failing"), [(1, 1, [1, 5]), (1, 3, [0, 1, 4, 5]), (2, 1, [0, 4])])
+def test_where_a_takeover_counts_as_failure_no_value_follows_it(chunk: int, n_step: int, failing: list[int]) -> None:
+    """The step at which somebody lets go, and the time limit, are none."""
+    episode = played("PPHHPPHH", success=False)
+    starts = all_starts(episode, chunk)
+    strict = replace(spans(chunk, n_step), takeover_fails=True)
+    found = strict.transitions(episode, 0, policy(chunk), starts, imitate=False)
+    assert starts[found.terminations[:, 0]].tolist() == failing
+    lenient = spans(chunk, n_step).transitions(episode, 0, policy(chunk), starts, imitate=False)
+    assert not lenient.terminations.any()
+    assert found.next is not None
+    assert lenient.next is not None
+    assert np.array_equal(found.next, lenient.next)
 
 
 @pytest.mark.parametrize(

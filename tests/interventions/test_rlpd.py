@@ -119,3 +119,14 @@ def test_actors_in_processes_of_their_own_give_the_same_weights_as_one_process(
     resumed = learn(streamed, params, **SCRIPTED)
     assert not multiprocessing.active_children()
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+
+
+@pytest.mark.usefixtures("clone")
+def test_where_nobody_ever_takes_over_the_weights_are_those_without_interventions(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    never = {"interventions": {"source": "scripted", "stall_distance": 0.0, "stray_distance": 1e9}}
+    plain = learn(replace(job("rlpd"), state=job("rlpd").state / "plain"), params)
+    watched = learn(job("rlpd"), params, **never)
+    assert history()["iterations"][-1][names.SHARE] == 0.0
+    assert all(torch.equal(watched[name], value) for name, value in plain.items())

@@ -10,8 +10,8 @@ other, and of what the policy does from then on. With C = 1 that is one action.
     C = 2, n = 2 from 1: steps 1 2 │    from 2: 2 3 (mixed), then 4 5 │
 
 A return over more than C steps (`n_step`) ends at the border of an intervention, and the value of what the policy would
-do there follows. So the reward that a person gained is not credited to an action of the policy before, and no next
-action is anybody's but the policy's.
+do there follows; or nothing, if a takeover counts as failure (`takeover_fails`). So the reward that a person gained is
+not credited to an action of the policy before, and no next action is anybody's but the policy's.
 
 The demonstrations get the steps of interventions whose C actions are all the person's. Nothing connects two of them.
 """
@@ -56,6 +56,8 @@ class Spans:
     """Decisions of `chunk` steps whose rewards are summed up at most."""
     discount: float
     """Per control step."""
+    takeover_fails: bool
+    """Whether no value follows where somebody takes over from the policy."""
 
     def ends(self, episode: Episode, starts: Steps) -> Steps:
         """The step at which the policy decides again: after n_step decisions, at the first border of an intervention
@@ -75,12 +77,13 @@ class Spans:
         executed, exists = chunks(episode.actions[:-1], self.chunk)
         chosen = np.where(episode.interventions[:-1, None], episode.actions[:-1], episode.policy_actions[:-1])
         at_end = ends == episode.length - 1
+        is_terminal = (at_end & episode.terminated) | (_takeovers(episode, ends) & self.takeover_fails)
         return TrajectoryBatch(
             episode=np.full((len(starts), 1), number, np.int64),
             t=2 * starts[:, None],  # no row follows another: each spans steps of its own
             actions=executed[starts, None].astype(np.float32),
             rewards=self._returns(episode, starts, ends)[:, None],
-            terminations=(at_end & episode.terminated)[:, None],
+            terminations=is_terminal[:, None],
             truncations=(at_end & episode.truncated)[:, None],
             frames=policy_inputs(episode, policy),
             curr=starts[:, None],
@@ -102,6 +105,12 @@ class Spans:
             within = step < ends
             found[within] += self.discount**ahead * rewards[step[within]]
         return found.astype(np.float32)
+
+
+def _takeovers(episode: Episode, ends: Steps) -> NDArray[np.bool_]:
+    """Whether the policy acted before each of these steps, and somebody else from it on; nobody does at the end."""
+    flags = episode.interventions
+    return np.asarray(flags[ends] & ~flags[ends - 1] & (ends < episode.length - 1))
 
 
 def _check(episode: Episode, policy: Policy) -> None:

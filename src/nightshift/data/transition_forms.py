@@ -42,7 +42,13 @@ class TransitionForm(Protocol):
 def transition_form(policy: Policy, settings: config.Rlpd) -> TransitionForm:
     if not settings.interventions.is_on:
         return _OfDecisions(policy, settings.n_step, settings.discount)
-    return _OfSteps(policy, Spans(chunk=policy.chunk, n_step=settings.n_step, discount=settings.discount))
+    spans = Spans(
+        chunk=policy.chunk,
+        n_step=settings.n_step,
+        discount=settings.discount,
+        takeover_fails=settings.interventions.takeover == "fail",
+    )
+    return _OfSteps(policy, spans)
 
 
 @dataclass(frozen=True)

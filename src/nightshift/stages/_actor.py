@@ -204,7 +204,8 @@ def make_tickets(
     interventions: config.Interventions,
 ) -> Tickets:
     chosen = {task: split_training_states(task, states).train for task in tasks}
-    settings = InterventionSettings(**interventions.model_dump()) if interventions.is_on else None
+    numbers = interventions.model_dump(exclude={"takeover"})  # what a learner makes of them changes no episode
+    settings = InterventionSettings(**numbers) if interventions.is_on else None
     return Tickets(chosen, seed=seed, reward=reward, interventions=settings)
 
 
