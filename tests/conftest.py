@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -198,26 +199,32 @@ def params(project: Path) -> config.Params:
     return config.load(project / "params.yaml")
 
 
-@pytest.fixture
-def job(project: Path) -> Iterator[Callable[[str], Job]]:
-    """A job for a stage, with simulators in this process and metrics in a file."""
+@contextlib.contextmanager
+def jobs(root: Path) -> Iterator[Callable[[str], Job]]:
+    """Makes a job for a stage of a project, with simulators in this process and metrics in a file."""
     pools: dict[config.Env, Pool] = {}
 
     def make(stage: str) -> Job:
-        state = project / ".state" / stage / "test"
+        state = root / ".state" / stage / "test"
         return Job(
             stage=stage,
             fingerprint="test",
             state=state,
             tracker=JsonlTracker(state / "metrics.jsonl"),
             pool=lambda env: pools.setdefault(env, LocalPool(env)),
-            machine=config.load(project / "params.yaml").machine,
+            machine=config.load(root / "params.yaml").machine,
             commit="abc1234",
         )
 
     yield make
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture
+def job(project: Path) -> Iterator[Callable[[str], Job]]:
+    with jobs(project) as make:
+        yield make
 
 
 @pytest.fixture(scope="session")
