@@ -1,4 +1,4 @@
-"""`nightshift …` in a process of its own.
+"""`nightshift …` and `dvc …`, each in a process of its own.
 
 A new interpreter takes seconds to import torch, scipy and mlflow, and the tests start dozens of commands, so they are
 forked. What only a new interpreter shows (the installed script, PYTHONPATH, which packages a command imports) is
@@ -21,10 +21,10 @@ from tests.forks import fork
 class Command:
     """A command that runs in a project, with the variables of this process and the given ones."""
 
-    def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, root: Path, *arguments: str, program: str = "nightshift", **environment: str) -> None:
         self.arguments = arguments
         self._output = Path(tempfile.mkdtemp(prefix="command-"))
-        self._process = fork(_run, root, self._output, arguments, {**os.environ, **environment})
+        self._process = fork(_run, root, self._output, (program, *arguments), {**os.environ, **environment})
 
     @property
     def pid(self) -> int:
@@ -34,6 +34,11 @@ class Command:
 
     def is_running(self) -> bool:
         return self._process.is_alive()
+
+    def printed(self) -> str:
+        """So far, on stdout."""
+        path = self._output / "stdout"
+        return path.read_text() if path.exists() else ""
 
     def kill(self) -> None:
         self._process.kill()
@@ -48,14 +53,34 @@ class Command:
         return subprocess.CompletedProcess(self.arguments, self._process.exitcode, stdout, stderr)
 
 
-def _run(root: Path, output: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+def dvc(root: Path, *arguments: str) -> str:
+    """What a command of DVC prints."""
+    done = Command(root, *arguments, program="dvc").wait()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _run(root: Path, output: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
     os.setsid()
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(root)
-    sys.argv = ["nightshift", *arguments]
+    sys.argv = list(command)
+    _MAINS[command[0]]()
+
+
+def _nightshift() -> None:
     from nightshift.cli.app import main
 
     main()
+
+
+def _dvc() -> None:
+    from dvc.cli import main
+
+    sys.exit(main(sys.argv[1:]))
+
+
+_MAINS = {"nightshift": _nightshift, "dvc": _dvc}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
 from tests.command import Command
+from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
 
 # No test depends on how fast the machine is.
@@ -64,32 +66,48 @@ SMALL: dict[str, Any] = {
 }
 
 
-LONGEST = (
-    "pipeline/test_run.py",
-    "stages/test_rlpd.py",
-    "faults/test_cluster.py",
-    "pipeline/test_compute_node.py",
-    "faults/test_kill_and_resume.py",
-    "faults/test_killed_driver.py",
-    "learners/test_ranks.py",
-    "stages/test_rloo.py",
-    "envs/test_libero.py",
-    "faults/test_interrupt.py",
-    "flows/test_serve.py",
-    "flows/test_lifecycle.py",
-    "flows/test_pipeline.py",
-    "pipeline/test_seeing.py",
-    "stages/test_evaluate.py",
-    "rollouts/test_own_ray.py",
-    "algorithms/test_on_policy.py",
-    "cli/test_data_commands.py",
+UNITS = (
+    ("pipeline/test_run.py", "pipeline/test_choice.py"),  # a finished project
+    ("flows/test_lifecycle.py", "flows/test_pipeline.py", "flows/test_serve.py"),  # a Prefect server
+    (  # a Ray of one node
+        *("learners/test_ranks.py", "learners/test_gpus.py", "rollouts/test_pool.py", "rollouts/test_bundles.py"),
+        *("rollouts/test_stragglers.py", "faults/test_simulator.py", "stream/test_ray_link.py"),
+    ),
+    ("faults/test_cluster.py", "faults/test_killed_driver.py"),  # the head of a Ray of several nodes
+    ("pipeline/test_compute_node.py",),
+    ("faults/test_kill_and_resume.py",),
+    ("stages/test_rlpd.py",),
+    ("stages/test_rloo.py",),
+    ("envs/test_libero.py",),
+    ("faults/test_interrupt.py",),
+    ("stages/test_evaluate.py",),
+    ("pipeline/test_seeing.py",),
+    ("rollouts/test_own_ray.py",),
+    ("cli/test_data_commands.py",),
+    ("rollouts/test_engine.py",),
+    ("algorithms/test_on_policy.py",),
+    ("policies/test_families.py",),
 )
-"""Files that are begun first: begun last, one of them would run on one core while the other is idle."""
+"""Files whose tests one process runs, since they share what is slow to start, and that are begun first, since they take
+longest: begun last, one would run on one core while the other is idle. Every other file is a unit of its own."""
+_PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path, len(order)))
+    items.sort(key=lambda item: _PLACES.get(item.path.relative_to(REPOSITORY).as_posix(), len(UNITS)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deals out units instead of files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadUnitScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return f"unit {_PLACES[file]}" if file in _PLACES else file
+
+    return LoadUnitScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def leave_skipped(stage: str) -> None:
@@ -225,6 +243,17 @@ def jobs(root: Path) -> Iterator[Callable[[str], Job]]:
 def job(project: Path) -> Iterator[Callable[[str], Job]]:
     with jobs(project) as make:
         yield make
+
+
+@pytest.fixture
+def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that would be new interpreters are forked from one that has imported the heavy packages."""
+    real = multiprocessing.get_context
+
+    def get_context(method: str | None = None) -> Any:
+        return context() if method == "spawn" else real(method)
+
+    monkeypatch.setattr(multiprocessing, "get_context", get_context)
 
 
 @pytest.fixture(scope="session")

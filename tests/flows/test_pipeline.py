@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
-from prefect.testing.utilities import prefect_test_harness
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, LogFilter, LogFilterTimestamp
+from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from flows.nightly import NOTHING_TO_DO, nightly
 from flows.pipeline import pipeline
@@ -21,6 +22,7 @@ from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
+from tests.flows.conftest import PrefectServer
 from tests.receiver import SECRET, receiving
 
 STAGES = [
@@ -29,11 +31,11 @@ STAGES = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
-        with prefect_test_harness(server_startup_timeout=300):
-            yield
+def _server(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Flows of this process talk to the server."""
+    results = tmp_path_factory.mktemp("results")
+    with temporary_settings({PREFECT_API_URL: prefect_server.url, PREFECT_LOCAL_STORAGE_PATH: results}):
+        yield
 
 
 @pytest.fixture
@@ -133,6 +135,7 @@ def test_a_fault_of_a_simulator_or_a_server_is_tried_again_and_any_other_error_i
 def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhere(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    began = datetime.now(UTC)
     edit(Path.cwd(), "notify", events=["failure", "nothing_to_do"])
     with receiving() as (address, messages):
         monkeypatch.setenv(notify.ADDRESSES, address)
@@ -143,7 +146,9 @@ def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhe
             nightly.with_options(flow_run_name="told")()
     assert [message["title"] for message in messages] == ["Nightshift: nothing to do", "Nightshift: the run failed"]
     with get_client(sync_client=True) as client:
-        logs = [log.message for log in client.read_logs()]
+        since = LogFilter(timestamp=LogFilterTimestamp(after_=began))
+        logs = [log.message for log in client.read_logs(since)]
+    assert logs
     written = [path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()]
     assert not [text for text in [*logs, *map(str, written)] if SECRET in text]
 

@@ -17,8 +17,8 @@ from nightshift.errors import ConfigError
 from nightshift.pipeline import sweep
 from nightshift.project import graph, packages, paths
 from tests.cli.test_data_commands import demo_file, take
+from tests.command import dvc
 from tests.conftest import git
-from tests.pipeline.test_run import dvc
 
 
 def test_choices_are_yaml_and_1e_3_is_a_number() -> None:
