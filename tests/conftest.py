@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import settings
 
@@ -41,6 +42,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
+torch.set_num_threads(1)  # as stages do: a test must not compute otherwise before one than after it
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 
 SMALL: dict[str, Any] = {
@@ -192,6 +194,16 @@ def add_store(root: Path, migrated_store: Path) -> None:
     """Give a project the MLflow store that its first run would make."""
     (root / paths.MLFLOW_DATABASE).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(migrated_store, root / paths.MLFLOW_DATABASE)
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Ray and commands that a test calls in this process leave theirs."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if handler is not None:  # one that Python has not set
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
