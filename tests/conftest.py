@@ -27,6 +27,7 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
+from tests import disk  # noqa: F401  nothing waits for it
 from tests.command import Command
 from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
@@ -41,7 +42,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
+for _address in ("RAY_ADDRESS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):  # tests bring their own
+    os.environ.pop(_address, None)
 torch.set_num_threads(1)  # as stages do: a test must not compute otherwise before one than after it
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 

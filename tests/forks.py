@@ -30,6 +30,7 @@ _CONTEXT.set_forkserver_preload(
         "networkx",
         "scmrepo.git",
         "nightshift.cli.app",
+        "tests.disk",
         "tests.faults.stream_processes",
         "nightshift.learners.data_parallel",
         "nightshift.rollouts.engine",
