@@ -43,7 +43,7 @@ class Command:
     def kill(self) -> None:
         self._process.kill()
 
-    def wait(self, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+    def wait(self, timeout: float = 1800.0) -> subprocess.CompletedProcess[str]:
         self._process.join(timeout)
         if self._process.exitcode is None:
             self.kill()

@@ -106,7 +106,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Deals out units instead of files."""
     from xdist.scheduler import LoadFileScheduling
 
-    class LoadUnitScheduling(LoadFileScheduling):
+    class LoadUnitScheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             return f"unit {_PLACES[file]}" if file in _PLACES else file
@@ -309,5 +309,5 @@ def installed_nightshift(root: Path, *arguments: str, **environment: str) -> sub
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1800,
     )

@@ -146,7 +146,7 @@ def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhe
             nightly.with_options(flow_run_name="told")()
     assert [message["title"] for message in messages] == ["Nightshift: nothing to do", "Nightshift: the run failed"]
     with get_client(sync_client=True) as client:
-        since = LogFilter(timestamp=LogFilterTimestamp(after_=began))
+        since = LogFilter(timestamp=LogFilterTimestamp.model_validate({"after_": began}))
         logs = [log.message for log in client.read_logs(since)]
     assert logs
     written = [path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()]
