@@ -18,7 +18,7 @@ ui: setup
 serve: setup
 	$(BIN)/nightshift serve
 
-# A file's tests share what is slow to start, so a process gets whole files, in the order of tests/conftest.py.
+# Tests share what is slow to start, so a process gets whole files, and those of tests/conftest.py together and first.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: setup

@@ -150,7 +150,7 @@ def _is_dead(run: FlowRun) -> bool:
     labels = run.labels
     if _PROCESS not in labels:
         return run.state is not None and _age(run.state) > _SECONDS_TO_BEGIN
-    if labels.get(_HOST) != socket.gethostname() or locks.is_held(Path(labels[_FOLDER]) / LOCK):
+    if labels.get(_HOST) != socket.gethostname() or locks.is_held(Path(str(labels[_FOLDER])) / LOCK):
         return False
     try:
         started = psutil.Process(int(labels[_PROCESS])).create_time()

@@ -7,6 +7,7 @@ import contextvars
 import logging
 import threading
 from collections.abc import Iterator
+from typing import cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -74,7 +75,7 @@ class _Page:
             return
         percent = 100 * update.done / max(update.total, 1)
         if self._artifact is None:
-            self._artifact = create_progress_artifact(percent, key=self._key, description=in_words(update))
+            self._artifact = cast(UUID, create_progress_artifact(percent, key=self._key, description=in_words(update)))
         else:
             update_progress_artifact(self._artifact, percent, description=in_words(update))
         self._shown = update

@@ -1,4 +1,4 @@
-"""`nightshift …` in a process of its own.
+"""`nightshift …` and `dvc …`, each in a process of its own.
 
 A new interpreter takes seconds to import torch, scipy and mlflow, and the tests start dozens of commands, so they are
 forked. What only a new interpreter shows (the installed script, PYTHONPATH, which packages a command imports) is
@@ -14,44 +14,18 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from nightshift.errors import DataError
 from tests.forks import fork
 
 
-def _run(root: Path, output: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    os.setsid()
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT), number)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(root)
-    sys.argv = ["nightshift", *arguments]
-    from nightshift.cli.app import main
-
-    main()
-
-
-def _fail(*arguments: Any) -> None:
-    from nightshift.stages import sft
-
-    def run(*_: Any, **__: Any) -> None:
-        raise DataError("the dataset is damaged", "rm -r data/dataset")
-
-    vars(sft)["run"] = run
-    _run(*arguments)
-
-
 class Command:
     """A command that runs in a project, with the variables of this process and the given ones."""
 
-    program = staticmethod(_run)
-
-    def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, root: Path, *arguments: str, program: str = "nightshift", **environment: str) -> None:
         self.arguments = arguments
         self._output = Path(tempfile.mkdtemp(prefix="command-"))
-        self._process = fork(type(self).program, root, self._output, arguments, {**os.environ, **environment})
+        self._process = fork(_run, root, self._output, (program, *arguments), {**os.environ, **environment})
 
     @property
     def pid(self) -> int:
@@ -62,10 +36,15 @@ class Command:
     def is_running(self) -> bool:
         return self._process.is_alive()
 
+    def printed(self) -> str:
+        """So far, on stdout."""
+        path = self._output / "stdout"
+        return path.read_text() if path.exists() else ""
+
     def kill(self) -> None:
         self._process.kill()
 
-    def wait(self, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+    def wait(self, timeout: float = 1800.0) -> subprocess.CompletedProcess[str]:
         self._process.join(timeout)
         if self._process.exitcode is None:
             self.kill()
@@ -75,7 +54,46 @@ class Command:
         return subprocess.CompletedProcess(self.arguments, self._process.exitcode, stdout, stderr)
 
 
-class FailingCommand(Command):
-    """The same, where the stage sft ends with an error."""
+def dvc(root: Path, *arguments: str) -> str:
+    """What a command of DVC prints."""
+    done = Command(root, *arguments, program="dvc").wait()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
-    program = staticmethod(_fail)
+
+def _run(root: Path, output: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    os.setsid()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(root)
+    sys.argv = list(command)
+    _MAINS[command[0]]()
+
+
+def _nightshift() -> None:
+    from nightshift.cli.app import main
+
+    main()
+
+
+def _dvc() -> None:
+    from dvc.cli import main
+
+    sys.exit(main(sys.argv[1:]))
+
+
+def _failing() -> None:
+    """nightshift, where the stage sft ends with an error."""
+    from nightshift.stages import sft
+
+    def run(*_: object, **__: object) -> None:
+        raise DataError("the dataset is damaged", "rm -r data/dataset")
+
+    vars(sft)["run"] = run
+    _nightshift()
+
+
+FAILING = "failing"
+_MAINS = {"nightshift": _nightshift, "dvc": _dvc, FAILING: _failing}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import multiprocessing
 import os
 import shutil
 import signal
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import settings
 
@@ -24,7 +27,9 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
+from tests import disk  # noqa: F401  nothing waits for it
 from tests.command import Command
+from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
 
 # No test depends on how fast the machine is.
@@ -37,7 +42,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-os.environ.pop("RAY_ADDRESS", None)  # tests bring their own clusters
+for _address in ("RAY_ADDRESS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):  # tests bring their own
+    os.environ.pop(_address, None)
+torch.set_num_threads(1)  # as stages do: a test must not compute otherwise before one than after it
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 
 SMALL: dict[str, Any] = {
@@ -63,32 +70,48 @@ SMALL: dict[str, Any] = {
 }
 
 
-LONGEST = (
-    "pipeline/test_run.py",
-    "stages/test_rlpd.py",
-    "faults/test_cluster.py",
-    "pipeline/test_compute_node.py",
-    "faults/test_kill_and_resume.py",
-    "faults/test_killed_driver.py",
-    "learners/test_ranks.py",
-    "stages/test_rloo.py",
-    "envs/test_libero.py",
-    "faults/test_interrupt.py",
-    "flows/test_serve.py",
-    "flows/test_lifecycle.py",
-    "flows/test_pipeline.py",
-    "pipeline/test_seeing.py",
-    "stages/test_evaluate.py",
-    "rollouts/test_own_ray.py",
-    "algorithms/test_on_policy.py",
-    "cli/test_data_commands.py",
+UNITS = (
+    ("pipeline/test_run.py", "pipeline/test_choice.py"),  # a finished project
+    ("flows/test_lifecycle.py", "flows/test_pipeline.py", "flows/test_serve.py"),  # a Prefect server
+    (  # a Ray of one node
+        *("learners/test_ranks.py", "learners/test_gpus.py", "rollouts/test_pool.py", "rollouts/test_bundles.py"),
+        *("rollouts/test_stragglers.py", "faults/test_simulator.py", "stream/test_ray_link.py"),
+    ),
+    ("faults/test_cluster.py", "faults/test_killed_driver.py"),  # the head of a Ray of several nodes
+    ("pipeline/test_compute_node.py",),
+    ("faults/test_kill_and_resume.py",),
+    ("stages/test_rlpd.py",),
+    ("stages/test_rloo.py",),
+    ("envs/test_libero.py",),
+    ("faults/test_interrupt.py",),
+    ("stages/test_evaluate.py",),
+    ("pipeline/test_seeing.py",),
+    ("rollouts/test_own_ray.py",),
+    ("cli/test_data_commands.py",),
+    ("rollouts/test_engine.py",),
+    ("algorithms/test_on_policy.py",),
+    ("policies/test_families.py",),
 )
-"""Files that are begun first: begun last, one of them would run on one core while the other is idle."""
+"""Files whose tests one process runs, since they share what is slow to start, and that are begun first, since they take
+longest: begun last, one would run on one core while the other is idle. Every other file is a unit of its own."""
+_PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path, len(order)))
+    items.sort(key=lambda item: _PLACES.get(item.path.relative_to(REPOSITORY).as_posix(), len(UNITS)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deals out units instead of files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadUnitScheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return f"unit {_PLACES[file]}" if file in _PLACES else file
+
+    return LoadUnitScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def leave_skipped(stage: str) -> None:
@@ -176,6 +199,16 @@ def add_store(root: Path, migrated_store: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Ray and commands that a test calls in this process leave theirs."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if handler is not None:  # one that Python has not set
+            signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def _tools_environment() -> Iterator[None]:
     """A command that a test calls in this process leaves variables of Prefect and MLflow that name its project."""
     before = {name: value for name, value in os.environ.items() if name.startswith(TOOLS)}
@@ -198,26 +231,43 @@ def params(project: Path) -> config.Params:
     return config.load(project / "params.yaml")
 
 
-@pytest.fixture
-def job(project: Path) -> Iterator[Callable[[str], Job]]:
-    """A job for a stage, with simulators in this process and metrics in a file."""
+@contextlib.contextmanager
+def jobs(root: Path) -> Iterator[Callable[[str], Job]]:
+    """Makes a job for a stage of a project, with simulators in this process and metrics in a file."""
     pools: dict[config.Env, Pool] = {}
 
     def make(stage: str) -> Job:
-        state = project / ".state" / stage / "test"
+        state = root / ".state" / stage / "test"
         return Job(
             stage=stage,
             fingerprint="test",
             state=state,
             tracker=JsonlTracker(state / "metrics.jsonl"),
             pool=lambda env: pools.setdefault(env, LocalPool(env)),
-            machine=config.load(project / "params.yaml").machine,
+            machine=config.load(root / "params.yaml").machine,
             commit="abc1234",
         )
 
     yield make
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture
+def job(project: Path) -> Iterator[Callable[[str], Job]]:
+    with jobs(project) as make:
+        yield make
+
+
+@pytest.fixture
+def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that would be new interpreters are forked from one that has imported the heavy packages."""
+    real = multiprocessing.get_context
+
+    def get_context(method: str | None = None) -> Any:
+        return context() if method == "spawn" else real(method)
+
+    monkeypatch.setattr(multiprocessing, "get_context", get_context)
 
 
 @pytest.fixture(scope="session")
@@ -259,5 +309,5 @@ def installed_nightshift(root: Path, *arguments: str, **environment: str) -> sub
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1800,
     )

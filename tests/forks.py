@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ _CONTEXT.set_forkserver_preload(
         "mlflow.store.model_registry.sqlalchemy_store",
         "mlflow.store.tracking.sqlalchemy_store",
         "mlflow.tracking",
+        "dvc.cli.parser",
         "dvc.repo",
         "networkx",
         "scmrepo.git",
         "nightshift.cli.app",
+        "tests.disk",
         "tests.faults.stream_processes",
         "nightshift.learners.data_parallel",
         "nightshift.rollouts.engine",
@@ -37,10 +40,15 @@ _SETTINGS = environment.NO_TELEMETRY | environment.SAFE | environment.QUIET
 """Some of the packages read their variables when they are imported."""
 
 
-def fork(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Start `target`, a function that can be imported."""
+def context() -> ForkServerContext:
+    """For what would spawn processes: these have the variables of the first test that forked one, not of this one."""
     with contextlib.chdir(Path(__file__).parent.parent), mock.patch.dict(os.environ, _SETTINGS):
         forkserver.ensure_running()  # the first call starts the process that all others are forked from
-    process = _CONTEXT.Process(target=target, args=arguments)
+    return _CONTEXT
+
+
+def fork(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Start `target`, a function that can be imported."""
+    process = context().Process(target=target, args=arguments)
     process.start()
     return process

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from tests import handover
 from tests.forks import fork
@@ -23,15 +24,18 @@ SMALL = {"object_store_memory": 80 * 2**20}
 _HEALTH_CHECKS = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
 """A killed node refuses the connection and is given up after five checks: 3 s apart by default. A slow one has 10 s to
 answer each, as by default."""
+_NO_SIDE_PROCESSES = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+"""An autoscaler, a reader of logs and a server of statistics: each is a new interpreter, as long as the cluster is."""
 
 
 @contextlib.contextmanager
 def cluster(**settings: Any) -> Iterator[Cluster]:
     """A cluster of a head only. Ray leaves signal handlers behind, which other tests must not see."""
+    from ray._private.node import Node
     from ray.cluster_utils import Cluster
 
-    head = {"include_dashboard": False, "_system_config": _HEALTH_CHECKS, **SMALL, **settings}
-    with _keep_signal_handlers():
+    head = {**_NO_SIDE_PROCESSES, "_system_config": _HEALTH_CHECKS, **SMALL, **settings}
+    with _keep_signal_handlers(), mock.patch.object(Node, "start_api_server"):
         started = Cluster(initialize_head=True, head_node_args=head)
     yield started
     with _keep_signal_handlers():

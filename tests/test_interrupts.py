@@ -5,14 +5,42 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 import pytest
 
+from nightshift import interrupts
 from nightshift.interrupts import deferred
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+
+@pytest.fixture
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("number", STOPPING)
+def test_sigterm_and_a_closed_terminal_stop_a_command_as_ctrl_c_does(number: signal.Signals) -> None:
+    interrupts.handle()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_a_command_under_nohup_outlives_its_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupts.handle()
+    signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_in_the_block_is_handled_once_after_it(number: signal.Signals) -> None:
     def stop(_: int, __: FrameType | None) -> None:
         raise KeyboardInterrupt

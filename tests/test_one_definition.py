@@ -13,7 +13,7 @@ import yaml
 from nightshift import config
 from nightshift.envs import registry
 from nightshift.project import graph, paths
-from tests.conftest import LONGEST, REPOSITORY
+from tests.conftest import REPOSITORY, UNITS
 
 GRAPH = graph.load(REPOSITORY)
 
@@ -172,4 +172,4 @@ def _empty(files: list[Path]) -> bool:
 
 
 def test_the_files_whose_tests_are_begun_first_exist() -> None:
-    assert all((REPOSITORY / "tests" / name).exists() for name in LONGEST)
+    assert all((REPOSITORY / "tests" / name).exists() for unit in UNITS for name in unit)

@@ -20,7 +20,7 @@ from flows.server import lasting_server
 from nightshift.adapters import mlflow_registry, mlflow_tracking
 from nightshift.project import paths
 from tests import servers
-from tests.command import FailingCommand
+from tests.command import FAILING, Command
 from tests.conftest import REPOSITORY, choose, edit, git, make_project, nightshift
 
 servers.need("psycopg", "flask_wtf", "dvc_s3", "moto")
@@ -238,9 +238,8 @@ def test_a_clone_gets_all_data_and_models_from_the_remote(done: Site, kind: str,
 @pytest.mark.slow
 def test_no_secret_is_in_a_database_a_bucket_a_log_or_the_project_also_after_a_failure(done: Site) -> None:
     address = done.settings["MLFLOW_TRACKING_URI"].replace("//", f"//nightshift:{SECRETS['MLFLOW_TRACKING_PASSWORD']}@")
-    command = FailingCommand(
-        done.root, "run", "--force-stage", "sft", **{**done.settings, "MLFLOW_TRACKING_URI": address}
-    )
+    settings = {**done.settings, "MLFLOW_TRACKING_URI": address}
+    command = Command(done.root, "run", "--force-stage", "sft", program=FAILING, **settings)
     failed = command.wait()
     assert "error: the dataset is damaged" in failed.stderr
     done.printed.append(failed.stdout + failed.stderr)

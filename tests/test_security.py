@@ -16,7 +16,7 @@ import pytest
 
 from nightshift.pipeline import notify
 from nightshift.project import paths
-from tests.command import FailingCommand
+from tests.command import FAILING, Command
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 from tests.receiver import SECRET, receiving
 
@@ -40,7 +40,7 @@ class Watched:
         self.programs: set[str] = set()
         self.prefect: set[int | None] = set()
         """What its Prefect server answers to somebody without a password."""
-        command = FailingCommand(root, "run", **SECRETS, **{notify.ADDRESSES: address})
+        command = Command(root, "run", program=FAILING, **SECRETS, **{notify.ADDRESSES: address})
         self.pid = command.pid
         while command.is_running():
             self._look(command.pid)

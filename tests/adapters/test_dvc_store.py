@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from rich.console import Console
 from nightshift.adapters.dvc_store import DvcStore
 from nightshift.errors import CacheError
 from nightshift.project.versions import versions
+from tests.command import dvc
 from tests.conftest import REPOSITORY, git
 
 DVC_YAML = """
@@ -61,11 +61,6 @@ def stale(store: DvcStore) -> dict[str, tuple[str, ...]]:
     return {status.name: status.reasons + status.follows for status in store.status() if not status.fresh}
 
 
-def dvc(*arguments: str) -> str:
-    command = [sys.executable, "-m", "dvc", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def test_stages_come_in_graph_order_and_say_that_they_never_ran(toy: Path) -> None:
     statuses = DvcStore(toy).status()
     assert [s.name for s in statuses] == ["make", "train", "act"]
@@ -75,9 +70,9 @@ def test_stages_come_in_graph_order_and_say_that_they_never_ran(toy: Path) -> No
 def test_what_we_commit_dvc_repro_finds_up_to_date_and_the_other_way_round(toy: Path) -> None:
     store = DvcStore(toy)
     work(store)
-    assert "up to date" in dvc("repro")
+    assert "up to date" in dvc(toy, "repro")
     (toy / "src/code.py").write_text("two")
-    dvc("repro", "-q")
+    dvc(toy, "repro", "-q")
     assert stale(store) == {}
 
 
@@ -109,7 +104,7 @@ def test_tracked_data_is_an_input_and_no_stage(toy: Path) -> None:
     assert store.track(Path("data/imports/kitchen")) == Path("data/imports/kitchen.dvc")
     assert [status.name for status in store.status()] == ["make", "train", "act"]
     work(store)
-    assert "up to date" in dvc("repro")
+    assert "up to date" in dvc(toy, "repro")
     (toy / "data/imports/kitchen/episode").write_text("two")
     assert stale(store)["make"] == ("input data/imports changed",)
 

@@ -193,7 +193,7 @@ def test_no_knob_was_forgotten() -> None:
 )
 def test_gradients_do_not_depend_on_the_microbatch_size(chosen: dict[str, Any]) -> None:
     whole = updated(settings(**chosen), microbatch_size=1000)
-    for size in (1, 3, 7):
+    for size in (1, 7):
         accumulated = updated(settings(**chosen), microbatch_size=size)
         for name, value in whole.items():
             torch.testing.assert_close(accumulated[name], value, atol=1e-5, rtol=1e-4)

@@ -28,6 +28,7 @@ from nightshift.pipeline.job import Job
 from nightshift.pipeline.run import Session
 from nightshift.project import paths
 from nightshift.stages import dataset, sft
+from tests.command import dvc
 from tests.conftest import edit, git, nightshift
 from tests.data import examples
 from tests.data.formats.hdf5_files import libero_demo, write_libero
@@ -107,10 +108,6 @@ def test_an_import_without_success_is_refused(project: Path, tmp_path: Path) -> 
     path = demo_file(tmp_path / "goal.hdf5", count=1, demo_0={"rewards": np.zeros(5, np.uint8)})
     with pytest.raises(DataError, match="no successful episodes: 1 did not succeed, 0 are broken"):
         take(path)
-
-
-def dvc(root: Path, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *arguments, "-q"], cwd=root, check=True, capture_output=True)
 
 
 def test_an_import_reaches_a_clone_through_git_and_dvc_and_its_dataset_is_fresh_there(

@@ -64,7 +64,7 @@ def in_fresh_process(code: str, folder: Path, **environment: str) -> subprocess.
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -14,6 +14,7 @@ from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import _actor
 from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, join_learner, make_tickets, open_link
+from nightshift.stream.listening import TOKEN_VARIABLE
 from tests.rollouts.faulty import Faulty, hang, segfault
 
 DEADLY = 2
@@ -34,9 +35,10 @@ def hangs(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
     hang()
 
 
-def hangs_for_another_machine(learner: tuple[str, int], machine: config.Machine, folder: Path) -> None:
+def hangs_for_another_machine(learner: tuple[str, int], token: str, machine: config.Machine, folder: Path) -> None:
     """`nightshift actor` with a simulator that hangs."""
     patch = pytest.MonkeyPatch()
+    patch.setenv(TOKEN_VARIABLE, token)
     patch.setattr(_actor, "TIMEOUT_SECONDS", 0.5)
     hanging = Faulty(dict.fromkeys(range(1000), hang))
     patch.setattr(_actor, "open_simulators", lambda spec, in_play: LocalPool(spec.env, make_fleet=hanging))

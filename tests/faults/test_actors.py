@@ -44,6 +44,8 @@ from tests.faults import actor_processes
 
 AT_ONCE = 6
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[LearnerEndpoint]:
@@ -263,12 +265,10 @@ def test_an_actor_of_another_machine_whose_simulator_hangs_ends_although_its_sen
     params: config.Params,
     policy: PolicySnapshot,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, job=described.to_json())
     with Server(endpoint, token=TOKEN) as server:
-        arguments = (("127.0.0.1", server.port), params.machine, tmp_path / "spools")
+        arguments = (("127.0.0.1", server.port), TOKEN, params.machine, tmp_path / "spools")
         actor = multiprocessing.get_context("spawn").Process(
             target=actor_processes.hangs_for_another_machine, args=arguments, daemon=True
         )

@@ -54,7 +54,7 @@ def autoscaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         port = probe.getsockname()[1]
     file = tmp_path / "autoscaling.json"
     file.write_text(json.dumps(settings(f"{ray.util.get_node_ip_address()}:{port}")))
-    with cluster(num_cpus=0, gcs_server_port=port, autoscaling_config=str(file)) as started:
+    with cluster(num_cpus=0, gcs_server_port=port, autoscaling_config=str(file), no_monitor=False) as started:
         monkeypatch.setenv("RAY_ADDRESS", started.address)
         start_ray(WORKERS)
         yield

@@ -17,7 +17,7 @@ from nightshift.project import paths
 from tests.command import Command
 from tests.conftest import add_store, edit, git, make_project, nightshift
 
-SECONDS = 20
+SECONDS = 60
 ITERATIONS = 40
 
 

@@ -14,7 +14,7 @@ from nightshift.project import paths
 from tests.command import Command
 from tests.conftest import add_store, edit, make_project
 
-STEPS = 1500
+STEPS = 900
 """Of sft: many times what it makes between a checkpoint and its end by a signal."""
 WEIGHTS = {"sft": paths.SFT_POLICY / "policy.safetensors", "rloo": paths.RLOO_POLICY / "policy.safetensors"}
 

@@ -22,7 +22,7 @@ from tests.rollouts.test_pool import worker_pids
 ITERATIONS = 12
 MOMENTS = (0.0, 0.07)
 """Seconds after a checkpoint: at once, and when the next iteration is being played."""
-SECONDS = 20
+SECONDS = 60
 
 Outcome = tuple[bytes, bytes]
 """Weights and history."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,18 @@ from mlflow.tracking import MlflowClient
 from prefect.states import Running
 
 from flows.pipeline import pipeline
-from flows.server import lasting_server
 from nightshift.adapters import mlflow_tracking
 from nightshift.pipeline.run import LOCK, Session, was_killed
 from nightshift.project import paths
 from tests.command import Command
 from tests.conftest import add_store, edit, make_project, nightshift
+from tests.flows.conftest import PrefectServer
 from tests.flows.prefect_runs import ask, newest, state, task_states, wait_until
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    home = tmp_path_factory.mktemp("prefect")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        (home / paths.STATE).mkdir()
-        patch.setenv("PREFECT_HOME", str(home / paths.PREFECT_HOME))
-        with lasting_server(port) as address:
-            yield address
+def url(prefect_server: PrefectServer) -> str:
+    return prefect_server.url
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path
     add_store(root, migrated_store)
     edit(root, "sft", steps=20)
     edit(root, "rloo", iterations=4000)
+    edit(root, "evaluate", init_states=2)
     return root
 
 
@@ -64,7 +55,7 @@ def mlflow_states(root: Path) -> dict[str, str]:
     return {run.data.tags[mlflow_tracking.STAGE]: run.info.status for run in runs}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_sigterm_and_a_closed_terminal_end_a_run_like_ctrl_c(root: Path, url: str, number: signal.Signals) -> None:
     command = training(root, url)
     os.kill(command.pid, number)

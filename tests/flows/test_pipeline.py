@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, LogFilter, LogFilterTimestamp
+from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.states import Pending, Scheduled
-from prefect.testing.utilities import prefect_test_harness
 
 from flows import lifecycle
 from flows.nightly import NOTHING_TO_DO, nightly
@@ -24,6 +26,7 @@ from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths
 from nightshift.telemetry import progress
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
+from tests.flows.conftest import PrefectServer
 from tests.flows.prefect_runs import wait_until
 from tests.receiver import SECRET, receiving
 
@@ -33,11 +36,11 @@ STAGES = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path_factory.mktemp("results")))
-        with prefect_test_harness(server_startup_timeout=300):
-            yield
+def _server(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Flows of this process talk to the server."""
+    results = tmp_path_factory.mktemp("results")
+    with temporary_settings({PREFECT_API_URL: prefect_server.url, PREFECT_LOCAL_STORAGE_PATH: results}):
+        yield
 
 
 @pytest.fixture
@@ -137,6 +140,7 @@ def test_a_fault_of_a_simulator_or_a_server_is_tried_again_and_any_other_error_i
 def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhere(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    began = datetime.now(UTC)
     edit(Path.cwd(), "notify", events=["failure", "nothing_to_do"])
     with receiving() as (address, messages):
         monkeypatch.setenv(notify.ADDRESSES, address)
@@ -147,7 +151,9 @@ def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhe
             nightly.with_options(flow_run_name="told")()
     assert [message["title"] for message in messages] == ["Nightshift: nothing to do", "Nightshift: the run failed"]
     with get_client(sync_client=True) as client:
-        logs = [log.message for log in client.read_logs()]
+        since = LogFilter(timestamp=LogFilterTimestamp.model_validate({"after_": began}))
+        logs = [log.message for log in client.read_logs(since)]
+    assert logs
     written = [path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()]
     assert not [text for text in [*logs, *map(str, written)] if SECRET in text]
 
@@ -217,7 +223,7 @@ def test_prefects_page_shows_iteration_success_and_time_left_while_a_stage_runs(
             with progress.bar("rloo", total=4) as advance:
                 for success in (25, 50):
                     advance(f"success {success}%")
-                    seen.append(wait_until(lambda done=success: shown_progress("watched", percent=done)))
+                    seen.append(wait_until(partial(shown_progress, "watched", success)))
         return StageResult(stage=stage, status="cached", seconds=0.0)
 
     monkeypatch.setattr(run, "ensure", ensure)
@@ -241,10 +247,13 @@ def test_a_run_that_was_taken_up_by_a_server_that_died_is_marked_and_one_that_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with get_client(sync_client=True) as client:
-        pending, scheduled = (client.create_flow_run(nightly, state=state) for state in (Pending(), Scheduled()))
+        pending = client.create_flow_run(nightly, state=Pending())
+        scheduled = client.create_flow_run(nightly, state=Scheduled())
         assert pending.id not in [run.id for run in lifecycle.mark_leftovers(client)], "it may be starting"
         monkeypatch.setattr(lifecycle, "_SECONDS_TO_BEGIN", -60)
         assert pending.id in [run.id for run in lifecycle.mark_leftovers(client)]
         ended, waiting = (client.read_flow_run(run.id).state for run in (pending, scheduled))
+    assert ended is not None
+    assert waiting is not None
     assert (ended.name, ended.message) == ("Crashed", "its process never began")
     assert waiting.name == "Scheduled", "a night to come, or to be caught up with"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
@@ -20,13 +19,15 @@ from nightshift.pipeline.run import Session
 from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project
 from tests.faults.test_interrupt import inhabitants
+from tests.flows.conftest import PrefectServer, free_port
 from tests.flows.prefect_runs import ask, state, task_states, wait_until
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path, prefect_server: PrefectServer) -> Path:
     root = make_project(tmp_path_factory.mktemp("serve") / "project")
     add_store(root, migrated_store)
+    prefect_server.copy_database(root)
     edit(root, "sft", steps=20)
     edit(root, "rloo", iterations=4000)
     return root
@@ -34,22 +35,43 @@ def root(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
+
+
+class Serving:
+    """`nightshift serve`, started again where a test has ended it: it takes half a minute of CPU time."""
+
+    def __init__(self, root: Path, port: int) -> None:
+        self._root = root
+        self._port = port
+        self._command: Command | None = None
+
+    def ready(self) -> Command:
+        """A server that is ready for orders."""
+        if self._command is None or not self._command.is_running():
+            self._command = Command(self._root, "serve", "--port", str(self._port), PREFECT_RUNNER_POLL_FREQUENCY="1")
+        wait_until(lambda: answers(local_url(self._port)))
+        wait_until(lambda: ask(local_url(self._port), SyncPrefectClient.read_deployments))
+        return self._command
+
+    def end(self) -> None:
+        if self._command is not None:
+            self._command.kill()
+            wait_until(lambda: not answers(local_url(self._port)))
+
+
+@pytest.fixture(scope="module")
+def serving(root: Path, port: int) -> Iterator[Serving]:
+    serving = Serving(root, port)
+    try:
+        yield serving
+    finally:
+        serving.end()
 
 
 @pytest.fixture
-def server(root: Path, port: int) -> Iterator[Command]:
-    """A server that is ready for orders."""
-    command = Command(root, "serve", "--port", str(port))
-    try:
-        wait_until(lambda: answers(local_url(port)))
-        wait_until(lambda: ask(local_url(port), SyncPrefectClient.read_deployments))
-        yield command
-    finally:
-        command.kill()
-        wait_until(lambda: not answers(local_url(port)))
+def server(serving: Serving) -> Command:
+    return serving.ready()
 
 
 def order(port: int) -> UUID:
@@ -71,7 +93,46 @@ def engines(root: Path) -> list[str]:
     return [line for line in inhabitants(root) if "prefect.engine" in line]
 
 
-def test_a_cancel_in_prefect_ends_a_run_as_cancelled_without_a_traceback(
+def test_the_schedule_is_the_one_in_prefect_yaml(port: int, server: Command) -> None:
+    stated = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}["nightly"]
+    nightly = ask(local_url(port), lambda client: client.read_deployment_by_name("nightly/nightly"))
+    (schedule,) = nightly.schedules
+    (expected,) = stated["schedules"]
+    assert schedule.active and not nightly.paused
+    assert (schedule.schedule.cron, schedule.schedule.timezone) == (expected["cron"], expected["timezone"])
+    assert nightly.parameters == stated["parameters"]
+
+
+def test_a_run_that_another_is_in_the_way_of_is_shown_as_refused(root: Path, port: int, server: Command) -> None:
+    with Session(root):
+        run = order(port)
+        wait_until(lambda: state(local_url(port), run) == "Refused")
+
+
+def test_a_server_that_is_killed_takes_prefect_and_its_run_along_and_the_next_one_marks_the_run(
+    root: Path, port: int, server: Command, serving: Serving
+) -> None:
+    run = order(port)
+    wait_until(lambda: engines(root) and state(local_url(port), run) == "Running")
+    server.kill()
+    wait_until(lambda: not answers(local_url(port)), 20)
+    wait_until(lambda: not inhabitants(root), 60)
+    serving.ready()
+    wait_until(lambda: state(local_url(port), run) == "Crashed")
+
+
+def test_a_healthy_server_is_used_and_outlives_a_closed_terminal_of_its_user(
+    root: Path, port: int, server: Command
+) -> None:
+    beside = Command(root, "serve", "--port", str(port))
+    wait_until(lambda: "Prefect: " in beside.printed())
+    assert len([line for line in inhabitants(root) if "flows.server" in line]) == 1
+    os.kill(beside.pid, signal.SIGHUP)
+    assert "Traceback" not in beside.wait(60).stderr
+    assert answers(local_url(port)), "the server belongs to the other"
+
+
+def test_a_cancel_in_prefect_ends_a_run_as_cancelled_and_sigterm_ends_the_server_without_a_traceback(
     root: Path, port: int, server: Command
 ) -> None:
     run = order(port)
@@ -84,44 +145,4 @@ def test_a_cancel_in_prefect_ends_a_run_as_cancelled_without_a_traceback(
     ended = server.wait(60)
     assert "Traceback" not in ended.stdout + ended.stderr
     assert "▶ rloo" in ended.stdout
-
-
-def test_a_run_that_another_is_in_the_way_of_is_shown_as_refused(root: Path, port: int, server: Command) -> None:
-    with Session(root):
-        run = order(port)
-        wait_until(lambda: state(local_url(port), run) == "Refused")
-
-
-def test_a_server_that_is_killed_takes_prefect_and_its_run_along_and_the_next_one_marks_the_run(
-    root: Path, port: int, server: Command
-) -> None:
-    run = order(port)
-    wait_until(lambda: engines(root) and state(local_url(port), run) == "Running")
-    server.kill()
     wait_until(lambda: not answers(local_url(port)), 20)
-    wait_until(lambda: not inhabitants(root), 60)
-    again = Command(root, "serve", "--port", str(port))
-    try:
-        wait_until(lambda: answers(local_url(port)))
-        wait_until(lambda: state(local_url(port), run) == "Crashed")
-        beside = Command(root, "serve", "--port", str(port))
-        wait_until(lambda: len([line for line in inhabitants(root) if "flows.server" not in line]) > 1)
-        assert len([line for line in inhabitants(root) if "flows.server" in line]) == 1, "a healthy server is used"
-        os.kill(beside.pid, signal.SIGTERM)
-        assert "Traceback" not in beside.wait(60).stderr
-        assert answers(local_url(port)), "the server belongs to the other"
-        os.kill(again.pid, signal.SIGHUP)
-        assert "Traceback" not in again.wait(60).stderr
-        wait_until(lambda: not answers(local_url(port)), 20)
-    finally:
-        again.kill()
-
-
-def test_the_schedule_is_the_one_in_prefect_yaml(root: Path, port: int, server: Command) -> None:
-    stated = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}["nightly"]
-    nightly = ask(local_url(port), lambda client: client.read_deployment_by_name("nightly/nightly"))
-    (schedule,) = nightly.schedules
-    (expected,) = stated["schedules"]
-    assert schedule.active and not nightly.paused
-    assert (schedule.schedule.cron, schedule.schedule.timezone) == (expected["cron"], expected["timezone"])
-    assert nightly.parameters == stated["parameters"]

@@ -22,10 +22,10 @@ from tests.stages.test_rlpd import (
     KillingAnActor,
     Stopping,
     clone,  # noqa: F401 - a fixture
+    cloned,  # noqa: F401 - a fixture
     every,
     history,
     learn,
-    made,  # noqa: F401 - a fixture
     without_times,
 )
 

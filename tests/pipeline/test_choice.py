@@ -15,8 +15,9 @@ from nightshift.errors import ProjectError
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
 from nightshift.project import checksums, paths
-from tests.conftest import add_store, choose, edit, git, make_project, nightshift
-from tests.pipeline.test_run import STAGES, dvc, ensure_all, enter, every
+from tests.command import dvc
+from tests.conftest import choose, edit, nightshift
+from tests.pipeline.conftest import STAGES, copied, ensure_all, enter, every
 
 CACHED = every("cached")
 SETTLED = CACHED | {"rloo": "skipped"}
@@ -29,24 +30,9 @@ UP_TO_DATE = "Data and pipelines are up to date"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path:
-    """A project in which every stage has run."""
-    root = make_project(tmp_path_factory.mktemp("choice") / "project")
-    add_store(root, migrated_store)
-    edit(root, "sft", steps=20)
-    edit(root, "rloo", iterations=1)
-    edit(root, "evaluate", init_states=2)
-    git(root, "commit", "-qam", "smaller")
-    with pytest.MonkeyPatch.context() as patch:
-        enter(root, patch)
-        assert ensure_all(root) == every("ran")
-    return root
-
-
-@pytest.fixture(scope="module")
-def clone_only(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone_only(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same after a run without algorithms."""
-    root = copied(trained, tmp_path_factory.mktemp("clone") / "project")
+    root = copied(finished, tmp_path_factory.mktemp("clone") / "project")
     choose(root)
     with pytest.MonkeyPatch.context() as patch:
         enter(root, patch)
@@ -61,11 +47,6 @@ def project(clone_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A copy of the project without algorithms; the test runs inside it."""
     root = copied(clone_only, tmp_path / "project")
     enter(root, monkeypatch)
-    return root
-
-
-def copied(project: Path, root: Path) -> Path:
-    shutil.copytree(project, root, symlinks=True)
     return root
 
 
@@ -90,12 +71,12 @@ def test_the_clone_alone_is_evaluated_drawn_and_registered(clone_only: Path) -> 
 
 
 def test_a_skipped_stage_leaves_a_folder_that_says_so_and_no_trace_of_a_run(
-    clone_only: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+    clone_only: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = {path.name for path in (clone_only / paths.RLOO_POLICY).iterdir()}
     assert left == {paths.SKIPPED, "manifest.json"}
     for folder in (paths.METRICS, paths.STATE / "rloo"):
-        before, after = (sorted(p.name for p in (root / folder).glob("rloo*")) for root in (trained, clone_only))
+        before, after = (sorted(p.name for p in (root / folder).glob("rloo*")) for root in (finished, clone_only))
         assert after == before
     enter(clone_only, monkeypatch)
     assert rloo_runs(clone_only) == 1, "that of the training before it was skipped"
@@ -107,18 +88,18 @@ def test_a_second_run_dvc_and_plan_agree_that_nothing_is_to_do(project: Path) ->
     assert plan(project) == NOTHING_TO_DO
 
 
-def test_choosing_it_again_restores_its_policy_and_the_evaluation(project: Path, trained: Path) -> None:
+def test_choosing_it_again_restores_its_policy_and_the_evaluation(project: Path, finished: Path) -> None:
     choose(project, "rloo")
     restored = dict.fromkeys(("choose", "rloo", "evaluate"), "restored")
     assert ensure_all(project) == CACHED | restored | {"opponent": "ran", "register": "ran"}
     for path in (paths.RLOO_POLICY, paths.EVALUATION):
-        assert checksums.md5(project, path) == checksums.md5(trained, path)
+        assert checksums.md5(project, path) == checksums.md5(finished, path)
 
 
-def test_dvc_repro_skips_it_and_restores_it_as_a_run_does(project: Path, trained: Path) -> None:
+def test_dvc_repro_skips_it_and_restores_it_as_a_run_does(project: Path, finished: Path) -> None:
     choose(project, "rloo")
     assert "Stage 'rloo' is cached - skipping run" in dvc(project, "repro", "evaluate")
-    assert checksums.md5(project, paths.RLOO_POLICY) == checksums.md5(trained, paths.RLOO_POLICY)
+    assert checksums.md5(project, paths.RLOO_POLICY) == checksums.md5(finished, paths.RLOO_POLICY)
     choose(project)
     edit(project, "rloo", temperature=0.3)  # so that the run-cache has no such result
     told = dvc(project, "repro", "evaluate")
@@ -129,9 +110,9 @@ def test_dvc_repro_skips_it_and_restores_it_as_a_run_does(project: Path, trained
 
 
 def test_before_the_run_plan_says_what_is_skipped_and_that_the_evaluation_follows(
-    trained: Path, tmp_path: Path
+    finished: Path, tmp_path: Path
 ) -> None:
-    root = copied(trained, tmp_path / "project")
+    root = copied(finished, tmp_path / "project")
     choose(root)
     shown = plan(root)
     assert shown["choose"].startswith("stale")

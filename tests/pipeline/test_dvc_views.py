@@ -21,6 +21,7 @@ from nightshift.reports.candidates import Candidate
 from nightshift.reports.history import History
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Paired
+from tests.command import dvc
 from tests.conftest import add_store, git
 
 
@@ -43,9 +44,8 @@ def leave_evaluation(successes: int) -> None:
         (folder / paths.EVALUATION_LEARNING.name).write_text(tables.learning(candidates))
 
 
-def dvc(*arguments: str) -> Any:
-    done = subprocess.run([sys.executable, "-m", "dvc", *arguments], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+def shown(*arguments: str) -> Any:
+    return json.loads(dvc(Path.cwd(), *arguments))
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def two_revisions(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_revisions")
 def test_metrics_are_shown_and_compared_between_revisions() -> None:
-    shown = dvc("metrics", "show", "--json")[""]["data"]["reports/evaluation/metrics.json"]["data"]
-    assert shown["rloo"]["success"] == 0.95
-    assert shown["rloo"]["task"] == {"lift": 0.95}
-    (changed,) = dvc("metrics", "diff", "HEAD~1", "--json").values()
+    metrics = shown("metrics", "show", "--json")[""]["data"]["reports/evaluation/metrics.json"]["data"]
+    assert metrics["rloo"]["success"] == 0.95
+    assert metrics["rloo"]["task"] == {"lift": 0.95}
+    (changed,) = shown("metrics", "diff", "HEAD~1", "--json").values()
     assert changed["rloo.success"] == {"old": 0.7, "new": 0.95, "diff": 0.25}
     assert changed["rloo.gain"] == {"old": 0.2, "new": 0.45, "diff": 0.25}
     assert not [name for name in changed if name.startswith("sft")], "the clone did not change"
@@ -80,7 +80,7 @@ def test_metrics_are_shown_and_compared_between_revisions() -> None:
 @pytest.mark.usefixtures("two_revisions")
 def test_plots_are_drawn_and_compared_between_revisions() -> None:
     for arguments in (["show"], ["diff", "HEAD~1", "HEAD"]):
-        found = dvc("plots", *arguments, "--json")
+        found = shown("plots", *arguments, "--json")
         assert not found.get("errors"), found
         assert set(found["data"]) == {"success", "learning", "kl"}
     revisions = {revision for plot in found["data"]["learning"] for revision in plot["revisions"]}
@@ -89,8 +89,7 @@ def test_plots_are_drawn_and_compared_between_revisions() -> None:
 
 @pytest.mark.usefixtures("two_revisions")
 def test_plots_are_one_page_of_html(project: Path) -> None:
-    command = [sys.executable, "-m", "dvc", "plots", "diff", "HEAD~1", "HEAD", "-o", "plots"]
-    subprocess.run(command, check=True, capture_output=True)
+    dvc(project, "plots", "diff", "HEAD~1", "HEAD", "-o", "plots")
     assert "Success on held-out init states" in (project / "plots" / "index.html").read_text()
 
 

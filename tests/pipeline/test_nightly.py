@@ -15,8 +15,8 @@ from nightshift.pipeline import nightly, notify
 from nightshift.pipeline.run import stale, statuses
 from nightshift.project import paths
 from tests.cli.test_data_commands import demo_file, take, with_nan
+from tests.command import dvc
 from tests.conftest import edit, git, nightshift
-from tests.pipeline.test_run import dvc
 from tests.receiver import receiving
 
 

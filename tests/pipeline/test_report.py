@@ -267,8 +267,11 @@ def test_the_kept_iteration_and_the_kl_limit_are_drawn(facts: Facts) -> None:
 
 
 def test_what_a_stage_used_of_the_machine_is_shown(facts: Facts) -> None:
-    samples = [{"gpu/0/utilisation_percent": 80.0, "gpu/0/memory_mib": 2048.0, "loss": 1.0, "step": 1}, {"step": 2}]
-    samples += [{"gpu/0/utilisation_percent": 60.0, "gpu/0/memory_mib": 1024.0}]
+    samples: list[dict[str, float]] = [
+        {"gpu/0/utilisation_percent": 80.0, "gpu/0/memory_mib": 2048.0, "loss": 1.0, "step": 1},
+        {"step": 2},
+        {"gpu/0/utilisation_percent": 60.0, "gpu/0/memory_mib": 1024.0},
+    ]
     used = {"sft": {usage.CPU_SECONDS: 30.0, usage.GPU_JOULES: 7200.0, **usage.of_gpus(samples)}}
     rows = page.stage_rows(replace(facts, used=used, seconds={"sft": 20.0}))
     (sft,) = [row for row in rows if row.stage == "sft"]

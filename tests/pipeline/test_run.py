@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,59 +20,24 @@ from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
 from nightshift.project import environment, graph, packages, paths
 from nightshift.telemetry import metric_names
+from tests.command import dvc
 from tests.conftest import REPOSITORY, add_store, edit, git, install, installed_nightshift, make_project, nightshift
-
-STAGES = [
-    *("states", "collect", "dataset", "start", "sft", "choose", "rloo", "rlpd", "opponent", "evaluate", "register")
-]
-
-
-def every(status: str) -> dict[str, str]:
-    """Of every stage but the training stage that `params.yaml` does not choose."""
-    return dict.fromkeys(STAGES, status) | {"start": "skipped", "rlpd": "skipped"}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Path:
-    """A project whose stages have all run, in this process."""
-    root = make_project(tmp_path_factory.mktemp("run") / "project")
-    add_store(root, migrated_store)
-    edit(root, "sft", steps=20)
-    edit(root, "rloo", iterations=1)
-    edit(root, "evaluate", init_states=2)
-    git(root, "commit", "-qam", "smaller")
-    with pytest.MonkeyPatch.context() as patch:
-        enter(root, patch)
-        assert ensure_all(root) == every("ran")
-    return root
-
-
-def enter(root: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.chdir(root)
-    patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+from tests.pipeline.conftest import STAGES, copied, ensure_all, enter, every
 
 
 @pytest.fixture
-def project(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The finished project; what a test changes is put back."""
+def project(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The finished project, for tests that change nothing in it."""
     enter(finished, monkeypatch)
-    before = (finished / "params.yaml").read_text()
-    yield finished
-    if (finished / "params.yaml").read_text() != before:
-        (finished / "params.yaml").write_text(before)
-        ensure_all(finished)
+    return finished
 
 
-def ensure_all(root: Path) -> dict[str, str]:
-    with Session(root) as session:
-        return {stage: run.ensure(stage, session).status for stage in STAGES}
-
-
-def dvc(root: Path, *arguments: str) -> str:
-    command = [str(root / ".venv/bin/dvc"), *arguments]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def own_project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it."""
+    root = copied(finished, tmp_path / "project")
+    enter(root, monkeypatch)
+    return root
 
 
 def test_after_a_run_dvc_repro_is_up_to_date_and_a_second_run_is_cached(project: Path) -> None:
@@ -81,14 +45,14 @@ def test_after_a_run_dvc_repro_is_up_to_date_and_a_second_run_is_cached(project:
     assert ensure_all(project) == every("cached")
 
 
-def test_after_dvc_repro_a_run_finds_everything_cached(project: Path) -> None:
-    edit(project, "register", model="another-name")
-    assert "Running stage 'register'" in dvc(project, "repro")
-    assert ensure_all(project) == every("cached")
+def test_after_dvc_repro_a_run_finds_everything_cached(own_project: Path) -> None:
+    edit(own_project, "register", model="another-name")
+    assert "Running stage 'register'" in dvc(own_project, "repro")
+    assert ensure_all(own_project) == every("cached")
 
 
-def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restores(project: Path) -> None:
-    edit(project, "rloo", iterations=2)
+def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restores(own_project: Path) -> None:
+    edit(own_project, "rloo", iterations=2)
     again = {
         "states": "cached",
         "collect": "cached",
@@ -102,9 +66,9 @@ def test_one_number_re_runs_its_stage_and_those_below_and_putting_it_back_restor
         "evaluate": "ran",
         "register": "ran",
     }
-    assert ensure_all(project) == again
-    edit(project, "rloo", iterations=1)
-    assert ensure_all(project) == again | {"rloo": "restored", "evaluate": "restored"}
+    assert ensure_all(own_project) == again
+    edit(own_project, "rloo", iterations=1)
+    assert ensure_all(own_project) == again | {"rloo": "restored", "evaluate": "restored"}
 
 
 def fingerprints(root: Path) -> dict[str, str]:
@@ -112,23 +76,25 @@ def fingerprints(root: Path) -> dict[str, str]:
         return {stage: run.fingerprint(stage, session) for stage in STAGES}
 
 
-def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(project: Path) -> None:
-    before = fingerprints(project)
+def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(own_project: Path) -> None:
+    before = fingerprints(own_project)
     changes = {"device": "cpu", "workers": 1, "threads": 2, "requests_at_once": 3, "actors": 2, "ranks": 2}
     changes |= {"microbatch_size": 7, "free_disk_gb": 0.5, "listen": "127.0.0.1:7777"}
     periods = {"sft_steps": 3, "rloo_iterations": 2, "rlpd_decisions": 5}
-    edit(project, "machine", **changes, checkpoint_every=periods)
+    edit(own_project, "machine", **changes, checkpoint_every=periods)
     assert set(config.Machine.model_fields) == {*changes, "checkpoint_every"}
-    assert fingerprints(project) == before
-    assert "Data and pipelines are up to date" in dvc(project, "status")
-    assert ensure_all(project) == every("cached")
+    assert fingerprints(own_project) == before
+    assert "Data and pipelines are up to date" in dvc(own_project, "status")
+    assert ensure_all(own_project) == every("cached")
 
 
 def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restores(
-    project: Path, tmp_path: Path
+    own_project: Path, tmp_path: Path
 ) -> None:
     other = install(tmp_path, torch="9.9.9")
-    plan = installed_nightshift(project, "plan", PYTHONPATH=os.pathsep.join([other, os.environ.get("PYTHONPATH", "")]))
+    plan = installed_nightshift(
+        own_project, "plan", PYTHONPATH=os.pathsep.join([other, os.environ.get("PYTHONPATH", "")])
+    )
     rows = {line.split()[0]: line for line in plan.stdout.splitlines() if line.strip()}
     assert "fresh" in rows["dataset"]
     assert re.search(r"stale +versions\.yaml: torch \S+ → 9\.9\.9", rows["sft"])
@@ -137,12 +103,12 @@ def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restore
     unchanged |= {"start": "skipped", "rlpd": "skipped"}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(other)
-        result = ensure_all(project)
+        result = ensure_all(own_project)
         assert result == unchanged | dict.fromkeys(("sft", "rloo", "opponent", "evaluate"), "ran") | {
             "register": result["register"]
         }
-        assert "Data and pipelines are up to date" in dvc(project, "repro")
-    assert ensure_all(project) | {"register": ""} == unchanged | {
+        assert "Data and pipelines are up to date" in dvc(own_project, "repro")
+    assert ensure_all(own_project) | {"register": ""} == unchanged | {
         "opponent": "ran",
         "sft": "restored",
         "rloo": "restored",
@@ -151,24 +117,23 @@ def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restore
     }
 
 
-def test_a_checkpoint_made_with_another_torch_is_not_resumed(project: Path, tmp_path: Path) -> None:
-    with Session(project) as session:
+def test_a_checkpoint_made_with_another_torch_is_not_resumed(own_project: Path, tmp_path: Path) -> None:
+    with Session(own_project) as session:
         run.run_stage("sft", session)
         ours = run.fingerprint("sft", session)
-    assert list((project / paths.stage_state("sft", ours)).glob("step-*"))
+    assert list((own_project / paths.stage_state("sft", ours)).glob("step-*"))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(install(tmp_path, torch="8.8.8"))
-        with Session(project) as session:
+        with Session(own_project) as session:
             run.run_stage("sft", session)
             theirs = run.fingerprint("sft", session)
     assert theirs != ours
-    assert steps_recorded(project, "sft", theirs) == [20], "a resumed run has no step left to record"
-    shutil.rmtree(project / paths.stage_state("sft", theirs))
+    assert steps_recorded(own_project, "sft", theirs) == [20], "a resumed run has no step left to record"
 
 
-def test_packages_installed_during_a_run_stop_the_next_stage(project: Path, tmp_path: Path) -> None:
-    edit(project, "sft", learning_rate=3.0e-3)
-    with Session(project) as session, pytest.MonkeyPatch.context() as patch:
+def test_packages_installed_during_a_run_stop_the_next_stage(own_project: Path, tmp_path: Path) -> None:
+    edit(own_project, "sft", learning_rate=3.0e-3)
+    with Session(own_project) as session, pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(install(tmp_path, torch="7.7.7"))
         with pytest.raises(ProjectError, match="packages were installed while the pipeline ran"):
             run.ensure("sft", session)
@@ -213,20 +178,20 @@ def test_metrics_outlive_their_stage_and_hold_every_policy_of_an_evaluation(proj
     assert {f"success/{candidate['name']}" for candidate in candidates} <= logged
 
 
-def test_data_is_not_read_to_start_a_run_and_to_find_its_checkpoints(project: Path) -> None:
-    folder = project / paths.IMPORTS / "huge"
+def test_data_is_not_read_to_start_a_run_and_to_find_its_checkpoints(own_project: Path) -> None:
+    folder = own_project / paths.IMPORTS / "huge"
     with files.new_folder(folder) as new:
         (new / "episodes").touch()
     os.truncate(folder / "episodes", 2**28)
     try:
         before = bytes_read()
-        with Session(project) as session:
+        with Session(own_project) as session:
             with_import = run.fingerprint("dataset", session)
             session.check_unchanged()
         assert bytes_read() - before < 2**26
     finally:
         shutil.rmtree(folder)
-    with Session(project) as session:
+    with Session(own_project) as session:
         assert run.fingerprint("dataset", session) != with_import
 
 
@@ -235,19 +200,19 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_a_finished_stage_leaves_no_checkpoint_and_another_numbers_work_is_kept(project: Path) -> None:
-    other = project / ".state/sft/0000000000000000"
+def test_a_finished_stage_leaves_no_checkpoint_and_another_numbers_work_is_kept(own_project: Path) -> None:
+    other = own_project / ".state/sft/0000000000000000"
     other.mkdir(parents=True)
     (other / "file").touch()
-    edit(project, "sft", learning_rate=2.0e-3)
-    with Session(project) as session:
+    edit(own_project, "sft", learning_rate=2.0e-3)
+    with Session(own_project) as session:
         assert run.ensure("sft", session).status == "ran"
-    assert list((project / ".state/sft").iterdir()) == [other]
+    assert list((own_project / ".state/sft").iterdir()) == [other]
 
 
-def test_an_edit_during_a_run_stops_the_next_stage(project: Path) -> None:
-    with Session(project) as session:
-        edit(project, "sft", learning_rate=3.0e-3)
+def test_an_edit_during_a_run_stops_the_next_stage(own_project: Path) -> None:
+    with Session(own_project) as session:
+        edit(own_project, "sft", learning_rate=3.0e-3)
         with pytest.raises(ProjectError, match="was edited while the pipeline ran"):
             run.ensure("sft", session)
 
@@ -257,18 +222,16 @@ def test_two_runs_at_once_are_refused(project: Path) -> None:
         pass
 
 
-def test_a_fingerprint_follows_params_inputs_and_code(project: Path) -> None:
-    first = run.fingerprint("rloo", Session(project))
-    edit(project, "sft", learning_rate=4.0e-3)
-    assert run.fingerprint("rloo", Session(project)) == first, "sft's numbers reach rloo through its inputs only"
-    edit(project, "rloo", temperature=0.3)
-    changed = run.fingerprint("rloo", Session(project))
+def test_a_fingerprint_follows_params_inputs_and_code(own_project: Path) -> None:
+    first = run.fingerprint("rloo", Session(own_project))
+    edit(own_project, "sft", learning_rate=4.0e-3)
+    assert run.fingerprint("rloo", Session(own_project)) == first, "sft's numbers reach rloo through its inputs only"
+    edit(own_project, "rloo", temperature=0.3)
+    changed = run.fingerprint("rloo", Session(own_project))
     assert changed != first
-    code = project / "src/nightshift/algorithms/__init__.py"
-    before = code.read_text()
-    code.write_text(before + "\n")
-    assert run.fingerprint("rloo", Session(project)) not in (first, changed)
-    code.write_text(before)
+    with (own_project / "src/nightshift/algorithms/__init__.py").open("a") as code:
+        code.write("\n")
+    assert run.fingerprint("rloo", Session(own_project)) not in (first, changed)
 
 
 def test_the_command_finds_everything_cached_in_seconds_and_shows_the_summary(project: Path) -> None:
@@ -293,9 +256,9 @@ finally:
     assert "loaded: []" in done.stdout, done.stderr
 
 
-def test_plan_names_the_number_that_changed(project: Path) -> None:
-    edit(project, "rloo", temperature=0.2)
-    done = nightshift(project, "plan")
+def test_plan_names_the_number_that_changed(own_project: Path) -> None:
+    edit(own_project, "rloo", temperature=0.2)
+    done = nightshift(own_project, "plan")
     assert "params.yaml: rloo.temperature 0.4 → 0.2" in done.stdout
     assert "follows rloo" in done.stdout
 
@@ -320,17 +283,22 @@ def parents(root: Path) -> list[model_versions.PipelineRun]:
     return model_versions.runs(root, 1000)
 
 
-def test_the_run_of_the_pipeline_has_results_and_links_to_every_stage(project: Path) -> None:
-    edit(project, "evaluate", init_states=1)
-    ensure_all(project)
-    newest = parents(project)[0]
-    report = json.loads((project / paths.EVALUATION_REPORT).read_text())
-    receipt = json.loads((project / paths.RECEIPT).read_text())
+def test_the_run_of_the_pipeline_has_results_and_links_to_every_stage(own_project: Path, finished: Path) -> None:
+    (before,) = parents(own_project)
+    client = mlflow_tracking.connect(own_project)
+    folder = client.get_run(before.run_id).data.tags[mlflow_tracking.FOLDER]
+    moved = folder.replace(str(finished), str(own_project))  # a run is compared with the last one of the same folder
+    client.set_tag(before.run_id, mlflow_tracking.FOLDER, moved)
+    edit(own_project, "evaluate", init_states=1)
+    ensure_all(own_project)
+    newest = parents(own_project)[0]
+    report = json.loads((own_project / paths.EVALUATION_REPORT).read_text())
+    receipt = json.loads((own_project / paths.RECEIPT).read_text())
     best = next(c for c in report["candidates"] if c["name"] == report["best"])
     assert (newest.success, newest.low) == (best["overall"]["rate"], best["overall"]["low"])
     assert (newest.version, newest.status) == (receipt["version"], "finished")
     assert "evaluate.init_states 2 → 1" in newest.changed
-    run_of_it = mlflow_tracking.connect(project).get_run(newest.run_id)
+    run_of_it = mlflow_tracking.connect(own_project).get_run(newest.run_id)
     tasks = {metric_names.task_success(task): rate["rate"] for task, rate in best["tasks"].items()}
     assert tasks.items() <= run_of_it.data.metrics.items()
     assert run_of_it.data.tags["gate.reason"] == receipt["reason"]
@@ -349,12 +317,8 @@ def test_every_stage_names_the_data_that_it_read(project: Path) -> None:
     assert names["data/dataset"] == graph.recorded_md5(project, paths.DATASET)
 
 
-def test_a_checkout_of_the_past_is_whole_and_a_run_there_moves_no_alias_backwards(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "project"
-    shutil.copytree(project, root, symlinks=True)
-    enter(root, monkeypatch)
+def test_a_checkout_of_the_past_is_whole_and_a_run_there_moves_no_alias_backwards(own_project: Path) -> None:
+    root = own_project
     git(root, "add", "-A")
     git(root, "commit", "-qm", "old")
     git(root, "tag", "old")
@@ -388,21 +352,21 @@ def test_a_run_of_the_past_is_reproduced_in_a_folder_of_its_own(project: Path, t
     assert nightshift(project, "reproduce", "nothing").returncode == 1
 
 
-def test_a_sweep_shares_the_cache_registers_nothing_and_its_trials_are_runs_in_mlflow(project: Path) -> None:
-    versions_before = len(model_versions.versions(project, "nightshift-libero-mini"))
-    done = nightshift(project, "sweep", "evaluate.init_states=1,2")
+def test_a_sweep_shares_the_cache_registers_nothing_and_its_trials_are_runs_in_mlflow(own_project: Path) -> None:
+    versions_before = len(model_versions.versions(own_project, "nightshift-libero-mini"))
+    done = nightshift(own_project, "sweep", "evaluate.init_states=1,2")
     assert done.returncode == 0, done.stdout + done.stderr
-    (written,) = (project / ".state/sweep").glob("*/1-trial.log")
+    (written,) = (own_project / ".state/sweep").glob("*/1-trial.log")
     log = written.read_text()
     for stage in ("collect", "sft", "rloo"):
         assert re.search(rf"✔ {stage}  (cached|restored)", log), log
     assert re.search(r"✔ evaluate  (ran|restored)", log), log
     assert re.search(r"2 +[\d.]+ % .* evaluate\.init_states=2", done.stdout)
-    assert len(model_versions.versions(project, "nightshift-libero-mini")) == versions_before
-    trials = [model_versions.find_run(project, f"evaluate.init_states={count}") for count in (1, 2)]
+    assert len(model_versions.versions(own_project, "nightshift-libero-mini")) == versions_before
+    trials = [model_versions.find_run(own_project, f"evaluate.init_states={count}") for count in (1, 2)]
     assert all(trial.success is not None for trial in trials), "compared in MLflow, by names that people can read"
     assert all(trial.run_id[:8] in done.stdout for trial in trials)
-    compared = nightshift(project, "compare", trials[0].run_id[:8], trials[1].run_id[:8])
+    compared = nightshift(own_project, "compare", trials[0].run_id[:8], trials[1].run_id[:8])
     assert "→ 2 init states" in " ".join(compared.stdout.split()), compared.stderr
 
 

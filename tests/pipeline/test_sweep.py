@@ -19,8 +19,8 @@ from nightshift.pipeline import sweep
 from nightshift.project import graph, packages, paths
 from nightshift.statistics.intervals import Rate
 from tests.cli.test_data_commands import demo_file, take
+from tests.command import dvc
 from tests.conftest import git
-from tests.pipeline.test_run import dvc
 
 
 def test_choices_are_yaml_and_1e_3_is_a_number() -> None:

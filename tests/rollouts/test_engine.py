@@ -45,6 +45,8 @@ MINI = config.Env(
     suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=HORIZON, cameras=NO_CAMERAS
 )
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 def settings(requests_at_once: int, threads: int = 2) -> EngineSettings:
     return EngineSettings(device=torch.device("cpu"), threads=threads, requests_at_once=requests_at_once)

@@ -29,6 +29,8 @@ ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cam
 IN_PROCESSES = EngineSettings(device=torch.device("cpu"), threads=2, requests_at_once=2)
 SECONDS = 30
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 PARENT = """
 import multiprocessing, time
 from nightshift import config, envs

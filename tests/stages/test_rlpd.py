@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import multiprocessing
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from nightshift.stages._actor import ActorSpec
 from nightshift.stream.link import LinkDown
 from nightshift.stream.tcp_link import TcpLink
 from nightshift.telemetry import experience as metrics
+from nightshift.types import RolloutRequest
+from tests.conftest import jobs, make_project
 from tests.stages.test_collect import FailingPool
 
 CRITICS = {"num_qs": 3, "num_min_qs": 2, "hidden": [32, 32]}
@@ -46,22 +50,57 @@ OF_ACTORS = {metrics.SPOOLED, metrics.RECEIVED, metrics.PUBLISHED_VERSION}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Demos, dataset and clone of the module's first test, for the others to copy."""
-    return tmp_path_factory.mktemp("made")
+def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with demos, dataset and clone, for the tests to copy."""
+    root = make_project(tmp_path_factory.mktemp("cloned") / "project")
+    params = config.load(root / paths.PARAMS)
+    with contextlib.chdir(root), jobs(root) as job:
+        collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
+        dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset)
+        section = params.policy.model_copy(update={"head": "tanh_gaussian"})
+        sft.run(job("sft"), seed=params.seed, policy=section, sft=params.sft.model_copy(update={"steps": 60}))
+    return root
 
 
 @pytest.fixture
-def clone(project: Path, made: Path, job: Callable[[str], Job], params: config.Params) -> None:
-    if any(made.iterdir()):
-        shutil.copytree(made, project, dirs_exist_ok=True)
-        return
-    collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
-    dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset)
-    section = params.policy.model_copy(update={"head": "tanh_gaussian"})
-    sft.run(job("sft"), seed=params.seed, policy=section, sft=params.sft.model_copy(update={"steps": 60}))
+def clone(project: Path, cloned: Path) -> None:
     for path in (paths.DEMOS, paths.DATASET, paths.SFT_POLICY):
-        shutil.copytree(path, made / path)
+        shutil.copytree(cloned / path, project / path)
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """A run that nothing disturbed."""
+
+    root: Path
+    tensors: dict[str, torch.Tensor]
+    """Of the last checkpoint."""
+    history: Any
+    played: Sequence[RolloutRequest]
+
+    @property
+    def state(self) -> Path:
+        return self.root / paths.STATE / "rlpd" / "test"
+
+    def episodes(self) -> EpisodeStore:
+        return EpisodeStore(self.state / "episodes")
+
+
+@pytest.fixture(scope="module")
+def whole_run(cloned: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], WholeRun]:
+    """By staleness; each is made once."""
+
+    @functools.cache
+    def make(staleness: int) -> WholeRun:
+        root = tmp_path_factory.mktemp("whole") / "project"
+        shutil.copytree(cloned, root, symlinks=True)
+        params = config.load(root / paths.PARAMS)
+        pool = FailingPool(params.env)
+        with contextlib.chdir(root), jobs(root) as job:
+            tensors = learn(replace(job("rlpd"), pool=lambda env: pool), params, staleness=staleness)
+            return WholeRun(root, tensors, history(), pool.played)
+
+    return make
 
 
 def learn(job: Job, params: config.Params, **changes: Any) -> dict[str, torch.Tensor]:
@@ -126,18 +165,23 @@ def test_from_nothing_but_demos_in_the_replay_it_learns_to_reach_the_goal(
 @pytest.mark.usefixtures("clone")
 @pytest.mark.parametrize(("stop", "period", "staleness"), [(1, 30, 0), (4, 1, 1), (5, 30, 0), (5, 30, 2)])
 def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_not(
-    job: Callable[[str], Job], params: config.Params, stop: int, period: int, staleness: int
+    job: Callable[[str], Job],
+    params: config.Params,
+    whole_run: Callable[[int], WholeRun],
+    stop: int,
+    period: int,
+    staleness: int,
 ) -> None:
-    """Killed before and after its first checkpoint, right at one, and far behind the last one."""
-    whole = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), period), params, staleness=staleness)
-    expected = without_times(history())
+    """Killed before and after its first checkpoint, right at one, and far behind the last one; and checkpoints of
+    another period change nothing."""
+    whole = whole_run(staleness)
     killed = every(replace(job("rlpd"), tracker=Stopping(job("rlpd").state / "stopped.jsonl", stop)), period)
     with pytest.raises(KeyboardInterrupt):
         learn(killed, params, staleness=staleness)
     resumed = learn(every(job("rlpd"), period), params, staleness=staleness)
-    assert resumed.keys() == whole.keys()
-    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
-    assert without_times(history()) == expected
+    assert resumed.keys() == whole.tensors.keys()
+    assert all(torch.equal(resumed[name], value) for name, value in whole.tensors.items())
+    assert without_times(history()) == without_times(whole.history)
 
 
 def without_times(content: Any) -> Any:
@@ -148,12 +192,9 @@ def without_times(content: Any) -> Any:
     return {**content, "iterations": rounds}
 
 
-@pytest.mark.usefixtures("clone")
-def test_updates_follow_decisions_at_the_ratio_and_the_metrics_say_so(
-    job: Callable[[str], Job], params: config.Params
-) -> None:
-    learn(job("rlpd"), params)
-    last = history()["iterations"][-1]
+def test_updates_follow_decisions_at_the_ratio_and_the_metrics_say_so(whole_run: Callable[[int], WholeRun]) -> None:
+    whole = whole_run(0)
+    last = whole.history["iterations"][-1]
     played = last["replay/decisions"]
     assert played >= SMALL["steps"]
     assert last["rate_limiter/inserts"] == played
@@ -161,31 +202,27 @@ def test_updates_follow_decisions_at_the_ratio_and_the_metrics_say_so(
     assert {"critic/loss", "actor/entropy", "actor/temperature", *EXPERIENCE_METRICS} <= last.keys() | OF_ACTORS
     assert last["replay/utd_ratio"] == last["rate_limiter/samples"] / played
     assert min(last["speed/env_steps_per_second"], last["speed/gradient_steps_per_second"]) > 0
-    lines = [json.loads(line) for line in (job("rlpd").state / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (whole.state / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines if "validation/success" in line]
     assert steps[0] == 0
     assert steps[-1] == played
 
 
-@pytest.mark.usefixtures("clone")
-def test_demos_experience_and_validation_never_share_an_init_state(
-    job: Callable[[str], Job], params: config.Params
-) -> None:
-    pool = FailingPool(params.env)
-    learn(replace(job("rlpd"), pool=lambda env: pool), params)
-    demos = {(d.provenance.task, d.provenance.init_state) for d in EpisodeStore(paths.DEMOS)}
+def test_demos_experience_and_validation_never_share_an_init_state(whole_run: Callable[[int], WholeRun]) -> None:
+    whole = whole_run(0)
+    demos = {(d.provenance.task, d.provenance.init_state) for d in EpisodeStore(whole.root / paths.DEMOS)}
     trained, validation = (
-        {(r.task, r.init_state) for r in pool.played if r.split == split} for split in ("train", "validation")
+        {(r.task, r.init_state) for r in whole.played if r.split == split} for split in ("train", "validation")
     )
     assert {task for task, _ in trained} == {"near", "far"}
     assert not validation & (demos | trained)
-    assert {r.controller for r in pool.played if r.split == "validation"} == {"greedy"}
+    assert {r.controller for r in whole.played if r.split == "validation"} == {"greedy"}
 
 
 @pytest.mark.usefixtures("clone")
 def test_random_actions_come_first_where_they_are_asked_for(job: Callable[[str], Job], params: config.Params) -> None:
     pool = FailingPool(params.env)
-    learn(replace(job("rlpd"), pool=lambda env: pool), params, random_steps=30)
+    learn(replace(job("rlpd"), pool=lambda env: pool), params, steps=60, random_steps=30)
     controllers = [r.controller for r in pool.played if r.split == "train"]
     first = controllers.index("sample")
     assert set(controllers[:first]) == {"random"}
@@ -206,18 +243,17 @@ def test_the_actor_that_starts_as_the_clone_first_acts_as_the_clone(
     assert history()["kept"] == 0
 
 
-@pytest.mark.usefixtures("clone")
-def test_what_is_handed_on_is_a_policy_that_acts(job: Callable[[str], Job], params: config.Params) -> None:
-    learn(job("rlpd"), params)
-    handed_on = policies.load(paths.RLPD_POLICY)
+def test_what_is_handed_on_is_a_policy_that_acts(whole_run: Callable[[int], WholeRun]) -> None:
+    root = whole_run(0).root
+    handed_on = policies.load(root / paths.RLPD_POLICY)
     assert isinstance(handed_on, Policy)
-    assert handed_on.spec == policies.load(paths.SFT_POLICY).spec
+    assert handed_on.spec == policies.load(root / paths.SFT_POLICY).spec
 
 
 @pytest.mark.usefixtures("clone")
 def test_episodes_that_the_simulator_spoilt_are_left_out(job: Callable[[str], Job], params: config.Params) -> None:
     pool = FailingPool(params.env, breaks=lambda request: request.task == "far" and request.split == "train")
-    learn(replace(job("rlpd"), pool=lambda env: pool), params)
+    learn(replace(job("rlpd"), pool=lambda env: pool), params, steps=60)
     episodes = EpisodeStore(job("rlpd").state / "episodes")
     assert {episode.provenance.task for episode in episodes} == {"near"}
     rounds = history()["iterations"]
@@ -248,14 +284,13 @@ def test_a_clone_with_another_head_is_refused_before_anything_is_played(
         learn(job("rlpd"), params)
 
 
-@pytest.mark.usefixtures("clone")
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_a_round_is_played_by_the_policy_before_the_updates_that_it_may_overlap(
-    job: Callable[[str], Job], params: config.Params, staleness: int
+    whole_run: Callable[[int], WholeRun], staleness: int
 ) -> None:
-    learn(job("rlpd"), params, staleness=staleness)
-    rounds = len(history()["iterations"])
-    played = [episode.policy_versions[0] for episode in EpisodeStore(job("rlpd").state / "episodes")]
+    whole = whole_run(staleness)
+    rounds = len(whole.history["iterations"])
+    played = [episode.policy_versions[0] for episode in whole.episodes()]
     expected = [max(0, number - staleness) for number in range(rounds) for _ in range(SMALL["episodes_at_once"])]
     assert played == expected
 
@@ -290,10 +325,10 @@ def test_without_a_token_of_the_user_the_stage_makes_one_that_keeps_other_users_
 @pytest.mark.usefixtures("clone")
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_actors_in_processes_of_their_own_give_the_same_weights_as_one_process(
-    job: Callable[[str], Job], params: config.Params, staleness: int
+    job: Callable[[str], Job], params: config.Params, whole_run: Callable[[int], WholeRun], staleness: int
 ) -> None:
     """Also if an actor is killed meanwhile, and if the learner is."""
-    expected = learn(replace(job("rlpd"), state=job("rlpd").state / "whole"), params, staleness=staleness)
+    expected = whole_run(staleness).tensors
     machine = job("rlpd").machine.model_copy(update={"actors": 2})
     streamed = replace(job("rlpd"), machine=machine)
     with pytest.raises(KeyboardInterrupt):

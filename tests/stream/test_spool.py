@@ -169,6 +169,7 @@ def _try_to_open(folder: Path, said: "multiprocessing.Queue[str]") -> None:
         said.put(error.what)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_two_processes_cannot_work_in_one_spool(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     context = multiprocessing.get_context("spawn")

@@ -13,7 +13,7 @@ from nightshift.policies.base import Policy
 def recompute_activations(policy: Policy) -> None:
     """Memory for the activations of one block instead of all of them, for one more forward pass per update."""
     for block in policy.transformer_blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def require_blocks(policy: Policy) -> None:
