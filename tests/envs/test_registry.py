@@ -124,7 +124,7 @@ assert not heavy, heavy
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", registry.BUILT_IN.keys() - {"robot"})  # its tasks are those of a server
+@pytest.mark.parametrize("name", sorted(registry.BUILT_IN.keys() - {"robot"}))  # its tasks are those of a server
 def test_every_suite_of_ours_is_a_suite_of_its_name_with_a_camera_for_every_image(name: str) -> None:
     suite = registry.find(name)
     assert isinstance(suite, Suite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -226,8 +227,11 @@ def test_other_machines_need_a_token() -> None:
     assert Access(TOKEN).admits_header(f"Bearer {TOKEN}") and not Access(TOKEN).admits_header("")
 
 
-@pytest.mark.anyio
-async def test_a_slow_page_gets_fewer_pictures_and_never_old_ones() -> None:
+def test_a_slow_page_gets_fewer_pictures_and_never_old_ones() -> None:
+    asyncio.run(_show_to_a_slow_page())
+
+
+async def _show_to_a_slow_page() -> None:
     page = Page(0, ["scene"])
     for step in range(100):
         page.show(Frame(view="scene", step=step, time=0.0, jpeg=b""))
@@ -245,8 +249,3 @@ async def test_a_slow_page_gets_fewer_pictures_and_never_old_ones() -> None:
     page.seen()
     last = await page.next()
     assert isinstance(last, bytes) and int.from_bytes(last[4:8], "little") == 103
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
