@@ -640,11 +640,11 @@ Rate = Annotated[float, Field(gt=0, le=1, strict=True)]
 
 SIMULATOR = "simulator"
 """The reward of rlpd that needs no classifier."""
-_CLASSIFIER = re.compile("classifier-[0-9a-f]{12}")
+CLASSIFIER_NAME = re.compile("classifier-[0-9a-f]{12}")
 
 
 def _known_reward(value: str) -> str:
-    return value if _CLASSIFIER.fullmatch(value) else _known(plugins.REWARDS, (SIMULATOR, "classifier-…"), value)
+    return value if CLASSIFIER_NAME.fullmatch(value) else _known(plugins.REWARDS, (SIMULATOR, "classifier-…"), value)
 
 
 class CriticEnsemble(Section):

@@ -106,7 +106,7 @@ def started() -> Iterator[Callable[..., Actors]]:
 
 def after_it_ended(actors: Actors) -> None:
     """`check` once the actor has ended."""
-    (process,) = multiprocessing.active_children()
+    (process,) = (actor.process for actor in actors._actors)
     process.join(60)
     actors.check()
 

@@ -54,9 +54,7 @@ def two_revisions(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("data/init_states", "data/champion/opponent", "models/sft", "models/rloo", "models/rlpd"):
         (project / place).mkdir(parents=True)
         (project / place / "manifest.json").write_text("{}")
-    (project / "versions.yaml").write_text(
-        "".join(f"{name}: '1'\n" for name in ("hf-libero", "mujoco", "numba", "numpy", "robosuite", "torch"))
-    )
+    (project / "versions.yaml").write_text("".join(f"{name}: '1'\n" for name in graph.packages(graph.load(project))))
     for successes in (14, 19):
         leave_evaluation(successes)
         store = DvcStore(project)

@@ -58,4 +58,4 @@ def test_what_a_compute_node_may_lack_is_installed_with_the_extra_pipeline_alone
     assert not set(packages.PIPELINE) & base
     computing = set(graph.packages(GRAPH)) - set(packages.PLUG_INS) - {"hf-libero", "robosuite"}
     assert computing <= base, "a stage computes with these"
-    assert "nightshift[pipeline,data]" in dev, "developers have everything"
+    assert "nightshift[pipeline,data,production]" in dev, "developers have everything"

@@ -59,8 +59,7 @@ def test_the_name_changes_with_the_content_and_fits_the_parameter(tmp_path: Path
     name = classifier.name_of(tmp_path / "one")
     assert name == classifier.name_of(tmp_path / "same")
     assert name != classifier.name_of(tmp_path / "other")
-    pattern = config.Rlpd.model_fields["reward"].metadata[0].pattern
-    assert re.match(pattern, name)
+    assert re.fullmatch(config.CLASSIFIER_NAME, name)
 
 
 def test_the_verdict_does_not_depend_on_dropout_or_on_the_frames_beside() -> None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.stats  # noqa: F401 - tests need it after hours of work: if it is not installed, that is told now
 import torch
 
 from nightshift import config, envs, files, policies
