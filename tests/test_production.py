@@ -139,6 +139,7 @@ def done(site: Site) -> Iterator[Site]:
         yield site
 
 
+@pytest.mark.slow
 def test_a_stage_is_recorded_in_postgresql_and_its_artifacts_go_to_s3_through_the_server(site: Site) -> None:
     ran = site.run("stage", "choose")
     assert ran.returncode == 0, ran.stderr
@@ -149,6 +150,7 @@ def test_a_stage_is_recorded_in_postgresql_and_its_artifacts_go_to_s3_through_th
     assert [key for key in site.objects() if key.endswith("/artifacts/params.yaml")]
 
 
+@pytest.mark.slow
 def test_a_wrong_password_of_mlflow_is_one_sentence(site: Site) -> None:
     refused = site.run("stage", "choose", MLFLOW_TRACKING_PASSWORD="wrong")
     assert refused.returncode == 1

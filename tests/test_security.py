@@ -90,6 +90,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> I
     yield run
 
 
+@pytest.mark.slow
 def test_everything_that_a_run_starts_listens_on_loopback_alone(watched: Watched) -> None:
     assert watched.code == 1, watched.printed
     assert {address.removeprefix("::ffff:") for address in watched.listening} == {"127.0.0.1"}
@@ -97,10 +98,12 @@ def test_everything_that_a_run_starts_listens_on_loopback_alone(watched: Watched
         assert [command for command in watched.programs if program in command], program
 
 
+@pytest.mark.slow
 def test_the_prefect_server_of_a_run_admits_nobody_else(watched: Watched) -> None:
     assert watched.prefect - {None} == {401}
 
 
+@pytest.mark.slow
 def test_state_of_a_run_is_for_its_user_alone_and_ray_leaves_nothing(watched: Watched) -> None:
     state = watched.root / paths.STATE
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
@@ -110,6 +113,7 @@ def test_state_of_a_run_is_for_its_user_alone_and_ray_leaves_nothing(watched: Wa
     assert not list(Path("/tmp").glob(f"nightshift-ray-{watched.pid}-*"))
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_a_file_a_database_a_report_or_a_log_of_a_run_that_failed(watched: Watched) -> None:
     assert "Traceback" not in watched.printed
     secrets = [SECRET, *(value.rpartition(":")[2] for value in SECRETS.values())]

@@ -52,7 +52,7 @@ def use_chunks(size: int) -> None:
 
 
 @pytest.mark.usefixtures("clone")
-@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("chunk", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_not(
     job: Callable[[str], Job], params: config.Params, chunk: int
 ) -> None:
@@ -121,6 +121,7 @@ def test_actors_in_processes_of_their_own_give_the_same_weights_as_one_process(
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clone")
 def test_where_nobody_ever_takes_over_the_weights_are_those_without_interventions(
     job: Callable[[str], Job], params: config.Params

@@ -82,6 +82,7 @@ def test_a_skipped_stage_leaves_a_folder_that_says_so_and_no_trace_of_a_run(
     assert rloo_runs(clone_only) == 1, "that of the training before it was skipped"
 
 
+@pytest.mark.slow
 def test_a_second_run_dvc_and_plan_agree_that_nothing_is_to_do(project: Path) -> None:
     assert ensure_all(project) == SETTLED
     assert UP_TO_DATE in dvc(project, "repro")
@@ -96,6 +97,7 @@ def test_choosing_it_again_restores_its_policy_and_the_evaluation(project: Path,
         assert checksums.md5(project, path) == checksums.md5(finished, path)
 
 
+@pytest.mark.slow
 def test_dvc_repro_skips_it_and_restores_it_as_a_run_does(project: Path, finished: Path) -> None:
     choose(project, "rloo")
     assert "Stage 'rloo' is cached - skipping run" in dvc(project, "repro", "evaluate")

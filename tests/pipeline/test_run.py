@@ -88,6 +88,7 @@ def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(own_p
     assert ensure_all(own_project) == every("cached")
 
 
+@pytest.mark.slow
 def test_another_torch_makes_what_computes_with_it_stale_and_the_old_one_restores(
     own_project: Path, tmp_path: Path
 ) -> None:
@@ -352,6 +353,7 @@ def test_a_run_of_the_past_is_reproduced_in_a_folder_of_its_own(project: Path, t
     assert nightshift(project, "reproduce", "nothing").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_shares_the_cache_registers_nothing_and_its_trials_are_runs_in_mlflow(own_project: Path) -> None:
     versions_before = len(model_versions.versions(own_project, "nightshift-libero-mini"))
     done = nightshift(own_project, "sweep", "evaluate.init_states=1,2")

@@ -45,6 +45,7 @@ def tiny() -> config.Params:
     return config.Params.model_validate(merged(small_params(), TINY))
 
 
+@pytest.mark.slow
 def test_a_policy_that_sees_goes_through_all_stages(job: Callable[[str], Job], tiny: config.Params) -> None:
     collect.run(job("collect"), seed=0, env=tiny.env, states=tiny.states, collect=tiny.collect)
     dataset.run(job("dataset"), seed=0, dataset=tiny.dataset)

@@ -96,7 +96,7 @@ def test_the_classifier_alone_rewards_and_ends_episodes_and_the_simulator_is_sho
         assert list(episode.observations) == ["objects", "task"], "the policy does not see the camera"
 
 
-@pytest.mark.parametrize("actors", [0, 1])
+@pytest.mark.parametrize("actors", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("clone")
 def test_a_classifier_that_sees_success_everywhere_ends_every_episode_at_once(
     job: Callable[[str], Job], actors: int

@@ -100,6 +100,7 @@ def test_a_frozen_server_goes_on_at_the_latest_when_the_run_has_ended(night: Nig
     sleeper._process.wait(30)
 
 
+@pytest.mark.slow
 def test_a_locked_database_is_locked_for_a_while(night: Night) -> None:
     database = night.root / paths.MLFLOW_DATABASE
     database.parent.mkdir(parents=True)

@@ -163,7 +163,15 @@ def test_from_nothing_but_demos_in_the_replay_it_learns_to_reach_the_goal(
 
 
 @pytest.mark.usefixtures("clone")
-@pytest.mark.parametrize(("stop", "period", "staleness"), [(1, 30, 0), (4, 1, 1), (5, 30, 0), (5, 30, 2)])
+@pytest.mark.parametrize(
+    ("stop", "period", "staleness"),
+    [
+        pytest.param(1, 30, 0, marks=pytest.mark.slow),
+        (4, 1, 1),
+        (5, 30, 0),
+        pytest.param(5, 30, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_not(
     job: Callable[[str], Job],
     params: config.Params,

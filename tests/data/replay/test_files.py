@@ -80,8 +80,8 @@ def test_at_most_cache_size_files_are_mapped_however_many_are_sampled(tmp_path: 
     replay = TrajectoryReplay(cache_size=3)
     replay.add_episodes(a_store(tmp_path, 12))
     seen = set()
-    for _ in range(20):
-        seen |= set(replay.sample(8)["episode"].tolist())
+    for _ in range(4):
+        seen |= set(replay.sample(40)["episode"].tolist())
         assert mappings(tmp_path) <= 3
     assert seen == set(range(12))
 
