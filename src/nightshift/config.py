@@ -947,7 +947,8 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
                     f"{self.name} has the key {key!r} twice, in lines {seen[key]} and {line}", "remove one of them"
                 )
             seen[key] = line
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _CONFLICT = ("<<<<<<< ", ">>>>>>> ")

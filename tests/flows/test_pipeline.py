@@ -248,10 +248,9 @@ def test_a_run_that_was_taken_up_by_a_server_that_died_is_marked_and_one_that_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with get_client(sync_client=True) as client:
-        pending, scheduled = (
-            client.create_flow_run(nightly, state=state, tags=[lifecycle.TAKEN_UP_HERE])
-            for state in (Pending(), Scheduled())
-        )
+        here = [lifecycle.TAKEN_UP_HERE]
+        pending = client.create_flow_run(nightly, state=Pending(), tags=here)
+        scheduled = client.create_flow_run(nightly, state=Scheduled(), tags=here)
         assert pending.id not in [run.id for run in lifecycle.mark_leftovers(client)], "it may be starting"
         monkeypatch.setattr(lifecycle, "_SECONDS_TO_BEGIN", -60)
         assert pending.id in [run.id for run in lifecycle.mark_leftovers(client)]
