@@ -285,5 +285,5 @@ def test_a_run_that_finds_mlflow_gone_says_so_and_the_next_one_goes_on(done: Sit
     assert again.returncode == 0, again.stderr
     assert "▶ sft" in again.stdout
     assert "▶ dataset" not in again.stdout, "what was done before is kept"
-    assert kept(done.root) == before, "the same weights"
+    assert kept(done.root).items() >= before.items(), "the same dataset, and the same weights where there were some"
     assert ("RUNNING",) not in done.query("mlflow", "SELECT status FROM runs")
