@@ -33,6 +33,8 @@ from nightshift.pipeline.run import timings
 REPOSITORY = Path(__file__).parent.parent
 WORK = ("states", "collect", "sft", "rloo", "rlpd", "evaluate")
 """Stages that simulate or learn; starting simulators and Ray for them counts as theirs."""
+SERVERS = ("MLFLOW_", "PREFECT_", "RAY_ADDRESS")
+"""Prefixes of the environment variables that name servers and clusters."""
 NIGHTSHIFT = (sys.executable, "-m", "nightshift")
 DVC = (str(Path(sys.executable).parent / "dvc"), "status", "-q")
 COMMANDS: dict[str, tuple[Sequence[str], float]] = {
@@ -63,11 +65,17 @@ def clone(folder: Path, *, small: bool) -> Path:
     return folder
 
 
+def environment(root: Path) -> dict[str, str]:
+    """With the code of the clone, and without the servers and the cluster that a user's environment names: nothing of
+    the clone belongs into their registry."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(SERVERS)}
+    return {**own, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+
+
 def seconds(root: Path, command: Sequence[str]) -> float:
-    """Of the wall clock, with the code of the clone."""
-    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    """Of the wall clock."""
     began = time.perf_counter()
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     return time.perf_counter() - began

@@ -48,6 +48,8 @@ SERVED_BY = "NIGHTSHIFT_SERVED_BY"
 """Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
 _OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
+TAKEN_UP_HERE = f"{_HOST}={socket.gethostname()}"
+"""Tag of the runs that this machine takes up; it is there before their process begins and labels them."""
 _SECONDS_TO_BEGIN = 600
 """Within which the process of a run that was taken up labels it; one without labels after that was never begun."""
 _CLOCK_TOLERANCE = 60.0
@@ -107,7 +109,7 @@ def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:
         flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_OPEN))),
     )
-    dead = [run for run in found if run.id != flow_run.id and _is_dead(run)]
+    dead = [run for run in found if (_is_dead(run) if _PROCESS in run.labels else _never_began(run))]
     for run in dead:
         why = f"process {run.labels[_PROCESS]} was killed" if _PROCESS in run.labels else "its process never began"
         crashed: State[None] = Crashed(message=why)
@@ -142,14 +144,22 @@ def _labels() -> dict[str, Any]:
     }
 
 
+def _never_began(run: FlowRun) -> bool:
+    """Whether a run without labels was taken up by this machine and its process never came to life.
+
+    A shared server has runs of other people whose flows have the same names, and of other machines: they stay.
+    """
+    if TAKEN_UP_HERE not in run.tags or run.state is None or run.state.type is not StateType.PENDING:
+        return False
+    return _age(run.state) > _SECONDS_TO_BEGIN
+
+
 def _is_dead(run: FlowRun) -> bool:
-    """Whether the process is gone; a later process with the same number is another one.
+    """Whether the process in its labels is gone; a later process with the same number is another one.
 
     While a run holds the lock of the folder, it may be this one: processes of another container are not seen here.
     """
     labels = run.labels
-    if _PROCESS not in labels:
-        return run.state is not None and _age(run.state) > _SECONDS_TO_BEGIN
     if labels.get(_HOST) != socket.gethostname() or locks.is_held(Path(str(labels[_FOLDER])) / LOCK):
         return False
     try:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 from httpx import TransportError
-from prefect import Flow, serve
+from prefect import Flow, serve, tags
 from prefect.client.orchestration import get_client
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.worker import EventsWorker
@@ -21,7 +21,7 @@ from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
-from flows.lifecycle import SERVED_BY, mark_leftovers
+from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, mark_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
 from nightshift.errors import ProjectError
@@ -36,7 +36,8 @@ def run_once(choice: Choice) -> list[StageResult]:
     """The pipeline in this process."""
     logging.raiseExceptions = False  # else Prefect writes half a line into our output for each log it cannot deliver
     try:
-        return pipeline(choice.first, list(choice.forced))
+        with tags(TAKEN_UP_HERE):
+            return pipeline(choice.first, list(choice.forced))
     except (CancelledRun, TerminationSignal) as stopped:
         raise KeyboardInterrupt from stopped
     except TransportError as error:
@@ -75,7 +76,7 @@ def _deployment(flow: Flow[..., Any], stated: dict[str, Any]) -> RunnerDeploymen
         flow.to_deployment(
             flow.name,
             description=stated["description"],
-            tags=stated["tags"],
+            tags=[*stated["tags"], TAKEN_UP_HERE],
             parameters=stated.get("parameters"),
             schedules=[Schedule(**schedule) for schedule in stated.get("schedules", [])],
             entrypoint_type=EntrypointType.MODULE_PATH,  # the file form would put flows/ itself on the path

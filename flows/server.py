@@ -28,7 +28,7 @@ from nightshift.project import paths
 from nightshift.project.environment import CLIENT_PASSWORD, SERVER_PASSWORD, without_password
 
 PATIENCE_SECONDS = 300
-"""A server that ended is noticed at once; on a machine with twenty jobs per core a start takes minutes."""
+"""A server that ended is noticed at once; with some twenty busy processes on two cores a start takes minutes."""
 LOG = paths.STATE / "prefect-server.log"
 ADDRESS = "PREFECT_API_URL"
 _HOST = "127.0.0.1"
@@ -114,11 +114,12 @@ def answers(url: str) -> bool:
 def check(url: str) -> None:
     """ProjectError if no Prefect server answers, or if it refuses our password; its client would try for minutes."""
     shown = without_password(url)
-    if not answers(url):
+    admitted = _admits(url) if answers(url) else None
+    if admitted is None:
         raise ProjectError(
             f"no Prefect server answers at {ADDRESS}={shown}", f"start it, or unset {ADDRESS} to use one of our own"
         )
-    if not _admits(url):
+    if not admitted:
         what = f"refuses {CLIENT_PASSWORD}" if CLIENT_PASSWORD in os.environ else f"asks for {CLIENT_PASSWORD}"
         raise ProjectError(
             f"the Prefect server at {shown} {what}",
@@ -126,8 +127,8 @@ def check(url: str) -> None:
         )
 
 
-def _admits(url: str) -> bool:
-    """Whether the server takes our password, or asks for none; being healthy takes none."""
+def _admits(url: str) -> bool | None:
+    """Whether the server takes our password, or asks for none; being healthy takes none. None if it does not answer."""
     password = base64.b64encode(os.environ.get(CLIENT_PASSWORD, "").encode()).decode()
     request = urllib.request.Request(f"{url}/admin/version", headers={"Authorization": f"Basic {password}"})
     try:
@@ -135,6 +136,8 @@ def _admits(url: str) -> bool:
             return True
     except urllib.error.HTTPError as error:
         return error.code != _UNAUTHORIZED
+    except (OSError, http.client.HTTPException):
+        return None
 
 
 def check_port(port: int, command: str) -> None:

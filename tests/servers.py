@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from tests.conftest import REPOSITORY
 
 HOST = "127.0.0.1"
 _PATIENCE_SECONDS = 120
+_POSTGRES_USER = "postgres"
 
 
 def need(*modules: str) -> None:
@@ -38,6 +40,10 @@ def need_postgres() -> None:
     if not postgres_programs():
         reason = "PostgreSQL is not installed (apt-get install postgresql)"
         pytest.skip(reason, allow_module_level=True)
+    if os.geteuid() == 0 and _POSTGRES_USER not in [entry.pw_name for entry in pwd.getpwall()]:
+        pytest.skip(
+            f"PostgreSQL refuses to run as root, and there is no user {_POSTGRES_USER}", allow_module_level=True
+        )
 
 
 def free_port() -> int:
@@ -112,7 +118,7 @@ def postgres(password: str, commands: Path) -> Iterator[dict[str, str]]:
     """
     programs = postgres_programs()
     assert programs
-    user = "postgres" if os.geteuid() == 0 else None
+    user = _POSTGRES_USER if os.geteuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="postgres-", dir="/tmp"))
     settings = {"PGHOST": HOST, "PGPORT": str(free_port()), "PGUSER": "nightshift", "PGPASSWORD": password}
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,16 @@ def test_the_clone_and_all_that_follows_training_is_never_skipped() -> None:
 def test_bins_have_an_entropy_without_a_std() -> None:
     changes = {"policy": {**VLA, "head": "bins"}, "rloo": {"entropy_coef": 0.1}}
     config.Params.model_validate(config.merged(PARAMS, changes))
+
+
+def test_params_are_read_where_pyyaml_was_built_without_libyaml(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("seed: 0\nseed: 1\n")
+    program = """
+import yaml
+from pathlib import Path
+del yaml.CSafeLoader
+from nightshift import config
+config.load(Path("params.yaml"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "params.yaml has the key 'seed' twice, in lines 1 and 2" in done.stderr

@@ -58,8 +58,16 @@ class Site:
     root: Path
     settings: dict[str, str]
     database: dict[str, str]
+    server_settings: dict[str, str]
+    """Of MLflow's server."""
     mlflow: ExitStack
+    """Its server, while it runs."""
     printed: list[str] = field(default_factory=list)
+
+    def start_mlflow(self) -> str:
+        """At the address that its clients know."""
+        port = int(self.settings["MLFLOW_TRACKING_URI"].rpartition(":")[2])
+        return self.mlflow.enter_context(servers.mlflow(self.folder / "mlflow.log", self.server_settings, port))
 
     def run(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
         done = nightshift(self.root, *arguments, **{**self.settings, **changes})
@@ -78,7 +86,8 @@ class Site:
         import boto3
 
         client = boto3.client("s3", endpoint_url=self.settings["AWS_ENDPOINT_URL"])
-        found = client.list_objects_v2(Bucket=BUCKET)["Contents"]
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        found = [entry for page in pages for entry in page.get("Contents", [])]
         return {o["Key"]: client.get_object(Bucket=BUCKET, Key=o["Key"])["Body"].read() for o in found}
 
     def dvc(self, *arguments: str, cwd: Path | None = None) -> None:
@@ -116,17 +125,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         settings = example("nightshift", **changes)
         for name, value in settings.items():
             patch.setenv(name, value)
-        make_bucket(s3)
         mlflow = stack.enter_context(ExitStack())
-        url = mlflow.enter_context(servers.mlflow(folder / "mlflow.log", example("mlflow", **changes), port))
-        create_account(url, settings["MLFLOW_TRACKING_USERNAME"], settings["MLFLOW_TRACKING_PASSWORD"])
-        yield Site(folder, root, settings, database, mlflow)
+        site = Site(folder, root, settings, database, example("mlflow", **changes), mlflow)
+        make_bucket(site.server_settings)
+        create_account(site.start_mlflow(), settings["MLFLOW_TRACKING_USERNAME"], settings["MLFLOW_TRACKING_PASSWORD"])
+        yield site
 
 
-def make_bucket(s3: str) -> None:
-    import boto3
-
-    boto3.client("s3", endpoint_url=s3).create_bucket(Bucket=BUCKET)
+def make_bucket(settings: dict[str, str]) -> None:
+    """As the page does."""
+    program = [sys.executable, str(REPOSITORY / "deploy/make_bucket.py")]
+    subprocess.run(program, env={**os.environ, **settings}, check=True)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +157,13 @@ def test_a_stage_is_recorded_in_postgresql_and_its_artifacts_go_to_s3_through_th
     assert location.startswith("mlflow-artifacts:"), "clients need no key of the bucket"
     assert set(site.query("mlflow", "SELECT status FROM runs")) == {("FINISHED",)}
     assert [key for key in site.objects() if key.endswith("/artifacts/params.yaml")]
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_there_stays_as_it_is(site: Site) -> None:
+    before = site.objects()
+    make_bucket(site.server_settings)
+    assert site.objects() == before
 
 
 @pytest.mark.slow
@@ -249,9 +265,8 @@ def test_no_secret_is_in_a_database_a_bucket_a_log_or_the_project_also_after_a_f
     texts |= {f"s3://{BUCKET}/{key}": content for key, content in done.objects().items()}
     texts |= {str(path): path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     texts |= {f"output {number}": text.encode() for number, text in enumerate(done.printed)}
-    del texts[
-        str(done.folder / "s3.log")
-    ]  # signed addresses of the S3 service's clients name the key, which is no secret
+    # Signed addresses of the S3 service's clients name the key, which is no secret.
+    del texts[str(done.folder / "s3.log")]
     secrets = [value.rpartition(":")[2].encode() for name, value in SECRETS.items() if name != "AWS_ACCESS_KEY_ID"]
     assert [(secret, name) for name, text in texts.items() for secret in secrets if secret in text] == []
 
@@ -260,9 +275,18 @@ def test_no_secret_is_in_a_database_a_bucket_a_log_or_the_project_also_after_a_f
 def test_a_run_that_finds_mlflow_gone_says_so_and_the_next_one_goes_on(done: Site) -> None:
     done.mlflow.close()
     before = kept(done.root)
-    refused = done.run("run", "--force-stage", "sft", MLFLOW_HTTP_REQUEST_MAX_RETRIES="1")
+    try:
+        refused = done.run("run", "--force-stage", "sft", MLFLOW_HTTP_REQUEST_MAX_RETRIES="1")
+    finally:
+        done.start_mlflow()
     assert refused.returncode == 1
     assert refused.stderr.splitlines()[-ONE_SENTENCE] == (
         f"error: MLflow at {done.settings['MLFLOW_TRACKING_URI']} does not answer"
     )
     assert kept(done.root) == before
+    again = done.run("run", "--force-stage", "sft")
+    assert again.returncode == 0, again.stderr
+    assert "▶ sft" in again.stdout
+    assert "▶ dataset" not in again.stdout, "what was done before is kept"
+    assert kept(done.root).items() >= before.items(), "the same dataset, and the same weights where there were some"
+    assert ("RUNNING",) not in done.query("mlflow", "SELECT status FROM runs")

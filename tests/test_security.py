@@ -22,6 +22,7 @@ from tests.receiver import SECRET, receiving
 
 SECRETS = {
     "NIGHTSHIFT_TOKEN": "s3cret-link",
+    "NIGHTSHIFT_ROBOT_TOKEN": "s3cret-robot",
     "PREFECT_API_AUTH_STRING": "me:s3cret-client",
     "PREFECT_SERVER_API_AUTH_STRING": "me:s3cret-server",
     "MLFLOW_TRACKING_PASSWORD": "s3cret-tracking",

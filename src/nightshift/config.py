@@ -927,10 +927,10 @@ class Params(Section):
         return functools.reduce(getattr, rest, getattr(self, "register_" if first == "register" else first))
 
 
-class _StrictLoader(yaml.CSafeLoader):
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Refuses a key that occurs twice, of which YAML would silently take the last.
 
-    It parses with libyaml: parsing dvc.lock in Python takes a tenth of `nightshift plan`.
+    It parses with libyaml where PyYAML has it: parsing dvc.lock in Python takes a tenth of `nightshift plan`.
     """
 
     def __init__(self, text: str, name: str) -> None:
@@ -947,7 +947,8 @@ class _StrictLoader(yaml.CSafeLoader):
                     f"{self.name} has the key {key!r} twice, in lines {seen[key]} and {line}", "remove one of them"
                 )
             seen[key] = line
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _CONFLICT = ("<<<<<<< ", ">>>>>>> ")

@@ -182,7 +182,7 @@ def read_journal(journal: Path) -> list[Any]:
 
 def refusal(error: OSError, path: Path | None = None) -> ProjectError | None:
     """The sentence for a disk that is full or a place that cannot be written; None for any other error."""
-    where = path or error.filename or "the project"
+    where = path or error.filename2 or error.filename or "the project"  # the second is the target of a copy
     if error.errno in DISK_FULL:
         return ProjectError(
             f"no space left on the disk that holds {where}", "free some space and run again: it resumes"

@@ -326,6 +326,21 @@ def test_a_policy_that_was_changed_in_the_store_is_refused(root: Path, model: st
         mlflow_registry.load(root, model, version)
 
 
+def test_a_version_of_an_older_nightshift_is_refused_for_what_it_is_and_can_be_registered_again(
+    root: Path, model: str
+) -> None:
+    client = mlflow_tracking.connect(root)
+    old = register(root, model, "one", "s").version
+    client.delete_model_version_tag(model, old, mlflow_registry.SPEC)
+    with pytest.raises(RegistryError, match=r"was registered by an older Nightshift, without the sha256") as refused:
+        mlflow_registry.load(root, model, old)
+    assert "--force-stage register" in refused.value.next_step
+    client.delete_registered_model_alias(model, "champion")
+    new = register(root, model, "one", "s")
+    assert (new.version, new.champion) == ("2", "2")
+    assert mlflow_registry.load(root, model, "champion").action_dim == 7
+
+
 def test_code_that_was_put_beside_a_policy_in_the_store_is_not_run(root: Path, model: str) -> None:
     version = register(root, model, "code", "s", policy="code").version
     programs = stored_files(root, model, version, "*.py")

@@ -19,7 +19,7 @@ from nightshift import config
 from nightshift.adapters import model_versions
 from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, PARENT, Tracking
 from nightshift.adapters.tracking import RunKind
-from nightshift.errors import Unreachable
+from nightshift.errors import ProjectError, Unreachable
 from nightshift.project import paths
 from tests.conftest import edit, make_project
 from tests.flows.prefect_runs import wait_until
@@ -229,6 +229,15 @@ def test_a_store_that_another_process_keeps_locked_is_one_sentence_at_every_step
     with track.stage("sft", "f1", {}) as tracker:
         tracker.log({"loss": 1.0}, 1)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_stage_that_fills_another_disk_than_that_of_the_store_names_its_own_file(root: Path) -> None:
+    track = tracking(root, code="another disk")
+    with (
+        pytest.raises(ProjectError, match=r"no space left on the disk that holds /tmp/film\.mp4\n"),
+        track.stage("evaluate", "another disk", {}),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/film.mp4")
 
 
 def test_a_disk_that_is_full_when_a_run_ends_is_left_to_the_next_run(

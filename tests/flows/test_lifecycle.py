@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from mlflow.tracking import MlflowClient
 from prefect.states import Running
 
 from flows.pipeline import pipeline
+from flows.server import check
 from nightshift.adapters import mlflow_tracking
+from nightshift.errors import ProjectError
 from nightshift.pipeline.run import LOCK, Session, was_killed
 from nightshift.project import paths
 from tests.command import Command
@@ -59,7 +63,7 @@ def mlflow_states(root: Path) -> dict[str, str]:
 def test_sigterm_and_a_closed_terminal_end_a_run_like_ctrl_c(root: Path, url: str, number: signal.Signals) -> None:
     command = training(root, url)
     os.kill(command.pid, number)
-    ended = command.wait(60)
+    ended = command.wait()
     assert ended.returncode == 130
     assert ended.stderr.splitlines()[-1] == "stopped; run again to resume"
     assert "Traceback" not in ended.stderr
@@ -75,7 +79,7 @@ def test_what_was_killed_is_shown_as_dead_by_the_next_run(root: Path, url: str) 
     command = training(root, url)
     wait_until(lambda: "rloo" in task_states(url, newest(url).id))
     os.killpg(command.pid, signal.SIGKILL)
-    command.wait(60)
+    command.wait()
     dead = newest(url)
     assert state(url, dead.id) == "Running"
     assert mlflow_states(root)["rloo"] == "RUNNING"
@@ -124,6 +128,29 @@ def test_a_second_run_is_refused_in_one_sentence_before_anything_is_started(root
     assert refused.returncode == 1
     assert f"another run (process {os.getpid()}) is working" in refused.stderr
     assert newest(url).id == before
+
+
+class OnlyHealthy(BaseHTTPRequestHandler):
+    """A server that goes away after it was asked for its health."""
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/health"):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"true")
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+def test_a_prefect_server_that_goes_away_while_it_is_asked_is_one_sentence() -> None:
+    with HTTPServer(("127.0.0.1", 0), OnlyHealthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(ProjectError, match="no Prefect server answers at PREFECT_API_URL="):
+                check(f"http://127.0.0.1:{server.server_port}/api")
+        finally:
+            server.shutdown()
 
 
 def test_a_prefect_server_that_does_not_answer_is_one_sentence(root: Path) -> None:

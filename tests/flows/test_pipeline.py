@@ -12,8 +12,9 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, LogFilter, LogFilterTimestamp
+from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.states import Pending, Scheduled
+from prefect.states import Pending, Running, Scheduled
 
 from flows import lifecycle
 from flows.nightly import NOTHING_TO_DO, nightly
@@ -247,8 +248,9 @@ def test_a_run_that_was_taken_up_by_a_server_that_died_is_marked_and_one_that_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with get_client(sync_client=True) as client:
-        pending = client.create_flow_run(nightly, state=Pending())
-        scheduled = client.create_flow_run(nightly, state=Scheduled())
+        here = [lifecycle.TAKEN_UP_HERE]
+        pending = client.create_flow_run(nightly, state=Pending(), tags=here)
+        scheduled = client.create_flow_run(nightly, state=Scheduled(), tags=here)
         assert pending.id not in [run.id for run in lifecycle.mark_leftovers(client)], "it may be starting"
         monkeypatch.setattr(lifecycle, "_SECONDS_TO_BEGIN", -60)
         assert pending.id in [run.id for run in lifecycle.mark_leftovers(client)]
@@ -257,3 +259,23 @@ def test_a_run_that_was_taken_up_by_a_server_that_died_is_marked_and_one_that_is
     assert waiting is not None
     assert (ended.name, ended.message) == ("Crashed", "its process never began")
     assert waiting.name == "Scheduled", "a night to come, or to be caught up with"
+
+
+@pytest.mark.parametrize(
+    ("state", "tags"),
+    [
+        (Running(), [lifecycle.TAKEN_UP_HERE]),
+        (Running(), []),
+        (Pending(), ["nightshift"]),
+        (Pending(), ["nightshift.host=another"]),
+    ],
+    ids=["running", "running elsewhere", "pending of no machine", "pending on another machine"],
+)
+def test_a_run_without_labels_that_may_be_of_other_people_or_machines_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, state: State[None], tags: list[str]
+) -> None:
+    monkeypatch.setattr(lifecycle, "_SECONDS_TO_BEGIN", -60)
+    with get_client(sync_client=True) as client:
+        theirs = client.create_flow_run(pipeline, state=state, tags=tags)
+        assert theirs.id not in [run.id for run in lifecycle.mark_leftovers(client)]
+        assert client.read_flow_run(theirs.id).state_name == state.name

@@ -80,3 +80,12 @@ def test_a_process_can_say_that_it_leaves_something_unfinished(tmp_path: Path) -
     assert not locks.was_abandoned(path)
     locks.abandon(path)
     assert locks.was_abandoned(path)
+
+
+def test_a_process_that_leaves_something_unfinished_does_not_take_the_place_of_another_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = locks.acquire(path, lambda holder: DataError(holder, ""))
+    path.write_text("another\n")
+    locks.abandon(path)
+    assert locks.holder(path) == "another"
+    lock.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -38,6 +39,7 @@ RUN_SECONDS = 900.0
 """A run that takes longer hangs."""
 HANGS = 124
 """In place of its exit code, as of timeout(1)."""
+_MOUNT = ("mount", "-t", "tmpfs", "-o")
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,16 @@ def _seconds(root: Path, stage: str) -> float:
         return 0.5
 
 
+@functools.cache
 def can_mount() -> bool:
-    return os.geteuid() == 0
+    """Whether this user may mount a disk; root in a container usually may not."""
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        mounted = subprocess.run([*_MOUNT, "size=1m", "soak", folder], capture_output=True, check=False)
+        if mounted.returncode == 0:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+    return mounted.returncode == 0
 
 
 @contextlib.contextmanager
@@ -167,7 +177,7 @@ def own_disk(folder: Path) -> Iterator[None]:
     if not can_mount():
         yield
         return
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "soak", str(folder)], check=True)
+    subprocess.run([*_MOUNT, f"size={DISK_MB}m", "soak", str(folder)], check=True)
     try:
         yield
     finally:

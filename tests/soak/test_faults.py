@@ -154,7 +154,7 @@ def test_every_file_is_of_another_year(night: Night) -> None:
     assert abs((night.root / paths.PARAMS).stat().st_mtime - time.time()) > 300 * faults.DAY
 
 
-@pytest.mark.skipif(not can_mount(), reason="only root may mount a disk")
+@pytest.mark.skipif(not can_mount(), reason="this user may not mount a disk")
 def test_a_full_disk_takes_no_more_and_has_room_again_afterwards(tmp_path: Path) -> None:
     with own_disk(tmp_path / "disk"):
         night = Night(tmp_path / "disk" / "project", random.Random(0))

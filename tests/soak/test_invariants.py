@@ -65,9 +65,12 @@ def every_check(root: Path, before: Inventory) -> Iterator[str]:
     yield from invariants.left_files(root)
 
 
-def model_weights(root: Path) -> Path:
-    (found,) = (root / paths.MLFLOW_ARTIFACTS / "models").rglob("policy.safetensors")
-    return found
+def damage_model(name: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        (found,) = (root / paths.MLFLOW_ARTIFACTS / "models").rglob(name)
+        found.write_bytes(found.read_bytes() + b" ")
+
+    return change
 
 
 def delete_alias(root: Path) -> None:
@@ -91,7 +94,8 @@ PREFECT = paths.PREFECT_HOME / "prefect.db"
 DAMAGES: dict[str, Callable[[Path], object]] = {
     ".dvc/cache/files/md5/ab/cdef is gone": lambda root: (root / ".dvc/cache/files/md5/ab/cdef").unlink(),
     ".dvc/cache/files/md5/ab/cdef changed": lambda root: (root / ".dvc/cache/files/md5/ab/cdef").write_bytes(b"other"),
-    "the weights of version 1 of": lambda root: model_weights(root).write_bytes(b"damaged"),
+    "version 1 does not load: the policy.safetensors of version 1 of": damage_model("policy.safetensors"),
+    "version 1 does not load: the policy.json of version 1 of": damage_model("policy.json"),
     "registered version 1 is gone": execute(paths.MLFLOW_DATABASE, "DELETE FROM model_versions"),
     "there is no champion": delete_alias,
     "alias champion points to version 7": execute(

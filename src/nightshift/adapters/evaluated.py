@@ -120,8 +120,11 @@ def _report(client: MlflowClient, run_id: str) -> Mapping[str, Any]:
     try:
         if run_id and path in [file.path for file in client.list_artifacts(run_id, _FOLDER)]:
             return registry.read_dict(run_id, path)
-    except (MlflowException, OSError):
+    except FileNotFoundError:
         pass
+    except (MlflowException, OSError) as error:
+        if sentence := tracking.explained(error, client.tracking_uri):
+            raise sentence from error
     return {}
 
 

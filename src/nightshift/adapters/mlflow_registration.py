@@ -118,8 +118,11 @@ def register(root: Path, proposal: Proposal) -> Registration:
 
 
 def _find(client: MlflowClient, proposal: Proposal) -> ModelVersion | None:
-    """The version with the same fingerprint, else one with the same weights."""
-    known = registry.versions(client, proposal.model)
+    """The version with the same fingerprint, else one with the same weights.
+
+    One that an older Nightshift registered without the sha256 of its description cannot be checked, so it is not taken.
+    """
+    known = [version for version in registry.versions(client, proposal.model) if registry.SPEC in version.tags]
     wanted = {tracking.FINGERPRINT: proposal.fingerprint, registry.WEIGHTS: proposal.weights}
     return next((v for tag, value in wanted.items() for v in known if v.tags.get(tag) == value), None)
 

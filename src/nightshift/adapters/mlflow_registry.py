@@ -99,6 +99,12 @@ def _verified_policy(version: ModelVersion, model: Path) -> Path:
     with hushed(), _readable(version, "policy"):
         stored: str = Model.load(str(model)).flavors[mlflow.pyfunc.FLAVOR_NAME]["artifacts"]["policy"]["path"]
         found = {name: files.sha256(model / stored / name) for name in (policies.WEIGHTS, policies.SPEC)}
+    if SPEC not in version.tags:
+        raise RegistryError(
+            f"version {version.version} of {version.name} was registered by an older Nightshift, without the sha256 of "
+            f"its {policies.SPEC}",
+            "delete its alias in MLflow (nightshift ui), and register again: nightshift run --force-stage register",
+        )
     for tag, (name, digest) in zip((WEIGHTS, SPEC), found.items(), strict=True):
         if digest != version.tags.get(tag):
             raise RegistryError(

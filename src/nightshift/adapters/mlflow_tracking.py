@@ -61,6 +61,8 @@ EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the experiment in MLflow's view for models instead of the one for prompts."""
 _LONGEST_TAG = 5000
 _SECONDS_FOR_SYSTEM_METRICS = 3.0
+_TELL_TWICE = ("mlflow.store.db.utils", "mlflow.system_metrics")
+"""Loggers of MLflow that print an outage of the store, with its SQL, which our sentence is about."""
 _DATABASES = (POSTGRES, MYSQL, MSSQL)
 
 
@@ -331,7 +333,8 @@ def _system_metrics(run_id: str, uri: str) -> Iterator[None]:
 def connect(root: Path) -> MlflowClient:
     """A client of the tracking store; a local SQLite store is made and migrated here, before anything parallel."""
     logging.getLogger("alembic").setLevel(logging.ERROR)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints tracebacks of what it raises
+    for name in _TELL_TWICE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     uri = os.environ.get(TRACKING_URI, f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     _refuse_database(uri)
     database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
@@ -398,7 +401,9 @@ _REFUSALS = {
 
 def explained(error: BaseException, uri: str) -> NightshiftError | None:
     """The sentence for a disk that is full or a store that refuses or does not answer; None for any other error."""
-    if _DISK_FULL in str(error) or (isinstance(error, OSError) and error.errno in files.DISK_FULL):
+    if isinstance(error, OSError) and error.errno in files.DISK_FULL:
+        return files.refusal(error)  # a stage may have filled another disk than the one of the store
+    if _DISK_FULL in str(error):
         return ProjectError(
             f"no space left on the disk that holds {without_password(uri)}", "free some space and run again: it resumes"
         )

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from nightshift.cluster.connection import start_ray
-from nightshift.cluster.program import Program
+from nightshift.cluster.program import STARTED_BY, Program
 from nightshift.errors import NightshiftError, ProjectError, RolloutError
 
 _NODES_TO_LOSE = 3
@@ -82,7 +82,7 @@ def _call(program: Program) -> int:
         process = subprocess.Popen(
             program.command,
             cwd=program.folder,
-            env={**program.environment, **gpus},
+            env={**program.environment, **gpus, STARTED_BY: str(os.getpid())},
             stdout=log,
             stderr=log,
             start_new_session=True,

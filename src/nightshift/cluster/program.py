@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
+STARTED_BY = "NIGHTSHIFT_STARTED_BY"
+"""Environment variable of a process that was started as a Program: its parent, without which it ends too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,6 +161,10 @@ class Session:
 
     @property
     def tracking(self) -> Tracking:
+        return self.connect()
+
+    def connect(self) -> Tracking:
+        """Open MLflow's store, which may refuse or not answer."""
         from nightshift.adapters.mlflow_tracking import Tracking
 
         if self._tracking is None:
@@ -303,7 +307,7 @@ def _ensure(stage: str, session: Session) -> StageResult:
         console.print(f"[dim]– {stage}  skipped ({why})[/]")
         return StageResult(stage=stage, status="skipped", seconds=time.monotonic() - started, reasons=(why,))
     if reasons and not packages.on_compute_node():
-        _ = session.tracking  # MLflow may refuse or not answer: find that before the old outputs are removed
+        session.connect()  # if that fails, it fails before the old outputs are removed
     if not reasons:
         result = StageResult(stage=stage, status="cached", seconds=time.monotonic() - started)
     elif FORCED not in reasons and session.store.restore(stage):

@@ -103,9 +103,9 @@ def decision(root: Path) -> str:
 
 def clock(seconds: float) -> str:
     """Example: clock(187) == "3 min 07 s" """
-    if seconds < _MINUTE:
+    if round(seconds, 1) < _MINUTE:
         return f"{seconds:.1f} s"
-    if seconds < _HOUR:
+    if round(seconds) < _HOUR:
         return "{} min {:02d} s".format(*divmod(round(seconds), _MINUTE))
     return "{} h {:02d} min".format(*divmod(round(seconds / _MINUTE), _MINUTE))
 

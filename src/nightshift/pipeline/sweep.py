@@ -25,10 +25,11 @@ from typing import Any, Protocol
 import yaml
 
 from nightshift import config, files, interrupts
-from nightshift.cluster.program import ADDRESS_VARIABLE, Program
+from nightshift.cluster.program import ADDRESS_VARIABLE, STARTED_BY, Program
 from nightshift.errors import Busy, ConfigError, NightshiftError
 from nightshift.pipeline.run import Session, ensure, fingerprint, publish
 from nightshift.project import locks, paths, repository
+from nightshift.project.environment import TRACKING_URI
 from nightshift.statistics.intervals import Rate
 
 SWEEPS = paths.STATE / "sweep"
@@ -159,7 +160,7 @@ class LocalProcesses:
             process = subprocess.Popen(
                 program.command,
                 cwd=program.folder,
-                env=dict(program.environment),
+                env={**program.environment, STARTED_BY: str(os.getpid())},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -188,7 +189,7 @@ def _processes(root: Path) -> Processes:
     machine = config.load(root / paths.PARAMS).machine
     gpus = machine.ranks if resolve(machine.device).type == "cuda" else 0
     processes = ClusterProcesses(cpus=max(1, machine.workers * machine.threads), gpus=gpus)
-    store = os.environ.get("MLFLOW_TRACKING_URI", "")
+    store = os.environ.get(TRACKING_URI, "")
     if len(processes.hosts) > 1 and not store.startswith("http"):
         processes.close()
         raise ConfigError(
@@ -278,7 +279,7 @@ def main() -> None:
     from nightshift.project import environment
 
     interrupts.handle()
-    interrupts.end_with(os.getppid())
+    interrupts.end_with(int(os.environ[STARTED_BY]))  # it may be gone by now, and getppid be another process
     environment.apply(Path.cwd())
     with Session(Path.cwd(), kind="trial", title=os.environ.get(TITLE, "")) as session:
         names = list(session.graph)

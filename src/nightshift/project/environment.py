@@ -33,6 +33,7 @@ SAFE = {
     # A server that does not answer is given up after seconds; by default after minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it prints its server's address with the password in it
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # a 237 MB side process that nothing here uses
 }
 

@@ -61,8 +61,13 @@ def was_abandoned(path: Path) -> bool:
 
 
 def abandon(path: Path) -> None:
-    """Have the next holder look for what this process leaves unfinished, as if it had died."""
-    path.write_text(f"{os.getpid()}\n")
+    """Have the next holder look for what this process leaves unfinished, as if it had died.
+
+    One that holds the lock already stays named: it is the process to end, for who is refused.
+    """
+    with contextlib.suppress(OSError):  # the disk may be full
+        if not is_held(path):
+            path.write_text(f"{os.getpid()}\n")
 
 
 class Claim:
