@@ -83,11 +83,26 @@ class Page:
 
     def click(self, selector: str) -> None:
         """With a mouse, in the middle of an element."""
+        x, y = self._middle(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def drag(self, selector: str, right: int) -> None:
+        """With a mouse whose button stays down, from the middle of an element."""
+        x, y = self._middle(selector)
+        self._call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x + right, y=y, button="left", buttons=1)
+
+    def drop(self) -> None:
+        """Release the mouse's button."""
+        self._call("Input.dispatchMouseEvent", type="mouseReleased", x=0, y=0, button="left", clickCount=1)
+
+    def _middle(self, selector: str) -> tuple[float, float]:
+        """Of an element, in the window."""
         box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
         self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
         x, y = (self.evaluate(f"{box}.{low} + {box}.{size} / 2") for low, size in (("x", "width"), ("y", "height")))
-        for kind in ("mousePressed", "mouseReleased"):
-            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        return x, y
 
     def reload(self) -> None:
         self._call("Page.reload")
