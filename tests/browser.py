@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -145,12 +147,13 @@ def browser() -> Iterator[Page]:
     command += ["--no-first-run", "--disable-extensions", "--disable-background-networking", "--mute-audio"]
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command += [f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, start_new_session=True, **quiet)
         try:
             with connect(_tab(Path(profile), process), max_size=None) as socket:
                 yield Page(socket)
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)  # the command may be a script that started the browser
             process.wait(timeout=30)
 
 
