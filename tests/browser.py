@@ -147,8 +147,9 @@ def browser() -> Iterator[Page]:
     command += ["--no-first-run", "--disable-extensions", "--disable-background-networking", "--mute-audio"]
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command += [f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(command, start_new_session=True, **quiet)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             with connect(_tab(Path(profile), process), max_size=None) as socket:
                 yield Page(socket)
