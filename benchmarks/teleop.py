@@ -78,8 +78,6 @@ def _spin() -> None:
 def running(server: Server) -> Iterator[int]:
     thread = threading.Thread(target=server.run)
     thread.start()
-    while server.port is None:
-        time.sleep(0.05)
     try:
         yield server.port
     finally:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -83,11 +85,26 @@ class Page:
 
     def click(self, selector: str) -> None:
         """With a mouse, in the middle of an element."""
+        x, y = self._middle(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def drag(self, selector: str, right: int) -> None:
+        """With a mouse whose button stays down, from the middle of an element."""
+        x, y = self._middle(selector)
+        self._call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x + right, y=y, button="left", buttons=1)
+
+    def drop(self) -> None:
+        """Release the mouse's button."""
+        self._call("Input.dispatchMouseEvent", type="mouseReleased", x=0, y=0, button="left", clickCount=1)
+
+    def _middle(self, selector: str) -> tuple[float, float]:
+        """Of an element, in the window."""
         box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
         self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
         x, y = (self.evaluate(f"{box}.{low} + {box}.{size} / 2") for low, size in (("x", "width"), ("y", "height")))
-        for kind in ("mousePressed", "mouseReleased"):
-            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        return x, y
 
     def reload(self) -> None:
         self._call("Page.reload")
@@ -130,12 +147,14 @@ def browser() -> Iterator[Page]:
     command += ["--no-first-run", "--disable-extensions", "--disable-background-networking", "--mute-audio"]
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command += [f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             with connect(_tab(Path(profile), process), max_size=None) as socket:
                 yield Page(socket)
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)  # the command may be a script that started the browser
             process.wait(timeout=30)
 
 

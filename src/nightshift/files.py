@@ -116,6 +116,13 @@ def new_folder(path: Path, known: Mapping[str, str] | None = None) -> Iterator[P
         sync(path.parent)
 
 
+def remove_folder(path: Path) -> None:
+    """In one step: a kill leaves the whole folder, or a temporary name that `sweep_temporaries` removes."""
+    with translated_errors(path):
+        _remove(path, path)
+        sync(path.parent)
+
+
 def replace_by_copy(source: Path, path: Path) -> None:
     """A copy of a file or folder takes the place of `path` in one step; a folder brings its own manifest."""
     if not source.is_dir():

@@ -72,7 +72,7 @@ class Rig:
         self.clock, self.ear = Clock(), Ear()
         self.setup = setup
         self.library = Library(name, RANGES)
-        self.pilot = Pilot(setup.suite.action_space, self.clock)
+        self.pilot = Pilot(self.clock)
         self.session = Session(setup, self.library, self.pilot, listener or self.ear, self.clock)
         self.session.load()
         self._seq = 0

@@ -16,7 +16,7 @@ from nightshift import config
 from nightshift.teleop.access import Access
 from nightshift.teleop.driver import Driver
 from nightshift.teleop.hub import Hub
-from nightshift.teleop.server import Server, Station
+from nightshift.teleop.server import Server, Station, listen
 from tests.teleop.parts import Rig, setup_of
 
 _PATIENCE_SECONDS = 120
@@ -46,12 +46,10 @@ def served(params: config.Params, *, token: str | None = None, driver: Driver | 
     hub = Hub()
     rig = Rig(setup_of(params, driver), listener=hub)
     station = Station(session=rig.session, pilot=rig.pilot, library=rig.library, hub=hub, access=Access(token))
-    server = Server(station, "127.0.0.1", 0)
+    server = Server(station, listen("127.0.0.1", 0))
     thread = threading.Thread(target=server.serve)
     thread.start()
-    until(lambda: server.port is not None)
     try:
-        assert server.port is not None
         yield Served(rig, server.port)
     finally:
         server.stop()
@@ -75,8 +73,9 @@ class Visitor:
 
     def hear(self, kind: str) -> Mapping[str, Any]:
         """The next message of this type."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            received = self._socket.recv(timeout=_PATIENCE_SECONDS)
+            received = self._socket.recv(timeout=deadline - time.monotonic())
             if isinstance(received, bytes):
                 self.pictures += 1
                 self.say(type="seen")
@@ -88,6 +87,14 @@ class Visitor:
     def fly(self, who: str) -> bool:
         self.say(type="pilot", who=who)
         return bool(self.hear("controls")["granted"])
+
+    def hear_until(self, kind: str, wanted: Callable[[Mapping[str, Any]], bool], meanwhile: Any = None) -> None:
+        """Until a message of this type is as wanted; what `meanwhile` does with each of the others."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not wanted(message := self.hear(kind)):
+            assert time.monotonic() < deadline, f"it never came about; last heard: {message}"
+            if meanwhile:
+                meanwhile(message)
 
     def drive(self, *axes: float) -> None:
         self._seq += 1

@@ -196,6 +196,26 @@ def test_a_held_key_ends_with_the_focus_of_the_window_and_a_button_can_be_held(
         assert not tab.complaints()
 
 
+def test_a_connection_that_drops_ends_a_drag_and_cmd_ends_a_held_key(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        tab.wait("pictures[0].naturalWidth > 0")
+        tab.drag("#views img", right=90)
+        until(lambda: user._wanted()[1:2] == [1.0])
+        tab.evaluate("socket.close()")
+        until(lambda: at.rig.pilot.holder is None)
+        tab.wait("isPilot")  # it connects again by itself
+        until(lambda: user._seq() > 0)
+        assert user._wanted() == [0.0] * 6, "nobody drags the new picture"
+        tab.drop()
+        tab.key("KeyW", down=True)
+        until(lambda: user._wanted()[:1] == [-1.0])
+        tab.evaluate("document.dispatchEvent(new KeyboardEvent('keyup', {key: 'Meta', code: 'MetaLeft'}))")
+        until(lambda: user._wanted() == [0.0] * 6)
+        assert not tab.complaints()
+
+
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_nothing_is_wider_than_the_screen_and_every_control_has_a_name(
     tab: Page, params: config.Params, width: int

@@ -1,4 +1,4 @@
-"""The command itself: a killed one loses the episode in the making alone, and says so when it is started again."""
+"""The command itself: where it listens, which policy it loads, and what it says when it ends in mid-episode."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 from websockets.exceptions import InvalidHandshake
 from websockets.sync.client import connect
 
+from nightshift import config, policies
+from nightshift.cli import teleop_commands
 from nightshift.data import sources
+from nightshift.errors import ConfigError
 from tests.command import Command
 from tests.conftest import nightshift
+from tests.stages.test_opponent import register_champion
 from tests.teleop.serving import Visitor
 
 FORWARD = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -44,40 +51,53 @@ def free_port() -> int:
 
 
 def play(page: Visitor, steps: int) -> None:
-    """Start an episode and make so many control steps at least."""
-    page.say(type="pilot", who="Ada")
-    state = page.hear("state")
-    while state["phase"] != "ready":
+    """Start an episode and make so many control steps at least, however slow the machine is."""
+
+    def go_on(state: Mapping[str, Any]) -> None:
         page.drive(*FORWARD)
-        state = page.hear("state")
+        if state["phase"] == "paused":  # this process was stalled for longer than the dead man's switch allows
+            page.say(type="resume")
+
+    page.say(type="pilot", who="Ada")
+    page.hear_until("state", lambda state: state["phase"] == "ready", meanwhile=go_on)
     page.drive(*FORWARD)
     page.say(type="start")
-    while state["step"] < steps:
-        page.drive(*FORWARD)
-        state = page.hear("state")
+    page.hear_until("state", lambda state: state["step"] >= steps, meanwhile=go_on)
 
 
-def test_a_killed_session_loses_the_episode_in_the_making_alone_and_says_so(project: Path) -> None:
+def record(page: Visitor) -> None:
+    """A demo that a person calls a success."""
+    play(page, 2)
+    page.say(type="mark", success=True)
+    page.hear_until("episodes", lambda message: bool(message["episodes"]))
+
+
+def interrupted(command: Command) -> str:
+    """What a command prints until Ctrl-C has ended it."""
+    os.kill(command.pid, signal.SIGINT)
+    ended = command.wait()
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_a_session_that_ends_in_mid_episode_loses_that_episode_alone_and_says_so(project: Path) -> None:
     port = free_port()
-    command = Command(project, "teleop", "--name", "shown", "--port", str(port))
+    killed = Command(project, "teleop", "--name", "shown", "--port", str(port))
     with flown(port) as page:
-        play(page, 2)
-        page.say(type="mark", success=True)
-        while not page.hear("episodes")["episodes"]:
-            pass
+        record(page)
         page.say(type="reset", task="near", init_state=5)
         play(page, 3)
-        os.kill(command.pid, signal.SIGKILL)
-    command.wait()
+        os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
     again = Command(project, "teleop", "--name", "shown", "--port", str(port))
     with flown(port) as page:
         assert "in the middle of an episode (of near from init state 5 by Ada" in page.hear("welcome")["lost"]
         assert [entry["number"] for entry in page.hear("episodes")["episodes"]] == [0]
-    os.kill(again.pid, signal.SIGINT)
-    ended = again.wait()
-    assert "that episode is lost" in ended.stdout
-    assert "sources: [shown]" in ended.stdout and "git add data/imports/shown.dvc" in ended.stdout
-    assert ended.returncode == 0
+        play(page, 1)
+        printed = interrupted(again)
+    assert "that episode is lost" in printed and "an episode was not kept: of near from init state 1 by Ada" in printed
+    assert "data/imports/shown: 1 episodes, 0 of them new" in printed and "data/failures" not in printed
+    assert "sources: [shown]" in printed and "git add data/imports/shown.dvc" in printed
     assert len(list(sources.open_store("shown"))) == 1
 
 
@@ -85,3 +105,23 @@ def test_other_machines_are_not_let_in_without_a_token(project: Path) -> None:
     ended = nightshift(project, "teleop", "--name", "shown", "--host", "0.0.0.0", NIGHTSHIFT_TOKEN="")
     assert ended.returncode == 1
     assert "--host 0.0.0.0 lets other machines move the robot, and there is no token" in ended.stderr
+
+
+def test_a_port_that_is_taken_is_said_in_one_sentence(project: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ended = nightshift(project, "teleop", "--name", "shown", "--port", str(taken.getsockname()[1]))
+    assert ended.returncode == 1 and "cannot be listened on" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_version_of_the_registry_drives(project: Path, params: config.Params) -> None:
+    register_champion(project, params.section("register").model, "grid")
+    registered = policies.load(project / "registered")
+    seen = {name: np.full((1, size), 0.3, np.float32) for name, size in (("objects", 3), ("task", 2))}
+    for which in ("1", "champion"):
+        driver = teleop_commands._driver(project, params, which)
+        assert (driver.label, driver.version) == (which, 1)
+        assert np.array_equal(driver.act(lambda: seen, alone=True), registered.act(seen)[0, 0])
+    with pytest.raises(ConfigError, match=r"2 is no folder here, and .* has no version or alias '2'"):
+        teleop_commands._driver(project, params, "2")

@@ -9,6 +9,7 @@ import pytest
 
 from nightshift import config, envs
 from nightshift.envs.base import Fleet
+from nightshift.errors import SimulatorError
 from nightshift.teleop.mirror import SCENE, SCENE_TURNS, Frame, Mirror
 from tests.teleop.serving import until
 
@@ -77,4 +78,21 @@ def test_an_error_of_the_simulator_reaches_the_session(fleet: Fleet) -> None:
     mirror.show(fleet)
     mirror.step(np.zeros(3, np.float32), time=0.0)  # before a reset, and of another shape
     until(lambda: len(gate.errors) == 1)
+    assert isinstance(gate.errors[0], SimulatorError)
+    mirror.close([])
+
+
+def test_nothing_waits_for_a_mirror_that_has_failed(fleet: Fleet) -> None:
+    gate = Gate()
+    mirror = Mirror(VIEWS, lambda image: image, gate.show, gate.errors.append)
+    mirror.show(fleet)
+    mirror.reset(0, time=0.0)
+    until(lambda: len(gate.frames) == 1)
+    mirror.step(np.zeros(2, np.float32), time=0.0)  # of another shape
+    asked_before = mirror.look(["agentview"]), mirror.develop(FORWARD[None], ["agentview"])
+    gate.let(1)
+    until(lambda: len(gate.errors) == 1)
+    for future in (*asked_before, mirror.look(["agentview"])):
+        with pytest.raises(SimulatorError, match="the simulator that draws the pictures failed"):
+            future.result(timeout=60)
     mirror.close([])

@@ -19,6 +19,7 @@ from nightshift.teleop import messages
 from nightshift.teleop.access import Access, check_host
 from nightshift.teleop.hub import UNSEEN_PER_VIEW, Page
 from nightshift.teleop.mirror import Frame
+from nightshift.teleop.pilot import LEASE_SECONDS
 from tests.teleop.serving import Served, served, until, visitor
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -79,6 +80,15 @@ def test_others_watch_and_cannot_command(open_server: Served) -> None:
         alice.say(type="release")
         assert not alice.hear("controls")["granted"]
         assert bob.fly("Bob")
+
+
+def test_a_pilot_whose_lease_went_to_another_is_told(open_server: Served) -> None:
+    with visitor(open_server) as alice, visitor(open_server) as bob:
+        assert alice.fly("Alice")
+        open_server.rig.clock.now += LEASE_SECONDS + 1
+        assert bob.fly("Bob")
+        assert not alice.hear("controls")["granted"]
+        assert alice.hear("notice")["text"] == "you were silent, and Bob has taken the controls"
 
 
 def test_a_wrong_token_is_refused(guarded: Served) -> None:

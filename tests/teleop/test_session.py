@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,15 @@ from nightshift.data import dataset_store, sources
 from nightshift.data.episode import NO_POLICY
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.splits import split_training_states
-from nightshift.errors import DataError
+from nightshift.errors import DataError, ProjectError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import dataset
 from nightshift.teleop import messages
-from nightshift.teleop.library import Library, read_film
+from nightshift.teleop.driver import Driver
+from nightshift.teleop.library import FILM_SUFFIX, Library, read_film
 from nightshift.teleop.pilot import DEAD_MAN_SECONDS, LEASE_SECONDS
+from nightshift.types import Array, Observation
 from tests.data import examples
 from tests.teleop.parts import (
     ALICE,
@@ -258,6 +262,162 @@ def test_a_full_disk_keeps_the_episode_in_memory_until_it_can_be_saved(
         one.order(mark(success=True))
         one.settle()
         assert [demo.length for demo in stored(one.library)] == [2]
+
+
+def failing_at(name: str, path: str) -> Callable[..., Any]:
+    """A function of `files` that finds the disk full at paths with this name."""
+    real = getattr(files, name)
+
+    def write(file: Path, *arguments: Any) -> Any:
+        if path in str(file):
+            raise ProjectError("no space left on the disk", "free some")
+        return real(file, *arguments)
+
+    return write
+
+
+def test_a_full_disk_in_the_middle_of_an_episode_stops_the_robot_and_costs_no_step(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "append_json", failing_at("append_json", "episode.jsonl"))
+            one.drive(FORWARD)
+            assert one.phase == "paused" and "no space left" in one.ear.notices[-1] and not one.ear.errors
+        one.order(messages.Resume(type="resume"))
+        one.drive(FORWARD)
+        one.order(mark(success=True))
+        one.settle()
+        (demo,) = stored(one.library)
+        assert demo.length == 5, "the order to resume led to a step as well"
+        assert_replays(demo, params.env)
+
+
+def test_a_session_that_ends_in_the_middle_of_an_episode_leaves_word_of_it(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+    assert one.library.unsaved == "of near from init state 0 by Alice, 1 steps"
+    with rig(params) as two:
+        assert "(of near from init state 0 by Alice, 1 steps): that episode is lost" in two.library.lost
+        two.begin()
+    assert not two.library.unsaved, "an episode without a step is no loss"
+
+
+def test_an_episode_that_its_pilot_throws_away_is_no_loss(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        one.order(messages.Choose(type="reset", task="near", init_state=0))
+        assert not one.library.unsaved
+
+
+def test_a_session_whose_mirror_failed_ends_and_leaves_word_of_its_episode(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        one.session._mirror.step(np.zeros(2, np.float32), 0.0)  # of another shape
+        one.order(mark(success=True))
+        one.settle()
+        assert "not saved: the simulator that draws the pictures failed" in one.ear.notices[-1]
+        assert len(one.ear.errors) == 1
+    assert one.library.unsaved
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_a_film_that_cannot_be_written_costs_the_film_alone(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch, success: bool
+) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write_chunks", failing_at("write_chunks", FILM_SUFFIX))
+            one.order(mark(success=success))
+            one.settle()
+        assert "is saved" in one.ear.notices[-1] and "without its film: no space left" in one.ear.notices[-1]
+        one.demonstrate()
+        assert [(entry.number, entry.success) for entry in one.library.entries] == [(0, success), (1, True)]
+        assert not one.library.film(0) and one.library.film(1)
+        assert len(stored(one.library)) == 1 + success
+
+
+class Slow(Driver):
+    """Something happens while the policy decides."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def act(self, look: Callable[[], Observation], *, alone: bool) -> Array:
+        self.meanwhile()
+        return super().act(look, alone=alone)
+
+
+def test_a_page_that_is_closed_during_inference_stops_the_robot_before_its_next_step(params: config.Params) -> None:
+    driver = Slow(policy=straight().policy, label="slow", version=7)
+    with rig(params, driver=driver) as one:
+        one.begin()
+        one.order(messages.TakeOver(type="take_over"))
+        one.drive(FORWARD, gripper="closed")
+        made = one.steps
+        driver.meanwhile = lambda: one.pilot.release(ALICE)
+        one.drive(FORWARD, gripper="closed")
+        assert one.phase == "paused" and one.steps == made
+        assert one.session.state()["gripper"] == "closed"
+
+
+def test_without_a_command_the_hand_keeps_what_it_holds(params: config.Params) -> None:
+    with rig(params) as one:
+        one.begin()
+        one.drive(FORWARD, gripper="closed")
+        one.pilot.claim(ALICE, "Alice")  # the same page again: nothing is commanded yet
+        one.tick()
+        assert one.steps == 2 and one.session.state()["gripper"] == "closed"
+
+
+def test_a_policy_that_was_stopped_plans_anew(params: config.Params) -> None:
+    with rig(params, driver=straight()) as one:
+        one.begin()
+        one.clock.now += DEAD_MAN_SECONDS + PERIOD
+        one.tick()
+        assert one.phase == "paused"
+        one.drive()
+        one.order(messages.Resume(type="resume"))
+        one.order(mark(success=True))
+        one.settle()
+        (episode,) = stored(one.library)
+        first = np.float32(0.1)
+        assert episode.actions[:-1, 0].tolist() == [first, first], "no action of its plan is skipped"
+        assert_replays(episode, params.env)
+
+
+def test_undoing_the_last_success_removes_the_source_and_its_pointer(params: config.Params) -> None:
+    with rig(params) as one:
+        one.demonstrate()
+        one.library.pointer.write_text("outs: []\n")  # as `dvc add` after an earlier session
+        one.order(messages.Undo(type="undo"))
+        assert not one.library.successes.exists()
+    with rig(params) as again:
+        assert not again.library.entries, "it starts, and asks for no dvc pull"
+        again.demonstrate()
+        assert len(stored(again.library)) == 1
+
+
+def test_a_kill_while_the_last_success_is_undone_damages_nothing(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with rig(params) as one:
+        one.demonstrate()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(shutil, "rmtree", killed)
+            one.library.undo()
+    library = Library(NAME, RANGES)
+    library.close()
+    assert not library.entries and NAME not in sources.names()
 
 
 def test_a_session_that_ends_while_it_saves_saves(params: config.Params) -> None:

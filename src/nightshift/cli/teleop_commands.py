@@ -10,9 +10,10 @@ from rich.text import Text
 
 from nightshift import config, envs, files, policies
 from nightshift.cli.commands import enter
+from nightshift.envs.robot.suite import NAME as ROBOT
 from nightshift.errors import ConfigError, RegistryError
 from nightshift.project import paths, repository
-from nightshift.stream.listening import token_of_user
+from nightshift.stream.listening import host_of_this_machine, token_of_user
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
@@ -32,12 +33,16 @@ def teleop(name: str, policy: str, host: str, port: int) -> None:
     access.check_host(host, token)
     root = enter()
     params = config.load(root / paths.PARAMS)
+    if params.env.suite == ROBOT:
+        raise ConfigError(
+            "the page moves simulators, and env.suite is a robot behind HTTP",
+            "record elsewhere and use nightshift import",
+        )
     envs.check_cameras(params.env)
     driver = _driver(root, params, policy) if policy else None
     setup = Setup(env=params.env, states=params.states, commit=repository.commit(root), driver=driver)
     space = setup.suite.action_space
     library = Library(name, ranges={"actions": (space.low, space.high)})
-    before = len(library.entries)
     if library.lost:
         console.print(library.lost, style="yellow", soft_wrap=True)
     try:
@@ -46,15 +51,23 @@ def teleop(name: str, policy: str, host: str, port: int) -> None:
         console.print("stopped")
     finally:
         library.close()
-    _conclude(root, library, before)
+        if library.unsaved:
+            console.print(f"an episode was not kept: {library.unsaved}", style="yellow", soft_wrap=True)
+    _conclude(root, library)
 
 
 def _serve(setup: Setup, library: Library, access: Access, host: str, port: int) -> None:
     from nightshift.teleop.server import open_server
 
     server = open_server(setup, library, access, (host, port), time.monotonic)
-    console.print(f"http://{host}:{port}/  building the simulator takes a while; Ctrl-C ends", soft_wrap=True)
+    console.print(f"{_url(host, server.port)}  building the simulator takes a while; Ctrl-C ends", soft_wrap=True)
     server.run()
+
+
+def _url(host: str, port: int) -> str:
+    """For a browser on this machine."""
+    host = host_of_this_machine(host)
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _driver(root: Path, params: config.Params, which: str) -> Driver:
@@ -78,10 +91,13 @@ def _driver(root: Path, params: config.Params, which: str) -> Driver:
     return Driver(policy=loaded.to(device), label=which, version=version)
 
 
-def _conclude(root: Path, library: Library, before: int) -> None:
+def _conclude(root: Path, library: Library) -> None:
     """What to do with the episodes."""
-    count = len(library.entries)
-    console.print(f"[bold]{library.successes}[/]: {count} episodes, {max(0, count - before)} of them new")
+    for folder, success in ((library.successes, True), (library.failures, False)):
+        episodes = [entry for entry in library.entries if entry.success == success]
+        if success or episodes:
+            new = sum(map(library.is_new, episodes))
+            console.print(f"[bold]{folder}[/]: {len(episodes)} episodes, {new} of them new")
     if not library.successes.exists():
         return
     from nightshift.adapters.dvc_store import DvcStore

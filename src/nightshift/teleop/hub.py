@@ -84,6 +84,9 @@ class Hub:
     def remove(self, page: Page) -> None:
         self._pages.discard(page)
 
+    def find(self, number: int) -> Page | None:
+        return next((page for page in self._pages if page.number == number), None)
+
     @property
     def count(self) -> int:
         return len(self._pages)

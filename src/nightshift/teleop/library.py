@@ -25,7 +25,7 @@ from nightshift.data.sources import ALL_IMPORTS, DEMOS, ROLLOUTS
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 from nightshift.project import locks, paths
-from nightshift.teleop.recorder import lost_episode
+from nightshift.teleop.recorder import unsaved_episode
 
 ORIGIN = "teleop"
 """How the origin of an episode begins that was recorded here."""
@@ -71,35 +71,48 @@ class Library:
         self._claim = locks.Claim(self.state, DataError)
         self._films, self._undone = self.state / "films", self.state / "undone"
         shutil.rmtree(self._undone, ignore_errors=True)
-        self.lost = lost_episode(self.journal)
-        """A sentence about the episode that a crash lost, or nothing."""
+        self.lost = self._lost()
+        """A sentence about the episode in the middle of which the session before this one ended, or nothing."""
         self.entries: list[Entry] = sorted(self._listed(), key=lambda entry: entry.number)
-        self._next = 1 + max((entry.number for entry in self.entries), default=-1)
+        self._next = self._first_new = 1 + max((entry.number for entry in self.entries), default=-1)
 
     def close(self) -> None:
         """What was undone is gone for good."""
         shutil.rmtree(self._undone, ignore_errors=True)
         self._claim.release()
 
+    @property
+    def unsaved(self) -> str:
+        """Which episode is in the making, in words; after a session, the one that was not kept."""
+        return unsaved_episode(self.journal)
+
+    def is_new(self, entry: Entry) -> bool:
+        """Whether it was recorded in this session."""
+        return entry.number >= self._first_new
+
     def check(self, episode: Episode) -> None:
         """DataError if such an episode could not be saved here, before anybody plays it."""
         for folder in (self.successes, self.failures):
             EpisodeStore(folder, ranges=self._ranges).check(episode, str(folder))
 
-    def save(self, episode: Episode, film: Film) -> Entry:
+    def save(self, episode: Episode) -> Entry:
         """When this returns, the episode is durable and part of its source."""
         number = self._next
         key = _key(number)
+        self._film_path(number).unlink(missing_ok=True)  # of an episode that was undone as the power failed
         if episode.success:
             self._publish(added=(key, episode))
         else:
             EpisodeStore(self.failures, ranges=self._ranges).put(key, episode)
-        if film:
-            files.write_chunks(self._film_path(number), _film_chunks(film))
         entry = _entry(number, episode)
         self.entries.append(entry)
         self._next += 1
         return entry
+
+    def keep_film(self, entry: Entry, film: Film) -> None:
+        """What the pilot saw of an episode that is saved."""
+        if film:
+            files.write_chunks(self._film_path(entry.number), _film_chunks(film))
 
     def undo(self) -> Entry:
         """Take the last episode out; its file is kept aside until the session ends."""
@@ -129,10 +142,20 @@ class Library:
         frames = read_film(self.film(number))
         return frames[-1][1] if frames else b""
 
+    @property
+    def pointer(self) -> Path:
+        """By which DVC knows the source."""
+        return paths.IMPORTS / f"{self.name}.dvc"
+
+    def _lost(self) -> str:
+        told = self.unsaved
+        self.journal.unlink(missing_ok=True)
+        return told and f"the session before this one ended in the middle of an episode ({told}): that episode is lost"
+
     def _check_source(self) -> None:
-        pointer = paths.IMPORTS / f"{self.name}.dvc"
-        if pointer.exists() and not self.successes.exists():
-            raise DataError(f"{self.successes} is not here", f"get it with `dvc pull {pointer}`, or use another --name")
+        if self.pointer.exists() and not self.successes.exists():
+            next_step = f"get it with `dvc pull {self.pointer}`, or use another --name"
+            raise DataError(f"{self.successes} is not here", next_step)
         if self.successes.exists():
             files.verify_folder(self.successes, "restore it, or record under another --name")
             store = EpisodeStore(self.successes)
@@ -154,13 +177,18 @@ class Library:
             known = dict(json.loads((self.successes / files.MANIFEST).read_text())["sha256"])
         known.pop(f"{removed}{SUFFIX}", None)
         if not added and not any(name.endswith(SUFFIX) for name in known):
-            shutil.rmtree(self.successes)
+            self._remove_source()
             return
         with files.new_folder(self.successes, known) as new:
             for name in known:
                 _link(self.successes / name, new)
             if added:
                 EpisodeStore(new, ranges=self._ranges).put(*added)
+
+    def _remove_source(self) -> None:
+        """Its pointer first: one without a source asks for `dvc pull`, which would bring back what was undone."""
+        self.pointer.unlink(missing_ok=True)
+        files.remove_folder(self.successes)
 
     def _film_path(self, number: int) -> Path:
         return self._films / f"{_key(number)}{FILM_SUFFIX}"

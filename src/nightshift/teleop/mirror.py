@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import Fleet
+from nightshift.errors import NightshiftError, SimulatorError
 from nightshift.types import Array
 
 Image = NDArray[np.uint8]
@@ -69,6 +70,8 @@ class Mirror:
         self._on_error = on_error
         self._changed = threading.Condition()
         self._events: deque[Callable[[], None]] = deque()
+        self._pending: set[Future[Any]] = set()
+        self._failure: NightshiftError | None = None
         self._is_closing = False
         self._fleet: Fleet | None = None
         self._init_state = 0
@@ -117,10 +120,17 @@ class Mirror:
         def answer() -> None:
             try:
                 future.set_result(ask())
-            except Exception as error:  # noqa: BLE001 - whoever waits gets it
+            except Exception as error:  # noqa: BLE001 - raised by result()
                 future.set_exception(error)
+            self._pending.discard(future)
 
-        self._put(answer)
+        with self._changed:
+            if self._failure is not None:
+                future.set_exception(self._failure)
+                return future
+            self._pending.add(future)
+            self._events.append(answer)
+            self._changed.notify()
         return future
 
     def _run(self) -> None:
@@ -129,7 +139,17 @@ class Mirror:
                 if self._undrawn:
                     self._draw(self._next_view())
         except Exception as error:  # noqa: BLE001 - the session ends with it
-            self._on_error(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """This thread ends: what it was asked for, and is asked for from now on, fails at once."""
+        failure = _sentence(error)
+        with self._changed:
+            self._failure = failure
+            pending, self._pending = self._pending, set()
+        self._on_error(failure)
+        for future in pending:
+            future.set_exception(failure)
 
     def _catch_up(self) -> bool:
         """Do what was asked for meanwhile; wait where there is nothing to do at all. False: it is over."""
@@ -199,6 +219,14 @@ class Mirror:
             unstable = fleet.step(action[None], _ACTIVE).unstable[0]
             shown.append(shown[-1] if unstable else fleet.look(_LANE, cameras))
         return {camera: np.concatenate([images[camera] for images in shown]) for camera in cameras}
+
+
+def _sentence(error: Exception) -> NightshiftError:
+    if isinstance(error, NightshiftError):
+        return error
+    failure = SimulatorError(f"the simulator that draws the pictures failed: {error!r}", "run nightshift teleop again")
+    failure.__cause__ = error
+    return failure
 
 
 def to_jpeg(image: Image) -> bytes:

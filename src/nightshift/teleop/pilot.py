@@ -9,23 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from nightshift.envs.base import ActionSpace
-from nightshift.interventions.base import Moment
-from nightshift.teleop.messages import Drive
-from nightshift.types import Array, Task
+from nightshift.teleop.messages import Drive, Gripper
+from nightshift.types import Array
 
 DEAD_MAN_SECONDS = 0.6
 """The robot stops if its pilot's page has sent nothing for this long; a page sends its command every 50 ms."""
 LEASE_SECONDS = 5.0
 """After this long without a word from the pilot somebody else may have the controls."""
-GRIPPER = {"open": -1.0, "closed": 1.0}
+GRIPPER: dict[Gripper, float] = {"open": -1.0, "closed": 1.0}
 
 
-def action_of(command: Drive | None, space: ActionSpace) -> Array:
-    """The action [A] that a command asks for; without one the hand holds still, open."""
+def action_of(command: Drive | None, space: ActionSpace, gripper: Gripper) -> Array:
+    """The action [A] that a command asks for; without one the hand holds still and `gripper` stays as it is."""
     action = np.zeros(space.size, np.float32)
     if command is not None:
         action[:-1] = np.float32(command.speed) * np.array(command.axes, np.float32)
-    action[-1] = GRIPPER[command.gripper if command else "open"]
+    action[-1] = GRIPPER[command.gripper if command else gripper]
     return space.clip(action)
 
 
@@ -42,14 +41,32 @@ class Holder:
     who: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Controls:
+    """The pilot at one moment."""
+
+    holder: Holder | None
+    """None: the controls are free."""
+    command: Drive | None
+    """The newest one of the holder."""
+    silence: float
+    """Seconds since the holder's page last sent a command; infinite where nobody has the controls."""
+
+    def are_held_by(self, client: int) -> bool:
+        return self.holder is not None and self.holder.client == client
+
+    @property
+    def are_alive(self) -> bool:
+        return self.silence <= DEAD_MAN_SECONDS
+
+
 class Pilot:
     """The lease of the controls and the newest command, shared by the server's thread and the simulator's.
 
-    An `Intervention`: while `has_control`, the person acts instead of the policy.
+    While `has_control`, the person acts instead of the policy.
     """
 
-    def __init__(self, space: ActionSpace, clock: Callable[[], float]) -> None:
-        self._space = space
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._holder: Holder | None = None
@@ -70,15 +87,11 @@ class Pilot:
         with self._lock:
             return self._command
 
-    @property
-    def silence(self) -> float:
-        """Seconds since the holder's page last sent a command; infinite where nobody has the controls."""
+    def read(self) -> Controls:
+        """Everything of the same moment: another thread may change any of it between two reads."""
         with self._lock:
-            return self._clock() - self._heard if self._holder else np.inf
-
-    @property
-    def is_alive(self) -> bool:
-        return self.silence <= DEAD_MAN_SECONDS
+            silence = self._clock() - self._heard if self._holder else np.inf
+            return Controls(holder=self._holder, command=self._command, silence=silence)
 
     def claim(self, client: int, who: str) -> Holder:
         """Give the controls to `client` if they are free or its own. Returns who has them now."""
@@ -109,9 +122,3 @@ class Pilot:
                 return False
             self._command, self._heard = command, self._clock()
             return True
-
-    def begin(self, task: Task) -> None:
-        """A person needs to forget nothing."""
-
-    def override(self, moment: Moment) -> Array | None:
-        return action_of(self.command, self._space) if self.has_control else None

@@ -74,7 +74,7 @@ class Recorder:
         return sum(decision.by_person for decision in self.decisions)
 
     def forget(self) -> None:
-        """The episode is on disk or thrown away: there is nothing left to lose."""
+        """The episode is on disk, or its pilot threw it away: there is nothing left to lose."""
         self.journal.unlink(missing_ok=True)
 
     def episode(
@@ -102,17 +102,16 @@ class Recorder:
         )
 
 
-def lost_episode(journal: Path) -> str:
-    """What a crash lost, as a sentence; empty if it lost nothing. The journal is removed."""
+def unsaved_episode(journal: Path) -> str:
+    """Which episode a session ended in the middle of, in words; empty if in none."""
     if not journal.exists():
         return ""
     try:
-        header, *steps = files.read_journal(journal)
-        told = f"of {header['task']} from init state {header['init_state']} by {header['who']}, {len(steps)} steps"
-    except (ValueError, KeyError, TypeError, json.JSONDecodeError):
-        told = "whose journal cannot be read"
-    journal.unlink()
-    return f"the session before this one ended in the middle of an episode ({told}): that episode is lost"
+        first, *steps = journal.read_text().splitlines()
+        header = json.loads(first)
+        return f"of {header['task']} from init state {header['init_state']} by {header['who']}, {len(steps)} steps"
+    except (ValueError, KeyError, TypeError):
+        return "whose journal cannot be read"
 
 
 def _kept(observation: Observation) -> Observation:

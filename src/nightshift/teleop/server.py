@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
-from nightshift.errors import DataError
+from nightshift.errors import ConfigError, DataError
 from nightshift.teleop import messages
 from nightshift.teleop.access import Access, Guard
 from nightshift.teleop.hub import Hub, Page
@@ -67,7 +68,7 @@ def create_app(station: Station) -> FastAPI:
     app.include_router(_pictures(station))
 
     @app.websocket("/socket")
-    async def socket(websocket: WebSocket) -> None:
+    async def connected(websocket: WebSocket) -> None:
         await websocket.accept()
         if station.hub.count >= MOST_PAGES:
             await websocket.close(_TRY_AGAIN_LATER, f"{MOST_PAGES} pages are open already")
@@ -161,7 +162,7 @@ def _receive(text: str, page: Page, station: Station) -> None:
             _claim(message, page, station)
         case messages.Release():
             station.pilot.release(page.number)
-            page.tell(json.dumps({"type": "controls", "granted": False}))
+            _tell_controls(page, granted=False)
         case messages.Hello():
             pass
         case _ if not station.pilot.is_held_by(page.number):
@@ -173,11 +174,25 @@ def _receive(text: str, page: Page, station: Station) -> None:
 
 
 def _claim(message: messages.Pilot, page: Page, station: Station) -> None:
+    before = station.pilot.holder
     holder = station.pilot.claim(page.number, message.who)
     granted = holder.client == page.number
-    page.tell(json.dumps({"type": "controls", "granted": granted}))
+    _tell_controls(page, granted=granted)
     if not granted:
         _refuse(page, f"{holder.who} has the controls")
+    elif before is not None and before.client != page.number:
+        _tell_loss(station.hub.find(before.client), holder.who)
+
+
+def _tell_loss(page: Page | None, who: str) -> None:
+    """To the page that was silent for too long."""
+    if page is not None:
+        _tell_controls(page, granted=False)
+        _refuse(page, f"you were silent, and {who} has taken the controls")
+
+
+def _tell_controls(page: Page, *, granted: bool) -> None:
+    page.tell(json.dumps({"type": "controls", "granted": granted}))
 
 
 def _drive(message: messages.Drive, page: Page, station: Station) -> None:
@@ -194,12 +209,11 @@ def _refuse(page: Page, reason: str) -> None:
 class Server:
     """Runs the site and the session's thread until it is told to stop, or one of them fails."""
 
-    def __init__(self, station: Station, host: str, port: int) -> None:
+    def __init__(self, station: Station, listening: socket.socket) -> None:
         self._station = station
+        self._listening = listening
         settings = uvicorn.Config(
             Guard(create_app(station), station.access),
-            host=host,
-            port=port,
             access_log=False,
             log_level="warning",
             ws_max_size=messages.LARGEST,
@@ -214,18 +228,16 @@ class Server:
         station.hub.on_failure = self.fail
 
     def fail(self, error: BaseException) -> None:
-        """End with this error."""
-        self._error = error
+        """End with this error; what fails later because of it is not told."""
+        self._error = self._error or error
         self.stop()
 
     def stop(self) -> None:
         self._uvicorn.should_exit = True
 
     @property
-    def port(self) -> int | None:
-        """Where it listens; None until it does."""
-        servers = self._uvicorn.servers if self._uvicorn.started else []
-        return next((socket.getsockname()[1] for server in servers for socket in server.sockets), None)
+    def port(self) -> int:
+        return int(self._listening.getsockname()[1])
 
     def run(self) -> None:
         """Blocks. The error of whatever failed is raised."""
@@ -240,14 +252,28 @@ class Server:
 
     def serve(self) -> None:
         """The site alone."""
-        self._uvicorn.run()
+        self._uvicorn.run(sockets=[self._listening])
 
 
 def open_server(
     setup: Setup, library: Library, access: Access, address: tuple[str, int], clock: Callable[[], float]
 ) -> Server:
-    """A server with a session of its own; nothing runs yet."""
-    hub, pilot = Hub(), Pilot(setup.suite.action_space, clock)
+    """A server with a session of its own. It listens, and nothing runs yet; ConfigError if it cannot listen."""
+    listening = listen(*address)
+    hub, pilot = Hub(), Pilot(clock)
     session = Session(setup, library, pilot, hub, clock)
     station = Station(session=session, pilot=pilot, library=library, hub=hub, access=access)
-    return Server(station, *address)
+    return Server(station, listening)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bound before a simulator is built: a port that is taken is known at once, and port 0 becomes a real one."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(place)
+        found.listen()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"{host}:{port} cannot be listened on: {error}", "give another --port or --host") from None
+    return found

@@ -26,12 +26,11 @@ from nightshift.envs.base import Fleet, Suite
 from nightshift.envs.protocols import find as find_protocol
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import NightshiftError, SimulatorError
-from nightshift.interventions.base import Moment
 from nightshift.teleop import messages
 from nightshift.teleop.driver import Driver
-from nightshift.teleop.library import ORIGIN, Library
+from nightshift.teleop.library import ORIGIN, Entry, Film, Library
 from nightshift.teleop.mirror import SCENE, Development, Frame, Mirror
-from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Holder, Pilot, moves
+from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Controls, Holder, Pilot, action_of, moves
 from nightshift.teleop.recorder import PERSON, SIMULATOR, Decision, Ending, Recorder
 from nightshift.types import INSTRUCTION, Array, Observation, Provenance, Task
 
@@ -139,18 +138,22 @@ class Session:
 
     def run(self) -> None:
         """Until `close`. The thread that runs this is the only one that touches the simulator."""
-        period = 1 / self._setup.suite.control_hz
         try:
-            self.load()
-            due = self._clock()
-            while not self._closing.is_set():
-                self.tick()
-                due = max(due + period, self._clock())  # a late step is not made up for by a faster one
-                self._closing.wait(due - self._clock())
+            try:
+                self._play()
+            finally:
+                self._shut()
         except Exception as error:  # noqa: BLE001 - the server ends with it
             self._listener.fail(error)
-        finally:
-            self._shut()
+
+    def _play(self) -> None:
+        period = 1 / self._setup.suite.control_hz
+        self.load()
+        due = self._clock()
+        while not self._closing.is_set():
+            self.tick()
+            due = max(due + period, self._clock())  # a late step is not made up for by a faster one
+            self._closing.wait(due - self._clock())
 
     def load(self) -> None:
         """Build the first simulator; DataError if the source could not take what will be recorded."""
@@ -168,11 +171,15 @@ class Session:
         self._listener.tell(self.state())
 
     def _shut(self) -> None:
-        if self._saving is not None:
-            wait([self._saving[0]])
-            self._finish_saving()
-        self._drop("the session ends")
-        self._mirror.close(self._fleets.values())
+        """The journal of an episode that is neither saved nor dropped stays: the next session says that it is lost."""
+        try:
+            if self._saving is not None:
+                wait([self._saving[0]])
+                self._finish_saving()
+            if self._recorder is not None and not self._recorder.steps:
+                self._recorder.forget()
+        finally:
+            self._mirror.close(self._fleets.values())
 
     def state(self) -> dict[str, Any]:
         """Everything on the page that changes while an episode is played."""
@@ -218,9 +225,12 @@ class Session:
     @property
     def _awaits_motion(self) -> bool:
         """Whether an episode has begun that the pilot has not moved in yet."""
-        if self._phase != "running" or not self._pilot.has_control or self._recorder is None:
-            return False
-        return not self._recorder.steps and not moves(self._pilot.command)
+        return self._phase == "running" and self._is_idle(self._pilot.command)
+
+    def _is_idle(self, command: messages.Drive | None) -> bool:
+        """Whether a step with this command would begin the episode with a person who does not move."""
+        has_begun = self._recorder is not None and self._recorder.steps > 0
+        return self._pilot.has_control and not has_begun and not moves(command)
 
     def _say(self, text: str, *, is_problem: bool = False) -> None:
         self._listener.tell({"type": "notice", "text": text, "problem": is_problem})
@@ -247,7 +257,7 @@ class Session:
                 case messages.TakeOver() | messages.HandBack():
                     self._hand_over(to_person=isinstance(order, messages.TakeOver))
         except NightshiftError as error:
-            self._say(f"{error.what} → {error.next_step}" if error.next_step else error.what, is_problem=True)
+            self._say(_words(error), is_problem=True)
 
     def _choose(self, order: messages.Choose) -> None:
         if self._phase == "saving":
@@ -258,7 +268,7 @@ class Session:
         state = self._next_state(order.task) if order.init_state is None else order.init_state
         if state not in states:
             raise SimulatorError(f"{order.task} has no training state {state}", f"choose {states[0]} to {states[-1]}")
-        self._drop("reset")
+        self._drop()
         self._reset(order.task, state)
 
     def _next_state(self, task: str) -> int:
@@ -288,24 +298,23 @@ class Session:
         if self._phase != "ready":
             raise SimulatorError(f"an episode cannot be started: the session is {self._phase}")
         holder, driver = self._pilot.holder, self._setup.driver
-        self._recorder = Recorder(
+        recorder = Recorder(
             task=self._task.name,
             init_state=self._init_state,
             who=holder.who if holder else "",
             journal=self._library.journal,
             policy_version=driver.version if driver else NO_POLICY,
         )
-        self._people = {}
+        recorder.begin(self._observation)
+        self._recorder, self._people = recorder, {}
         if driver:
             driver.plan_anew()
-        self._pilot.begin(self._task)
-        self._recorder.begin(self._observation)
         self._run_for(holder)
 
-    def _pause(self, why: str) -> None:
+    def _pause(self, why: str, *, is_problem: bool = False) -> None:
         if self._phase == "running":
             self._phase = "paused"
-            self._say(why)
+            self._say(why, is_problem=is_problem)
 
     def _resume(self) -> None:
         if self._phase == "paused":
@@ -336,59 +345,78 @@ class Session:
         self._say(f"episode {entry.number} of {entry.task} is removed")
         self._listener.tell(self.episodes())
 
-    def _drop(self, why: str) -> None:
-        """Throw away the episode in the making."""
+    def _drop(self) -> None:
+        """Throw away the episode in the making, as the pilot wants."""
         recorder, self._recorder, self._saving = self._recorder, None, None
         if recorder is not None:
             recorder.forget()
             if recorder.steps:
-                self._say(f"{why}: an episode of {recorder.steps} steps was not kept")
+                self._say(f"reset: an episode of {recorder.steps} steps was not kept")
 
     # Control
 
     def _control(self) -> None:
-        """One control step, unless something stands in the way."""
-        if not self._pilot.is_held_by(self._starter):
-            self._pause("the pilot's page is gone: stopped")
-        elif not self._pilot.is_alive:
-            self._pause(f"no word from the pilot for {DEAD_MAN_SECONDS} s: stopped")
-        elif self._recorder is not None and self._recorder.steps >= MAX_STEPS:
-            self._pause(f"{MAX_STEPS} steps: mark the episode as success or failure")
-        elif not self._awaits_motion:
-            self._step()
+        """One control step, unless something stands in the way.
 
-    def _step(self) -> None:
+        The pilot is read once, after the policy's inference: that may take a second, in which a page may be closed.
+        """
+        wanted = self._policy_action()
+        controls = self._pilot.read()
+        obstacle = self._obstacle(controls)
+        if not obstacle and not self._is_idle(controls.command):
+            self._step(self._decide(wanted, controls.command), controls)
+            return
+        if self._setup.driver:
+            self._setup.driver.plan_anew()  # the action just taken from its plan is not executed
+        if obstacle:
+            self._pause(obstacle)
+
+    def _obstacle(self, controls: Controls) -> str:
+        """Why the robot has to stop now, or nothing."""
+        if not controls.are_held_by(self._starter):
+            return "the pilot's page is gone: stopped"
+        if not controls.are_alive:
+            return f"no word from the pilot for {DEAD_MAN_SECONDS} s: stopped"
+        if self._recorder is not None and self._recorder.steps >= MAX_STEPS:
+            return f"{MAX_STEPS} steps: mark the episode as success or failure"
+        return ""
+
+    def _step(self, decision: Decision, controls: Controls) -> None:
         assert self._recorder is not None
-        command, holder = self._pilot.command, self._pilot.holder
-        decision = self._decide(self._recorder.steps)
         if decision.by_person or self._setup.driver is None:
-            self._people[holder.who if holder else self._recorder.who] = None
+            self._people[controls.holder.who if controls.holder else self._recorder.who] = None
         after = self._fleets[self._task.name].step(decision.executed[None], _ACTIVE)
-        self._executed_seq = command.seq if command else self._executed_seq
+        self._executed_seq = controls.command.seq if controls.command else self._executed_seq
         self._gripper = "closed" if decision.executed[-1] > 0 else "open"
         self._mirror.step(decision.executed, self._clock())
         unstable, success = bool(after.unstable[0]), bool(after.success[0])
         if not unstable:  # what an unstable simulation shows means nothing
             self._observation = _only_row(after.observation)
-        self._recorder.add(decision, self._observation)
+        self._record(self._recorder, decision)
         if success or unstable:
             self._end(Ending(success=success and not unstable, judge=SIMULATOR, unstable=unstable))
 
-    def _decide(self, step: int) -> Decision:
+    def _record(self, recorder: Recorder, decision: Decision) -> None:
+        """The step is in memory whatever happens to the journal, so the episode can go on once there is space."""
+        try:
+            recorder.add(decision, self._observation)
+        except NightshiftError as error:
+            self._pause(f"stopped: {_words(error)}", is_problem=True)
+
+    def _policy_action(self) -> Array | None:
         driver = self._setup.driver
-        fleet = self._fleets[self._task.name]
-        space = fleet.action_space
-        if driver is None:
-            wanted = np.zeros(space.size, np.float32)
-        else:
-            wanted = driver.act(self._seen_by_policy, alone=not self._pilot.has_control)
-        moment = Moment(step=step, observation=self._observation, scene=lambda: fleet.scene(0), policy_action=wanted)
-        override = self._pilot.override(moment)
-        executed = space.clip(wanted if override is None else override).astype(np.float32)
+        return driver.act(self._seen_by_policy, alone=not self._pilot.has_control) if driver else None
+
+    def _decide(self, wanted: Array | None, command: messages.Drive | None) -> Decision:
+        """`wanted` by the policy; None: there is none."""
+        space = self._setup.suite.action_space
+        if wanted is not None and not self._pilot.has_control:
+            return Decision(executed=space.clip(wanted).astype(np.float32), policy_action=wanted, by_person=False)
+        executed = action_of(command, space, self._gripper).astype(np.float32)
         return Decision(
             executed=executed,
-            policy_action=wanted if driver else executed,
-            by_person=driver is not None and override is not None,
+            policy_action=executed if wanted is None else wanted,
+            by_person=wanted is not None,
         )
 
     def _seen_by_policy(self) -> Observation:
@@ -412,15 +440,25 @@ class Session:
         (future, ending), self._saving = self._saving, None
         try:
             developed = future.result()
-            entry = self._library.save(self._episode(self._recorder, ending, developed), developed.film)
+            entry = self._library.save(self._episode(self._recorder, ending, developed))
         except NightshiftError as error:
             self._phase = "paused"  # it is still in memory: it can be marked again
-            self._say(f"the episode is not saved: {error.what} → {error.next_step}", is_problem=True)
+            self._say(f"the episode is not saved: {_words(error)}", is_problem=True)
             return
         self._recorder.forget()
         self._recorder, self._phase = None, "ended"
-        self._say(f"episode {entry.number} is saved as a {'success' if entry.success else 'failure'}")
+        self._keep_film(entry, developed.film)
         self._listener.tell(self.episodes())
+
+    def _keep_film(self, entry: Entry, film: Film) -> None:
+        """A film is for looking at: without it the episode is saved all the same."""
+        saved = f"episode {entry.number} is saved as a {'success' if entry.success else 'failure'}"
+        try:
+            self._library.keep_film(entry, film)
+        except NightshiftError as error:
+            self._say(f"{saved}, but without its film: {_words(error)}", is_problem=True)
+        else:
+            self._say(saved)
 
     def _episode(self, recorder: Recorder, ending: Ending, developed: Development) -> Episode:
         driver = self._setup.driver
@@ -449,6 +487,10 @@ class Session:
         space = envs.observation_space(self._setup.env)
         images = {name: np.zeros((2, *space[name].shape), np.uint8) for name in self._setup.env.cameras.names}
         return self._episode(recorder, Ending(success=True, judge=SIMULATOR), Development(images=images, film=[]))
+
+
+def _words(error: NightshiftError) -> str:
+    return f"{error.what} → {error.next_step}" if error.next_step else error.what
 
 
 def _only_row(observation: Observation) -> dict[str, Array]:

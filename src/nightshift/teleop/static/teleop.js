@@ -46,6 +46,7 @@ function connect() {
   socket.onclose = (event) => {
     isPilot = false;
     offset = Infinity;
+    letGoOfAll(); // the end of a drag or of a key may not be heard after this
     setState({ ...state, phase: "offline", pilot: "" });
     if (event.code === 1008) askForToken();
     else setTimeout(connect, RECONNECT_MS);
@@ -247,7 +248,12 @@ function along(axis, value) {
 
 function hold(name, vector) { held.set(name, vector); drive(); }
 function letGo(name) { if (held.delete(name)) drive(); }
-function letGoOfAll() { held.clear(); wheel.until = 0; drive(); }
+function letGoOfAll() {
+  held.clear();
+  wheel.until = 0;
+  document.querySelectorAll(".held").forEach((button) => button.classList.remove("held"));
+  drive();
+}
 
 function setGripper(word) {
   gripper = word;
@@ -301,7 +307,8 @@ $("pilot-form").addEventListener("submit", (event) => {
 function isTyping(target) { return target.matches("input:not([type=range]), select, textarea") || $("replay").open; }
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) { letGoOfAll(); return; } // macOS tells of no keyup under Cmd
+  if (isTyping(event.target)) return;
   const onButton = event.target.matches("button");
   if (KEYS[event.code]) hold(event.code, along(...KEYS[event.code]));
   else if (event.repeat) return;
@@ -312,7 +319,7 @@ document.addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
-document.addEventListener("keyup", (event) => letGo(event.code));
+document.addEventListener("keyup", (event) => event.key === "Meta" ? letGoOfAll() : letGo(event.code));
 window.addEventListener("blur", letGoOfAll);
 document.addEventListener("visibilitychange", letGoOfAll);
 
