@@ -17,7 +17,8 @@ import uvicorn
 
 from nightshift import config
 from nightshift.envs.robot.client import RobotClient
-from nightshift.envs.robot.messages import Description, RobotState, Vector
+from nightshift.envs.robot.messages import Description, RobotState
+from nightshift.envs.robot.poses import Vector
 from nightshift.envs.robot.suite import ROBOT
 from nightshift.robot_server.app import make_app
 from nightshift.robot_server.controller import Controller
@@ -80,7 +81,7 @@ def served(simulated: config.Env, **changes: Any) -> Iterator[config.Env]:
     """The reference server on a free port, by uvicorn as `nightshift robot serve` runs it."""
     with ThreadPoolExecutor(1) as thread:
         arm = thread.submit(SimulatedArm, simulated, watchdog_s=PATIENT_S, limits=LIMITS).result()
-        app = make_app(Controller(arm), thread, PATIENT_S)
+        app = make_app(Controller(arm), thread)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         serving = threading.Thread(target=server.run)
         serving.start()

@@ -82,9 +82,17 @@ def with_nan_observation(_: str, status: int, body: bytes, send: Send) -> None:
     send(status, re.sub(rb'"objects":\[[^,]+', b'"objects":[1e999', body))
 
 
-def twice(_: str, status: int, body: bytes, send: Send) -> None:
-    send(status, body)
-    send(status, body)
+def twice() -> Misbehaviour:
+    """The second time when the client has read the first: in one packet with it, it would be thrown away."""
+    sent: list[bytes] = []
+
+    def misbehave(_: str, status: int, body: bytes, send: Send) -> None:
+        for again in sent:
+            send(status, again)
+        sent[:] = [body]
+        send(status, body)
+
+    return misbehave
 
 
 def out_of_order() -> Misbehaviour:
@@ -126,7 +134,7 @@ FAULTS: dict[str, tuple[Callable[[FaultyServer], Misbehaviour], str]] = {
     "it hangs": (hangs, "was not answered within"),
     "NaN in the state": (lambda _: with_nan, "a number is not finite"),
     "infinity in an observation": (lambda _: with_nan_observation, "a number is not finite"),
-    "an answer twice": (lambda _: twice, "was answered as seq"),
+    "an answer twice": (lambda _: twice(), "was answered as seq"),
     "answers out of order": (lambda _: out_of_order(), "was answered as seq"),
     "last second's picture": (lambda _: last_seconds_picture(), "is the one that was sent before"),
     "an old state": (lambda _: old_state(), "an old state"),

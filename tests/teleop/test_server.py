@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from nightshift import config
 from nightshift.errors import ConfigError, DataError
 from nightshift.teleop import messages
-from nightshift.teleop.access import Access, check_host
+from nightshift.access import Access, check_host
 from nightshift.teleop.hub import UNSEEN_PER_VIEW, Page
 from nightshift.teleop.mirror import Frame
 from tests.teleop.serving import Served, served, until, visitor

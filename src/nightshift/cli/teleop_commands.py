@@ -16,7 +16,7 @@ from nightshift.stream.listening import token_of_user
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
-    from nightshift.teleop.access import Access
+    from nightshift.access import Access
     from nightshift.teleop.driver import Driver
     from nightshift.teleop.library import Library
     from nightshift.teleop.session import Setup
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def teleop(name: str, policy: str, host: str, port: int) -> None:
     """Serve the page until Ctrl-C, then hand what was recorded to DVC."""
-    from nightshift.teleop import access
+    from nightshift import access
     from nightshift.teleop.library import Library
     from nightshift.teleop.session import Setup
 

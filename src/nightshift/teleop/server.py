@@ -18,7 +18,7 @@ from fastapi.responses import Response
 
 from nightshift.errors import DataError
 from nightshift.teleop import messages
-from nightshift.teleop.access import Access, Guard
+from nightshift.access import Access, Guard
 from nightshift.teleop.hub import Hub, Page
 from nightshift.teleop.library import Library
 from nightshift.teleop.pilot import Pilot
