@@ -111,6 +111,8 @@ class FaultyServer:
     def __init__(self, controller: Controller, arm: WatchedArm) -> None:
         self.controller, self.arm = controller, arm
         self.misbehave: Misbehaviour = well_behaved
+        self.is_reachable = True
+        """False: requests never arrive."""
         self.clients: list[RobotClient] = []
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.finished = threading.Event()
@@ -147,6 +149,9 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             endpoint = self.path[1:]
+            if not server.is_reachable:
+                self.close_connection = True
+                return
             with contextlib.suppress(ValueError):
                 server.asked.append((endpoint, json.loads(body)))
             status, answer = server.controller.handle(endpoint, body, self.headers.get("Authorization", ""))

@@ -32,6 +32,11 @@ def teleop(name: str, policy: str, host: str, port: int) -> None:
     access.check_host(host, token)
     root = enter()
     params = config.load(root / paths.PARAMS)
+    if params.env.suite == "robot":
+        raise ConfigError(
+            "nightshift teleop moves the robot of a simulator, and env.suite is robot",
+            "set env.suite to a suite of simulators; demos of a robot come in by nightshift import",
+        )
     envs.check_cameras(params.env)
     driver = _driver(root, params, policy) if policy else None
     setup = Setup(env=params.env, states=params.states, commit=repository.commit(root), driver=driver)

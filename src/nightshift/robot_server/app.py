@@ -151,7 +151,7 @@ def _watchdog(controller: Controller, seconds: float) -> Iterator[None]:
         while not ended.wait(seconds):
             try:
                 controller.check_watchdog()
-            except Exception:
+            except Exception:  # noqa: BLE001 - a watchdog goes on
                 _log.exception("the watchdog failed; it looks again in %g s", seconds)
 
     watching = threading.Thread(target=watch, name="watchdog", daemon=True)

@@ -143,7 +143,7 @@ class Controller:
                     self._arm.stop()
                 elif mode == "held":
                     self._arm.hold()
-            except Exception:
+            except Exception:  # noqa: BLE001 - it is tried again, whatever it was
                 _log.exception("the arm is %s, and failed to do it; the watchdog tries again", mode)
                 self._halt_failed = True
                 return False
