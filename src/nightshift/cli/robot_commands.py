@@ -61,7 +61,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def check(url: str, *, move: bool) -> None:
-    """What a server does wrong; SimulatorError if it does. Without `move` nothing is sent that could move any server."""
+    """What a server does wrong; SimulatorError if it does. Without `move` nothing is sent that could move one."""
     results = []
     for result in run_checks(Probe(url, _TIMEOUT_S), CHECKS if move else READS_ONLY):
         results.append(result)
@@ -73,7 +73,8 @@ def check(url: str, *, move: bool) -> None:
             "docs/robot_protocol.md says what each endpoint has to do",
         )
     left_out = "" if move else "; the robot is stopped now, and checks that command it were left out: --move"
-    console.print(f"\n{url} passes {len(results)} checks{left_out}. For params.yaml, horizon and limits are yours:\n")
+    words = f"\n{url} passes {len(results)} checks{left_out}. For params.yaml, horizon and limits are yours:\n"
+    console.print(words, soft_wrap=True)
     described = fetch_description(url, _TIMEOUT_S)
     console.print(Text(snippet(url, described, _HORIZON, _PROTOCOL)), soft_wrap=True)
 
