@@ -83,6 +83,10 @@ def with_nan_observation(_: str, status: int, body: bytes, send: Send) -> None:
     send(status, re.sub(rb'"objects":\[[^,]+', b'"objects":[1e999', body))
 
 
+def with_a_huge_number(_: str, status: int, body: bytes, send: Send) -> None:
+    send(status, re.sub(rb'"time":[^,]+', b'"time":' + b"9" * 400, body))
+
+
 def twice() -> Misbehaviour:
     """The second time when the client has read the first: in one packet with it, it would be thrown away."""
     sent: list[bytes] = []
@@ -135,6 +139,7 @@ FAULTS: dict[str, tuple[Callable[[FaultyServer], Misbehaviour], str]] = {
     "it hangs": (hangs, "was not answered within"),
     "NaN in the state": (lambda _: with_nan, "a number is not finite"),
     "infinity in an observation": (lambda _: with_nan_observation, "a number is not finite"),
+    "a number that no double holds": (lambda _: with_a_huge_number, "a number is not finite"),
     "an answer twice": (lambda _: twice(), "was answered as seq"),
     "answers out of order": (lambda _: out_of_order(), "was answered as seq"),
     "last second's picture": (lambda _: last_seconds_picture(), "is the one that was sent before"),

@@ -175,6 +175,11 @@ def test_what_a_person_said_stays_until_the_release(rig: Rig) -> None:
     assert rig.command("clearerr")["mode"] == "ready"
 
 
+def test_a_request_to_stop_that_cannot_be_read_stops_the_robot(rig: Rig) -> None:
+    assert rig.controller.handle("stop", b"{no JSON")[0] == 400
+    assert rig.arm.movements == ["stop"]
+
+
 @pytest.mark.parametrize("halt", ["hold", "stop"])
 def test_a_hold_or_stop_that_fails_is_tried_again_by_the_watchdog(rig: Rig, halt: str) -> None:
     rig.arm.failing = halt

@@ -107,6 +107,8 @@ class Controller:
             seq = content.get("seq")
             return self._answer(endpoint, content, body)
         except BadMessage as error:
+            if endpoint == "stop":
+                self.stop("a request to stop that cannot be read")
             return _refused(Refusal(_code(error), str(error)), seq)
         except Refusal as refusal:
             return _refused(refusal, seq)
