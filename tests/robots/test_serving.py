@@ -28,7 +28,6 @@ from nightshift.robot_server.app import LARGEST_BODY, check_address, make_app
 from nightshift.robot_server.controller import Controller
 from nightshift.types import RolloutRequest
 from tests.command import Command
-from tests.conftest import REPOSITORY
 from tests.robots.parts import FAKE, PATIENT_S, WatchedArm
 from tests.robots.test_same_episodes import assert_same, play
 
@@ -196,16 +195,6 @@ def answers(url: str) -> bool:
         return post(url, "describe")[0] == 200
     except (OSError, http.client.HTTPException):
         return False
-
-
-def test_teleop_says_that_it_moves_no_robot_behind_http(project: Path) -> None:
-    page = (REPOSITORY / "docs" / "robots.md").read_text()
-    section = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
-    params = yaml.safe_load((project / "params.yaml").read_text())
-    (project / "params.yaml").write_text(yaml.safe_dump({**params, **section}))
-    refused = Command(project, "teleop", "--name", "alice").wait()
-    assert refused.returncode != 0
-    assert "moves the robot of a simulator" in refused.stdout + refused.stderr
 
 
 def test_the_commands_serve_check_stop_release_and_the_section_that_serve_prints(project: Path) -> None:
