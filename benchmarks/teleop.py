@@ -29,9 +29,9 @@ import numpy as np
 from websockets.sync.client import connect
 
 from nightshift import config
+from nightshift.access import Access
 from nightshift.envs.libero.compiling import compile_control_step
 from nightshift.project import paths
-from nightshift.teleop.access import Access
 from nightshift.teleop.library import Library
 from nightshift.teleop.server import Server, open_server
 from nightshift.teleop.session import PICTURE_SIZE, Setup

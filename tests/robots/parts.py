@@ -17,7 +17,8 @@ import uvicorn
 
 from nightshift import config
 from nightshift.envs.robot.client import RobotClient
-from nightshift.envs.robot.messages import Description, RobotState, Vector
+from nightshift.envs.robot.messages import Description, RobotState
+from nightshift.envs.robot.poses import Vector
 from nightshift.envs.robot.suite import ROBOT
 from nightshift.robot_server.app import make_app
 from nightshift.robot_server.controller import Controller
@@ -80,7 +81,7 @@ def served(simulated: config.Env, **changes: Any) -> Iterator[config.Env]:
     """The reference server on a free port, by uvicorn as `nightshift robot serve` runs it."""
     with ThreadPoolExecutor(1) as thread:
         arm = thread.submit(SimulatedArm, simulated, watchdog_s=PATIENT_S, limits=LIMITS).result()
-        app = make_app(Controller(arm), thread, PATIENT_S)
+        app = make_app(Controller(arm), thread)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         serving = threading.Thread(target=server.run)
         serving.start()
@@ -110,6 +111,8 @@ class FaultyServer:
     def __init__(self, controller: Controller, arm: WatchedArm) -> None:
         self.controller, self.arm = controller, arm
         self.misbehave: Misbehaviour = well_behaved
+        self.is_reachable = True
+        """False: requests never arrive."""
         self.clients: list[RobotClient] = []
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.finished = threading.Event()
@@ -146,6 +149,9 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             endpoint = self.path[1:]
+            if not server.is_reachable:
+                self.close_connection = True
+                return
             with contextlib.suppress(ValueError):
                 server.asked.append((endpoint, json.loads(body)))
             status, answer = server.controller.handle(endpoint, body, self.headers.get("Authorization", ""))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nightshift.robot_server.conformance import CHECKS, DESCRIBE, Result, run_checks
+from nightshift.robot_server.conformance import CHECKS, DESCRIBE, READS_ONLY, Check, Result, run_checks
 from nightshift.robot_server.controller import Controller
 from nightshift.robot_server.probe import Probe
 from nightshift.robot_server.simulated import LIMITS
@@ -22,8 +22,8 @@ Handle = Callable[[str, bytes], tuple[int, bytes]]
 Wrong = Callable[[Controller, Handle, str, dict[str, Any], bytes], tuple[int, bytes]]
 
 
-def checked(wrong: Wrong | None = None) -> dict[str, Result]:
-    """All checks on a real HTTP server; `wrong` answers in the place of the controller."""
+def checked(wrong: Wrong | None = None, checks: Sequence[Check] = CHECKS) -> dict[str, Result]:
+    """Some checks on a real HTTP server; `wrong` answers in the place of the controller."""
     clock = ManualClock()
     with faulty_server(clock=clock, watchdog_s=WATCHDOG_S, limits=TIGHT) as server:
         controller = server.controller
@@ -39,13 +39,38 @@ def checked(wrong: Wrong | None = None) -> dict[str, Result]:
 
             controller.handle = answered  # type: ignore[method-assign, assignment]
         probe = Probe(server.url, timeout_s=60.0, sleep=clock.sleep)
-        return {result.name: result for result in run_checks(probe, move=True)}
+        return {result.name: result for result in run_checks(probe, checks)}
 
 
 def test_the_reference_server_passes_every_check() -> None:
     results = checked()
     assert [result for result in results.values() if not result.passed] == []
     assert results.keys() == {DESCRIBE.name, *(check.name for check in CHECKS)}
+
+
+READ_AND_STOP = {"describe", "getstate", "stop", "fly"}
+
+
+def test_without_move_nothing_is_sent_that_could_move_a_server_that_refuses_nothing() -> None:
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    def noting(_: Controller, handle: Handle, endpoint: str, content: dict[str, Any], body: bytes) -> tuple[int, bytes]:
+        sent.append((endpoint, content))
+        return handle(endpoint, body)
+
+    results = checked(noting, READS_ONLY)
+    assert [result for result in results.values() if not result.passed] == []
+    assert {endpoint for endpoint, _ in sent} == READ_AND_STOP
+    assert not any("session" in content for _, content in sent)
+
+
+def test_an_answer_without_its_fields_is_a_finding_and_no_traceback() -> None:
+    def empty(_: Controller, handle: Handle, endpoint: str, __: Any, body: bytes) -> tuple[int, bytes]:
+        return (200, b"{}") if endpoint in ("open", "reset") else handle(endpoint, body)
+
+    results = checked(empty, [check for check in CHECKS if check.name in ("same_start", "silent_session")])
+    assert not results["same_start"].passed
+    assert not results["silent_session"].passed
 
 
 def accepting(code: str) -> Wrong:
@@ -184,7 +209,8 @@ WRONG: dict[str, Wrong] = {
     "gripper_range": accepting("bad_request"),
     "compliance": accepting("bad_request"),
     "pictures": old_pictures(),
-    "stop": accepting("stopped"),
+    "stop": changing(("getstate",), mode="ready"),
+    "stays_stopped": accepting("stopped"),
     "latched": accepting("latched"),
     "watchdog": no_watchdog,
     "reading": reading_feeds,
@@ -204,6 +230,6 @@ def test_every_check_has_a_server_that_gets_it_wrong() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_check_catches_the_server_that_gets_it_wrong_and_says_what_came(name: str) -> None:
-    result = checked(WRONG[name])[name]
+    result = checked(WRONG[name], [check for check in CHECKS if check.name == name])[name]
     assert not result.passed
     assert result.sent and result.expected and result.came

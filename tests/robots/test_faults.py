@@ -12,6 +12,7 @@ import pytest
 from nightshift import config
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.robot.client import RobotFault
+from nightshift.errors import SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import collect
@@ -82,9 +83,21 @@ def with_nan_observation(_: str, status: int, body: bytes, send: Send) -> None:
     send(status, re.sub(rb'"objects":\[[^,]+', b'"objects":[1e999', body))
 
 
-def twice(_: str, status: int, body: bytes, send: Send) -> None:
-    send(status, body)
-    send(status, body)
+def with_a_huge_number(_: str, status: int, body: bytes, send: Send) -> None:
+    send(status, re.sub(rb'"time":[^,]+', b'"time":' + b"9" * 400, body))
+
+
+def twice() -> Misbehaviour:
+    """The second time when the client has read the first: in one packet with it, it would be thrown away."""
+    sent: list[bytes] = []
+
+    def misbehave(_: str, status: int, body: bytes, send: Send) -> None:
+        for again in sent:
+            send(status, again)
+        sent[:] = [body]
+        send(status, body)
+
+    return misbehave
 
 
 def out_of_order() -> Misbehaviour:
@@ -126,7 +139,8 @@ FAULTS: dict[str, tuple[Callable[[FaultyServer], Misbehaviour], str]] = {
     "it hangs": (hangs, "was not answered within"),
     "NaN in the state": (lambda _: with_nan, "a number is not finite"),
     "infinity in an observation": (lambda _: with_nan_observation, "a number is not finite"),
-    "an answer twice": (lambda _: twice, "was answered as seq"),
+    "a number that no double holds": (lambda _: with_a_huge_number, "a number is not finite"),
+    "an answer twice": (lambda _: twice(), "was answered as seq"),
     "answers out of order": (lambda _: out_of_order(), "was answered as seq"),
     "last second's picture": (lambda _: last_seconds_picture(), "is the one that was sent before"),
     "an old state": (lambda _: old_state(), "an old state"),
@@ -210,6 +224,39 @@ def test_without_a_network_the_watchdog_holds_the_robot() -> None:
         server.controller.check_watchdog()
         assert server.arm.told == ["hold"]
         assert server.mode == "held"
+
+
+def test_after_a_network_that_failed_for_a_while_the_episode_is_played_again() -> None:
+    """Not even /stop arrives: until the watchdog holds the robot, the lost session is the one that commands it."""
+    clock = ManualClock()
+    with faulty_server(clock=clock, watchdog_s=2.0) as server:
+        client = server.client(settings(server.url, server.arm.description), clock)
+        client.open()
+        client.command("clearerr")
+        server.is_reachable = False
+        with pytest.raises(RobotFault, match="was not answered"):
+            client.command("open_gripper")
+        server.is_reachable = True
+        assert server.mode == "ready"
+        client.open()
+        assert server.arm.told == ["hold"]
+        assert client.command("clearerr").mode == "ready"
+
+
+def test_a_client_whose_robot_was_taken_over_leaves_it_to_the_other() -> None:
+    clock = ManualClock()
+    with faulty_server(clock=clock, watchdog_s=2.0) as server:
+        first, second = (server.client(settings(server.url, server.arm.description), clock) for _ in range(2))
+        first.open()
+        first.command("clearerr")
+        clock.sleep(2.1)
+        second.open()
+        second.command("clearerr")
+        with pytest.raises(SimulatorError, match="another client took the robot over"):
+            first.command("open_gripper")
+        assert not first.is_open
+        assert server.arm.told == ["hold"]
+        assert second.command("open_gripper").mode == "ready"
 
 
 @pytest.mark.usefixtures("project")

@@ -29,6 +29,7 @@ numbers = st.floats(-1, 1, allow_subnormal=False)
 actions = st.lists(numbers, min_size=7, max_size=7).map(np.array)
 turns = st.lists(st.floats(-0.3, 0.3, allow_subnormal=False), min_size=3, max_size=3).map(np.array)
 places = st.tuples(st.floats(-0.2, 0.2), st.floats(-0.2, 0.2), st.floats(0, 0.4)).map(np.array)
+places_outside = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=3, max_size=3).map(np.array)
 
 
 def pose_at(place: np.ndarray, turn: np.ndarray) -> np.ndarray:
@@ -54,7 +55,7 @@ def test_a_rotation_matrix_and_its_quaternion_are_one_orientation(turn: np.ndarr
     assert np.allclose(Rotation.from_quat(found).as_matrix(), rotation.as_matrix(), atol=1e-9)
 
 
-@given(action=actions, place=places, turn=turns)
+@given(action=actions, place=st.one_of(places, places_outside), turn=turns)
 def test_any_action_becomes_a_target_that_the_server_accepts(
     action: np.ndarray, place: np.ndarray, turn: np.ndarray
 ) -> None:
@@ -78,6 +79,19 @@ def test_every_limit_of_a_target_is_checked() -> None:
     assert "from the reset" in target_problem(turned, turned, HOME, LIMITS, HZ)
     assert "length 1" in target_problem(pose * 1.1, pose, HOME, LIMITS, HZ)
     assert angle_between(turned[3:], HOME) > LIMITS.max_turn
+
+
+def test_a_hand_outside_the_box_may_come_back_to_it_and_goes_no_farther_than_its_speed_allows() -> None:
+    pose = pose_at(np.array([0.0, 0.0, -0.05]), np.zeros(3))
+    assert target_problem(pose_at(np.array([0.0, 0.0, 0.0]), np.zeros(3)), pose, HOME, LIMITS, HZ) == ""
+    across = pose_at(np.array([0.2, 0.0, 0.0]), np.zeros(3))
+    assert "4.000 m/s" in target_problem(across, pose, HOME, LIMITS, HZ)
+
+
+def test_a_measured_pose_that_is_not_finite_allows_no_target() -> None:
+    pose = pose_at(np.array([0.0, 0.0, 0.2]), np.zeros(3))
+    for number in range(7):
+        assert "nan" in target_problem(pose, np.where(np.arange(7) == number, np.nan, pose), HOME, LIMITS, HZ)
 
 
 def test_wider_limits_are_named() -> None:

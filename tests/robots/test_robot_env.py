@@ -199,7 +199,9 @@ class Answering(ManualClock):
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
         if self._answers:
-            self._person.reply(self._answers.pop(0))
+            asked = self._person.question()
+            assert asked is not None
+            self._person.reply(asked["kind"], self._answers.pop(0))
 
 
 def test_a_person_who_resets_is_asked_until_everything_is_in_place(server: FaultyServer, tmp_path: Path) -> None:
@@ -235,15 +237,24 @@ def test_a_person_may_say_before_the_end_that_the_task_is_done(server: FaultySer
     env = make(server, settings_of(server, success="person"), person=person)
     env.reset("train", 0)
     assert not env.step(STILL).success
-    person.reply(True)
+    person.reply("success", True)
     assert env.step(STILL).success
 
 
 def test_an_answer_to_another_question_does_not_count(tmp_path: Path) -> None:
     person = FolderPerson(tmp_path)
     person.ask(Question(kind="reset", words="in place?"))
-    person.reply(True)
+    person.reply("reset", True)
     person.ask(Question(kind="success", words="done?"))
+    assert person.answer() is None
+
+
+def test_yes_to_a_question_that_is_no_longer_open_is_refused(tmp_path: Path) -> None:
+    person = FolderPerson(tmp_path)
+    person.ask(Question(kind="success", words="Is this done?"))
+    person.ask(Question(kind="reset", words="Is it in place?"))
+    with pytest.raises(SimulatorError, match=r"another question is open now, reset: Is it in place\?"):
+        person.reply("success", True)
     assert person.answer() is None
 
 

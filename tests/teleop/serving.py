@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from nightshift import config
-from nightshift.teleop.access import Access
+from nightshift.access import Access
 from nightshift.teleop.driver import Driver
 from nightshift.teleop.hub import Hub
 from nightshift.teleop.server import Server, Station, listen

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from nightshift import config
+from nightshift.access import Access, check_host
 from nightshift.errors import ConfigError, DataError
 from nightshift.teleop import messages
-from nightshift.teleop.access import Access, check_host
 from nightshift.teleop.hub import UNSEEN_PER_VIEW, Page
 from nightshift.teleop.mirror import Frame
 from nightshift.teleop.pilot import LEASE_SECONDS

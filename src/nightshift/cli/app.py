@@ -267,9 +267,15 @@ def robot_serve(
 @robot_app.command("check")
 def robot_check(
     url: RobotUrl,
-    move: Annotated[bool, typer.Option("--move", help="also checks that move the robot: keep clear of it")] = False,
+    move: Annotated[
+        bool,
+        typer.Option(
+            "--move",
+            help="also commands it; a server that is wrong may go anywhere in its reach: hand on the stop button",
+        ),
+    ] = False,
 ) -> None:
-    """Say what a robot server does wrong."""
+    """Say what a robot server does wrong. Without --move it is read and stopped only."""
     robot_commands.check(url, move=move)
 
 
@@ -286,9 +292,12 @@ def robot_release(url: RobotUrl) -> None:
 
 
 @robot_app.command("answer")
-def robot_answer(word: Annotated[str, typer.Argument(help="yes or no")]) -> None:
+def robot_answer(
+    kind: Annotated[str, typer.Argument(help="which question: reset or success; without, show the open one")] = "",
+    word: Annotated[str, typer.Argument(help="yes or no")] = "",
+) -> None:
     """Answer what a run asks the person beside the robot."""
-    robot_commands.answer(word)
+    robot_commands.answer(kind, word)
 
 
 @app.command()

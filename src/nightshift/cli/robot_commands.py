@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import yaml
 from rich.text import Text
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.cli.commands import enter
 from nightshift.envs.robot.client import TOKEN_VARIABLE, fetch_description
 from nightshift.envs.robot.messages import Description
-from nightshift.envs.robot.people import FolderPerson
+from nightshift.envs.robot.people import KINDS, FolderPerson
+from nightshift.envs.robot.suite import NAME as ROBOT
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.project import paths
-from nightshift.robot_server.conformance import Result, run_checks
+from nightshift.robot_server.conformance import CHECKS, READS_ONLY, Result, run_checks
 from nightshift.robot_server.probe import Probe
 from nightshift.telemetry.console import console
 
 _TIMEOUT_S = 10.0
+_HORIZON = 200
+_PROTOCOL = "openvla-oft"
+"""For the section of a server that is no simulator of ours; a person sets the horizon."""
 
 
 def serve(suite: str, tasks: list[str], address: tuple[str, int], watchdog_s: float) -> None:
@@ -30,6 +34,8 @@ def serve(suite: str, tasks: list[str], address: tuple[str, int], watchdog_s: fl
     from nightshift.robot_server.controller import Controller
     from nightshift.robot_server.simulated import SimulatedArm
 
+    if suite == ROBOT:
+        raise ConfigError("the suite robot is a robot server already", "serve simulators: nightshift env list")
     root = enter()
     token = os.environ.get(TOKEN_VARIABLE, "")
     app.check_address(*address, token)
@@ -37,17 +43,27 @@ def serve(suite: str, tasks: list[str], address: tuple[str, int], watchdog_s: fl
     env = chosen.model_copy(update={"suite": suite, "tasks": tuple(tasks), "robot": None})
     with ThreadPoolExecutor(1) as thread:
         arm = thread.submit(SimulatedArm, env, watchdog_s=watchdog_s).result()
-        url = f"http://{address[0]}:{address[1]}"
+        url = url_of(*address)
         console.print(f"{arm.description.name} is a robot at {url}; in params.yaml of the client:\n")
-        console.print(Text(snippet(url, arm.description)), soft_wrap=True)
-        app.serve(Controller(arm, token=token), thread, watchdog_s, address)
+        console.print(Text(snippet(url, arm.description, envs.horizon(env), env.protocol)), soft_wrap=True)
+        try:
+            app.serve(Controller(arm, token=token), thread, address, token)
+        except KeyboardInterrupt:
+            console.print("stopped")
+        finally:
+            thread.submit(arm.close)
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a client finds a server that listens there."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def check(url: str, *, move: bool) -> None:
-    """Every check, and what a server does wrong; SimulatorError if it does."""
-    _check_url(url)
+    """What a server does wrong; SimulatorError if it does. Without `move` nothing is sent that could move one."""
     results = []
-    for result in run_checks(Probe(url, _TIMEOUT_S), move=move):
+    for result in run_checks(Probe(url, _TIMEOUT_S), CHECKS if move else READS_ONLY):
         results.append(result)
         _print(result)
     failed = [result.name for result in results if not result.passed]
@@ -56,9 +72,11 @@ def check(url: str, *, move: bool) -> None:
             f"{url} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}",
             "docs/robot_protocol.md says what each endpoint has to do",
         )
-    not_moved = "" if move else "; those that move the robot were left out: --move"
-    console.print(f"\n{url} passes {len(results)} checks{not_moved}. For params.yaml:\n")
-    console.print(Text(snippet(url, fetch_description(url, _TIMEOUT_S))), soft_wrap=True)
+    left_out = "" if move else "; the robot is stopped now, and checks that command it were left out: --move"
+    words = f"\n{url} passes {len(results)} checks{left_out}. For params.yaml, horizon and limits are yours:\n"
+    console.print(words, soft_wrap=True)
+    described = fetch_description(url, _TIMEOUT_S)
+    console.print(Text(snippet(url, described, _HORIZON, _PROTOCOL)), soft_wrap=True)
 
 
 def stop(url: str) -> None:
@@ -72,19 +90,29 @@ def release(url: str) -> None:
     console.print("released: the next session may clear the error and move it")
 
 
-def answer(word: str) -> None:
-    """To what the run asks a person."""
-    if word not in ("yes", "no"):
-        raise ConfigError(f"{word!r} is no answer", "answer yes or no")
+def answer(kind: str, word: str) -> None:
+    """To what the run asks a person; without words, show what it asks."""
     enter()
     person = FolderPerson()
+    if not kind:
+        _show_question(person)
+    elif kind not in KINDS or word not in ("yes", "no"):
+        raise ConfigError(f"{kind} {word} is no answer", f"answer {' or '.join(KINDS)}, then yes or no")
+    else:
+        words = person.reply(kind, word == "yes")
+        console.print(Text(f"{words} {word}"), soft_wrap=True)
+
+
+def _show_question(person: FolderPerson) -> None:
     asked = person.question()
-    person.reply(word == "yes")
-    if asked is not None:
-        console.print(Text(f"{asked['words']} {word}"), soft_wrap=True)
+    if asked is None:
+        console.print("no question is open")
+        return
+    console.print(Text(str(asked["words"])), soft_wrap=True)
+    console.print(Text(f"nightshift robot answer {asked['kind']} yes", style="cyan"))
 
 
-def snippet(url: str, described: Description) -> str:
+def snippet(url: str, described: Description, horizon: int, protocol: str) -> str:
     """The section env of params.yaml for a server, with its own limits to be narrowed."""
     limits = described.limits
     scale = described.action_scale or (0.02, 0.1)
@@ -107,7 +135,14 @@ def snippet(url: str, described: Description) -> str:
         "success": "server" if "success" in described.capabilities else "person",
         "answer_within_s": 600.0,
     }
-    section = {"suite": "robot", "tasks": [task.name for task in described.tasks], "robot": robot}
+    section = {
+        "suite": ROBOT,
+        "tasks": [task.name for task in described.tasks],
+        "protocol": protocol,
+        "horizon": horizon,
+        "cameras": {"names": list(described.cameras), "size": "auto", "shadows": True},
+        "robot": robot,
+    }
     return yaml.safe_dump({"env": section}, sort_keys=False, default_flow_style=None)
 
 
@@ -119,14 +154,7 @@ def _print(result: Result) -> None:
             console.print(Text(f"    {label:<9}{words}"), soft_wrap=True)
 
 
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no address of a robot server", "give http://HOST:PORT")
-
-
 def _post(url: str, endpoint: str, body: bytes) -> None:
-    _check_url(url)
     try:
         status, data = Probe(url, _TIMEOUT_S).post(endpoint, body)
     except (OSError, http.client.HTTPException) as error:

@@ -17,7 +17,7 @@ from nightshift.stream.listening import host_of_this_machine, token_of_user
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
-    from nightshift.teleop.access import Access
+    from nightshift.access import Access
     from nightshift.teleop.driver import Driver
     from nightshift.teleop.library import Library
     from nightshift.teleop.session import Setup
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def teleop(name: str, policy: str, host: str, port: int) -> None:
     """Serve the page until Ctrl-C, then hand what was recorded to DVC."""
-    from nightshift.teleop import access
+    from nightshift import access
     from nightshift.teleop.library import Library
     from nightshift.teleop.session import Setup
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nightshift.envs.robot.messages import Description, RobotState
+from nightshift.envs.robot.poses import Vector
 from nightshift.types import Scene
-
-Vector = NDArray[np.float64]
 
 
 class Arm(Protocol):
@@ -50,13 +46,16 @@ class Arm(Protocol):
         ...
 
     def clear_error(self) -> None:
-        """After a hold or a stop: be ready to move. Commands from before have no effect."""
+        """After a hold or a stop: be ready to move. Commands from before have no effect. If `stop` comes while this
+        runs, it wins."""
         ...
 
     def hold(self) -> None:
-        """Keep the present pose: nothing has been heard for too long."""
+        """Keep the present pose: nothing has been heard for too long. After `stop` it does nothing."""
         ...
 
     def stop(self) -> None:
-        """At once, and until `clear_error`."""
+        """At once, and until `clear_error`: a movement that runs ends, `joint_reset` returns, and a `move`, `grip`,
+        `joint_reset`, `reset` or `hold` that comes later does nothing. The controller asks before it moves the arm, and
+        repeats a stop that came meanwhile; what happens in between is the arm's."""
         ...

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from nightshift.envs.robot.messages import BadMessage, Description, RobotState, loads, state_of
+from nightshift.envs.robot.messages import BadMessage, Description, Limits, loads, state_of
 from nightshift.robot_server.probe import Probe, Surprise, shown
 
 Try = Callable[[Probe, Description], None]
 _MOVE_M = 0.02
+_OUTSIDE_M = 0.01
 _FRESH_S = 0.5
 """Seconds by which an image may be older than its state."""
 _TRIES = 60
@@ -25,7 +26,8 @@ class Check:
     about: str
     """What the protocol asks for."""
     attempt: Try
-    moves: bool = False
+    reads_only: bool = False
+    """Sends nothing that could move any server: no session, no command. A wrong server may execute all the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +40,16 @@ class Result:
     came: str = ""
 
 
-def run_checks(probe: Probe, *, move: bool) -> Iterator[Result]:
-    """Every check on a new session; those that move the robot only if `move`."""
+def run_checks(probe: Probe, checks: Sequence[Check]) -> Iterator[Result]:
+    """/describe first; then each check, on a new session if it commands the robot."""
     try:
         described = probe.describe()
     except (BadMessage, OSError, http.client.HTTPException) as error:
         yield _failed(DESCRIBE, Surprise("/describe", "a description as in docs/robot_protocol.md", str(error)))
         return
     yield Result(name=DESCRIBE.name, about=DESCRIBE.about, passed=True)
-    for check in CHECKS:
-        if not check.moves or move:
-            yield _tried(check, probe, described)
+    for check in checks:
+        yield _tried(check, probe, described)
     try:
         probe.end()
     except (BadMessage, OSError, http.client.HTTPException):
@@ -57,12 +58,15 @@ def run_checks(probe: Probe, *, move: bool) -> Iterator[Result]:
 
 def _tried(check: Check, probe: Probe, described: Description) -> Result:
     try:
-        probe.begin()
+        if not check.reads_only:
+            probe.begin()
         check.attempt(probe, described)
     except Surprise as surprise:
         return _failed(check, surprise)
     except (BadMessage, OSError, http.client.HTTPException) as error:
         return _failed(check, Surprise("the request", "an answer that can be read", str(error) or repr(error)))
+    except (KeyError, TypeError) as error:
+        return _failed(check, Surprise("the request", "an answer with every field", f"one without {error}"))
     return Result(name=check.name, about=check.about, passed=True)
 
 
@@ -83,7 +87,8 @@ def _no_json(probe: Probe, _: Description) -> None:
 
 
 def _unknown_endpoint(probe: Probe, _: Description) -> None:
-    probe.refused("unknown", "fly")
+    status, answer = probe.ask("fly")
+    probe.expect_refusal("unknown", "/fly", status, answer)
 
 
 def _one_session(probe: Probe, _: Description) -> None:
@@ -111,16 +116,12 @@ def _echo(probe: Probe, _: Description) -> None:
 
 
 def _state(probe: Probe, described: Description) -> None:
-    _check_unit(probe.state(described))
-
-
-def _check_unit(state: RobotState) -> None:
-    length = float(np.linalg.norm(state.pose[3:]))
+    length = float(np.linalg.norm(probe.look(described).pose[3:]))
     _require(abs(length - 1) < 1e-3, "/getstate", "a quaternion of length 1 in pose", length)  # noqa: PLR2004
 
 
 def _clock(probe: Probe, described: Description) -> None:
-    times = [probe.state(described).time for _ in range(3)]
+    times = [probe.look(described).time for _ in range(3)]
     _require(times[0] < times[1] < times[2], "/getstate three times", "times that go forward", times)
 
 
@@ -157,8 +158,15 @@ def _shape(probe: Probe, described: Description) -> None:
 
 def _box(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
-    outside = [described.limits.box_high[0] + 0.5, *still["arr"][1:]]
-    probe.refused("outside_limits", "pose", **{**still, "arr": outside})
+    probe.refused("outside_limits", "pose", **{**still, "arr": _just_outside(still["arr"], described.limits)})
+
+
+def _just_outside(pose: list[float], limits: Limits) -> list[float]:
+    """Beyond the nearest face of the box: a server that does not refuse it goes no farther than it has to."""
+    below = [(pose[axis] - low, axis, low - _OUTSIDE_M) for axis, low in enumerate(limits.box_low)]
+    above = [(high - pose[axis], axis, high + _OUTSIDE_M) for axis, high in enumerate(limits.box_high)]
+    _, axis, place = min(below + above)
+    return [*pose[:axis], place, *pose[axis + 1 :]]
 
 
 def _speed(probe: Probe, described: Description) -> None:
@@ -193,7 +201,7 @@ def _pictures(probe: Probe, described: Description) -> None:
     for camera in described.cameras:
         newest = -np.inf
         for _ in range(2):
-            state = probe.state(described, camera)
+            state = probe.look(described, camera)
             taken = state.images[camera].time
             age = state.time - taken
             _require(age <= _FRESH_S, f"/getstate with {camera}", f"an image at most {_FRESH_S} s old", f"{age:.3f} s")
@@ -202,12 +210,16 @@ def _pictures(probe: Probe, described: Description) -> None:
 
 
 def _stop(probe: Probe, described: Description) -> None:
-    still = probe.hold_still(described)
     status, answer = probe.ask("stop", reason="nightshift robot check")
     _require(status == http.client.OK, "/stop without a session", "status 200", f"status {status}: {shown(answer)}")
-    probe.refused("stopped", "pose", **still)
-    mode = probe.state(described).mode
+    mode = probe.look(described).mode
     _require(mode == "stopped", "/getstate after /stop", "the mode stopped", mode)
+
+
+def _stays_stopped(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    _stop(probe, described)
+    probe.refused("stopped", "pose", **still)
     probe.done("clearerr")
     probe.done("pose", **probe.hold_still(described))
 
@@ -327,14 +339,16 @@ def _no_such_start(probe: Probe, described: Description) -> None:
 
 DESCRIBE = Check("describe", "/describe says what the server is", lambda probe, _: None)
 CHECKS = (
-    Check("no_json", "a body that is no JSON is refused", _no_json),
-    Check("unknown_endpoint", "an endpoint that is not there is refused", _unknown_endpoint),
+    Check("no_json", "a body that is no JSON is refused", _no_json, reads_only=True),
+    Check("unknown_endpoint", "an endpoint that is not there is refused", _unknown_endpoint, reads_only=True),
+    Check("state", "a state is complete and finite", _state, reads_only=True),
+    Check("clock", "the time of states goes forward", _clock, reads_only=True),
+    Check("pictures", "images are fresh and new", _pictures, reads_only=True),
+    Check("stop", "/stop works for everyone, without a session", _stop, reads_only=True),
     Check("one_session", "one session commands, others are refused", _one_session),
     Check("other_session", "a command of another session is refused", _other_session),
     Check("begins_held", "nothing moves before /clearerr of the session", _begins_held),
     Check("echo", "an answer has the seq of its request", _echo),
-    Check("state", "a state is complete and finite", _state),
-    Check("clock", "the time of states goes forward", _clock),
     Check("repeat", "a repeated command gets the first answer", _repeat),
     Check("seq_conflict", "a seq is not used for two commands", _seq_conflict),
     Check("old_seq", "a seq never goes back", _old_seq),
@@ -346,16 +360,16 @@ CHECKS = (
     Check("mismatch", "an action that stands for another target is refused", _mismatch),
     Check("gripper_range", "a gripper target outside 0 to 1 is refused", _gripper_range),
     Check("compliance", "an unknown compliance parameter is refused", _compliance),
-    Check("pictures", "images are fresh and new", _pictures),
-    Check("stop", "/stop works for everyone, and until /clearerr", _stop),
+    Check("stays_stopped", "a robot that was stopped does nothing until /clearerr", _stays_stopped),
     Check("latched", "a stop by a person lasts until /release", _latched),
     Check("watchdog", "without commands the robot is held", _watchdog),
     Check("reading", "reading states does not keep the robot ready", _reading_is_no_command),
     Check("silent_session", "a silent session can be taken over, and is over then", _silent_session),
     Check("no_such_start", "a start that is not there is refused", _no_such_start),
-    Check("moves", "the hand goes where it is sent", _moves, moves=True),
-    Check("moves_once", "a repeated command moves the hand once", _moves_once, moves=True),
-    Check("jointreset", "/jointreset ends ready", _joint_reset, moves=True),
-    Check("gripper", "the gripper opens and closes", _gripper, moves=True),
-    Check("same_start", "a start is the same every time", _same_start, moves=True),
+    Check("moves", "the hand goes where it is sent", _moves),
+    Check("moves_once", "a repeated command moves the hand once", _moves_once),
+    Check("jointreset", "/jointreset ends ready", _joint_reset),
+    Check("gripper", "the gripper opens and closes", _gripper),
+    Check("same_start", "a start is the same every time", _same_start),
 )
+READS_ONLY = tuple(check for check in CHECKS if check.reads_only)

@@ -1,16 +1,17 @@
 """The protocol of a robot server, without HTTP: sessions, sequence numbers, limits, the watchdog and the stop.
 
 A request is an endpoint and a JSON body, the answer a status and a JSON body. Commands are executed one after the
-other. /stop and the watchdog do not wait for them.
+other. /stop and the watchdog do not wait for them: a stop comes at any time, from any thread, and has the last word.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from nightshift.envs.robot.messages import (
     POSE,
+    STATE_SHAPES,
     BadMessage,
     Mode,
     Refusal,
@@ -31,9 +33,11 @@ from nightshift.envs.robot.messages import (
     vector,
     whole,
 )
-from nightshift.envs.robot.poses import Scale, target_of
+from nightshift.envs.robot.poses import Scale, Vector, target_of
 from nightshift.envs.robot.safety import state_problem, target_problem
-from nightshift.robot_server.arm import Arm, Vector
+from nightshift.robot_server.arm import Arm
+
+_log = logging.getLogger(__name__)
 
 Content = dict[str, Any]
 Answer = tuple[int, bytes]
@@ -65,14 +69,20 @@ class Controller:
         self._described = arm.description
         self._clock = clock
         self._token = token
-        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        """Of the request that is carried out."""
+        self._modes = threading.Lock()
+        """Of the mode, the latch and the count of stops; never held while the arm works, so that a stop never waits."""
         self._session: _Session | None = None
         self._mode: Mode = "held"
         self._why = "it has not been cleared since the server started"
         self._latched = False
+        self._stops = 0
+        self._halt_failed = False
         self._executing = False
         self._last_command = clock()
-        self._home = np.array([0.0, 0.0, 0.0, 1.0])
+        self._home: Vector | None = None
+        """The orientation after the last reset; before the first, that of the first session."""
         self._commands: dict[str, Callable[[Content], Content]] = {
             "pose": self._pose,
             "open_gripper": lambda content: self._grip(content, 1.0),
@@ -83,7 +93,11 @@ class Controller:
             "clearerr": self._clear_error,
             "update_param": self._update_param,
         }
-        self._reads = {"getstate": self._get_state, "scene": self._scene}
+        self._reads = {"getstate": self._state, "scene": self._scene}
+
+    @property
+    def watchdog_s(self) -> float:
+        return self._described.watchdog_s
 
     def handle(self, endpoint: str, body: bytes, authorization: str = "") -> Answer:
         seq: Any = None
@@ -93,21 +107,52 @@ class Controller:
             seq = content.get("seq")
             return self._answer(endpoint, content, body)
         except BadMessage as error:
+            if endpoint == "stop":
+                self.stop("a request to stop that cannot be read")
             return _refused(Refusal(_code(error), str(error)), seq)
         except Refusal as refusal:
             return _refused(refusal, seq)
 
     def check_watchdog(self) -> None:
         """Call it several times per `watchdog_s`, from any thread: it works when the network does not."""
-        silent = self._clock() - self._last_command
-        if self._mode == "ready" and not self._executing and silent > self._described.watchdog_s:
-            self._mode, self._why = "held", f"no command came for {silent:.2f} s"
-            self._arm.hold()
+        if self._halt_failed:
+            self._halt()
+        with self._modes:
+            silent = self._clock() - self._last_command
+            is_due = self._mode == "ready" and not self._executing and silent > self._described.watchdog_s
+            if is_due:
+                self._mode, self._why = "held", f"no command came for {silent:.2f} s"
+        if is_due:
+            self._halt()
 
-    def stop(self, why: str, *, latched: bool = False) -> None:
-        self._mode, self._why = "stopped", why
-        self._latched = self._latched or latched
-        self._arm.stop()
+    def stop(self, why: str, *, latched: bool = False) -> bool:
+        """Whether the arm did it. If it failed, the watchdog tries again."""
+        with self._modes:
+            if latched or not self._latched:  # what a person said stays
+                self._why = why
+            self._mode = "stopped"
+            self._latched = self._latched or latched
+            self._stops += 1
+        return self._halt()
+
+    def _halt(self) -> bool:
+        """Have the arm stop or hold, as the mode says. A stop that comes during a hold is carried out after it."""
+        while True:
+            with self._modes:
+                mode, stops = self._mode, self._stops
+            try:
+                if mode == "stopped":
+                    self._arm.stop()
+                elif mode == "held":
+                    self._arm.hold()
+            except Exception:  # noqa: BLE001 - it is tried again, whatever it was
+                _log.exception("the arm is %s, and failed to do it; the watchdog tries again", mode)
+                self._halt_failed = True
+                return False
+            with self._modes:
+                if stops == self._stops:
+                    self._halt_failed = False
+                    return True
 
     def _authorize(self, authorization: str) -> None:
         if self._token and not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
@@ -115,13 +160,13 @@ class Controller:
 
     def _answer(self, endpoint: str, content: Content, body: bytes) -> Answer:
         if endpoint in IMMEDIATE:
-            return _accepted(self._immediate(endpoint, content))
-        with self._lock:
+            return 200, dumps(self._immediate(endpoint, content))
+        with self._turn:
             self.check_watchdog()
             if endpoint == "open":
-                return _accepted(self._open())
+                return self._performed(self._open)
             if endpoint == "getstate" and "session" not in content:
-                return _accepted(self._get_state(content))
+                return self._performed(lambda: self._state(content))
             if endpoint not in (*self._commands, *self._reads, "close"):
                 raise Refusal("unknown", f"there is no endpoint {endpoint}")
             return self._in_session(endpoint, content, body)
@@ -129,19 +174,40 @@ class Controller:
     def _immediate(self, endpoint: str, content: Content) -> Content:
         if endpoint == "stop":
             by_person = content.get("latched", False)
-            self.stop(str(content.get("reason", "a client asked for it")), latched=by_person is True)
+            if not self.stop(str(content.get("reason", "a client asked for it")), latched=by_person is True):
+                raise Refusal("failed", "the arm failed to stop; it is told again until it does")
             return {"mode": self._mode}
         if endpoint == "release":
-            self._latched = False
+            with self._modes:
+                self._latched = False
             return {"mode": self._mode}
         return asdict(self._described)
 
     def _open(self) -> Content:
         if self._session is not None and self._mode == "ready":
             raise Refusal("busy", "another session commands this robot")
+        if self._home is None:
+            self._home = self._measured().pose[3:]
         self._session = _Session(secrets.token_hex(8))
-        self._home = self._arm.measure(()).pose[3:]
         return {"session": self._session.name, "time": self._clock(), "mode": self._mode}
+
+    def _performed(self, act: Callable[[], Content], **more: Any) -> Answer:
+        """The answer to what `act` did. An arm that fails, or measures what is not finite, is stopped."""
+        try:
+            done = act()
+        except (BadMessage, Refusal):
+            raise
+        except Exception as error:
+            raise self._failed(repr(error)) from error
+        try:
+            return 200, dumps({**done, **more})
+        except BadMessage as error:
+            raise self._failed(f"it measured something that is not finite: {error}") from error
+
+    def _failed(self, why: str) -> Refusal:
+        """Stop; the error to raise."""
+        self.stop(f"the arm failed: {why}")
+        return Refusal("failed", f"the arm failed: {why}")
 
     def _in_session(self, endpoint: str, content: Content, body: bytes) -> Answer:
         session = self._session
@@ -155,7 +221,7 @@ class Controller:
         if seq < session.seq:
             raise Refusal("old_seq", f"seq {seq} comes after {session.seq}")
         try:
-            answer = _accepted({**self._execute(endpoint, content), "seq": seq})
+            answer = self._performed(lambda: self._execute(endpoint, content), seq=seq)
         except (BadMessage, Refusal) as error:
             refusal = error if isinstance(error, Refusal) else Refusal(_code(error), str(error))
             answer = _refused(refusal, seq)
@@ -163,31 +229,59 @@ class Controller:
         return answer
 
     def _execute(self, endpoint: str, content: Content) -> Content:
+        self._check_cameras(content)
         if endpoint == "close":
-            self._session = None
-            if self._mode == "ready":
-                self._mode, self._why = "held", "the session was closed"
-                self._arm.hold()
-            return {"mode": self._mode}
+            return self._close()
         if endpoint in self._reads:
             return self._reads[endpoint](content)
-        if endpoint != "clearerr":
-            self._require_ready()
-        self._executing = True
+        with self._modes:
+            if endpoint != "clearerr":
+                self._require_ready()
+            self._executing = True
         try:
-            return self._commands[endpoint](content)
-        except (BadMessage, Refusal):
-            raise
-        except Exception as error:
-            self.stop(f"the arm failed: {error!r}")
-            raise Refusal("failed", f"the arm failed: {error!r}") from error
-        finally:
+            done = self._commands[endpoint](content)
             self._last_command = self._clock()
+        finally:
             self._executing = False
+        return done
+
+    def _close(self) -> Content:
+        self._session = None
+        with self._modes:
+            was_ready = self._mode == "ready"
+            if was_ready:
+                self._mode, self._why = "held", "the session was closed"
+        if was_ready:
+            self._halt()
+        return {"mode": self._mode}
+
+    def _require_released(self) -> None:
+        """With the lock of the modes."""
+        if self._latched:
+            raise Refusal("latched", f"a person stopped the robot: {self._why}; /release frees it")
 
     def _require_ready(self) -> None:
+        """With the lock of the modes."""
+        self._require_released()
         if self._mode != "ready":
             raise Refusal(self._mode, f"the robot is {self._mode}: {self._why}; /clearerr makes it ready")
+
+    def _move(self, act: Callable[[], None]) -> None:
+        """Let the arm move if the robot is ready at this moment, and not when the request was read."""
+        with self._modes:
+            self._require_ready()
+            stops = self._stops
+        act()
+        self._obey_stops_since(stops)
+
+    def _obey_stops_since(self, stops: int) -> None:
+        """A stop that came while the arm did something is repeated, whatever the arm made of it."""
+        with self._modes:
+            if stops == self._stops:
+                return
+        self._halt()
+        with self._modes:
+            self._require_ready()
 
     def _pose(self, content: Content) -> Content:
         target = vector(content, "arr", POSE)
@@ -197,11 +291,13 @@ class Controller:
         gripper = None if content.get("gripper") is None else number(content, "gripper")
         if gripper is not None and not 0 <= gripper <= 1:
             raise BadMessage(f"gripper should be from 0, closed, to 1, open, and is {gripper}")
-        before = self._arm.measure(())
+        before = self._measured()
+        assert self._home is not None, "/open measures it"
         problem = target_problem(target, before.pose, self._home, self._described.limits, self._described.control_hz)
         if problem:
             raise Refusal("outside_limits", problem)
-        self._arm.move(target, gripper, self._action(content, before, target))
+        action = self._action(content, before, target)
+        self._move(lambda: self._arm.move(target, gripper, action))
         return self._state(content)
 
     def _action(self, content: Content, before: RobotState, target: Vector) -> Vector | None:
@@ -218,7 +314,7 @@ class Controller:
         return action
 
     def _grip(self, content: Content, opening: float) -> Content:
-        self._arm.grip(opening)
+        self._move(lambda: self._arm.grip(opening))
         return self._state(content)
 
     def _move_gripper(self, content: Content) -> Content:
@@ -228,7 +324,7 @@ class Controller:
         return self._grip(content, position / _GRIPPER_RANGE)
 
     def _joint_reset(self, content: Content) -> Content:
-        self._arm.joint_reset()
+        self._move(self._arm.joint_reset)
         return self._after_reset(content)
 
     def _reset(self, content: Content) -> Content:
@@ -238,18 +334,22 @@ class Controller:
         (known,) = [known for known in self._described.tasks if known.name == task] or (None,)
         if known is None or not 0 <= number_of < known.init_states.get(split, 0):
             raise BadMessage(f"there is no start {number_of} of {task} in {split}")
-        self._arm.reset(task, split, number_of)
+        self._move(lambda: self._arm.reset(task, split, number_of))
         return self._after_reset(content)
 
     def _after_reset(self, content: Content) -> Content:
-        self._home = self._arm.measure(()).pose[3:]
+        self._home = self._measured().pose[3:]
         return self._state(content)
 
     def _clear_error(self, content: Content) -> Content:
-        if self._latched:
-            raise Refusal("latched", f"a person stopped the robot: {self._why}; /release frees it")
+        with self._modes:
+            self._require_released()
+            stops = self._stops
         self._arm.clear_error()
-        self._mode, self._why = "ready", ""
+        with self._modes:
+            if stops == self._stops:
+                self._mode, self._why, self._halt_failed = "ready", "", False
+        self._obey_stops_since(stops)
         return self._state(content)
 
     def _update_param(self, content: Content) -> Content:
@@ -259,10 +359,8 @@ class Controller:
         unknown = sorted(set(values) - set(self._described.compliance))
         if unknown:
             raise BadMessage(f"there is no compliance parameter {', '.join(unknown)}")
-        self._arm.update_param({name: number(values, name) for name in values})
-        return self._state(content)
-
-    def _get_state(self, content: Content) -> Content:
+        numbers = {name: number(values, name) for name in values}
+        self._move(lambda: self._arm.update_param(numbers))
         return self._state(content)
 
     def _scene(self, content: Content) -> Content:
@@ -271,15 +369,26 @@ class Controller:
         return {"scene": scene_content(self._arm.scene())}
 
     def _state(self, content: Content) -> Content:
-        cameras = content.get("cameras", [])
-        if not isinstance(cameras, list) or not set(map(str, cameras)) <= set(self._described.cameras):
-            raise BadMessage(f"cameras should be some of {', '.join(self._described.cameras)}, and is {cameras}")
-        state = self._arm.measure(cameras)
+        self._check_cameras(content)
+        state = self._measured(content.get("cameras", []))
         problem = "" if state.unstable else state_problem(state, self._described.limits)
         if problem and self._mode == "ready":
             self.stop(problem)
             raise Refusal("stopped", problem)
         return state_content(replace(state, mode=self._mode))
+
+    def _check_cameras(self, content: Content) -> None:
+        cameras = content.get("cameras", [])
+        if not isinstance(cameras, list) or not set(map(str, cameras)) <= set(self._described.cameras):
+            raise BadMessage(f"cameras should be some of {', '.join(self._described.cameras)}, and is {cameras}")
+
+    def _measured(self, cameras: Sequence[str] = ()) -> RobotState:
+        """Nothing can be compared with a number that is not finite, so the arm is stopped."""
+        state = self._arm.measure(cameras)
+        for name in STATE_SHAPES:
+            if not np.isfinite(getattr(state, name)).all():
+                raise self._failed(f"it measured a {name} that is not finite")
+        return state
 
 
 _NEGATED = np.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
@@ -288,13 +397,6 @@ _NEGATED = np.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
 
 def _code(error: BadMessage) -> str:
     return "not_finite" if "not finite" in str(error) else "bad_request"
-
-
-def _accepted(content: Content) -> Answer:
-    try:
-        return 200, dumps(content)
-    except BadMessage as error:
-        return _refused(Refusal("failed", f"the arm measured something that is not finite: {error}"), None)
 
 
 def _refused(refusal: Refusal, seq: Any) -> Answer:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
-from nightshift.envs.robot.client import TOKEN_VARIABLE
+from nightshift.envs.robot.client import connect, headers
 from nightshift.envs.robot.messages import Description, RobotState, description_of, loads, state_of
 
 Content = dict[str, Any]
+_RESET_TIMEOUT_S = 60.0
+"""An arm takes its time to the rest joints."""
 
 
 class Surprise(Exception):
@@ -29,7 +29,7 @@ class Probe:
     """One client of a server under test. Unlike `RobotClient` it can send what no client should."""
 
     def __init__(self, url: str, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._url = urlsplit(url)
+        self._url = url
         self._timeout_s = timeout_s
         self.sleep = sleep
         self.session = ""
@@ -37,11 +37,9 @@ class Probe:
         self.last_body = b""
 
     def post(self, endpoint: str, body: bytes) -> tuple[int, bytes]:
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        token = os.environ.get(TOKEN_VARIABLE, "")
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-        with contextlib.closing(kind(str(self._url.hostname), self._url.port, timeout=self._timeout_s)) as connection:
-            connection.request("POST", f"/{endpoint}", body, headers)
+        timeout_s = _RESET_TIMEOUT_S if endpoint in ("jointreset", "reset") else self._timeout_s
+        with contextlib.closing(connect(self._url, timeout_s)) as connection:
+            connection.request("POST", f"/{endpoint}", body, headers())
             response = connection.getresponse()
             return response.status, response.read()
 
@@ -81,6 +79,13 @@ class Probe:
 
     def state(self, described: Description, *cameras: str) -> RobotState:
         return state_of(self.done("getstate", cameras=list(cameras)), described, cameras)
+
+    def look(self, described: Description, *cameras: str) -> RobotState:
+        """Without a session: any server may be asked."""
+        status, answer = self.ask("getstate", cameras=list(cameras))
+        if status != http.client.OK:
+            raise Surprise("/getstate without a session", "status 200", f"status {status}: {shown(answer)}")
+        return state_of(answer, described, cameras)
 
     def hold_still(self, described: Description, **changes: Any) -> Content:
         """A pose command for where the hand is: nothing should move."""

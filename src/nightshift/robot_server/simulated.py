@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
@@ -13,9 +14,8 @@ from nightshift import config, envs
 from nightshift.envs import protocols
 from nightshift.envs.base import Env
 from nightshift.envs.robot.messages import PROTOCOL, Description, Limits, Picture, RobotState, TaskInfo
-from nightshift.envs.robot.poses import Scale, action_of, angle_between, quaternion_of_matrix
+from nightshift.envs.robot.poses import Scale, Vector, action_of, angle_between, quaternion_of_matrix
 from nightshift.errors import SimulatorError, UnstablePhysics
-from nightshift.robot_server.arm import Vector
 from nightshift.types import INSTRUCTION, Observation, Scene, Split, Task
 
 CONTROL_HZ = 20.0
@@ -71,6 +71,7 @@ class SimulatedArm:
         self._reset_to = (first, "train", 0)
         self._env: Env
         self._seen: Scene
+        self._stopped = threading.Event()
         self._gripper = _KEEP
         self._success = self._unstable = False
         self._observation: Observation = {}
@@ -99,6 +100,8 @@ class SimulatedArm:
         )
 
     def move(self, target: Vector, gripper: float | None, action: Vector | None) -> None:
+        if self._stopped.is_set():
+            return
         if gripper is not None:
             self.grip(gripper)
         if action is None:
@@ -113,13 +116,16 @@ class SimulatedArm:
         self._velocity = _velocity(before, self._pose)
 
     def grip(self, opening: float) -> None:
-        self._gripper = _OPEN if opening >= _HALF_OPEN else _CLOSE
+        if not self._stopped.is_set():
+            self._gripper = _OPEN if opening >= _HALF_OPEN else _CLOSE
 
     def joint_reset(self) -> None:
         """The arm alone cannot be moved back in a simulation: the last start again."""
         self.reset(*self._reset_to)
 
     def reset(self, task: str, split: str, init_state: int) -> None:
+        if self._stopped.is_set():
+            return
         if task not in self._envs:
             self._envs[task] = envs.make(self._tasks[task], self._config)
         self._env = self._envs[task]
@@ -137,13 +143,13 @@ class SimulatedArm:
         return self._seen
 
     def clear_error(self) -> None:
-        """Nothing moves between commands."""
+        self._stopped.clear()
 
     def hold(self) -> None:
         """Nothing moves between commands."""
 
     def stop(self) -> None:
-        """Nothing moves between commands."""
+        self._stopped.set()
 
     def close(self) -> None:
         for env in self._envs.values():

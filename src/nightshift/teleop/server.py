@@ -17,9 +17,9 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
+from nightshift.access import Access, Guard
 from nightshift.errors import ConfigError, DataError
 from nightshift.teleop import messages
-from nightshift.teleop.access import Access, Guard
 from nightshift.teleop.hub import Hub, Page
 from nightshift.teleop.library import Library
 from nightshift.teleop.pilot import Pilot

@@ -38,6 +38,7 @@ TOKEN_VARIABLE = "NIGHTSHIFT_ROBOT_TOKEN"
 _LARGEST = 1 << 26
 """Bytes of an answer; more is refused."""
 _STOP_TIMEOUT_S = 1.0
+_BUSY_POLL_S = 0.1
 
 
 class RobotFault(RuntimeError):
@@ -82,6 +83,7 @@ class RobotClient:
         self.description = described or describe(settings)
         self._limits = limits_in(settings)
         self._session = ""
+        self._stop_was_lost = False
         self._seq = 0
         self._newest = -np.inf
         self._pictures: dict[str, float] = {}
@@ -96,7 +98,7 @@ class RobotClient:
 
     def open(self) -> None:
         """Begin a session, which commands the robot until it is closed or silent for too long."""
-        status, content = self._exchange("open", {"client": socket.gethostname()}, self._settings.deadline_s)
+        status, content = self._ask_for_session()
         if content.get("error") in ("busy", "unauthorized"):
             raise SimulatorError(
                 f"the robot at {self._settings.url} cannot be commanded: {_said(content)}",
@@ -104,9 +106,19 @@ class RobotClient:
             )
         if status != http.client.OK or not isinstance(content.get("session"), str):
             raise RobotFault(f"{self._settings.url} gives no session: {_said(content)}")
-        self._session, self._seq = content["session"], 0
+        self._session, self._seq, self._stop_was_lost = content["session"], 0, False
         self._newest = -np.inf
         self._pictures = {}
+
+    def _ask_for_session(self) -> tuple[int, dict[str, Any]]:
+        """After a stop that did not arrive the robot is ready under the lost session, until the watchdog holds it."""
+        patience_s = self.description.watchdog_s + self._settings.deadline_s if self._stop_was_lost else 0.0
+        deadline = self._clock.now() + patience_s
+        while True:
+            status, content = self._exchange("open", {"client": socket.gethostname()}, self._settings.deadline_s)
+            if content.get("error") != "busy" or self._clock.now() >= deadline:
+                return status, content
+            self._clock.sleep(_BUSY_POLL_S)
 
     def command(
         self, endpoint: str, *, cameras: Sequence[str] = (), deadline_s: float | None = None, **content: Any
@@ -128,24 +140,27 @@ class RobotClient:
         if "scene" not in self.description.capabilities:
             raise SimulatorError(
                 "a robot does not know where everything is, so the scripted expert cannot play on it",
-                "record demos with nightshift teleop and name them in dataset.sources",
+                "import demos (nightshift import) and name them in dataset.sources",
             )
         try:
             return scene_of(self._ask("scene", {}, self._settings.deadline_s).get("scene", {}))
         except BadMessage as error:
             raise self.fault(f"scene was answered with what is no scene: {error}") from error
 
-    def stop(self, reason: str) -> None:
-        """Tell the server to stop the robot, over a new connection. If that fails, its watchdog holds the robot."""
+    def stop(self, reason: str) -> bool:
+        """Tell the server to stop the robot, over a new connection; whether it has. If not, its watchdog holds it."""
         self._disconnect()
-        connection = _connect(self._settings.url, _STOP_TIMEOUT_S)
+        connection = connect(self._settings.url, _STOP_TIMEOUT_S)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("POST", "/stop", dumps({"reason": reason}), _headers())
-            connection.getresponse().read(_LARGEST)
+            connection.request("POST", "/stop", dumps({"reason": reason}), headers())
+            response = connection.getresponse()
+            response.read(_LARGEST)
+            return response.status == http.client.OK
+        return False
 
     def fault(self, what: str) -> RobotFault:
         """Stop the robot; the error to raise."""
-        self.stop(what)
+        self._stop_was_lost = not self.stop(what) or self._stop_was_lost
         self._session = ""
         return RobotFault(what)
 
@@ -164,6 +179,13 @@ class RobotClient:
         status, reply = self._exchange(endpoint, sent, deadline_s)
         if reply.get("seq") != self._seq:
             raise self.fault(f"{endpoint} with seq {self._seq} was answered as seq {reply.get('seq')}")
+        if reply.get("error") == "no_session":  # no /stop: it would stop the robot of the one who commands it now
+            self._session = ""
+            raise SimulatorError(
+                f"{self._settings.url} takes no more commands of this run: another client took the robot over after a "
+                "silence, or its server was restarted",
+                "end what else uses it, and run again",
+            )
         if reply.get("error") == "latched":
             raise SimulatorError(f"the robot is stopped: {_said(reply)}", "look at it, then nightshift robot release")
         if status != http.client.OK:
@@ -190,11 +212,11 @@ class RobotClient:
         """An answer that comes after the timeout is never read: its connection is closed."""
         try:
             if self._connection is None:
-                self._connection = _connect(self._settings.url, timeout_s)
+                self._connection = connect(self._settings.url, timeout_s)
                 self._connection.connect()
                 self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connection.sock.settimeout(timeout_s)
-            self._connection.request("POST", f"/{endpoint}", body, _headers())
+            self._connection.request("POST", f"/{endpoint}", body, headers())
             response = self._connection.getresponse()
             data = response.read(_LARGEST)
         except (OSError, http.client.HTTPException, AttributeError) as error:
@@ -255,9 +277,9 @@ def describe(settings: config.Robot) -> Description:
 
 
 def fetch_description(url: str, timeout_s: float) -> Description:
-    connection = _connect(url, timeout_s)
+    connection = connect(url, timeout_s)
     try:
-        connection.request("POST", "/describe", b"{}", _headers())
+        connection.request("POST", "/describe", b"{}", headers())
         response = connection.getresponse()
         data = response.read(_LARGEST)
         if response.status != http.client.OK:
@@ -276,15 +298,20 @@ def fetch_description(url: str, timeout_s: float) -> Description:
 _CHECK = "nightshift robot check says what the server does wrong"
 
 
-def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"env.robot.url is {url!r}, which is no address", "write http://HOST:PORT")
+def connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Not yet connected; ConfigError if `url` is no address."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in ("http", "https"):
+        raise ConfigError(f"{url!r} is no address of a robot server", "give http://HOST:PORT")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=timeout_s)
+    return kind(host, port, timeout=timeout_s)
 
 
-def _headers() -> dict[str, str]:
+def headers() -> dict[str, str]:
     token = os.environ.get(TOKEN_VARIABLE, "")
     authorization = {"Authorization": f"Bearer {token}"} if token else {}
     return {"Content-Type": "application/json", **authorization}

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from nightshift import config
 from nightshift.envs.base import ActionSpace, Step, stored_split
 from nightshift.envs.robot.client import RobotClient
-from nightshift.envs.robot.messages import Description, RobotState, Vector
+from nightshift.envs.robot.messages import Description, RobotState
 from nightshift.envs.robot.people import Person, Question, await_answer
-from nightshift.envs.robot.poses import action_of, target_of
+from nightshift.envs.robot.poses import Vector, action_of, target_of
 from nightshift.envs.robot.resetting import Resetter
 from nightshift.envs.robot.safety import within
 from nightshift.envs.robot.settings import limits_in, scale_in

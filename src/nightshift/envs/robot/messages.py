@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.envs.robot.poses import Vector
 from nightshift.types import Body, Boxes, Scene
 
 PROTOCOL = 1
@@ -34,8 +35,6 @@ exceeded, or someone said so."""
 POSE, VELOCITY, FORCE, JOINTS = 7, 6, 3, 7
 STATE_SHAPES = {"pose": POSE, "vel": VELOCITY, "force": FORCE, "torque": FORCE, "q": JOINTS, "dq": JOINTS}
 """The vectors of a state under the names of HIL-SERL's Franka server. pose: x, y, z and a quaternion x, y, z, w."""
-
-Vector = NDArray[np.float64]
 
 
 class BadMessage(ValueError):
@@ -61,12 +60,14 @@ REFUSALS = {
     "bad_request": 400,
     "not_finite": 400,
     "unauthorized": 401,
+    "forbidden": 403,
     "no_session": 403,
     "unknown": 404,
     "busy": 409,
     "old_seq": 409,
     "seq_conflict": 409,
     "stale": 409,
+    "too_long": 413,
     "outside_limits": 422,
     "held": 423,
     "stopped": 423,
@@ -201,7 +202,7 @@ def vector(content: Mapping[str, Any], name: str, size: int) -> Vector:
     values = content.get(name)
     if not isinstance(values, list) or len(values) != size or not all(map(is_number, values)):
         raise BadMessage(f"{name} should be {size} numbers, and is {_shown(values)}")
-    if not all(map(math.isfinite, values)):  # 1e999 is JSON, and infinite
+    if not all(map(is_finite, values)):
         raise BadMessage(f"a number is not finite: {name} is {_shown(values)}")
     return np.array(values, np.float64)
 
@@ -210,8 +211,8 @@ def number(content: Mapping[str, Any], name: str) -> float:
     value: Any = content.get(name)
     if not is_number(value):
         raise BadMessage(f"{name} should be a number, and is {_shown(value)}")
-    if not math.isfinite(value):
-        raise BadMessage(f"a number is not finite: {name} is {value}")
+    if not is_finite(value):
+        raise BadMessage(f"a number is not finite: {name} is {_shown(value)}")
     return float(value)
 
 
@@ -231,6 +232,14 @@ def whole(content: Mapping[str, Any], name: str) -> int:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_finite(value: float) -> bool:
+    """1e999 is JSON, and infinite as a double; so is a whole number of 400 digits."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,6 @@
 """Asking a person beside the robot: to put things back, or whether the task is done.
 
-A question is a file in the project, and so is its answer: the page of `nightshift teleop` or `nightshift robot answer`
-writes it, in whatever process they run.
+A question is a file in the project, and so is its answer, which `nightshift robot answer` writes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from nightshift import files
 from nightshift.envs.robot.client import Clock
@@ -18,6 +17,7 @@ from nightshift.errors import SimulatorError
 from nightshift.project import paths
 
 Kind = Literal["reset", "success"]
+KINDS: tuple[str, ...] = get_args(Kind)
 _POLL_S = 0.1
 
 
@@ -69,12 +69,19 @@ class FolderPerson:
         """What is asked now: its id, kind and words; None if nothing is."""
         return _read(self._question)
 
-    def reply(self, answer: bool) -> None:
-        """The side of the person; SimulatorError if nothing is asked."""
+    def reply(self, kind: str, answer: bool) -> str:
+        """Answer the open question, and return its words. SimulatorError if none of this kind is open: the person has
+        read another one, and yes to "is it done?" must not say that no hand is on the table."""
         asked = self.question()
         if asked is None:
             raise SimulatorError("no question is open", "the run asks when it needs a person")
+        if asked["kind"] != kind:
+            raise SimulatorError(
+                f"another question is open now, {asked['kind']}: {asked['words']}",
+                f"answer that one: nightshift robot answer {asked['kind']} yes",
+            )
         files.write_json(self._answer, {"id": asked["id"], "answer": answer})
+        return str(asked["words"])
 
 
 def wait_for_answer(person: Person, question: Question, within_s: float, clock: Clock) -> bool:
@@ -91,7 +98,7 @@ def await_answer(person: Person, question: Question, within_s: float, clock: Clo
             person.withdraw()
             raise SimulatorError(
                 f"no answer came within {within_s:g} s to: {question.words}",
-                "answer on the page of nightshift teleop, or by nightshift robot answer yes",
+                f"answer by nightshift robot answer {question.kind} yes, and run again",
             )
         clock.sleep(_POLL_S)
     person.withdraw()

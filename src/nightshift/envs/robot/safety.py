@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nightshift.envs.robot.messages import Limits, RobotState
-from nightshift.envs.robot.poses import angle_between, turned_at_most
-
-Vector = NDArray[np.float64]
+from nightshift.envs.robot.poses import Vector, angle_between, turned_at_most
 
 TOLERANCE = 1e-6
 """Of a target at a limit: the client computes it in floating point."""
@@ -37,15 +34,15 @@ def target_problem(target: Vector, pose: Vector, home: Vector, limits: Limits, h
     low, high = np.array(limits.box_low) - TOLERANCE, np.array(limits.box_high) + TOLERANCE
     if (target[:3] < low).any() or (target[:3] > high).any():
         return f"the target {_shown(target[:3])} is outside the box {list(limits.box_low)} to {list(limits.box_high)}"
-    speed = float(np.linalg.norm(target[:3] - pose[:3])) * hz
-    back_into_box = (pose[:3] < low).any() or (pose[:3] > high).any()
-    if speed > limits.linear_speed + TOLERANCE * hz and not back_into_box:
+    start = np.clip(pose[:3], limits.box_low, limits.box_high)  # the way back into the box is free, and no more
+    speed = float(np.linalg.norm(target[:3] - start)) * hz
+    if not speed <= limits.linear_speed + TOLERANCE * hz:  # nor may it be NaN
         return f"the target asks for {speed:.3f} m/s, and {limits.linear_speed:g} is the limit"
     turning = angle_between(target[3:], pose[3:]) * hz
-    if turning > limits.angular_speed + TOLERANCE * hz:
+    if not turning <= limits.angular_speed + TOLERANCE * hz:
         return f"the target asks for {turning:.3f} rad/s, and {limits.angular_speed:g} is the limit"
     turn = angle_between(target[3:], home)
-    if turn > limits.max_turn + TOLERANCE:
+    if not turn <= limits.max_turn + TOLERANCE:
         return f"the target is turned by {turn:.3f} rad from the reset, and {limits.max_turn:g} is the limit"
     return ""
 
@@ -60,7 +57,7 @@ def state_problem(state: RobotState, limits: Limits) -> str:
     }
     for name, (value, unit) in measured.items():
         limit = getattr(limits, name)
-        if value > limit:
+        if not value <= limit:  # nor may it be NaN
             return f"{name} is {value:.3f} {unit}, and {limit:g} is the limit"
     return ""
 

@@ -1,4 +1,4 @@
-"""Who may talk to the page: by token, by Host against DNS rebinding, and by Origin against pages of other sites."""
+"""Who may talk to an HTTP server: by token, by Host against DNS rebinding, by Origin against pages of other sites."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hmac
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from nightshift.errors import ConfigError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
 _HEADERS = {
