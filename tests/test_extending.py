@@ -353,3 +353,12 @@ packages.installed_plug_ins()
 assert not set({MODULES!r}) & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("content", ["", "block.0,action.0\n"])
+def test_the_format_refuses_a_file_without_rows_by_name(content: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text(content)
+    (episode,) = formats.reader("csv").list_episodes(tmp_path, "slide")
+    with pytest.raises(DataError, match=r"empty\.csv has no row"):
+        episode.load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import struct
 import time
@@ -245,6 +246,18 @@ def test_a_gamepads_device_file_is_read_and_its_end_is_an_unplugged_device(tmp_p
     with pytest.raises(OSError, match="gone"):
         source.read()
     source.close()
+
+
+def test_the_end_of_a_terminal_is_an_unplugged_keyboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, ours = os.openpty()
+    with open(ours) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        source = KeyboardSource()
+        os.write(terminal, b"w")
+        assert source.read() == b"w"
+        os.close(terminal)
+        with pytest.raises(OSError, match=r"gone|error"):
+            source.read()
 
 
 def test_a_person_cannot_follow_other_processes_or_several_episodes() -> None:

@@ -92,7 +92,8 @@ class PolicySlot:
     def load(self, snapshot: PolicySnapshot) -> Policy:
         frozen = snapshot.frozen.token if snapshot.frozen else ""
         if self._policy is not None and frozen and frozen == self._frozen:
-            self._policy.load_state_dict(snapshot.tensors(), strict=False)
+            found = self._policy.load_state_dict(snapshot.tensors(), strict=False)
+            assert set(found.missing_keys) <= self._policy.frozen and not found.unexpected_keys, found
             return self._policy
         self._policy = None  # its memory is needed
         self._policy, self._frozen = restore(snapshot, self._device), frozen
