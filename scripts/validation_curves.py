@@ -9,6 +9,7 @@ Example: scripts/validation_curves.py curves.png with=a0.jsonl,a1.jsonl without=
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -43,9 +44,10 @@ def first_at(curve: Curve, goal: float) -> int | None:
 
 
 def grid(groups: Mapping[str, Sequence[Curve]], spacing: int) -> list[int]:
-    """As far as all runs have come."""
-    end = min(max(curve) for curves in groups.values() for curve in curves)
-    return list(range(0, end + 1, spacing))
+    """From where all runs have a validation to as far as all have come."""
+    curves = [curve for curves in groups.values() for curve in curves]
+    start, end = max(min(curve) for curve in curves), min(max(curve) for curve in curves)
+    return [step for step in range(0, end + 1, spacing) if step >= start]
 
 
 def tables(groups: Mapping[str, Sequence[Curve]], spacing: int, goal: float) -> str:
@@ -70,7 +72,7 @@ def draw(path: Path, groups: Mapping[str, Sequence[Curve]], spacing: int) -> Non
     """Each run thin, and the mean of each group with its interval."""
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     steps = grid(groups, spacing)
-    for (name, curves), style in zip(groups.items(), ("-", "--", "-.", ":"), strict=False):
+    for (name, curves), style in zip(groups.items(), itertools.cycle(("-", "--", "-.", ":")), strict=False):
         rates = np.array([[at(curve, step) for curve in curves] for step in steps])
         (line,) = axes.plot(steps, rates.mean(axis=1), style, label=name, linewidth=2)
         low, high = np.array([over_runs(runs) for runs in rates.tolist()]).T

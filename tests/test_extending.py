@@ -23,7 +23,7 @@ from nightshift.cli import data_commands
 from nightshift.cluster import version_check
 from nightshift.config import merged
 from nightshift.data import dataset_store, formats
-from nightshift.data.episode import Episode
+from nightshift.data.episode import Episode, from_trajectory
 from nightshift.envs import registry
 from nightshift.errors import ConfigError, DataError, NightshiftError, PluginError
 from nightshift.pipeline import run
@@ -32,6 +32,7 @@ from nightshift.project import paths
 from nightshift.rewards.reward import open_reward
 from nightshift.rollouts.experts import decide
 from tests.conftest import REPOSITORY, add_store, make_project, small_params
+from tests.data.test_decisions import DISCOUNT, PROVENANCE, trajectory
 from tests.stages.test_rlpd import SMALL as RLPD
 
 EXAMPLES = REPOSITORY / "examples"
@@ -112,8 +113,18 @@ def rewarded() -> list[Episode]:
 
 
 @pytest.fixture(scope="module")
+def rewarded_demos() -> list[Episode]:
+    """Every demo that it made then."""
+    return []
+
+
+@pytest.fixture(scope="module")
 def finished(
-    tmp_path_factory: pytest.TempPathFactory, migrated_store: Path, installed: Path, rewarded: list[Episode]
+    tmp_path_factory: pytest.TempPathFactory,
+    migrated_store: Path,
+    installed: Path,
+    rewarded: list[Episode],
+    rewarded_demos: list[Episode],
 ) -> Path:
     """A project that uses all four, with demos imported by the format, whose stages have all run."""
     root = make_project(tmp_path_factory.mktemp("extending") / "project")
@@ -121,7 +132,8 @@ def finished(
     (root / "params.yaml").write_text(yaml.safe_dump(merged(small_params(), PARAMS)))
     with pytest.MonkeyPatch.context() as patch:
         enter(root, patch)
-        keep_episodes(patch, rewarded)
+        keep_made_by(patch, "episode", rewarded)
+        keep_made_by(patch, "demo", rewarded_demos)
         demos = write_demos(root.parent / "demos")
         data_commands.import_episodes(demos, "csv", "by_hand", "slide", skip_broken=False)
         with Session(root) as session:
@@ -130,15 +142,15 @@ def finished(
     return root
 
 
-def keep_episodes(patch: pytest.MonkeyPatch, kept: list[Episode]) -> None:
+def keep_made_by(patch: pytest.MonkeyPatch, method: str, kept: list[Episode]) -> None:
     reward = type(open_reward("hurry"))
-    make = reward.episode
+    make = getattr(reward, method)
 
-    def episode(*arguments: Any) -> Episode:
+    def made(*arguments: Any) -> Episode:
         kept.append(make(*arguments))
         return kept[-1]
 
-    patch.setattr(reward, "episode", episode)
+    patch.setattr(reward, method, made)
 
 
 def enter(root: Path, patch: pytest.MonkeyPatch) -> None:
@@ -176,6 +188,23 @@ def test_rlpd_learned_from_the_reward_of_another_package(project: Path, rewarded
     for episode in rewarded:
         ended = np.float32(episode.success) - COST
         assert (episode.rewards[-2], set(episode.rewards[:-2].tolist())) == (ended, {float(-COST)})
+
+
+def test_demos_have_the_reward_of_another_package_too(project: Path, rewarded_demos: list[Episode]) -> None:
+    demos = dataset_store.read(project / paths.DATASET).episodes("train")
+    for demo, episode in zip(demos, rewarded_demos, strict=True):
+        np.testing.assert_allclose(episode.rewards[:-1], demo.rewards[:-1] - COST, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_demo_and_experience_of_the_same_steps_have_the_same_return() -> None:
+    """Also with chunks: a decision's reward is the discounted sum over its control steps."""
+    reward, played = open_reward("hurry"), trajectory(5, 2, success=True)
+    decisions = reward.episode(played, PROVENANCE, DISCOUNT).rewards[:-1]
+    steps = reward.demo(from_trajectory(trajectory(5, 1, success=True), PROVENANCE)).rewards[:-1]
+    assert (len(decisions), len(steps)) == (3, 5)
+    in_decisions = np.sum(decisions * DISCOUNT ** (2 * np.arange(3)))
+    assert in_decisions == pytest.approx(np.sum(steps * DISCOUNT ** np.arange(5)), abs=1e-6)
 
 
 def test_the_registry_and_the_policy_say_which_package_the_family_is_of(project: Path) -> None:
@@ -324,3 +353,12 @@ packages.installed_plug_ins()
 assert not set({MODULES!r}) & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("content", ["", "block.0,action.0\n"])
+def test_the_format_refuses_a_file_without_rows_by_name(content: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text(content)
+    (episode,) = formats.reader("csv").list_episodes(tmp_path, "slide")
+    with pytest.raises(DataError, match=r"empty\.csv has no row"):
+        episode.load()

@@ -37,7 +37,9 @@ def list_episodes(path: Path, task: str, limits: Limits = DEFAULT) -> Sequence[E
 def _read(file: Path, task: str, limits: Limits) -> Episode:
     limits.check_episode(NUMBER_BYTES * file.stat().st_size, file.stat().st_size, str(file))
     with file.open(newline="") as stream:
-        header, *rows = csv.reader(stream)
+        header, *rows = [*csv.reader(stream)] or [[]]
+    if not rows:
+        raise DataError(f"{file} has no row of numbers", "leave it out")
     columns = {name: np.array([float(row[place]) for row in rows], np.float32) for place, name in enumerate(header)}
     vectors = {name: _vector(columns, name) for name in dict.fromkeys(column.rpartition(".")[0] for column in header)}
     if ACTION not in vectors:

@@ -1,4 +1,4 @@
-"""A reward of its own: the simulator's success, and a cost of every decision, so that sooner is better."""
+"""A reward of its own: the simulator's success, and a cost of every control step, so that sooner is better."""
 
 from __future__ import annotations
 
@@ -23,8 +23,19 @@ class Hurry:
         return request
 
     def episode(self, trajectory: Trajectory, provenance: Provenance, discount: float) -> Episode:
-        """What `rlpd` learns from: one reward per decision. The last step has the final observation and no reward."""
+        """What `rlpd` learns from: one reward per decision, the discounted sum over its control steps. The last row has
+        the final observation and no reward."""
         episode = decision_episode(trajectory, provenance, discount)
-        rewards = np.array(episode.rewards, np.float32)
-        rewards[:-1] -= COST
-        return replace(episode, rewards=rewards)
+        starts = range(0, trajectory.length, trajectory.chunk)
+        steps = [min(trajectory.chunk, trajectory.length - start) for start in starts]
+        return _minus(episode, [COST * sum(discount**step for step in range(count)) for count in steps])
+
+    def demo(self, episode: Episode) -> Episode:
+        """A demo by the same reward: one per control step."""
+        return _minus(episode, [COST] * (episode.length - 1))
+
+
+def _minus(episode: Episode, costs: list[float]) -> Episode:
+    rewards = np.array(episode.rewards, np.float32)
+    rewards[:-1] -= np.array(costs, np.float32)
+    return replace(episode, rewards=rewards)

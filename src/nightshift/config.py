@@ -722,7 +722,7 @@ class Interventions(Section):
     hold_steps: Count
     """Scripted: control steps that it acts for."""
     release_seconds: Positive
-    """A person: the policy acts again so long after the last input."""
+    """A person: the policy acts again so long after the last input. Keys that are held repeat after 0.5 s."""
     takeover: Literal["bootstrap", "fail"]
     """What follows for the critics where somebody takes over: the value of the policy's next action, or nothing."""
 

@@ -207,12 +207,14 @@ def test_interventions_outlive_the_window_and_a_restored_replay_samples_the_same
         assert same(replay.sample(), resumed.sample())
 
 
-def test_only_what_somebody_else_did_is_imitated() -> None:
+def test_cloning_imitates_demos_and_no_intervention() -> None:
     replay = make()
-    replay.add(Held(played("PPHHP", success=False)))
+    replay.add(Held(played("PPPPPPHHP", success=False)))
     batch = replay.sample()
-    imitated = batch["forward_inputs"]["bc_mask"][:, 0]
-    assert np.array_equal(imitated, batch[SOURCE] == [DEMOS, "experience"].index(DEMOS))
+    is_demo_half = batch[SOURCE] == [DEMOS, "experience"].index(DEMOS)
+    is_intervention = is_demo_half & (batch["curr_obs"]["state"][:, 0] >= DEMO.length - 1)
+    assert is_intervention.any()
+    assert np.array_equal(batch["forward_inputs"]["bc_mask"][:, 0], is_demo_half & ~is_intervention)
 
 
 def test_an_episode_of_chunks_is_refused() -> None:

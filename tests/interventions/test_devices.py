@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import struct
 import time
@@ -184,10 +185,35 @@ def test_the_gripper_stays_as_the_policy_had_it_until_the_button_is_pressed() ->
             assert action is not None
             return float(action[-1])
 
-        assert [gripper(0.7), gripper(-0.9)] == [1.0, 1.0], "of the moment at which the person took over"
+        assert [gripper(0.7), gripper(-0.9)] == [1.0, 1.0], "no command before: what the policy wanted first"
         wire.waiting.put(js_event(1, 1, 0))
         wait_until(lambda: state.toggles == 1)
         assert [gripper(0.7), gripper(0.7)] == [-1.0, -1.0]
+
+
+def test_a_takeover_keeps_the_gripper_of_the_last_action_though_the_policy_would_now_open_it() -> None:
+    wire, clock, state = Wire(), Clock(), SpaceMouseState()
+    with DeviceIntervention(wire, state, 0.3, clock=clock, sleep=clock.sleep) as person:
+        for executed in (1.0, -1.0):
+            person.begin(TASK)
+            clock.now += 1.0
+            assert person.override(moment(-executed)) is None
+            assert person.override(moment(executed)) is None
+            wire.waiting.put(bytes([1, 0x5E, 0x01, 0, 0, 0, 0]))
+            wait_until(lambda: state.seconds_since_input(clock.now) < 0.3)
+            held = [person.override(moment(policy)) for policy in (-executed, executed, -executed)]
+            assert [None if action is None else float(action[-1]) for action in held] == [executed] * 3
+
+
+def test_a_report_that_cannot_be_read_ends_the_intervention_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    wire, clock, state = Wire(), Clock(), GamepadState()
+    with DeviceIntervention(wire, state, 0.3, clock=clock, sleep=clock.sleep) as person:
+        wire.waiting.put(js_event(32767, 2, 0))
+        wait_until(lambda: bool(state.command(0).any()))
+        assert person.override(moment()) is not None, "the stick is held"
+        wire.waiting.put(b"\x00")
+        wait_until(lambda: person.override(moment()) is None)
+    assert "input device" in caplog.text
 
 
 def test_a_simulator_waits_for_the_person() -> None:
@@ -220,6 +246,18 @@ def test_a_gamepads_device_file_is_read_and_its_end_is_an_unplugged_device(tmp_p
     with pytest.raises(OSError, match="gone"):
         source.read()
     source.close()
+
+
+def test_the_end_of_a_terminal_is_an_unplugged_keyboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, ours = os.openpty()
+    with open(ours) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        source = KeyboardSource()
+        os.write(terminal, b"w")
+        assert source.read() == b"w"
+        os.close(terminal)
+        with pytest.raises(OSError, match=r"gone|error"):
+            source.read()
 
 
 def test_a_person_cannot_follow_other_processes_or_several_episodes() -> None:

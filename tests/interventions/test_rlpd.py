@@ -90,6 +90,8 @@ def test_interventions_are_recorded_beside_the_policys_own_actions_and_counted(
     assert rounds[-1]["replay/decisions"] == steps, "an intervened step counts once"
     shares = [one[names.SHARE] * one["rollout/length"] for one in rounds]
     assert sum(shares) * 3 == pytest.approx(sum(one.sum() for one in flags))
+    alone = sum(episode.success and not flagged.any() for episode, flagged in zip(episodes, flags, strict=True))
+    assert sum(one[names.SUCCESS_ALONE] for one in rounds) * 3 == pytest.approx(alone)
 
 
 @pytest.mark.usefixtures("clone")

@@ -95,6 +95,23 @@ def test_llama_of_7b_has_as_many_adapter_weights_as_published() -> None:
     assert sum(p.numel() for p in network.parameters() if p.requires_grad) == 79_953_920
 
 
+def test_a_layer_is_trained_whole_or_has_an_adapter_and_never_both() -> None:
+    policy = adapted("l1")
+    found = dict(lora.adapters(policy.network))
+    assert "fc1" in LORA["targets"]
+    assert any(path.startswith("vision_backbone.") and path.endswith(".fc1") for path in found)
+    assert not any(path.startswith(("proprio_projector.", "action_head.")) for path in found)
+    assert not any(layer.weight.requires_grad for layer in found.values())
+
+
+def test_what_is_frozen_does_not_depend_on_who_plays_with_the_policy() -> None:
+    policy = adapted()
+    before = policy.frozen
+    policy.requires_grad_(False)
+    assert policy.frozen == before
+    assert "network.proprio_projector.fc1.weight" not in before
+
+
 @pytest.mark.parametrize("head", ["tokens", "l1"])
 def test_training_changes_adapters_and_new_modules_alone(head: str) -> None:
     policy = adapted(head)

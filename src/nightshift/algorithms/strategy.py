@@ -95,7 +95,8 @@ def _frozen(network: nn.Module) -> Set[str]:
 
 def _load(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """All weights but the frozen ones."""
-    kept = {name: tensor for name, tensor in network.state_dict().items() if name in _frozen(network)}
+    frozen = _frozen(network)
+    kept = {name: tensor for name, tensor in network.state_dict().items() if name in frozen}
     network.load_state_dict({**kept, **tensors})
 
 

@@ -71,7 +71,7 @@ class Spans:
     def transitions(
         self, episode: Episode, number: int, policy: Policy, starts: Steps, *, imitate: bool
     ) -> TrajectoryBatch:
-        """Those that begin at `starts`; `number` must be unique in the buffer. `imitate`: they are demonstrations."""
+        """Those that begin at `starts`; `number` must be unique in the buffer. `imitate`: for cloning, too."""
         _check(episode, policy)
         ends = self.ends(episode, starts)
         executed, exists = chunks(episode.actions[:-1], self.chunk)

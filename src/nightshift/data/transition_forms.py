@@ -27,7 +27,7 @@ class TransitionForm(Protocol):
         ...
 
     def interventions(self, episode: ExperienceEpisode, number: int) -> Sequence[EpisodeFile]:
-        """What of it is a demonstration."""
+        """What of it joins the demonstrations, for the critics and the actor's Q; cloning does not imitate it."""
         ...
 
     def sources(self, demos: TrajectoryReplay, experience: TrajectoryReplay) -> tuple[ReplaySource, ReplaySource]:
@@ -137,4 +137,4 @@ class _StepFile:
     def read(self, *, verify: bool) -> TrajectoryBatch:
         episode, form = self.episode.load(verify=verify), self.form
         starts = form.starts(episode, of_interventions=self.of_interventions)
-        return form.spans.transitions(episode, self.number, form.policy, starts, imitate=self.of_interventions)
+        return form.spans.transitions(episode, self.number, form.policy, starts, imitate=False)

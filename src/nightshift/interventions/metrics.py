@@ -19,4 +19,5 @@ def intervention_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         names.PER_EPISODE: began / len(episodes),
         names.SHARE: intervened / steps,
         names.STEPS_BETWEEN: (steps - intervened) / max(began, 1),
+        names.SUCCESS_ALONE: sum(e.success and not e.interventions.any() for e in episodes) / len(episodes),
     }

@@ -55,11 +55,18 @@ class LoraLinear(nn.Module):
         return (self.weight.float() + change).to(self.weight.dtype)
 
 
-def adapt(network: nn.Module, spec: LoraSpec) -> None:
-    """Freeze `network`, and give an adapter to every linear layer that the targets name."""
-    layers = [(path, layer) for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+def adapt(network: nn.Module, spec: LoraSpec, *, trained_whole: Sequence[nn.Module] = ()) -> None:
+    """Freeze `network`, and give an adapter to every linear layer that the targets name.
+
+    Modules of it that are `trained_whole` are neither frozen nor adapted.
+    """
+    whole = {part for module in trained_whole for part in module.modules()}
+    linear = [(path, layer) for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+    layers = [(path, layer) for path, layer in linear if layer not in whole]
     _require_targets(spec["targets"], {_last(path) for path, _ in layers})
     network.requires_grad_(False)
+    for module in trained_whole:
+        module.requires_grad_(True)
     for path, layer in layers:
         if _last(path) in spec["targets"]:
             network.set_submodule(path, LoraLinear(layer, spec))

@@ -68,10 +68,10 @@ class PolicySnapshot(WeightArrays):
 
 def snapshot(policy: Policy, version: int = 0, frozen: WeightArrays | None = None) -> PolicySnapshot:
     """`frozen`: those of another version of this policy, where there is one."""
-    weights = policy.state_dict()
-    if frozen is None and policy.frozen:
-        frozen = WeightArrays.copy_of({name: weights[name] for name in policy.frozen})
-    trained = {name: tensor for name, tensor in weights.items() if name not in policy.frozen}
+    weights, untrained = policy.state_dict(), policy.frozen
+    if frozen is None and untrained:
+        frozen = WeightArrays.copy_of({name: weights[name] for name in untrained})
+    trained = {name: tensor for name, tensor in weights.items() if name not in untrained}
     return PolicySnapshot.of(policy.spec, trained, version, frozen)
 
 
@@ -92,7 +92,8 @@ class PolicySlot:
     def load(self, snapshot: PolicySnapshot) -> Policy:
         frozen = snapshot.frozen.token if snapshot.frozen else ""
         if self._policy is not None and frozen and frozen == self._frozen:
-            self._policy.load_state_dict(snapshot.tensors(), strict=False)
+            found = self._policy.load_state_dict(snapshot.tensors(), strict=False)
+            assert set(found.missing_keys) <= self._policy.frozen and not found.unexpected_keys, found
             return self._policy
         self._policy = None  # its memory is needed
         self._policy, self._frozen = restore(snapshot, self._device), frozen

@@ -38,6 +38,10 @@ class Reward(Protocol):
         """The episode of decisions that is learned from, with its rewards and its end."""
         ...
 
+    def demo(self, episode: Episode) -> Episode:
+        """A demo of control steps with this reward; it comes with 1 at success and 0 before."""
+        ...
+
     def check(self, env: config.Env) -> None:
         """Raise a NightshiftError if it cannot reward episodes of this environment, before any is played."""
         ...
@@ -51,6 +55,9 @@ class SimulatorReward:
 
     def episode(self, trajectory: Trajectory, provenance: Provenance, discount: float) -> Episode:
         return decision_episode(trajectory, provenance, discount)
+
+    def demo(self, episode: Episode) -> Episode:
+        return episode
 
     def check(self, env: config.Env) -> None:
         """Every simulator reports success."""
@@ -80,6 +87,10 @@ class ClassifierReward:
         episode = decision_episode(judged, provenance, discount)
         verdict = _verdict(trajectory, None if decisions is None else judged.length, self._trained.ambiguous_steps)
         return replace(episode, metadata={**episode.metadata, CONTROL_STEPS: trajectory.length, _VERDICT: verdict})
+
+    def demo(self, episode: Episode) -> Episode:
+        """It succeeds at its end, as its dataset says."""
+        return episode
 
     def check(self, env: config.Env) -> None:
         """DataError if it does not know these tasks or what the cameras show."""
@@ -155,7 +166,7 @@ def _of_package(entry: EntryPoint) -> Reward:
     made = plugins.load(entry)
     found = made() if isinstance(made, type) else None
     if not isinstance(found, Reward):
-        raise plugins.unfit(entry, "a class with the methods request, episode and check")
+        raise plugins.unfit(entry, "a class with the methods request, episode, demo and check")
     return found
 
 

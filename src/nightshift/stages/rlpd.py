@@ -28,7 +28,7 @@ from nightshift.policies.base import Policy
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
-from nightshift.rewards.reward import check_reward, verdict_metrics
+from nightshift.rewards.reward import open_reward, verdict_metrics
 from nightshift.rollouts.validation import Selection, Validator, check_validation_states, without_best
 from nightshift.stages._experience import open_experience
 from nightshift.telemetry import experience as names
@@ -44,14 +44,15 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
     _check_chunks(cloned.chunk, envs.horizon(env))
-    check_reward(rlpd.reward, env)
+    reward = open_reward(rlpd.reward)
+    reward.check(env)
     check_person(rlpd.interventions, job.machine)
     splits = {task.name: split_training_states(task, states) for task in envs.tasks(env)}
     check_validation_states(splits, rlpd.validation.level, "rlpd.validation.level")
     data = dataset_store.read(paths.DATASET)
     start = _start(cloned, data, rlpd, seed).to(device.resolve(job.machine.device))
     learner, begun = RlpdLearner(start, rlpd, seed=seed), snapshot(start)
-    replay = DecisionReplay(start, data.episodes("train"), rlpd, seed=seed)
+    replay = DecisionReplay(start, map(reward.demo, data.episodes("train")), rlpd, seed=seed)
     pool = job.pool(env)
     selection = Selection(Validator(pool, splits), begun)
     with (

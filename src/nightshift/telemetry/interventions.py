@@ -5,3 +5,4 @@ from __future__ import annotations
 PER_EPISODE = "intervention/per_episode"
 SHARE = "intervention/share"
 STEPS_BETWEEN = "intervention/steps_between"
+SUCCESS_ALONE = "intervention/success_alone"

@@ -163,6 +163,23 @@ def test_an_adapter_is_merged_into_the_weights(written: Path, tmp_path: Path) ->
         torch.testing.assert_close(tensor, expected[rows], rtol=1e-5, atol=1e-5)
 
 
+def test_the_adapter_that_training_saved_brings_the_modules_that_were_trained_whole(
+    written: Path, tmp_path: Path
+) -> None:
+    """From the published checkpoint and the folder `adapter` alone, the policy acts as the trained one."""
+    shape: dict[str, Any] = {"inputs": ["agentview", "wrist", "state", INSTRUCTION], "head": "l1"}
+    lora = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "fc1"]}
+    trained = load(written, **shape, lora=lora)
+    torch.manual_seed(0)
+    for parameter in trained.network.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.1)
+    policies.save(trained, tmp_path)
+    merged = load(written, **shape, checkpoint={"adapter": str(tmp_path / "adapter")})
+    np.testing.assert_allclose(merged.act(observations()), trained.act(observations()), rtol=0, atol=1e-4)
+    assert np.abs(load(written, **shape).act(observations()) - trained.act(observations())).max() > 1e-2
+
+
 def test_an_adapter_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     from nightshift.policies.openvla_oft.lora import Adapter

@@ -7,6 +7,7 @@ also if the device is unplugged.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from nightshift.types import Array, Task
 CONTROL_SECONDS = 0.05
 """Of a control step: a simulator that is faster waits for the person."""
 _JOIN_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 
 
 class DeviceState(Protocol):
@@ -51,7 +53,8 @@ class ByteSource(Protocol):
 
 
 class DeviceIntervention(Closing):
-    """A person with an input device. The gripper stays as the policy last commanded it until its button is pressed."""
+    """A person with an input device. The gripper stays as it was last commanded until its button is pressed: what the
+    policy would do at the takeover is drawn anew and may drop what is held."""
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class DeviceIntervention(Closing):
         self._is_closed = False
         self._due = clock()
         self._closes_gripper: bool | None = None
-        """None: nobody intervenes."""
+        """The last command that was executed; None: none yet in this episode."""
         self._toggles = 0
         self._is_gone = False
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -87,14 +90,12 @@ class DeviceIntervention(Closing):
         with self._lock:
             command, toggles = self._state.command(now), self._state.toggles
             holds = not self._is_gone and self._state.seconds_since_input(now) < self._release
-        if not holds:
-            self._closes_gripper, self._toggles = None, toggles
-            return None
-        if self._closes_gripper is None:
+        is_toggled, self._toggles = (toggles - self._toggles) % 2 == 1, toggles
+        if not holds or self._closes_gripper is None:
             self._closes_gripper = bool(moment.policy_action[-1] > 0)
-        if (toggles - self._toggles) % 2:
-            self._closes_gripper = not self._closes_gripper
-        self._toggles = toggles
+        if not holds:
+            return None
+        self._closes_gripper ^= is_toggled
         return np.append(command, 1.0 if self._closes_gripper else -1.0).astype(np.float32)
 
     def close(self) -> None:
@@ -108,12 +109,12 @@ class DeviceIntervention(Closing):
         self._due = max(self._due, self._clock() - CONTROL_SECONDS) + CONTROL_SECONDS
 
     def _read(self) -> None:
-        while not self._is_closed:
-            try:
-                data = self._source.read()
-            except OSError:  # unplugged: what it said last must not be held for ever
-                self._is_gone = True
-                return
-            if data:
-                with self._lock:
-                    self._state.feed(data, self._clock())
+        """Until it is closed. Whatever ends it sooner, what the device said last must not be held for ever."""
+        try:
+            while not self._is_closed:
+                if data := self._source.read():
+                    with self._lock:
+                        self._state.feed(data, self._clock())
+        except Exception as error:  # noqa: BLE001  # unplugged, or a report in no known format
+            self._is_gone = True
+            _log.warning("the input device can no longer be read (%r): the policy goes on without interventions", error)

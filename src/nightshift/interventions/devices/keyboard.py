@@ -4,7 +4,7 @@
     a d   y                                 t g   ry               space  gripper
 
 The letters are those of robosuite's keyboard. A key that is held repeats after the terminal's delay, half a second on
-many systems, so `release_seconds` should be longer than that.
+many systems: with a shorter `release_seconds` the policy acts in between.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ class KeyboardSource:
 
     def read(self) -> bytes:
         ready, _, _ = select.select([self._file], [], [], _READ_SECONDS)
-        return os.read(self._file, _READ_BYTES) if ready else b""
+        if not ready:
+            return b""
+        if not (data := os.read(self._file, _READ_BYTES)):
+            raise OSError("the terminal is gone")
+        return data
 
     def close(self) -> None:
         termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)

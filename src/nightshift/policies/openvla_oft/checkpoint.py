@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from nightshift.errors import DataError
 from nightshift.policies.openvla_oft import architecture
@@ -25,14 +25,13 @@ from nightshift.policies.openvla_oft.network import (
     ACTION_TOKENS,
     FIRST_ACTION_TOKEN,
     LM_HEAD,
+    PARTS,
     TOWERS,
     OpenVlaOftNetwork,
 )
 
 Shape = tuple[int, ...]
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_PARTS = ("action_head", "proprio_projector")
-"""Modules that OpenVLA-OFT saves as files of their own."""
 _INCOMPLETE = "download the checkpoint again"
 _OTHER = "this family loads OpenVLA-OFT and its variants; choose another policy.family or another checkpoint"
 _UNUSED = re.compile(r"\.attn_pool\.|featurizer\.norm\.|rotary_emb\.inv_freq$")
@@ -45,10 +44,13 @@ class PublishedCheckpoint:
     shapes: Mapping[str, Shape]
     """Of all tensors, by their published names."""
     files: Mapping[str, Path]
-    """Where each of them is."""
+    """Where each of them is in safetensors."""
+    parts: Mapping[str, Tensor]
+    """Tensors of modules that have files of their own, mapped from disk."""
 
     @classmethod
-    def open(cls, folder: Path) -> PublishedCheckpoint:
+    def open(cls, folder: Path, adapter: Path | None = None) -> PublishedCheckpoint:
+        """Modules that were trained whole beside an adapter lie in its folder, and replace those of the checkpoint."""
         if not folder.is_dir():
             raise DataError(f"there is no checkpoint folder {folder}", "set policy.checkpoint.path in params.yaml")
         shapes, files = {}, {}
@@ -58,10 +60,9 @@ class PublishedCheckpoint:
             missing = [name for name in names if name not in shapes]
             if missing:
                 raise DataError(f"{path} lacks {missing[0]}, which {INDEX} says it has", _INCOMPLETE)
-        for part in _PARTS:
-            for name, tensor in _part(folder, part).items():
-                shapes[name] = tuple(tensor.shape)
-        return cls(folder, shapes, files)
+        parts = {**_parts(folder), **({} if adapter is None else _parts(adapter))}
+        shapes.update({name: tuple(tensor.shape) for name, tensor in parts.items()})
+        return cls(folder, shapes, files, parts)
 
     def json(self, name: str) -> Any:
         path = self.folder / name
@@ -102,11 +103,10 @@ class PublishedCheckpoint:
 
     def load(self, network: OpenVlaOftNetwork, dtype: torch.dtype, adapter: Adapter | None) -> None:
         """Give a network on the meta device its weights, merged with those of the adapter."""
-        parts = {name: tensor for part in _PARTS for name, tensor in _part(self.folder, part).items()}
         with ExitStack() as stack:
             opened = {path: stack.enter_context(safe_open(path, "pt")) for path in set(self.files.values())}
             for name in network.state_dict():
-                tensor = parts[name] if name in parts else self._read(opened[self.files[name]], name)
+                tensor = self.parts[name] if name in self.parts else self._read(opened[self.files[name]], name)
                 if adapter is not None:
                     tensor = adapter.merged(name, tensor, _rows(name))
                 wide = name.startswith("action_head.")
@@ -120,7 +120,7 @@ class PublishedCheckpoint:
 
     def _is_unused(self, name: str) -> bool:
         last = (f"vision_backbone.{tower}.blocks.{architecture.blocks(self.shapes, tower) - 1}." for tower in TOWERS)
-        return bool(_UNUSED.search(name)) or name.startswith((*last, *_PARTS, LM_HEAD))
+        return bool(_UNUSED.search(name)) or name.startswith((*last, *PARTS, LM_HEAD))
 
 
 def _rows(name: str) -> slice | None:
@@ -153,6 +153,16 @@ def _header(path: Path) -> dict[str, Shape]:
         raise DataError(f"the shard {path} is missing", _INCOMPLETE) from None
     except SafetensorError as error:
         raise DataError(f"{path} is truncated or damaged: {error}", _INCOMPLETE) from None
+
+
+def save_part(name: str, module: nn.Module, folder: Path) -> None:
+    """A module in a file of its own, as OpenVLA-OFT saves it, into a folder that is being written."""
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in module.state_dict().items()}
+    torch.save(tensors, folder / f"{name}--trained_checkpoint.pt")
+
+
+def _parts(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for part in PARTS for name, tensor in _part(folder, part).items()}
 
 
 def _part(folder: Path, part: str) -> dict[str, Tensor]:

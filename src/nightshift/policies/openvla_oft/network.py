@@ -24,6 +24,8 @@ FIRST_ACTION_TOKEN = PAD - ACTION_TOKENS
 TOWERS = ("featurizer", "fused_featurizer")
 """DINOv2 and SigLIP."""
 LM_HEAD = "language_model.lm_head.weight"
+PARTS = ("action_head", "proprio_projector")
+"""Modules that OpenVLA-OFT adds to OpenVLA, and saves as files of their own."""
 _TOWER_CHANNELS = 3
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -191,9 +193,9 @@ class OpenVlaOftNetwork(nn.Module):
         return [*vision.featurizer.blocks, *vision.fused_featurizer.blocks, *self.language_model.model.layers]
 
     @property
-    def always_trained(self) -> list[nn.Module]:
+    def always_trained(self) -> dict[str, nn.Module]:
         """Modules that a published language model comes without: they are trained also where it has adapters."""
-        return [getattr(self, name) for name in ("proprio_projector", "action_head") if hasattr(self, name)]
+        return {name: getattr(self, name) for name in PARTS if hasattr(self, name)}
 
     @property
     def places(self) -> int:

@@ -44,7 +44,8 @@ def published(settings: config.OpenVlaOft, inputs: Shapes, action_dim: int) -> t
     """The spec of a checkpoint and its network. All is checked before the first weight is read, and where tensors are
     on the meta device none is."""
     assert settings.checkpoint is not None
-    checkpoint = PublishedCheckpoint.open(Path(settings.checkpoint.path))
+    folder = None if settings.checkpoint.adapter is None else Path(settings.checkpoint.adapter)
+    checkpoint = PublishedCheckpoint.open(Path(settings.checkpoint.path), folder)
     config_json = checkpoint.json("config.json")
     architecture.check_config(config_json)
     common = _common(settings, inputs, architecture.sizes(checkpoint.shapes, config_json), action_dim)
@@ -54,8 +55,7 @@ def published(settings: config.OpenVlaOft, inputs: Shapes, action_dim: int) -> t
     with torch.device("meta"):
         network = OpenVlaOftNetwork(spec["network"])
     checkpoint.check(network)
-    folder = settings.checkpoint.adapter
-    adapter = None if folder is None else Adapter.open(Path(folder), checkpoint.shapes)
+    adapter = None if folder is None else Adapter.open(folder, checkpoint.shapes)
     if torch.get_default_device().type != "meta":
         checkpoint.load(network, DTYPES[settings.dtype], adapter)
     return spec, network

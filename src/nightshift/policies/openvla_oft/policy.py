@@ -15,6 +15,7 @@ from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.modalities import Modalities, observed, select
 from nightshift.policies.openvla_oft import opening
+from nightshift.policies.openvla_oft.checkpoint import save_part
 from nightshift.policies.openvla_oft.heads import HEADS, Gripper
 from nightshift.policies.openvla_oft.images import PREPROCESSING
 from nightshift.policies.openvla_oft.network import OpenVlaOftNetwork
@@ -44,9 +45,9 @@ class OpenVlaOft(HeadPolicy):
         self.modalities = Modalities({name: shape for name, shape in spec["inputs"].items() if name != INSTRUCTION}, 0)
         self.network = OpenVlaOftNetwork(parts) if loaded is None else loaded
         if spec["lora"] is not None:
-            lora.adapt(self.network, spec["lora"])
-            for module in self.network.always_trained:
-                module.requires_grad_(True)
+            lora.adapt(self.network, spec["lora"], trained_whole=list(self.network.always_trained.values()))
+        # By name: who only plays with a policy may freeze all its weights.
+        self._frozen = {f"network.{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
         gripper: Gripper = "simulator" if published is None else "openvla"
         bounds = None if published is None else published["actions"]
         self.head = HEADS[parts["action_head"]](self.action_dim, gripper, bounds)
@@ -100,9 +101,7 @@ class OpenVlaOft(HeadPolicy):
 
     @property
     def frozen(self) -> Set[str]:
-        if self._spec["lora"] is None:
-            return frozenset()
-        return {f"network.{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
+        return self._frozen
 
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Statistics of a checkpoint belong to its weights: those of the demos do not replace them."""
@@ -137,10 +136,12 @@ class OpenVlaOft(HeadPolicy):
         return self.network.decode(encoded)
 
     def export(self, folder: Path) -> None:
-        """The adapter as peft reads it."""
+        """The adapter as peft reads it, and what was trained whole in files of its own."""
         if self._spec["lora"] is not None:
             (folder / ADAPTER).mkdir()
             lora.save_adapter(self.network, self._spec["lora"], folder / ADAPTER)
+            for name, module in self.network.always_trained.items():
+                save_part(name, module, folder / ADAPTER)
 
     def _pixels(self, inputs: Inputs) -> Tensor:
         """Normalised for both towers, [B, 6 n, H, W] of n cameras."""
