@@ -998,7 +998,7 @@ def validate(raw: Any, path: Path) -> Params:
 
 
 _UNKNOWN_FAMILY = "unknown_family"
-_WRONG_FAMILY = (_UNKNOWN_FAMILY, "union_tag_not_found")
+_WRONG_FAMILY = (_UNKNOWN_FAMILY, "union_tag_not_found", "union_tag_invalid")
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -1034,6 +1034,8 @@ def _what(error: Any) -> str:
         return "missing"
     if error["type"] == _UNKNOWN_FAMILY:
         return str(error["msg"])
+    if error["type"] == "union_tag_invalid":  # no name at all, such as null
+        return f"should be one of {', '.join(FAMILIES)}, got {error['ctx']['tag']}"
     if not error["loc"]:
         return str(error["ctx"]["error"])
     message = (error["msg"][0].lower() + error["msg"][1:]).removeprefix("value error, ")
