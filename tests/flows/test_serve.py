@@ -22,6 +22,8 @@ from tests.faults.test_interrupt import inhabitants
 from tests.flows.conftest import PrefectServer, free_port
 from tests.flows.prefect_runs import ask, state, task_states, wait_until
 
+STATED = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path, prefect_server: PrefectServer) -> Path:
@@ -47,11 +49,13 @@ class Serving:
         self._command: Command | None = None
 
     def ready(self) -> Command:
-        """A server that is ready for orders."""
+        """A server that is ready for orders: it registers its deployments one after the other."""
         if self._command is None or not self._command.is_running():
             self._command = Command(self._root, "serve", "--port", str(self._port), PREFECT_RUNNER_POLL_FREQUENCY="1")
         wait_until(lambda: answers(local_url(self._port)))
-        wait_until(lambda: ask(local_url(self._port), SyncPrefectClient.read_deployments))
+        wait_until(
+            lambda: set(STATED) <= {d.name for d in ask(local_url(self._port), SyncPrefectClient.read_deployments)}
+        )
         return self._command
 
     def end(self) -> None:
@@ -94,7 +98,7 @@ def engines(root: Path) -> list[str]:
 
 
 def test_the_schedule_is_the_one_in_prefect_yaml(port: int, server: Command) -> None:
-    stated = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}["nightly"]
+    stated = STATED["nightly"]
     nightly = ask(local_url(port), lambda client: client.read_deployment_by_name("nightly/nightly"))
     (schedule,) = nightly.schedules
     (expected,) = stated["schedules"]
