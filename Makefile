@@ -3,6 +3,7 @@
 .PHONY: run test test-all check bench soak ui serve setup plan
 
 PYTHON ?= python3
+unexport PYTHONDONTWRITEBYTECODE  # every command would compile the project's modules again
 BIN := .venv/bin
 STAMP := .venv/.set-up
 

@@ -90,6 +90,7 @@ def iteration(policy: PolicySnapshot) -> None:
         demos=None,
         microbatch_size=microbatch_size,
         gradient_checkpointing=False,
+        compile=False,
         device=torch.device("cpu"),
     )
     learner = LocalLearner(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import multiprocessing
 import os
 import shutil
@@ -95,6 +96,12 @@ UNITS = (
 """Files whose tests one process runs, since they share what is slow to start, and that are begun first, since they take
 longest: begun last, one would run on one core while the other is idle. Every other file is a unit of its own."""
 _PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
+
+
+def pytest_collection_finish() -> None:
+    """What was imported until now stays: the garbage collector need not look at its million objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -121,6 +121,8 @@ class Machine(Section):
     """Decisions per backward pass: lower it when memory runs out. Gradients are accumulated over a minibatch."""
     gradient_checkpointing: Flag
     """Compute the activations of transformer blocks again in the backward pass: less memory, a third more time."""
+    compile: Flag
+    """Compile transformer blocks (torch.compile), on a GPU: a minute at first, then faster and with less memory."""
     checkpoint_every: CheckpointEvery
 
     @model_validator(mode="after")
@@ -927,11 +929,12 @@ class Params(Section):
         return functools.reduce(getattr, rest, getattr(self, "register_" if first == "register" else first))
 
 
-class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that occurs twice, of which YAML would silently take the last.
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML has it: parsing dvc.lock in Python takes a tenth of a second, seven times as long."""
 
-    It parses with libyaml where PyYAML has it: parsing dvc.lock in Python takes a tenth of `nightshift plan`.
-    """
+
+class _StrictLoader(YAML_LOADER):  # type: ignore[misc]
+    """Refuses a key that occurs twice, of which YAML would silently take the last."""
 
     def __init__(self, text: str, name: str) -> None:
         stream = io.StringIO(text)

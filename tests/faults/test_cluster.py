@@ -173,6 +173,17 @@ def test_a_node_that_is_lost_costs_no_episode_and_changes_none(cluster: Cluster,
     assert pool.spent()["busy"] > 0
 
 
+def test_a_worker_whose_place_was_lost_before_it_started_leaves_its_request_to_another(
+    cluster: Cluster, add_node: AddNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for a place until its timeout, while the worker in the only place is idle."""
+    add_node(1)
+    places = iter([2])
+    real = capacity._places
+    monkeypatch.setattr(capacity, "_places", lambda each: next(places, None) or real(each))
+    assert len(dict(RayPool(2, ENV).run(WANTED, POLICY))) == len(WANTED)
+
+
 def test_drawn_states_travel_to_a_node_that_has_none_of_the_projects_files(elsewhere: Path) -> None:
     shipped = LocalPool(MINI)
     drawn = envs.PortableFleets({"lift_cube": drawn_like_shipped()})

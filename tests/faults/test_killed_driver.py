@@ -96,6 +96,7 @@ def test_a_killed_driver_resumes_to_the_same_weights_and_takes_its_ray_along(
     assert len(json.loads(resumed[1])["iterations"]) == ITERATIONS
 
 
+@pytest.mark.slow
 def test_a_killed_driver_of_a_cluster_resumes_to_the_same_weights_and_its_workers_there_are_gone(
     project: Path, undisturbed: Outcome, add_node: AddNode
 ) -> None:

@@ -54,6 +54,7 @@ def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec:
         demos=demo_steps(),
         microbatch_size=microbatch_size,
         gradient_checkpointing=False,
+        compile=False,
         device=CPU,
     )
 
@@ -141,6 +142,7 @@ def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState
         demos=None,
         microbatch_size=64,
         gradient_checkpointing=False,
+        compile=False,
         device=CPU,
     )
     sampler = Sampler({task: range(50) for task in fake.TASKS}, chosen, seed=0)

@@ -91,6 +91,7 @@ def test_plots_are_one_page_of_html(project: Path) -> None:
     assert "Success on held-out init states" in (project / "plots" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_command_takes_the_environment_in_the_folder_or_else_the_one_on_the_path(
     project: Path, migrated_store: Path
 ) -> None:

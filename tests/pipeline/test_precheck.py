@@ -185,6 +185,7 @@ for stages in (["states"], ["collect"], ["rloo"], ["evaluate"], []):
 """
 
 
+@pytest.mark.slow
 def test_without_gl_only_stages_that_simulate_are_refused_and_the_others_import_no_simulator() -> None:
     environment = {**os.environ, "MUJOCO_GL": "disable", "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
     command = [sys.executable, "-c", WITHOUT_GL]

@@ -27,6 +27,8 @@ from tests.policies.examples import (
 )
 
 ROWS = 5
+SLOW = ("openvla-oft tokens", "openvla-oft l1")
+"""Ten seconds each to train."""
 
 
 @pytest.fixture(params=FAMILIES)
@@ -149,7 +151,9 @@ def test_the_order_in_which_observations_come_is_irrelevant(policy: HeadPolicy) 
     assert (policy.act(dict(reversed(list(observations.items())))) == policy.act(observations)).all()
 
 
-def test_cloning_learns_random_decisions_by_heart(seeing: HeadPolicy) -> None:
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SEES])
+def test_cloning_learns_random_decisions_by_heart(family: str) -> None:
+    seeing = make(family)
     inputs, actions = seeing.inputs(observe(32)), demo_actions(32)
     mask = torch.ones(32, CHUNK, dtype=torch.bool)
     optimizer = torch.optim.Adam(seeing.parameters(), lr=3e-3)

@@ -20,8 +20,6 @@ from nightshift.policies import lora, snapshot
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
-from nightshift.policies.recomputing import recompute_activations
-from nightshift.policies.vla import Vla
 from tests.policies import examples
 
 CPU = torch.device("cpu")
@@ -229,37 +227,3 @@ def test_a_target_that_is_no_linear_layer_is_refused_by_name(target: str) -> Non
     network = OpenVlaOftNetwork(network_spec())
     with pytest.raises(ConfigError, match=target):
         lora.adapt(network, {"rank": 4, "alpha": 8.0, "targets": ["q_proj", target]})
-
-
-@pytest.mark.parametrize("family", ["vla", "openvla-oft tokens"])
-def test_recomputed_activations_give_the_same_gradients(family: str) -> None:
-    def gradients(*, recomputed: bool) -> dict[str, Tensor]:
-        policy: Any = examples.make(family)
-        if recomputed:
-            recompute_activations(policy)
-        of = batch(policy)
-        policy.bc_loss(of.inputs, of.actions, of.mask).backward()
-        return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
-
-    kept, again = gradients(recomputed=False), gradients(recomputed=True)
-    assert all(torch.equal(kept[name], again[name]) for name in kept)
-
-
-def test_recomputing_keeps_fewer_activations() -> None:
-    def saved(*, recomputed: bool) -> int:
-        policy: Any = Vla(**{**examples.VLA, "depth": 4, "head": "gaussian"})
-        policy.normalise_by(examples.STATISTICS)
-        if recomputed:
-            recompute_activations(policy)
-        of = batch(policy)
-        sizes: list[int] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            sizes.append(tensor.numel())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            policy.bc_loss(of.inputs, of.actions, of.mask)
-        return sum(sizes)
-
-    assert saved(recomputed=True) < 0.6 * saved(recomputed=False)

@@ -168,7 +168,7 @@ def test_from_nothing_but_demos_in_the_replay_it_learns_to_reach_the_goal(
     [
         pytest.param(1, 30, 0, marks=pytest.mark.slow),
         (4, 1, 1),
-        (5, 30, 0),
+        pytest.param(5, 30, 0, marks=pytest.mark.slow),
         pytest.param(5, 30, 2, marks=pytest.mark.slow),
     ],
 )

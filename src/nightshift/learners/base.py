@@ -26,6 +26,7 @@ class LearnerSpec:
     """For the behaviour-cloning loss."""
     microbatch_size: int
     gradient_checkpointing: bool
+    compile: bool
     device: torch.device
 
 

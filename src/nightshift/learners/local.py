@@ -11,8 +11,8 @@ from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.algorithms.strategy import Strategy
 from nightshift.learners.base import LearnerSpec, LearnerState
+from nightshift.policies.blocks import compile_blocks, recompute_activations
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
-from nightshift.policies.recomputing import recompute_activations
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 
 
@@ -48,6 +48,8 @@ class Rank:
             policy = restore(spec.policy, spec.device)
         if spec.gradient_checkpointing:
             recompute_activations(policy)
+        if spec.compile:
+            compile_blocks(policy)
         self._frozen = spec.policy.frozen
         demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
         self._learner = OnPolicyLearner(

@@ -20,7 +20,7 @@ from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftErr
 from nightshift.interventions.opening import check_person
 from nightshift.policies import device
 from nightshift.policies.base import Policy
-from nightshift.policies.recomputing import require_blocks
+from nightshift.policies.blocks import require_blocks
 from nightshift.policies.start import check_same_network, no_champion
 from nightshift.project import packages, paths
 from nightshift.project.graph import Definition
@@ -58,7 +58,9 @@ def check_policy(params: config.Params) -> None:
     space = envs.observation_space(params.env)
     policy = _weightless(params)
     if params.machine.gradient_checkpointing:
-        require_blocks(policy)
+        require_blocks(policy, "machine.gradient_checkpointing")
+    if params.machine.compile:
+        require_blocks(policy, "machine.compile")
     instructions = np.array([task.language for task in envs.tasks(params.env)])
     seen = {name: np.zeros((len(instructions), *space[name].shape), space[name].dtype) for name in policy.observations}
     policy.inputs(seen | ({INSTRUCTION: instructions} if INSTRUCTION in seen else {}))

@@ -46,8 +46,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         output = functional.linear(inputs, self.weight, self.bias)
-        change = functional.linear(functional.linear(inputs.to(self.lora_A.dtype), self.lora_A), self.lora_B)
-        return output + self.scale * change.to(output.dtype)
+        a, b = self.lora_A.to(inputs.dtype), self.lora_B.to(inputs.dtype)
+        return output + self.scale * functional.linear(functional.linear(inputs, a), b)
 
     def merged(self) -> Tensor:
         """The weight of the one layer that computes the same, in the dtype of W."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nightshift import policies
 from nightshift.policies.base import Policy
+from nightshift.policies.blocks import compile_blocks
 
 _BITS = {torch.bfloat16: torch.int16}
 """Dtypes that numpy does not have, and those of the same size that their bits travel as."""
@@ -83,8 +84,9 @@ def restore(snapshot: PolicySnapshot, device: torch.device) -> Policy:
 class PolicySlot:
     """Holds one policy at a time. Of another version of the same policy, only what training changed is loaded."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, compile: bool = False) -> None:
         self._device = device
+        self._compile = compile
         self._policy: Policy | None = None
         self._frozen = ""
         """The token of its frozen weights; empty where it has none."""
@@ -97,6 +99,8 @@ class PolicySlot:
             return self._policy
         self._policy = None  # its memory is needed
         self._policy, self._frozen = restore(snapshot, self._device), frozen
+        if self._compile:
+            compile_blocks(self._policy)
         return self._policy
 
 

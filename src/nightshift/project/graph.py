@@ -89,6 +89,6 @@ def recorded_md5(root: Path, out: Path) -> str:
 
 def md5_in(lock: str, out: Path) -> str:
     """The md5 of an output in the text of a dvc.lock; empty if it names none."""
-    stages = (yaml.safe_load(lock) or {}).get("stages") or {}
+    stages = (yaml.load(lock, config.YAML_LOADER) or {}).get("stages") or {}
     outs = [entry for stage in stages.values() for entry in stage.get("outs", [])]
     return next((str(entry["md5"]) for entry in outs if entry["path"] == out.as_posix()), "")

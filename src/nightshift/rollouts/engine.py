@@ -60,6 +60,8 @@ class EngineSettings:
     device: torch.device
     threads: int
     requests_at_once: int
+    compile: bool = False
+    """Whether the policy's transformer blocks are compiled."""
     reserved_gpus: int = 0
     """Of a cluster: those that the learner's ranks take."""
 
@@ -118,7 +120,7 @@ class Engine:
         self._experts = ExpertProcesses(settings.threads, env.suite)
         self._interventions = InterventionSources()
         self._actor: tuple[str, Actor] | None = None
-        self._slot = PolicySlot(settings.device)
+        self._slot = PolicySlot(settings.device, compile=settings.compile)
 
     def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
         """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort."""

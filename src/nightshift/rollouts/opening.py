@@ -27,5 +27,6 @@ def engine_settings(machine: config.Machine, device: torch.device) -> EngineSett
         device=device,
         threads=machine.threads,
         requests_at_once=machine.requests_at_once,
+        compile=machine.compile,
         reserved_gpus=machine.ranks if machine.ranks > 1 else 0,
     )

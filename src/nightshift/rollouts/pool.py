@@ -89,6 +89,7 @@ class RayPool:
         try:
             while waiting or running:
                 workers = self.capacity.available_workers()
+                waiting.extendleft(self._without_room(running, workers))
                 while waiting and len(running) < workers:
                     self._begin(waiting.popleft(), requests, sent, running)
                 for index, trajectories in self._finished(running, retries):
@@ -132,6 +133,17 @@ class RayPool:
         was_idle = bool(self._idle)
         attempt = Attempt(bundle, self._idle.popleft() if was_idle else self._start_worker(), was_idle=was_idle)
         running[attempt.actor.run.remote([requests[index] for index in bundle], sent)] = attempt
+
+    def _without_room(self, running: dict[Any, Attempt], workers: int) -> Iterator[Bundle]:
+        """Bundles of workers that wait for a place which their node took with it. An idle worker, which may be in the
+        last place that there is, can play them."""
+        too_many = min(len(running) + len(self._idle) - workers, len(self._idle))
+        unplaced = [future for future in running if not running[future].has_begun]
+        for future in unplaced[: max(0, too_many)]:
+            attempt = running.pop(future)
+            ray.kill(attempt.actor)
+            if all(other.bundle != attempt.bundle for other in running.values()):
+                yield attempt.bundle
 
     def _send(self, policy: PolicySnapshot | None) -> PolicySnapshot | None:
         """The policy as workers get it: its weights are in the object store, and those of the one before are freed."""

@@ -36,6 +36,11 @@ class Attempt:
         return time.monotonic() - self._started
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the worker is known to live; another one may still be starting, or wait for a place on a node."""
+        return self._heartbeat.has_answered
+
+    @property
     def may_have_been_dead(self) -> bool:
         """Whether the worker, if it is dead, may have died before it got the bundle."""
         return self._was_idle and not self._heartbeat.has_answered

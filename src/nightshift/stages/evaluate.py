@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.stats  # noqa: F401 - tests need it after hours of work: if it is not installed, that is told now
+import scipy.stats  # noqa: F401 - the intervals at the end need it: if it is not installed, that is told now
 from numpy.typing import NDArray
 
 from nightshift import config, files, policies

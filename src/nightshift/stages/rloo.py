@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.stats  # noqa: F401 - tests need it after hours of work: if it is not installed, that is told now
+import scipy.stats  # noqa: F401 - the intervals at the end need it: if it is not installed, that is told now
 import torch
 
 from nightshift import config, envs, files, policies
@@ -53,6 +53,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
         demos=_demos(cloned, rloo),
         microbatch_size=job.machine.microbatch_size,
         gradient_checkpointing=job.machine.gradient_checkpointing,
+        compile=job.machine.compile,
         device=device.resolve(job.machine.device),
     )
     ranks = job.machine.ranks

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import scipy.stats  # noqa: F401 - tests need it after hours of work: if it is not installed, that is told now
+import scipy.stats  # noqa: F401 - the intervals at the end need it: if it is not installed, that is told now
 import torch
 
 from nightshift import config, envs, files, policies

@@ -14,7 +14,7 @@ from nightshift.learners.checkpoint import Checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.policies import device
 from nightshift.policies.base import Policy
-from nightshift.policies.recomputing import recompute_activations
+from nightshift.policies.blocks import compile_blocks, recompute_activations
 from nightshift.policies.start import check_same_network
 from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
@@ -35,6 +35,8 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
         start = _start(_fresh_policy(policy, data)).to(device.resolve(job.machine.device))
     if job.machine.gradient_checkpointing:
         recompute_activations(start)
+    if job.machine.compile:
+        compile_blocks(start)
     learner = SftLearner(start, sft, microbatch_size=job.machine.microbatch_size)
     parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}
     with device.out_of_memory_advice("machine.microbatch_size or sft.batch_size"):

@@ -28,10 +28,7 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The mean square in float32: squares of bfloat16 lose too much."""
-        wide = tokens.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS)
-        return self.weight * normed.to(tokens.dtype)
+        return functional.rms_norm(tokens, self.weight.shape, self.weight, _EPS)
 
 
 class Attention(nn.Module):

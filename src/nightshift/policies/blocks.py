@@ -1,4 +1,4 @@
-"""Gradient checkpointing: activations of transformer blocks are computed again in the backward pass."""
+"""How the transformer blocks of a policy are computed: as they are, compiled, or with less memory for activations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ def recompute_activations(policy: Policy) -> None:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def require_blocks(policy: Policy) -> None:
+def compile_blocks(policy: Policy) -> None:
+    """With torch.compile, at the first call; blocks of one kind share what is compiled. Norms, rotations and
+    activations become few kernels, and what is cheap is recomputed in the backward pass instead of kept."""
+    for block in policy.transformer_blocks:
+        block.compile()
+
+
+def require_blocks(policy: Policy, setting: str) -> None:
     if not policy.transformer_blocks:
         raise ConfigError(
-            f"machine.gradient_checkpointing is on, and the policy family {policy.spec['family']} has no transformer "
-            "blocks",
+            f"{setting} is on, and the policy family {policy.spec['family']} has no transformer blocks",
             "turn it off in params.yaml, or choose vla or openvla-oft",
         )
