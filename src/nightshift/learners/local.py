@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
-from nightshift.algorithms.strategy import Strategy
+from nightshift.algorithms.strategy import SingleProcess, Strategy
+from nightshift.learners import shards
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.recomputing import recompute_activations
-from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
+from nightshift.policies.snapshot import PolicySnapshot, restore
+
+_CPU = torch.device("cpu")
 
 
 class LocalLearner:
     """One learner in this process."""
 
     def __init__(self, spec: LearnerSpec) -> None:
-        self._rank = Rank(spec)
+        self._rank = Rank(spec, SingleProcess())
+        self._start = spec.policy
 
     def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
         return self._rank.update(parts[0], progress)
@@ -31,7 +36,11 @@ class LocalLearner:
     def state(self) -> LearnerState:
         return self._rank.state()
 
+    def write_shards(self, folder: Path) -> Mapping[str, str]:
+        return {}
+
     def restore(self, state: LearnerState) -> None:
+        state.policy_weights(self._start)
         self._rank.restore(state)
 
     def close(self) -> None:
@@ -41,14 +50,16 @@ class LocalLearner:
 class Rank:
     """A learner; `strategy` connects it to other ranks."""
 
-    def __init__(self, spec: LearnerSpec, strategy: Strategy | None = None) -> None:
+    def __init__(self, spec: LearnerSpec, strategy: Strategy) -> None:
         torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
         torch.manual_seed(spec.seed)  # for the initial weights of a critic
         with out_of_memory_advice(POLICY_SIZE):
-            policy = restore(spec.policy, spec.device)
+            # What is sharded is moved to the device part by part: it may not fit there as a whole.
+            policy = restore(spec.policy, _CPU if strategy.shards else spec.device)
         if spec.gradient_checkpointing:
             recompute_activations(policy)
         self._frozen = spec.policy.frozen
+        self._strategy = strategy
         demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
         self._learner = OnPolicyLearner(
             policy,
@@ -64,14 +75,23 @@ class Rank:
             return self._learner.update(groups, progress)
 
     def policy(self) -> PolicySnapshot:
-        return snapshot(self._learner.policy, self._learner.version, self._frozen)
+        """Of ranks that shard it all have to ask, and rank 0 gets the weights."""
+        policy = self._learner.policy
+        weights = self._strategy.trained_weights(policy)
+        return PolicySnapshot.of(policy.spec, weights, self._learner.version, self._frozen)
 
     def state(self) -> LearnerState:
-        return LearnerState(tensors=self._learner.tensors(), counters=self._learner.counters)
+        tensors = {} if self._strategy.shards else self._learner.tensors()
+        return LearnerState(tensors=tensors, counters=self._learner.counters)
+
+    def write_shards(self, folder: Path) -> Mapping[str, str]:
+        return shards.write(folder, self._learner.tensors(), self._strategy.rank)
 
     def restore(self, state: LearnerState) -> None:
         with out_of_memory_advice(POLICY_SIZE):
-            self._learner.restore(state.tensors, state.counters)
+            allocate = self._strategy.allocate(self._learner.trained)
+            tensors = state.tensors if state.shards is None else shards.read(state.shards, allocate)
+            self._learner.restore(tensors, state.counters)
 
     @property
     def microbatches(self) -> int:
