@@ -116,7 +116,7 @@ class Machine(Section):
     ranks: Count
     """Learner processes that share the update of reinforcement learning."""
     strategy: Literal["data_parallel", "fsdp"]
-    """What each of several ranks holds: the whole policy; or, with FSDP2, a part of every weight, gradient and moment."""
+    """What each of several ranks holds: the whole policy, or with FSDP2 a part of every weight, gradient and moment."""
     cpu_offload: Flag
     """With fsdp: weights, gradients and moments stay in the memory of the CPU, and a block is on the GPU while it is
     computed."""
@@ -137,13 +137,13 @@ class Machine(Section):
             )
         if self.strategy == "fsdp" and self.ranks == 1:
             raise ValueError(
-                "strategy is fsdp, and one rank has nobody to share the policy with: set ranks to the number of GPUs, "
-                "or strategy to data_parallel"
+                "strategy is fsdp, and ranks is 1, which leaves nothing to shard: set ranks to the number of GPUs, or "
+                "strategy to data_parallel"
             )
         if self.cpu_offload and self.strategy != "fsdp":
             raise ValueError(
-                f"cpu_offload is true, and with strategy {self.strategy} nothing is offloaded: set strategy to fsdp, or "
-                "cpu_offload to false"
+                f"cpu_offload is true, and with strategy {self.strategy} nothing is offloaded: set strategy to fsdp, "
+                "or cpu_offload to false"
             )
         if self.listen and not self.actors:
             raise ValueError(

@@ -56,7 +56,8 @@ def run(work: Work) -> list[Result]:
     """The same work on as many processes as there are parts."""
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = f"file://{folder}/{uuid.uuid4().hex}"
-        ranks = [fork(_rank, rendezvous, number, work, folder) for number in range(len(work.parts))]
+        copied = pickle.dumps(work)  # multiprocessing would share the memory of its tensors
+        ranks = [fork(_rank, rendezvous, number, copied, folder) for number in range(len(work.parts))]
         for process in ranks:
             process.join(_SECONDS)
             if process.is_alive():
@@ -69,13 +70,14 @@ def run(work: Work) -> list[Result]:
     return results
 
 
-def _rank(rendezvous: str, number: int, work: Work, folder: str) -> None:
+def _rank(rendezvous: str, number: int, copied: bytes, folder: str) -> None:
     try:
+        work: Work = pickle.loads(copied)
         offload = work.spec.cpu_offload
         strategy = FullySharded(rendezvous, number, len(work.parts), work.spec.device, cpu_offload=offload)
         result: Result | str = _work(strategy, work)
         dist.destroy_process_group()
-    except Exception:
+    except Exception:  # noqa: BLE001 - the test shows it
         result = traceback.format_exc()
     (Path(folder) / str(number)).write_bytes(pickle.dumps(result))
 

@@ -22,7 +22,7 @@ class Reference:
 
     @torch.no_grad()
     def log_prob(self, inputs: Inputs, actions: Tensor, temperature: float) -> Tensor:
-        """As of `Policy`. The policy holds the weights of the start meanwhile, so that no pass of its own may be between
+        """As of `Policy`. The policy holds the weights of the start meanwhile, so no pass of its own may be between
         forward and backward."""
         now = [parameter.detach().clone() for parameter in self._trained]
         self._strategy.write(self._trained, self._start)

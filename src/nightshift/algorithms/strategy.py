@@ -44,7 +44,7 @@ class Strategy(ABC):
         return network
 
     def passes(self, count: int) -> int:
-        """How often this rank runs a network that it has `count` microbatches for; those beyond `count` have no data."""
+        """How often this rank runs a network that it has `count` microbatches for; the passes beyond have no data."""
         return count
 
     def write(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:

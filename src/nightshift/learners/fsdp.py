@@ -37,15 +37,15 @@ from nightshift.policies.base import Policy
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
-_FORWARD_METHODS = ("evaluate_actions", "bc_loss", "critic_features")
+_FORWARD_METHODS = ("evaluate_actions", "log_prob", "bc_loss", "critic_features")
 """What a learner calls of a policy; they use weights of its root before and after `forward`."""
 _EPS = 1e-6
 """As in `torch.nn.utils.clip_grad_norm_`."""
 
 
 class FullySharded(DataParallel):
-    """Of policies. On a GPU the blocks are gathered, and computed, in bfloat16, as autocast would compute them: the parts
-    that the optimizer changes stay as they are, float32 where the policy is."""
+    """Shards policies. On a GPU their blocks are gathered and computed in bfloat16, as autocast computes them; the
+    sharded weights that the optimizer changes keep the dtype of the policy."""
 
     shards = True
 

@@ -53,22 +53,10 @@ class Rank:
     def __init__(self, spec: LearnerSpec, strategy: Strategy) -> None:
         torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
         torch.manual_seed(spec.seed)  # for the initial weights of a critic
-        with out_of_memory_advice(POLICY_SIZE):
-            # What is sharded is moved to the device part by part: it may not fit there as a whole.
-            policy = restore(spec.policy, _CPU if strategy.shards else spec.device)
-        if spec.gradient_checkpointing:
-            recompute_activations(policy)
         self._frozen = spec.policy.frozen
         self._strategy = strategy
-        demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
-        self._learner = OnPolicyLearner(
-            policy,
-            spec.settings,
-            torch.Generator().manual_seed(spec.seed),
-            microbatch_size=spec.microbatch_size,
-            demos=demos,
-            strategy=strategy,
-        )
+        with out_of_memory_advice(POLICY_SIZE):
+            self._learner = _make_learner(spec, strategy)
 
     def update(self, groups: Groups, progress: float) -> dict[str, float]:
         with out_of_memory_advice("machine.microbatch_size"):
@@ -97,3 +85,19 @@ class Rank:
     def microbatches(self) -> int:
         """Done so far."""
         return self._learner.microbatches
+
+
+def _make_learner(spec: LearnerSpec, strategy: Strategy) -> OnPolicyLearner:
+    # What is sharded is moved to the device part by part: it may not fit there as a whole.
+    policy = restore(spec.policy, _CPU if strategy.shards else spec.device)
+    if spec.gradient_checkpointing:
+        recompute_activations(policy)
+    demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
+    return OnPolicyLearner(
+        policy,
+        spec.settings,
+        torch.Generator().manual_seed(spec.seed),
+        microbatch_size=spec.microbatch_size,
+        demos=demos,
+        strategy=strategy,
+    )

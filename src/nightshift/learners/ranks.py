@@ -12,8 +12,9 @@ The driver holds references: weights and moments reach it only where it writes a
 until all ranks have reached it, so one rank that hangs stalls all of them. The driver waits as long as any rank makes
 progress.
 
-With FSDP each rank holds a part of the policy (fsdp.py). Every rank takes part where weights are gathered for rank 0, and
-writes its part of a checkpoint. A rank that fails takes its part along: the stage ends, and resumes from the checkpoint.
+With FSDP each rank holds a part of the policy (fsdp.py). All ranks take part where weights are gathered for rank 0, and
+each writes its part of a checkpoint. A rank that fails takes its part along: the stage ends, and resumes from the last
+checkpoint when it is run again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +85,8 @@ class RayLearners:
 
     def restore(self, state: LearnerState) -> None:
         self.close()
-        self._state = ray.put(state)
+        where = None if state.shards is None else state.shards.resolve()  # ranks may work in another folder
+        self._state = ray.put(replace(state, shards=where))
         weights = state.policy_weights(self._spec.policy)
         self._policy = PolicySnapshot.of(self._policy.spec, weights, state.version, self._policy.frozen)
 

@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from nightshift import files
 from nightshift.algorithms.strategy import Allocate, allocate_whole
@@ -23,7 +24,7 @@ METADATA = ".metadata"
 
 def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> dict[str, str]:
     """Called by all ranks with the same names; the sha256 sums of the files that this rank wrote."""
-    dcp.save(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=True))
+    save(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=True))
     written = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
     return {path.name: files.sha256(path) for path in written}
 
@@ -37,5 +38,5 @@ def read(folder: Path, allocate: Allocate = allocate_whole, prefix: str = "") ->
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # on purpose
-        dcp.load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
+        load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
     return tensors
