@@ -5,7 +5,7 @@
     rank 2  ░░▓                                                                                                  ░░▓
 
 Every pass waits for all ranks, so all of them make the same number of passes (`Strategy.passes`). What is small stays
-whole on every rank: critics, and trained weights of another dtype than most (of one block FSDP sums one dtype).
+whole on every rank: critics, and trained weights of another dtype than most.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FullySharded(DataParallel):
     def wrap(self, network: _Network) -> _Network:
         if not isinstance(network, Policy):
             return network
-        whole = _of_other_dtypes(network)
+        whole = _not_sharded(network)
         for parameter in whole:
             parameter.data = parameter.data.to(self._device)
         for block in network.transformer_blocks:
@@ -179,13 +179,15 @@ class _Parameters:
         return found if isinstance(found, DTensor) and found.shape == size else None
 
 
-def _of_other_dtypes(policy: Policy) -> set[nn.Parameter]:
-    """Trained parameters of another dtype than most of them: FSDP sums gradients of one dtype per block."""
-    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    sizes = Counter({parameter.dtype: 0 for parameter in trained})
+def _not_sharded(policy: Policy) -> set[nn.Parameter]:
+    """Numbers without an axis, and trained parameters of another dtype than most: FSDP sums one dtype per block."""
+    parameters = list(policy.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    sizes: Counter[torch.dtype] = Counter()
     for parameter in trained:
         sizes[parameter.dtype] += parameter.numel()
-    return {parameter for parameter in trained if parameter.dtype != sizes.most_common(1)[0][0]}
+    scalars = {parameter for parameter in parameters if not parameter.dim()}
+    return scalars | {parameter for parameter in trained if parameter.dtype != sizes.most_common(1)[0][0]}
 
 
 def _gathered(tensor: Tensor) -> Tensor:
