@@ -248,6 +248,22 @@ def test_trained_weights_of_several_dtypes_keep_them_and_make_the_update_of_one_
         assert error < 0.1, name
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("cpu_offload", [False, True])
+def test_on_a_gpu_a_sharded_policy_keeps_float32_weights_and_makes_the_update_of_one_process_to_bfloat16(
+    cpu_offload: bool, tmp_path: Path
+) -> None:
+    """One rank, so that one GPU is enough: gathering, precision and offloading are those of several."""
+    policy = policy_of("vla")
+    played = groups(policy)
+    spec = replace(make_spec(policy), device=torch.device("cuda"), cpu_offload=cpu_offload)
+    (result,) = sharded_ranks.run(Work(spec=spec, parts=[played], progress=PROGRESS[:1], save=tmp_path))
+    single, metrics = alone(spec, played, PROGRESS[:1])
+    found, expected = shards.read(tmp_path), single.state().tensors
+    assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in expected.items()}
+    assert result.metrics == pytest.approx(metrics, rel=0.1, abs=1e-2)
+
+
 def test_a_checkpoint_with_a_missing_shard_is_set_aside_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
