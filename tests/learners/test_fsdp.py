@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from nightshift import files
 from nightshift.algorithms.estimators import Groups
 from nightshift.data.dataset_store import CloningSteps
+from nightshift.errors import DataError
 from nightshift.learners import checkpoint, shards
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
@@ -262,6 +264,17 @@ def test_on_a_gpu_a_sharded_policy_keeps_float32_weights_and_makes_the_update_of
     found, expected = shards.read(tmp_path), single.state().tensors
     assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in expected.items()}
     assert result.metrics == pytest.approx(metrics, rel=0.1, abs=1e-2)
+
+
+def test_the_metadata_of_a_checkpoint_calls_no_function(tmp_path: Path) -> None:
+    class Call:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "called",)
+
+    (tmp_path / shards.METADATA).write_bytes(pickle.dumps(Call()))
+    with pytest.raises(DataError, match=r"names pathlib\.Path\.touch"):
+        shards.read(tmp_path)
+    assert not (tmp_path / "called").exists()
 
 
 def test_a_checkpoint_with_a_missing_shard_is_set_aside_by_name(

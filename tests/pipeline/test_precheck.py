@@ -111,9 +111,10 @@ def test_where_nothing_is_cloned_gradients_and_moments_need_no_room(monkeypatch:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     weights = sum(p.numel() * p.element_size() for p in precheck._weightless(params()).parameters())
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2 * weights, 80_000_000_000))
-    check(params(machine={"device": "cuda"}, sft={"steps": 0}), "sft")
+    chosen = params(machine={"device": "cuda"})
+    check(chosen.model_copy(update={"sft": chosen.sft.model_copy(update={"steps": 0})}), "sft")
     with pytest.raises(DeviceError, match="memory left"):
-        check(params(machine={"device": "cuda"}), "sft")
+        check(chosen, "sft")
 
 
 def test_a_policy_that_does_not_fit_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
