@@ -13,9 +13,9 @@ from torch import Tensor
 from nightshift import config
 from nightshift.algorithms import strategy
 from nightshift.algorithms.estimators import Groups
+from nightshift.algorithms.strategy import Allocate, allocate_whole
 from nightshift.data.dataset_store import CloningSteps
 from nightshift.errors import DataError
-from nightshift.learners import shards
 from nightshift.policies.snapshot import PolicySnapshot
 
 
@@ -48,11 +48,17 @@ class LearnerState:
     shards: Path | None = None
     """A folder that holds the tensors instead, as sharded ranks wrote it."""
 
+    def read(self, allocate: Allocate = allocate_whole, prefix: str = "") -> Mapping[str, Tensor]:
+        """The tensors; of a folder, those whose names begin with `prefix`, into what `allocate` makes."""
+        if self.shards is None:
+            return self.tensors
+        from nightshift.learners import shards  # torch's checkpoints take a second to import
+
+        return shards.read(self.shards, allocate, prefix)
+
     def policy_weights(self, start: PolicySnapshot) -> dict[str, Tensor]:
         """The whole weights of the policy that began as `start`; DataError if they are of another network."""
-        name = "policy"
-        tensors = self.tensors if self.shards is None else shards.read(self.shards, prefix=f"{name}.weights.")
-        weights = strategy.weights(tensors, name)
+        weights = strategy.weights(self.read(prefix="policy.weights."), "policy")
         _require_same_network(weights, start)
         return weights
 

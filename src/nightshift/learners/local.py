@@ -11,7 +11,6 @@ from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.algorithms.strategy import SingleProcess, Strategy
-from nightshift.learners import shards
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.recomputing import recompute_activations
@@ -73,12 +72,13 @@ class Rank:
         return LearnerState(tensors=tensors, counters=self._learner.counters)
 
     def write_shards(self, folder: Path) -> Mapping[str, str]:
+        from nightshift.learners import shards  # torch's checkpoints take a second to import
+
         return shards.write(folder, self._learner.tensors(), self._strategy.rank)
 
     def restore(self, state: LearnerState) -> None:
         with out_of_memory_advice(POLICY_SIZE):
-            allocate = self._strategy.allocate(self._learner.trained)
-            tensors = state.tensors if state.shards is None else shards.read(state.shards, allocate)
+            tensors = state.read(self._strategy.allocate(self._learner.trained))
             self._learner.restore(tensors, state.counters)
 
     @property

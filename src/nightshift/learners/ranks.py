@@ -42,7 +42,6 @@ from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.errors import DeviceError, NightshiftError, RolloutError
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.learners.data_parallel import DataParallel
-from nightshift.learners.fsdp import FullySharded
 from nightshift.learners.local import Rank
 from nightshift.policies.snapshot import PolicySnapshot
 
@@ -234,6 +233,8 @@ class RankActor:
     def _connect(self, address: str, rank: int, size: int) -> DataParallel:
         spec = self._spec
         if spec.strategy == "fsdp":
+            from nightshift.learners.fsdp import FullySharded  # takes seconds to import
+
             return FullySharded(address, rank, size, spec.device, cpu_offload=spec.cpu_offload)
         return DataParallel(address, rank, size, spec.device)
 
