@@ -89,6 +89,7 @@ UNITS = (
     ("pipeline/test_seeing.py",),
     ("rollouts/test_own_ray.py",),
     ("cli/test_data_commands.py",),
+    ("learners/test_fsdp.py",),
     ("rollouts/test_engine.py",),
     ("algorithms/test_on_policy.py",),
     ("policies/test_families.py",),

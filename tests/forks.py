@@ -33,6 +33,7 @@ _CONTEXT.set_forkserver_preload(
         "tests.disk",
         "tests.faults.stream_processes",
         "nightshift.learners.data_parallel",
+        "nightshift.learners.fsdp",
         "nightshift.rollouts.engine",
     ]
 )

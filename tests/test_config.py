@@ -70,6 +70,18 @@ def test_more_threads_than_requests_at_once_are_refused(tmp_path: Path) -> None:
         config.load(write(tmp_path, changed("machine", threads=4, requests_at_once=3)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"strategy": "fsdp"}, "strategy is fsdp, and ranks is 1, which leaves nothing to shard"),
+        ({"cpu_offload": True}, "cpu_offload is true, and with strategy data_parallel nothing is offloaded"),
+    ],
+)
+def test_a_strategy_without_effect_is_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=f"machine: .*{sentence}"):
+        config.load(write(tmp_path, changed("machine", **changes)))
+
+
 def test_an_address_for_actors_of_other_machines_without_actors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"machine: .*listen is 0\.0\.0\.0:7777, and with actors 0"):
         config.load(write(tmp_path, changed("machine", actors=0, listen="0.0.0.0:7777")))

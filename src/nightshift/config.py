@@ -115,6 +115,11 @@ class Machine(Section):
     """HOST:PORT where the learner of rlpd takes actors of other machines, too; empty: this machine's only."""
     ranks: Count
     """Learner processes that share the update of reinforcement learning."""
+    strategy: Literal["data_parallel", "fsdp"]
+    """What each of several ranks holds: the whole policy, or with FSDP2 a part of every weight, gradient and moment."""
+    cpu_offload: Flag
+    """With fsdp: weights, gradients and moments stay in the memory of the CPU, and a block is on the GPU while it is
+    computed."""
     free_disk_gb: NonNegative
     """A run is refused while the disk of the project has less room than this."""
     microbatch_size: Count
@@ -131,6 +136,16 @@ class Machine(Section):
             raise ValueError(
                 f"threads ({self.threads}) is above requests_at_once ({self.requests_at_once}): a thread steps one "
                 "request at a time, so raise requests_at_once or lower threads"
+            )
+        if self.strategy == "fsdp" and self.ranks == 1:
+            raise ValueError(
+                "strategy is fsdp, and ranks is 1, which leaves nothing to shard: set ranks to the number of GPUs, or "
+                "strategy to data_parallel"
+            )
+        if self.cpu_offload and self.strategy != "fsdp":
+            raise ValueError(
+                f"cpu_offload is true, and with strategy {self.strategy} nothing is offloaded: set strategy to fsdp, "
+                "or cpu_offload to false"
             )
         if self.listen and not self.actors:
             raise ValueError(

@@ -16,6 +16,7 @@ from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.objectives import RatioLevel, elements
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos
+from nightshift.algorithms.strategy import SingleProcess
 from nightshift.data.dataset_store import CloningSteps
 from nightshift.policies.base import Inputs
 from nightshift.policies.gaussian_mlp import GaussianMlp
@@ -197,6 +198,30 @@ def test_gradients_do_not_depend_on_the_microbatch_size(chosen: dict[str, Any]) 
         accumulated = updated(settings(**chosen), microbatch_size=size)
         for name, value in whole.items():
             torch.testing.assert_close(accumulated[name], value, atol=1e-5, rtol=1e-4)
+
+
+class MorePasses(SingleProcess):
+    """As if another rank had more data."""
+
+    def passes(self, count: int) -> int:
+        return count + 2
+
+
+@pytest.mark.parametrize("chosen", [{}, {**GAE, **WIDE, **PENALISED, "bc_weight": 0.5, "entropy_coef": 0.1}])
+def test_passes_without_data_change_nothing(chosen: dict[str, Any]) -> None:
+    learned = []
+    for strategy in (SingleProcess(), MorePasses()):
+        actor = policy()
+        generator = torch.Generator().manual_seed(0)
+        learner = OnPolicyLearner(
+            actor, settings(**chosen), generator, microbatch_size=7, demos=demos(), strategy=strategy
+        )
+        metrics = learner.update(groups(policy(), *MIXED), 0.0)
+        learned.append((learner.tensors(), metrics, learner.microbatches))
+    (tensors, metrics, count), (with_more, same_metrics, more) = learned
+    assert same(tensors, with_more)
+    assert metrics == same_metrics
+    assert more > count
 
 
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])

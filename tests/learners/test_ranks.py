@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,13 @@ import ray
 import torch
 
 from nightshift import config
+from nightshift.algorithms import strategy
 from nightshift.cluster.object_store import ObjectStoreWeights
 from nightshift.envs import fake
-from nightshift.errors import DeviceError, RolloutError
+from nightshift.errors import DataError, DeviceError, RolloutError
+from nightshift.learners import checkpoint
 from nightshift.learners.base import LearnerSpec, LearnerState
+from nightshift.learners.checkpoint import Checkpoint
 from nightshift.learners.local import LocalLearner
 from nightshift.learners.opening import open_learners
 from nightshift.learners.ranks import RayLearners
@@ -295,6 +299,32 @@ def test_weights_are_sent_as_the_reference_that_the_ranks_made_also_where_the_dr
     assert fields == ["_reference"]
     assert here.keys() == there.keys()
     assert all(torch.equal(there[name], values) for name, values in here.items())
+
+
+def test_sharded_ranks_make_the_updates_of_one_go_on_from_a_checkpoint_and_end_where_one_dies(tmp_path: Path) -> None:
+    sharded = replace(spec(), strategy="fsdp")
+    with closing(RayLearners(sharded, 2)) as learners:
+        learners.update(parts(2), 0.0)
+        state = learners.state()
+        checkpoint.save(tmp_path, Checkpoint(step=1, tensors=state.tensors, state={}), learners.write_shards)
+        saved = checkpoint.newest(tmp_path)
+        assert saved is not None
+        learners.restore(LearnerState(tensors=saved.tensors, counters=state.counters, shards=saved.shards))
+        learners.update(parts(2), 0.5)
+        expected = strategy.weights(trained(1).tensors, "policy")
+        for name, values in learners.policy().tensors().items():
+            np.testing.assert_allclose(values, expected[name], atol=2e-6, rtol=1e-4, err_msg=name)
+        ray.kill(learners._ranks[1])
+        with pytest.raises(RolloutError, match=r"weights after update 2\s+→ run again: it resumes"):
+            learners.update(parts(2), 0.5)
+
+
+def test_a_checkpoint_of_another_policy_is_refused_before_the_ranks_start() -> None:
+    other = GaussianMlp(inputs={"proprio": 3}, hidden=[32], chunk=CHUNK, action_dim=7)
+    state = LocalLearner(replace(spec(), policy=snapshot(other))).state()
+    for learners in (RayLearners(spec(), 2), LocalLearner(spec())):
+        with pytest.raises(DataError, match=r"of another policy: net\.0\.bias is \[32\] there and \[64\] here"):
+            learners.restore(state)
 
 
 @pytest.mark.parametrize("limit", [1e-6, None])

@@ -95,6 +95,28 @@ def test_a_gpu_that_is_not_there_is_missed_where_policies_act_or_learn(monkeypat
     check(chosen, "states", "dataset", "register")
 
 
+def test_more_ranks_than_gpus_are_refused_before_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (80_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    chosen = params(machine={"device": "cuda", "ranks": 3, "strategy": "fsdp"})
+    with pytest.raises(DeviceError, match=r"machine\.ranks is 3, one GPU each, and this machine has 2"):
+        check(chosen)
+    check(params(machine={"device": "cuda", "ranks": 2, "strategy": "fsdp"}))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    check(chosen)
+
+
+def test_where_nothing_is_cloned_gradients_and_moments_need_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    weights = sum(p.numel() * p.element_size() for p in precheck._weightless(params()).parameters())
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2 * weights, 80_000_000_000))
+    chosen = params(machine={"device": "cuda"})
+    check(chosen.model_copy(update={"sft": chosen.sft.model_copy(update={"steps": 0})}), "sft")
+    with pytest.raises(DeviceError, match="memory left"):
+        check(chosen, "sft")
+
+
 def test_a_policy_that_does_not_fit_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (10_000, 80_000_000_000))

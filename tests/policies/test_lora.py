@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nightshift import config, policies
 from nightshift.algorithms.reference import Reference
 from nightshift.algorithms.sft import DemoBatch, SftLearner
+from nightshift.algorithms.strategy import SingleProcess
 from nightshift.errors import ConfigError
 from nightshift.policies import lora, snapshot
 from nightshift.policies.openvla_oft.lora import Adapter
@@ -163,11 +164,11 @@ def test_the_reference_of_the_kl_is_the_start_and_shares_the_frozen_weights() ->
     policy = adapted()
     of = batch(policy)
     expected = log_probs(policy, of)
-    reference = Reference(policy)
+    reference = Reference(policy, SingleProcess())
     train(policy)
     assert torch.equal(reference.log_prob(of.inputs, of.actions, 1.0), expected)
     assert not torch.allclose(log_probs(policy, of), expected)
-    copied = sum(tensor.numel() for tensor in reference._start.values())
+    copied = sum(tensor.numel() for tensor in reference._start)
     assert copied == sum(p.numel() for p in policy.parameters() if p.requires_grad)
 
 
@@ -176,7 +177,7 @@ def test_the_reference_of_a_policy_without_frozen_weights_is_the_start_too() -> 
     assert isinstance(policy, OpenVlaOft)
     of = batch(policy)
     expected = log_probs(policy, of)
-    reference = Reference(policy)
+    reference = Reference(policy, SingleProcess())
     train(policy)
     assert torch.equal(reference.log_prob(of.inputs, of.actions, 1.0), expected)
 

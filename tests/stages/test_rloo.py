@@ -13,7 +13,7 @@ import torch
 from nightshift import config, policies
 from nightshift.adapters.tracking import JsonlTracker
 from nightshift.data.episode_store import EpisodeStore
-from nightshift.learners import checkpoint
+from nightshift.learners import checkpoint, shards
 from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths
@@ -100,7 +100,7 @@ def weights_of(job: Job, params: config.Params, **sampling: Any) -> dict[str, to
     rloo.run(job, seed=params.seed, env=params.env, states=params.states, rloo=chosen)
     last = checkpoint.newest(job.state)
     assert last is not None
-    return dict(last.tensors)
+    return {**last.tensors, **(shards.read(last.shards) if last.shards else {})}
 
 
 @pytest.mark.usefixtures("policy")
@@ -121,10 +121,15 @@ def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(
 
 @pytest.mark.usefixtures("policy")
 @pytest.mark.parametrize(
-    "change", [{"microbatch_size": 3}, pytest.param({"ranks": 2}, marks=pytest.mark.slow, id="on two ranks")]
+    "change",
+    [
+        {"microbatch_size": 3},
+        pytest.param({"ranks": 2}, marks=pytest.mark.slow, id="on two ranks"),
+        pytest.param({"ranks": 2, "strategy": "fsdp"}, marks=pytest.mark.slow, id="on two sharded ranks"),
+    ],
 )
 def test_a_run_resumes_from_its_checkpoint_after_machine_was_changed(
-    job: Callable[[str], Job], params: config.Params, change: dict[str, int]
+    job: Callable[[str], Job], params: config.Params, change: dict[str, Any]
 ) -> None:
     expected = weights_of(replace(job("rloo"), state=job("rloo").state / "whole"), params)
     every = config.CheckpointEvery(sft_steps=1, rloo_iterations=2, rlpd_decisions=1)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightshift.policies.base import Inputs, Policy
+from nightshift.policies.base import Inputs, Policy, observation_dtype
 from nightshift.types import Trajectory
 
 
@@ -98,6 +98,23 @@ def _empty(policy: Policy) -> DecisionBatch:
         advantages=zeros,
         returns=zeros,
         critic_features=torch.zeros(0, policy.critic_size),
+    )
+
+
+def idle(policy: Policy) -> DecisionBatch:
+    """One decision that counts for nothing: a rank without data runs the policy on it where others run it on theirs."""
+    seen = {name: np.zeros((1, *shape), observation_dtype(shape)) for name, shape in policy.shapes.items()}
+    actions = torch.zeros(1, policy.chunk, policy.action_dim)
+    zeros = torch.zeros(1)
+    return DecisionBatch(
+        inputs=policy.inputs(seen),
+        actions=actions,
+        mask=torch.zeros(1, policy.chunk, dtype=torch.bool),
+        log_probs=actions,
+        episode=torch.zeros(1, dtype=torch.int64),
+        advantages=zeros,
+        returns=zeros,
+        critic_features=torch.zeros(1, policy.critic_size),
     )
 
 

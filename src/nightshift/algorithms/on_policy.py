@@ -7,12 +7,13 @@ ranks, so the update depends neither on the number of ranks nor on the size of a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from nightshift.algorithms.batch import DecisionBatch
+from nightshift.algorithms.batch import DecisionBatch, idle
 from nightshift.algorithms.collective import RankSlice, rank_slice
 from nightshift.algorithms.critic import ValueNetwork
 from nightshift.algorithms.estimators import Groups, estimate_advantages
@@ -49,7 +50,7 @@ class OnPolicyLearner:
         for parameter in policy.std_parameters():
             parameter.requires_grad_(settings.learn_std)
         self.policy = self._strategy.wrap(policy)
-        self._reference = Reference(self.policy) if settings.kl.coef else None
+        self._reference = Reference(self.policy, self._strategy) if settings.kl.coef else None
         self.policy_optimizer = ClippedAdamW(self.policy.parameters(), settings.optimizer, self._strategy)
         self.critic: ValueNetwork | None = None
         if settings.advantage_estimator == "gae":
@@ -99,7 +100,7 @@ class OnPolicyLearner:
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of what a checkpoint must hold; `counters` are the rest."""
-        return {_GENERATOR: self.generator.get_state(), **self._strategy.state(self._trained)}
+        return {_GENERATOR: self.generator.get_state(), **self._strategy.state(self.trained)}
 
     @property
     def counters(self) -> dict[str, float]:
@@ -115,7 +116,7 @@ class OnPolicyLearner:
 
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
         self.generator.set_state(tensors[_GENERATOR])
-        self._strategy.restore(tensors, self._trained)
+        self._strategy.restore(tensors, self.trained)
         self.version = int(counters["version"])
         self.kl_coef.value = counters["kl_coef"]
         self.policy_optimizer.steps, self.policy_optimizer.skipped = int(counters["steps"]), int(counters["skipped"])
@@ -124,7 +125,7 @@ class OnPolicyLearner:
             self.critic_optimizer.skipped = int(counters["critic_skipped"])
 
     @property
-    def _trained(self) -> Trained:
+    def trained(self) -> Trained:
         trained: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
             "policy": (self.policy, self.policy_optimizer.optimizer)
         }
@@ -179,7 +180,8 @@ class OnPolicyLearner:
         self._strategy.sum([total])
         sums = torch.zeros(len(_TERMS))
         for index in self._microbatches(len(minibatch)):
-            sums += self._accumulate_gradient(minibatch[index], weights[index] / total).cpu()
+            own = weights[index] / total if len(index) else torch.zeros(1)
+            sums += self._accumulate_gradient(self._or_idle(minibatch[index]), own).cpu()
         self._accumulate_bc_gradient()
         self._strategy.sum([sums])
         norm = self.policy_optimizer.step()
@@ -198,12 +200,13 @@ class OnPolicyLearner:
         """Add one microbatch's gradient of the policy loss; its part of each term's mean."""
         settings = self._settings
         microbatch, weights = microbatch.to(self.policy.device), weights.to(self.policy.device)
+        reference = self._reference_log_probs(microbatch)  # before the policy's own pass: it takes other weights
         new, entropies = self.policy.evaluate_actions(microbatch.inputs, microbatch.actions, self._temperature)
         log_probs, counted = self._elements(microbatch, new)
         old_log_probs, _ = self._elements(microbatch, microbatch.log_probs)
         surrogate = clipped_surrogate(log_probs, old_log_probs, microbatch.advantages[:, None], settings.clip)
         entropy, _ = self._elements(microbatch, entropies)
-        kl = self._kl_to_reference(microbatch, log_probs)
+        kl = torch.zeros_like(log_probs) if reference is None else kl_penalty(log_probs, reference, settings.kl.form)
         values = (surrogate.losses, surrogate.clipped, surrogate.ppo_kl, entropy, kl)
         weight = torch.where(counted, weights[:, None], 0)
         terms = [(weight * torch.where(counted, value, 0)).sum() for value in values]
@@ -220,17 +223,18 @@ class OnPolicyLearner:
         total = self._demos.mask[chosen].sum()
         local = torch.tensor_split(chosen, self._strategy.size)[self._strategy.rank]
         for index in self._microbatches(len(local)):
-            demos = self._demos[local[index]].to(self.policy.device)
+            demos = self._demos[local[index] if len(index) else chosen[:1]].to(self.policy.device)
             loss = self.policy.bc_loss(demos.inputs, demos.actions, demos.mask)
-            weighted = loss * self._settings.bc_weight * (demos.mask.sum() / total)
+            share = demos.mask.sum() / total if len(index) else 0.0
+            weighted = loss * self._settings.bc_weight * share
             weighted.backward()  # type: ignore[no-untyped-call]
 
-    def _kl_to_reference(self, batch: DecisionBatch, log_probs: Tensor) -> Tensor:
-        """The KL penalty of every element; zeros without a reference policy."""
+    def _reference_log_probs(self, batch: DecisionBatch) -> Tensor | None:
+        """Of every element; None without a reference policy."""
         if self._reference is None:
-            return torch.zeros_like(log_probs)
-        reference = self._reference.log_prob(batch.inputs, batch.actions, self._temperature)
-        return kl_penalty(log_probs, self._elements(batch, reference)[0], self._settings.kl.form)
+            return None
+        log_probs = self._reference.log_prob(batch.inputs, batch.actions, self._temperature)
+        return self._elements(batch, log_probs)[0]
 
     def _elements(self, batch: DecisionBatch, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         return elements(log_probs, batch.mask, self._settings.ratio_level)
@@ -240,23 +244,35 @@ class OnPolicyLearner:
         """Of a whole batch under the policy as it is now."""
         parts = []
         for index in self._microbatches(len(batch)):
-            part = batch[index].to(self.policy.device)
-            parts.append(self.policy.log_prob(part.inputs, part.actions, self._temperature).cpu())
+            part = self._or_idle(batch[index]).to(self.policy.device)
+            log_probs = self.policy.log_prob(part.inputs, part.actions, self._temperature)
+            parts.append(log_probs[: len(index)].cpu())
         return torch.cat([batch.log_probs[:0], *parts])
 
     @torch.no_grad()
     def _critic_features(self, inputs: Inputs, count: int) -> Tensor:
         parts = []
         for index in self._microbatches(count):
-            part = to_device({name: tensor[index] for name, tensor in inputs.items()}, self.policy.device)
-            parts.append(self.policy.critic_features(part).float().cpu())
+            seen = {name: tensor[index] for name, tensor in inputs.items()} if len(index) else self._idle.inputs
+            features = self.policy.critic_features(to_device(seen, self.policy.device))
+            parts.append(features[: len(index)].float().cpu())
         return torch.cat([torch.zeros(0, self.policy.critic_size), *parts])
 
     def _microbatches(self, count: int) -> Iterator[Tensor]:
-        """The indices of `count` samples in parts that fit into memory."""
-        for index in torch.split(torch.arange(count), self._microbatch_size) if count else ():
-            yield index
+        """The indices of `count` samples in parts that fit into memory, and an empty part for every further pass that
+        the strategy makes."""
+        parts = torch.split(torch.arange(count), self._microbatch_size) if count else ()
+        for number in range(self._strategy.passes(len(parts))):
+            yield parts[number] if number < len(parts) else torch.arange(0)
             self.microbatches += 1
+
+    @cached_property
+    def _idle(self) -> DecisionBatch:
+        return idle(self.policy)
+
+    def _or_idle(self, microbatch: DecisionBatch) -> DecisionBatch:
+        """In a pass without data the policy runs all the same: what FSDP sums in it waits for every rank."""
+        return microbatch if len(microbatch) else self._idle
 
     @torch.no_grad()
     def _approx_kl(self, batch: DecisionBatch, start: Tensor, local: RankSlice) -> float:

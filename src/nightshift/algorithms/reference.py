@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
+from nightshift.algorithms.strategy import Strategy
 from nightshift.policies.base import Inputs, Policy
 
 
@@ -13,25 +13,20 @@ class Reference:
     """Keeps a copy of the weights that training changes, and shares the others with the policy. With adapters it is the
     base model and the adapter of the start, not a second model."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, strategy: Strategy) -> None:
         """`policy` is about to be trained."""
-        self._log_prob = _LogProb(policy)
-        trained = {name: p for name, p in self._log_prob.named_parameters() if p.requires_grad}
-        self._start = {name: parameter.detach().clone() for name, parameter in trained.items()}
+        self._policy = policy
+        self._strategy = strategy
+        self._trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        self._start = [parameter.detach().clone() for parameter in self._trained]
 
     @torch.no_grad()
     def log_prob(self, inputs: Inputs, actions: Tensor, temperature: float) -> Tensor:
-        """As of `Policy`."""
-        found: Tensor = functional_call(self._log_prob, self._start, (inputs, actions, temperature))
-        return found
-
-
-class _LogProb(nn.Module):
-    """A policy whose `forward` is `log_prob`: weights can be exchanged for a call of `forward` alone."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, inputs: Inputs, actions: Tensor, temperature: float) -> Tensor:
-        return self.policy.log_prob(inputs, actions, temperature)
+        """As of `Policy`. The policy holds the weights of the start meanwhile, so no pass of its own may be between
+        forward and backward."""
+        now = [parameter.detach().clone() for parameter in self._trained]
+        self._strategy.write(self._trained, self._start)
+        try:
+            return self._policy.log_prob(inputs, actions, temperature)
+        finally:
+            self._strategy.write(self._trained, now)

@@ -1,8 +1,9 @@
 """Checkpoints of a training stage: written atomically, and the newest whole one is resumed from.
 
 <state>/step-00000012/           tensors.safetensors   weights, optimizer moments, RNG states
+                                 shards/               those of a sharded learner, a file per rank (shards.py)
                                  state.json            step, cursors, history: everything that is not a tensor
-                                 manifest.json         sha256 of both, written last
+                                 manifest.json         sha256 of all of them, written last
 <state>/damaged-step-00000013/   a checkpoint that was damaged after it was written, kept for inspection
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from nightshift.errors import DataError
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
+SHARDS = "shards"
 KEPT = 2
 _DAMAGED = "damaged-"
 
@@ -36,11 +38,19 @@ class Checkpoint:
     step: int
     tensors: Mapping[str, Tensor]
     state: Mapping[str, Any]
+    shards: Path | None = None
+    """The folder of further tensors that sharded ranks wrote."""
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
+WriteShards = Callable[[Path], Mapping[str, str]]
+"""Writes files into a folder; their names and sha256 sums, or nothing."""
+
+
+def save(folder: Path, checkpoint: Checkpoint, write_shards: WriteShards = lambda folder: {}) -> None:
     """Write the checkpoint, then remove all but the newest few."""
-    with files.new_folder(folder / f"step-{checkpoint.step:08d}") as new:
+    known: dict[str, str] = {}
+    with files.new_folder(folder / f"step-{checkpoint.step:08d}", known) as new:
+        known |= {f"{SHARDS}/{name}": digest for name, digest in write_shards(new / SHARDS).items()}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         (new / TENSORS).write_bytes(to_bytes(tensors))
         files.write_json(new / STATE, {"step": checkpoint.step, "state": checkpoint.state})
@@ -72,9 +82,17 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def _load(path: Path) -> Checkpoint:
-    files.verify_folder(path, f"rm -r {path} and run again", only=(TENSORS, STATE))
+    remedy = f"rm -r {path} and run again"
+    sums = files.verify_folder(path, remedy, only=(TENSORS, STATE))
+    shards = [name for name in sums if name.startswith(f"{SHARDS}/")]
+    files.verify_folder(path, remedy, only=shards)
     content = json.loads((path / STATE).read_text())
-    return Checkpoint(step=content["step"], tensors=load_file(path / TENSORS), state=content["state"])
+    return Checkpoint(
+        step=content["step"],
+        tensors=load_file(path / TENSORS),
+        state=content["state"],
+        shards=path / SHARDS if shards else None,
+    )
 
 
 def _set_aside(path: Path) -> Path:

@@ -11,6 +11,10 @@
 The driver holds references: weights and moments reach it only where it writes a checkpoint. A rank blocks at every sum
 until all ranks have reached it, so one rank that hangs stalls all of them. The driver waits as long as any rank makes
 progress.
+
+With FSDP each rank holds a part of the policy (fsdp.py). All ranks take part where weights are gathered for rank 0, and
+each writes its part of a checkpoint. A rank that fails takes its part along: the stage ends, and resumes from the last
+checkpoint when it is run again.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -27,7 +33,6 @@ import torch
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
-from nightshift.algorithms import strategy
 from nightshift.algorithms.estimators import Groups
 from nightshift.cluster import version_check
 from nightshift.cluster.connection import start_ray
@@ -71,10 +76,17 @@ class RayLearners:
     def state(self) -> LearnerState:
         return self._retried(self._fetch_state)
 
+    def write_shards(self, folder: Path) -> Mapping[str, str]:
+        if self._spec.strategy != "fsdp":
+            return {}
+        where = folder.resolve()
+        return self._retried(lambda: self._write_shards(where))
+
     def restore(self, state: LearnerState) -> None:
         self.close()
-        self._state = ray.put(state)
-        weights = strategy.weights(state.tensors, "policy")
+        where = None if state.shards is None else state.shards.resolve()  # ranks may work in another folder
+        self._state = ray.put(replace(state, shards=where))
+        weights = state.policy_weights(self._spec.policy)
         self._policy = PolicySnapshot.of(self._policy.spec, weights, state.version, self._policy.frozen)
 
     def close(self) -> None:
@@ -121,8 +133,13 @@ class RayLearners:
     def _fetch_state(self) -> LearnerState:
         found = [self._state] if self._state is not None else [rank.state.remote() for rank in self._ranks]
         state: LearnerState = self._get(found, self._timeout)[0]
-        self._state = found[0]
+        if self._spec.strategy != "fsdp":
+            self._state = found[0]
         return state
+
+    def _write_shards(self, folder: Path) -> dict[str, str]:
+        written = self._get([rank.write_shards.remote(folder) for rank in self._ranks], self._timeout)
+        return {name: digest for sums in written for name, digest in sums.items()}
 
     def _keep_state(self) -> None:
         """Before the ranks are ended: take the state after the last whole update from the first one that answers.
@@ -209,27 +226,42 @@ class RankActor:
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def join(self, address: str, rank: int, size: int) -> None:
-        self._strategy = DataParallel(address, rank, size, self._spec.device)
+        self._strategy = self._connect(address, rank, size)
         self._rank = Rank(self._spec, self._strategy)
         self._has_joined = True
+
+    def _connect(self, address: str, rank: int, size: int) -> DataParallel:
+        spec = self._spec
+        if spec.strategy == "fsdp":
+            from nightshift.learners.fsdp import FullySharded  # takes seconds to import
+
+            return FullySharded(address, rank, size, spec.device, cpu_offload=spec.cpu_offload)
+        return DataParallel(address, rank, size, spec.device)
 
     def restore(self, state: LearnerState) -> None:
         self._rank.restore(state)
 
     def update(self, groups: Groups, progress: float) -> tuple[dict[str, float], Mapping[str, NDArray[Any]] | None]:
-        """The metrics, and rank 0's new weights: all ranks have the same."""
+        """The metrics, and the new weights from rank 0: all ranks have the same, or gather them."""
         with self._copying:
             self._before = self._rank.state()
         metrics = self._rank.update(groups, progress)
-        return metrics, self._rank.policy().weights if self._strategy.rank == 0 else None
+        asked = self._strategy.shards or self._strategy.rank == 0
+        weights = self._rank.policy().weights if asked else None
+        return metrics, weights if self._strategy.rank == 0 else None
 
     def state(self) -> LearnerState | None:
         """Of rank 0: all ranks have the same."""
         return self._rank.state() if self._strategy.rank == 0 else None
 
+    def write_shards(self, folder: Path) -> Mapping[str, str]:
+        return self._rank.write_shards(folder)
+
     def state_after(self, version: int) -> tuple[int, LearnerState]:
         """The version, and the state after so many updates: before the update in progress or just made, or as it is
         where the next one has not begun. To be called on another thread than `update`."""
+        if self._strategy.shards:
+            raise RuntimeError("a sharded rank holds a part of the state only")
         with self._copying:
             before = self._before
             state = before if before is not None and before.version == version else self._rank.state()

@@ -6,6 +6,7 @@ what it uses and no more: cloning draws no image, and registering needs no GPU. 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from nightshift import config, envs, policies
+from nightshift.cluster.program import ADDRESS_VARIABLE
 from nightshift.data import sources
 from nightshift.envs.splits import evaluation_states, planned_training_states
 from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
@@ -124,6 +126,23 @@ def _check_validation(params: config.Params, algorithm: str) -> None:
         check_validation_states(states, params.section(algorithm).validation.level, f"{algorithm}.validation.level")
 
 
+def _check_rloo(params: config.Params) -> None:
+    _check_validation(params, "rloo")
+    if "rloo" in params.algorithms and not os.environ.get(ADDRESS_VARIABLE):  # a cluster is asked by the stage
+        _check_gpus(params.machine)
+
+
+def _check_gpus(machine: config.Machine) -> None:
+    if machine.ranks == 1 or device.resolve(machine.device).type != "cuda":
+        return
+    gpus = torch.cuda.device_count()
+    if gpus < machine.ranks:
+        raise DeviceError(
+            f"machine.ranks is {machine.ranks}, one GPU each, and this machine has {gpus}",
+            "lower machine.ranks in params.yaml, or join a Ray cluster with more GPUs (RAY_ADDRESS)",
+        )
+
+
 def _check_rlpd(params: config.Params) -> None:
     _check_validation(params, "rlpd")
     if "rlpd" in params.algorithms:
@@ -149,7 +168,7 @@ _BY_SECTION: dict[str, Check] = {
     "start": _check_start,
     "dataset": _check_sources,
     "collect": _check_demos,
-    "rloo": lambda params: _check_validation(params, "rloo"),
+    "rloo": _check_rloo,
     "rlpd": _check_rlpd,
     "evaluate": _check_evaluation,
 }
@@ -161,7 +180,8 @@ def _check_device(params: config.Params, *, learns: bool) -> None:
     if chosen.type != "cuda" or not learns:
         return
     parameters = list(_weightless(params).parameters())
-    needed = _bytes(parameters) + _COPIES_OF_TRAINED * _bytes(p for p in parameters if p.requires_grad)
+    copies = _COPIES_OF_TRAINED if params.sft.steps else 0  # ranks may share out the policy of later stages
+    needed = _bytes(parameters) + copies * _bytes(p for p in parameters if p.requires_grad)
     free, _ = torch.cuda.mem_get_info()
     if needed > free:
         raise DeviceError(

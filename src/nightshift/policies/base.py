@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -75,7 +76,8 @@ class Policy(nn.Module, ABC):
 
     @property
     def transformer_blocks(self) -> Sequence[nn.Module]:
-        """Modules whose activations can be computed again in the backward pass, instead of being kept for it."""
+        """Modules whose activations can be computed again in the backward pass, instead of being kept for it, and that
+        FSDP gathers one after another."""
         return ()
 
     @abstractmethod
@@ -140,7 +142,8 @@ class Policy(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device
+        """Of its inputs. Buffers tell it: parameters that FSDP offloads are on the CPU between two passes."""
+        return next(itertools.chain(self.buffers(), self.parameters())).device
 
     def act(self, observations: Observation) -> Array:
         """The greedy actions [B, C, A] for observations as a simulator or a robot gives them."""

@@ -55,6 +55,8 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
         gradient_checkpointing=job.machine.gradient_checkpointing,
         compile=job.machine.compile,
         device=device.resolve(job.machine.device),
+        strategy=job.machine.strategy,
+        cpu_offload=job.machine.cpu_offload,
     )
     ranks = job.machine.ranks
     with contextlib.closing(open_learners(spec, ranks)) as learners, IterationPlayer(pool, sampler, rloo) as player:
@@ -165,7 +167,7 @@ def _save(job: Job, learners: Learners, player: IterationPlayer, selection: Sele
         "acting": ahead.version,
     }
     tensors = {**learned.tensors, **acting, **selection.tensors}
-    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state))
+    checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state), learners.write_shards)
 
 
 def _resume(
@@ -177,7 +179,7 @@ def _resume(
         return []
     tensors = without_best(newest.tensors)
     learned = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ACTING)}
-    learners.restore(LearnerState(tensors=learned, counters=newest.state["learner"]))
+    learners.restore(LearnerState(tensors=learned, counters=newest.state["learner"], shards=newest.shards))
     sampler.restore(newest.state["sampler"])
     selection.restore(newest.tensors, newest.state["selection"])
     if newest.step < iterations:
