@@ -346,6 +346,65 @@ class Vla(Section):
         return self
 
 
+class FlowSde(Section):
+    """Exploration by one step of an SDE that has the distribution of the flow's ODE."""
+
+    noise_level: Positive
+    """The noise of that step, before the temperature; 0.5 in pi_RL."""
+
+
+class FlowNoise(Section):
+    """Exploration by noise in every denoising step, with a std that a small network learns (rloo.learn_std)."""
+
+    min_std: Positive
+    """Lowest std, in standard deviations of the demos' actions, before the temperature; 0.08 in pi_RL."""
+    max_std: Positive
+    """Highest std; 0.16 in pi_RL."""
+    log_prob: Literal["sum", "mean"]
+    """Of a decision, from those of its denoising steps: their sum is the log-density; pi_RL takes the mean."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FlowNoise:
+        if self.min_std >= self.max_std:
+            raise ValueError(f"min_std ({self.min_std:g}) is not below max_std ({self.max_std:g})")
+        return self
+
+
+class Flow(Section):
+    """The transformer of the family vla, with an action expert that denoises the chunk of actions (flow matching)."""
+
+    family: Literal["flow"]
+    inputs: Inputs
+    patch_size: Count
+    width: Count
+    depth: Count
+    """Transformer blocks, and as many of the action expert."""
+    heads: Count
+    max_words: Count
+    chunk: Count
+    denoising_steps: Count
+    """Of the expert per decision, from noise to actions."""
+    flow_sde: FlowSde | None
+    """How reinforcement learning explores: this or flow_noise; the other one is null."""
+    flow_noise: FlowNoise | None
+    """As flow_sde."""
+    augmentation: Augmentation
+
+    @property
+    def head(self) -> Literal["flow_sde", "flow_noise"]:
+        return "flow_noise" if self.flow_sde is None else "flow_sde"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Flow:
+        if self.width % self.heads or self.width % 2:
+            raise ValueError(f"width ({self.width}) is not even or no multiple of heads ({self.heads}): change it")
+        if (self.flow_sde is None) == (self.flow_noise is None):
+            raise ValueError("needs either flow_sde or flow_noise; the other one is null")
+        if self.flow_sde is not None and self.denoising_steps == 1:
+            raise ValueError("flow_sde needs denoising_steps of 2 or more: the noise of a single step is infinite")
+        return self
+
+
 class PublishedCheckpoint(Section):
     """Weights of OpenVLA-OFT or one of its variants, as they are published."""
 
@@ -447,7 +506,7 @@ class PolicySettings(Section):
     """As in the families above where it is one of theirs: rlpd needs tanh_gaussian, and learn_std gaussian or l1."""
 
 
-OurPolicy = GaussianMlp | Cnn | Vla | OpenVlaOft
+OurPolicy = GaussianMlp | Cnn | Vla | Flow | OpenVlaOft
 FAMILIES: tuple[str, ...] = tuple(get_args(each.model_fields["family"].annotation)[0] for each in get_args(OurPolicy))
 _OUR_POLICY: TypeAdapter[OurPolicy] = TypeAdapter(Annotated[OurPolicy, Field(discriminator="family")])
 
@@ -907,12 +966,13 @@ class Params(Section):
         return self
 
     def _check_rloo(self) -> None:
-        one_std = self.policy.head in ("gaussian", "l1")
-        if one_std and self.rloo.entropy_coef and not self.rloo.learn_std:
+        has_std = self.policy.head in ("gaussian", "l1", "flow_noise")
+        only_std = has_std or self.policy.head == "flow_sde"
+        if only_std and self.rloo.entropy_coef and not self.rloo.learn_std:
             raise ValueError(
                 "rloo.entropy_coef has no effect while rloo.learn_std is false: a Gaussian's entropy depends on its std"
             )
-        if self.rloo.learn_std and not one_std:
+        if self.rloo.learn_std and not has_std:
             raise ValueError(
                 f"rloo.learn_std has no effect while policy.head is {self.policy.head}: set learn_std: false"
             )

@@ -217,10 +217,12 @@ class OnPolicyLearner:
         if self._demos is None or not self._settings.bc_weight:
             return
         chosen = torch.randint(len(self._demos), (self._settings.minibatch_size,), generator=self.generator)
+        draws = torch.rand(len(chosen), self.policy.loss_draws, generator=self.generator)
         total = self._demos.mask[chosen].sum()
-        local = torch.tensor_split(chosen, self._strategy.size)[self._strategy.rank]
+        local = torch.tensor_split(torch.arange(len(chosen)), self._strategy.size)[self._strategy.rank]
         for index in self._microbatches(len(local)):
-            demos = self._demos[local[index]].to(self.policy.device)
+            own = local[index]
+            demos = self._demos[chosen[own]].with_loss_draws(self.policy, draws[own]).to(self.policy.device)
             loss = self.policy.bc_loss(demos.inputs, demos.actions, demos.mask)
             weighted = loss * self._settings.bc_weight * (demos.mask.sum() / total)
             weighted.backward()  # type: ignore[no-untyped-call]
