@@ -350,14 +350,14 @@ class FlowSde(Section):
     """Exploration by one step of an SDE that has the distribution of the flow's ODE."""
 
     noise_level: Positive
-    """The noise of that step, before the temperature; 0.5 in pi_RL."""
+    """a in a√(t / (1 - t)), the noise of that step at the time t, which the temperature scales; 0.5 in pi_RL."""
 
 
 class FlowNoise(Section):
     """Exploration by noise in every denoising step, with a std that a small network learns (rloo.learn_std)."""
 
     min_std: Positive
-    """Lowest std, in standard deviations of the demos' actions, before the temperature; 0.08 in pi_RL."""
+    """Lowest std, in standard deviations of the demos' actions, which the temperature scales; 0.08 in pi_RL."""
     max_std: Positive
     """Highest std; 0.16 in pi_RL."""
     log_prob: Literal["sum", "mean"]
@@ -383,11 +383,11 @@ class Flow(Section):
     max_words: Count
     chunk: Count
     denoising_steps: Count
-    """Of the expert per decision, from noise to actions."""
+    """From noise to actions, per decision."""
     flow_sde: FlowSde | None
-    """How reinforcement learning explores: this or flow_noise; the other one is null."""
+    """Exploration by one denoising step of an SDE that has the distribution of the flow; null with flow_noise."""
     flow_noise: FlowNoise | None
-    """As flow_sde."""
+    """Exploration by noise in every denoising step, whose std is learned (rloo.learn_std); null with flow_sde."""
     augmentation: Augmentation
 
     @property
