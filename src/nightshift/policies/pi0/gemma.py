@@ -1,0 +1,140 @@
+"""Gemma as pi0 uses it: two transformers of one depth, whose layers attend to the same keys and values.
+
+The parameter names are those of transformers. The prefix (images and prompt) goes through PaliGemma's Gemma once and
+leaves keys and values; the suffix (state and noisy actions) goes through the expert, and attends to them and to itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_EPS = 1e-6
+_ROPE_BASE = 10_000.0
+
+KeysValues = tuple[Tensor, Tensor]
+"""Of tokens in one layer, rotated: both [B, key-value heads, T, head width]."""
+Rotation = tuple[Tensor, Tensor]
+"""Cosine and sine of the angles of rotary embeddings, each [B, 1, T, head width]."""
+
+
+class AttentionSpec(TypedDict):
+    """What both transformers share."""
+
+    heads: int
+    key_value_heads: int
+    head_width: int
+
+
+class GemmaSpec(TypedDict):
+    width: int
+    mlp: int
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """In float32; weights are relative to 1."""
+        wide = tokens.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS)
+        return (normed * (1 + self.weight.float())).to(tokens.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, spec: AttentionSpec) -> None:
+        super().__init__()
+        self._spec = spec
+        queries, keys = (spec[name] * spec["head_width"] for name in ("heads", "key_value_heads"))  # type: ignore[literal-required]
+        self.q_proj = nn.Linear(width, queries, bias=False)
+        self.k_proj = nn.Linear(width, keys, bias=False)
+        self.v_proj = nn.Linear(width, keys, bias=False)
+        self.o_proj = nn.Linear(queries, width, bias=False)
+
+    def keys_values(self, tokens: Tensor, rotation: Rotation) -> KeysValues:
+        keys, values = (self._split(project(tokens)) for project in (self.k_proj, self.v_proj))
+        return rotated(keys, rotation), values
+
+    def forward(self, tokens: Tensor, rotation: Rotation, mask: Tensor, attended: KeysValues) -> Tensor:
+        keys, values = attended
+        queries = rotated(self._split(self.q_proj(tokens)), rotation)
+        found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        output: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
+        return output
+
+    def _split(self, projected: Tensor) -> Tensor:
+        """[B, T, heads * head width] to [B, heads, T, head width]."""
+        return projected.reshape(*projected.shape[:2], -1, self._spec["head_width"]).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, hidden, bias=False)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        gate = functional.gelu(self.gate_proj(tokens), approximate="tanh")
+        output: Tensor = self.down_proj(gate * self.up_proj(tokens))
+        return output
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, spec: GemmaSpec, attention: AttentionSpec) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(spec["width"])
+        self.self_attn = Attention(spec["width"], attention)
+        self.post_attention_layernorm = RmsNorm(spec["width"])
+        self.mlp = Mlp(spec["width"], spec["mlp"])
+
+    def forward(
+        self, tokens: Tensor, rotation: Rotation, mask: Tensor, memory: KeysValues | None = None
+    ) -> tuple[Tensor, KeysValues]:
+        """The tokens after the layer, and their keys and values in it. They attend to `memory`, too, which comes first
+        in the mask."""
+        normed = self.input_layernorm(tokens)
+        own = self.self_attn.keys_values(normed, rotation)
+        attended = own if memory is None else (torch.cat([memory[0], own[0]], 2), torch.cat([memory[1], own[1]], 2))
+        tokens = tokens + self.self_attn(normed, rotation, mask, attended)
+        mixed: Tensor = self.mlp(self.post_attention_layernorm(tokens))
+        return tokens + mixed, own
+
+
+class LastPrefixLayer(nn.Module):
+    """Of the last layer of the prefix only keys and values are read: its other weights are neither loaded nor
+    computed."""
+
+    def __init__(self, spec: GemmaSpec, attention: AttentionSpec) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(spec["width"])
+        self.self_attn = Attention(spec["width"], attention)
+        del self.self_attn.q_proj, self.self_attn.o_proj
+
+    def forward(self, tokens: Tensor, rotation: Rotation) -> KeysValues:
+        return self.self_attn.keys_values(self.input_layernorm(tokens), rotation)
+
+
+def rotation_of(positions: Tensor, width: int, dtype: torch.dtype) -> Rotation:
+    """Of tokens at `positions` [B, T], for heads of this width."""
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
+    angles = positions[:, None, :, None].float() / _ROPE_BASE**exponents
+    both = torch.cat([angles, angles], dim=-1)
+    return both.cos().to(dtype), both.sin().to(dtype)
+
+
+def rotated(heads: Tensor, rotation: Rotation) -> Tensor:
+    cosine, sine = rotation
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosine + torch.cat([-second, first], dim=-1) * sine
+
+
+def embedding_scale(width: int) -> float:
+    """Of words; images are not scaled."""
+    return math.sqrt(width)
