@@ -79,6 +79,11 @@ class Pi0Network(nn.Module):
         self.action_time_mlp_out = nn.Linear(width, width)
         self.action_out_proj = nn.Linear(width, spec["action_dim"])
 
+    @property
+    def depth(self) -> int:
+        """Layers of Gemma, and of the expert."""
+        return self._spec["depth"]
+
     def prefix(self, images: Tensor, cameras: Tensor, prompt: Tensor, words: Tensor) -> Prefix:
         """Images [B, n, 3, H, W] of n cameras, of which those are there where `cameras` [B, n] is true; the prompt's
         tokens [B, L], which are no padding where `words` [B, L] is true."""
