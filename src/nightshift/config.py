@@ -398,11 +398,15 @@ class Flow(Section):
     def _consistent(self) -> Flow:
         if self.width % self.heads or self.width % 2:
             raise ValueError(f"width ({self.width}) is not even or no multiple of heads ({self.heads}): change it")
-        if (self.flow_sde is None) == (self.flow_noise is None):
-            raise ValueError("needs either flow_sde or flow_noise; the other one is null")
-        if self.flow_sde is not None and self.denoising_steps == 1:
-            raise ValueError("flow_sde needs denoising_steps of 2 or more: the noise of a single step is infinite")
+        _check_denoising(self)
         return self
+
+
+def _check_denoising(policy: Flow | Pi0) -> None:
+    if (policy.flow_sde is None) == (policy.flow_noise is None):
+        raise ValueError("needs either flow_sde or flow_noise; the other one is null")
+    if policy.flow_sde is not None and policy.denoising_steps == 1:
+        raise ValueError("flow_sde needs denoising_steps of 2 or more: the noise of a single step is infinite")
 
 
 class PublishedCheckpoint(Section):
@@ -496,6 +500,50 @@ class OpenVlaOft(Section):
         return self
 
 
+class Pi0Weights(Section):
+    """Weights of pi0, as openpi writes them for PyTorch."""
+
+    path: Name
+    """A folder with safetensors."""
+    norm_stats: Name
+    """The file norm_stats.json of the dataset they were trained on: PATH/assets/DATASET/norm_stats.json."""
+    tokenizer: Name
+    """The file tokenizer.json of PaliGemma."""
+    delta_actions: Flag
+    """Whether its actions are relative to the first six numbers of the state, as those of openpi's pi0_libero."""
+
+
+class Pi0(Section):
+    """PaliGemma with an action expert that denoises the chunk of actions, with published weights."""
+
+    family: Literal["pi0"]
+    inputs: Inputs
+    checkpoint: Pi0Weights
+    """Published weights."""
+    horizon: Count
+    """Actions that are denoised; 50 in pi0. The first of them are played (chunk)."""
+    max_tokens: Count
+    """The longest prompt; 48 in pi0."""
+    chunk: Count
+    denoising_steps: Count
+    flow_sde: FlowSde | None
+    flow_noise: FlowNoise | None
+    train: Literal["expert", "all"]
+    """Which weights: those of the expert and its projections, or PaliGemma's as well."""
+    augmentation: Augmentation
+
+    @property
+    def head(self) -> Literal["flow_sde", "flow_noise"]:
+        return "flow_noise" if self.flow_sde is None else "flow_sde"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pi0:
+        _check_denoising(self)
+        if self.chunk > self.horizon:
+            raise ValueError(f"chunk ({self.chunk}) is above horizon ({self.horizon}): only what is denoised is played")
+        return self
+
+
 class PolicySettings(Section):
     """What the section of a family of another package has at least (docs/extending.md); it adds its own parameters."""
 
@@ -506,7 +554,7 @@ class PolicySettings(Section):
     """As in the families above where it is one of theirs: rlpd needs tanh_gaussian, and learn_std gaussian or l1."""
 
 
-OurPolicy = GaussianMlp | Cnn | Vla | Flow | OpenVlaOft
+OurPolicy = GaussianMlp | Cnn | Vla | Flow | OpenVlaOft | Pi0
 FAMILIES: tuple[str, ...] = tuple(get_args(each.model_fields["family"].annotation)[0] for each in get_args(OurPolicy))
 _OUR_POLICY: TypeAdapter[OurPolicy] = TypeAdapter(Annotated[OurPolicy, Field(discriminator="family")])
 
@@ -957,7 +1005,7 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
-        if not self.sft.steps and not (isinstance(self.policy, OpenVlaOft) and self.policy.checkpoint):
+        if not self.sft.steps and not (isinstance(self.policy, OpenVlaOft | Pi0) and self.policy.checkpoint):
             raise ValueError("sft.steps is 0, and the policy has no checkpoint to start from: raise sft.steps")
         if "rloo" in self.algorithms:
             self._check_rloo()

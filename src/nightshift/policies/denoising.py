@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from nightshift.policies import flow_matching
 from nightshift.policies.base import LOSS_DRAWS, Decision, EncoderPolicy, Inputs
 from nightshift.policies.heads import MIN_STD
 
+if TYPE_CHECKING:
+    from nightshift import config
+
 CHAIN = "denoising_chain"
-"""The latent of that name, [B, N + 1, C, A]: normalised actions from noise to what was played."""
+"""The latent of that name, [B, N + 1, *noise_shape]: normalised actions from noise to what was played."""
 GAUSSIAN_STEPS = "gaussian_steps"
 """The latent of that name, int64 [B, K]: the steps of the chain that have a log-prob."""
 Context = TypeVar("Context")
@@ -33,6 +37,12 @@ class FlowNoiseSpec(TypedDict):
     min_std: float
     max_std: float
     log_prob: Literal["sum", "mean"]
+
+
+class DenoisingSpec(TypedDict):
+    denoising_steps: int
+    flow_sde: FlowSdeSpec | None
+    flow_noise: FlowNoiseSpec | None
 
 
 class Denoising(nn.Module, ABC):
@@ -122,6 +132,26 @@ class FlowNoise(Denoising):
         return total / (1 + self.steps) if self._spec["log_prob"] == "mean" else total
 
 
+def denoising(spec: DenoisingSpec, width: int, action_dim: int) -> Denoising:
+    """`width` and `action_dim`: of the features and of the velocity that is read from them."""
+    steps, noise = spec["denoising_steps"], spec["flow_noise"]
+    if spec["flow_sde"] is not None:
+        return FlowSde(steps, spec["flow_sde"])
+    assert noise is not None
+    return FlowNoise(steps, noise, width=width, action_dim=action_dim)
+
+
+def denoising_spec(settings: config.Flow | config.Pi0) -> DenoisingSpec:
+    sde, noise = settings.flow_sde, settings.flow_noise
+    return {
+        "denoising_steps": settings.denoising_steps,
+        "flow_sde": None if sde is None else {"noise_level": sde.noise_level},
+        "flow_noise": None
+        if noise is None
+        else {"min_std": noise.min_std, "max_std": noise.max_std, "log_prob": noise.log_prob},
+    }
+
+
 class FlowPolicy(EncoderPolicy, Generic[Context]):
     """A policy that denoises its actions: a family only says what the velocity network is.
 
@@ -143,7 +173,20 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
 
     @abstractmethod
     def velocity(self, noisy: Tensor, times: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """The velocity [B, C, A] at `times` [B], and the features [B, C, width] that it is read from."""
+        """The velocity [B, *noise_shape] at `times` [B], and the features [B, …, width] that it is read from."""
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """Actions and dimensions that are denoised: those of a decision, or more, of which the first are played."""
+        return self.chunk, self.action_dim
+
+    def normalise_actions(self, actions: Tensor, inputs: Inputs) -> Tensor:
+        """Actions [B, C, A] as they are denoised."""
+        return (actions - self.action_mean) / self.action_std
+
+    def unnormalise_actions(self, denoised: Tensor, inputs: Inputs) -> Tensor:
+        """Back to the simulator's, both [B, C, A]."""
+        return self.action_mean + self.action_std * denoised
 
     def std_parameters(self) -> Sequence[nn.Parameter]:
         return list(self.denoising.parameters())
@@ -156,11 +199,11 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
         """What the ODE makes of noise 0, the most likely."""
         context = self.context(inputs)
         rows = len(next(iter(inputs.values())))
-        noisy = torch.zeros(rows, self.chunk, self.action_dim, device=self.device)
+        noisy = torch.zeros(rows, *self.noise_shape, device=self.device)
         for step in range(self.denoising.steps):
             velocity, _ = self.velocity(noisy, self.denoising.times[step].expand(rows), context)
             noisy = self.denoising.ode_step(noisy, velocity, step)
-        return self._actions(noisy)
+        return self.unnormalise_actions(self._played(noisy), inputs)
 
     def sample(
         self, inputs: Inputs, generators: Sequence[np.random.Generator], temperature: float
@@ -182,9 +225,9 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
             chain.append(torch.where(is_gaussian, sampled, self.denoising.ode_step(chain[-1], velocity, number)))
             total += torch.where(is_gaussian, flow_matching.normal_log_prob(sampled, mean, std), 0)
         log_probs = self.denoising.joint(self._initial_log_prob(chain[0], temperature), total)
-        return Decision(
-            self._actions(chain[-1]), log_probs, {CHAIN: torch.stack(chain, dim=1), GAUSSIAN_STEPS: gaussian}
-        )
+        actions = self.unnormalise_actions(self._played(chain[-1]), inputs)
+        latents = {CHAIN: torch.stack(chain, dim=1), GAUSSIAN_STEPS: gaussian}
+        return Decision(actions, self._played(log_probs), latents)
 
     def evaluate_actions(self, inputs: Inputs, actions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Of the chain that led to `actions`, which is among the inputs."""
@@ -197,22 +240,25 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
             entropies = entropies + flow_matching.normal_entropy(std)
         initial = self._initial_log_prob(chain[:, 0], temperature)
         initial_entropy = flow_matching.normal_entropy(torch.full_like(initial, temperature))
-        return self.denoising.joint(initial, log_probs), self.denoising.joint(initial_entropy, entropies)
+        both = self.denoising.joint(initial, log_probs), self.denoising.joint(initial_entropy, entropies)
+        return self._played(both[0]), self._played(both[1])
 
     @property
     def loss_draws(self) -> int:
         """One for the time, the others for the noise."""
-        return 1 + self.chunk * self.action_dim
+        return 1 + math.prod(self.noise_shape)
 
     def bc_loss(self, inputs: Inputs, actions: Tensor, mask: Tensor) -> Tensor:
         """Flow matching: the squared error of the velocity, at one time and with one noise for each decision."""
         draws = inputs[LOSS_DRAWS]
         times, noise = flow_matching.training_times(draws[:, 0]), flow_matching.normal(draws[:, 1:])
-        normalised = torch.where(mask[..., None], (actions - self.action_mean) / self.action_std, 0)
-        noisy, target = flow_matching.interpolate(normalised, noise.reshape(normalised.shape), times)
+        normalised = torch.where(mask[..., None], self.normalise_actions(actions, inputs), 0)
+        more, dims = self.noise_shape[0] - self.chunk, self.noise_shape[1] - self.action_dim
+        padded, counted = functional.pad(normalised, (0, dims, 0, more)), functional.pad(mask, (0, more))
+        noisy, target = flow_matching.interpolate(padded, noise.reshape(padded.shape), times)
         velocity, _ = self.velocity(noisy, times, self.context(inputs))
         errors = (velocity - target).square().mean(-1)
-        return torch.where(mask, errors, 0).sum() / mask.sum()
+        return torch.where(counted, errors, 0).sum() / mask.sum()
 
     def _transition(
         self, noisy: Tensor, step: Tensor, context: Context, temperature: float
@@ -226,10 +272,11 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
 
     def _draw(self, generators: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
         """Standard normal noise [B, N + 1, C, A] for the beginning and every step, and the Gaussian steps [B, K]."""
-        shape = (self.denoising.steps + 1, self.chunk, self.action_dim)
+        shape = (self.denoising.steps + 1, *self.noise_shape)
         noises = [generator.standard_normal(shape, dtype=np.float32) for generator in generators]
         gaussian = [self.denoising.draw_steps(generator) for generator in generators]
         return torch.from_numpy(np.stack(noises)).to(self.device), torch.from_numpy(np.stack(gaussian)).to(self.device)
 
-    def _actions(self, normalised: Tensor) -> Tensor:
-        return self.action_mean + self.action_std * normalised
+    def _played(self, denoised: Tensor) -> Tensor:
+        """Of what is denoised, the part that is played: [B, C, A]."""
+        return denoised[:, : self.chunk, : self.action_dim]

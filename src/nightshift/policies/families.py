@@ -13,6 +13,7 @@ from nightshift.errors import DataError, PluginError
 from nightshift.policies import cnn, flow, gaussian_mlp, vla
 from nightshift.policies.base import Policy
 from nightshift.policies.openvla_oft import policy as openvla_oft
+from nightshift.policies.pi0 import policy as pi0
 
 FAMILIES: Mapping[str, type[Policy]] = {
     gaussian_mlp.FAMILY: gaussian_mlp.GaussianMlp,
@@ -20,6 +21,7 @@ FAMILIES: Mapping[str, type[Policy]] = {
     vla.FAMILY: vla.Vla,
     flow.FAMILY: flow.Flow,
     openvla_oft.FAMILY: openvla_oft.OpenVlaOft,
+    pi0.FAMILY: pi0.Pi0,
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nightshift.policies import flow_matching
 from nightshift.policies.base import Inputs, Shapes
-from nightshift.policies.denoising import Denoising, FlowNoise, FlowNoiseSpec, FlowPolicy, FlowSde, FlowSdeSpec
+from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
 from nightshift.policies.vla import Block, KeysValues, TransformerPolicy, TransformerSpec, blocks, transformer_spec
 
 if TYPE_CHECKING:
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 FAMILY = "flow"
 
 
-class FlowSpec(TransformerSpec):
-    denoising_steps: int
-    flow_sde: FlowSdeSpec | None
-    flow_noise: FlowNoiseSpec | None
+class FlowSpec(TransformerSpec, DenoisingSpec):
+    pass
 
 
 class Context(NamedTuple):
@@ -41,7 +39,7 @@ class Flow(FlowPolicy[Context], TransformerPolicy):
 
     def __init__(self, **spec: Unpack[FlowSpec]) -> None:
         super().__init__(spec)
-        self.denoising = _denoising(spec)
+        self.denoising = denoising(spec, self.width, self.action_dim)
         self.action_input = nn.Linear(self.action_dim, self.width)
         self.action_time = nn.Sequential(
             nn.Linear(2 * self.width, self.width), nn.SiLU(), nn.Linear(self.width, self.width)
@@ -55,15 +53,7 @@ class Flow(FlowPolicy[Context], TransformerPolicy):
 
     @classmethod
     def from_config(cls, settings: config.Flow, shapes: Shapes, action_dim: int) -> Flow:
-        sde, noise = settings.flow_sde, settings.flow_noise
-        return cls(
-            **transformer_spec(settings, shapes, action_dim),
-            denoising_steps=settings.denoising_steps,
-            flow_sde=None if sde is None else FlowSdeSpec(noise_level=sde.noise_level),
-            flow_noise=None
-            if noise is None
-            else FlowNoiseSpec(min_std=noise.min_std, max_std=noise.max_std, log_prob=noise.log_prob),
-        )
+        return cls(**transformer_spec(settings, shapes, action_dim), **denoising_spec(settings))
 
     @property
     def transformer_blocks(self) -> Sequence[nn.Module]:
@@ -98,10 +88,3 @@ class Flow(FlowPolicy[Context], TransformerPolicy):
             hidden = self.expert_norm(tokens)
         hidden = hidden.float()
         return self.output(hidden), hidden
-
-
-def _denoising(spec: FlowSpec) -> Denoising:
-    if spec["flow_sde"] is not None:
-        return FlowSde(spec["denoising_steps"], spec["flow_sde"])
-    assert spec["flow_noise"] is not None
-    return FlowNoise(spec["denoising_steps"], spec["flow_noise"], width=spec["width"], action_dim=spec["action_dim"])

@@ -21,5 +21,5 @@ def require_blocks(policy: Policy) -> None:
         raise ConfigError(
             f"machine.gradient_checkpointing is on, and the policy family {policy.spec['family']} has no transformer "
             "blocks",
-            "turn it off in params.yaml, or choose vla, flow or openvla-oft",
+            "turn it off in params.yaml, or choose vla, flow, openvla-oft or pi0",
         )

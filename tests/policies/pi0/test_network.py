@@ -155,7 +155,7 @@ def other_rotary_base(patch: pytest.MonkeyPatch) -> None:
 
 
 def padding_takes_positions(patch: pytest.MonkeyPatch) -> None:
-    plain = network.rotation_of
+    plain = gemma.rotation_of
     later = lambda positions, *rest: plain(positions + 2 * (positions >= 4), *rest)  # noqa: E731
     patch.setattr(network, "rotation_of", later)
 

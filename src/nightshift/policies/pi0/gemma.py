@@ -51,7 +51,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, spec: AttentionSpec) -> None:
         super().__init__()
         self._spec = spec
-        queries, keys = (spec[name] * spec["head_width"] for name in ("heads", "key_value_heads"))  # type: ignore[literal-required]
+        queries, keys = spec["heads"] * spec["head_width"], spec["key_value_heads"] * spec["head_width"]
         self.q_proj = nn.Linear(width, queries, bias=False)
         self.k_proj = nn.Linear(width, keys, bias=False)
         self.v_proj = nn.Linear(width, keys, bias=False)

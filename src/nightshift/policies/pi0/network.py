@@ -84,6 +84,10 @@ class Pi0Network(nn.Module):
         """Layers of Gemma, and of the expert."""
         return self._spec["depth"]
 
+    @property
+    def transformer_blocks(self) -> list[nn.Module]:
+        return [*self.vision_tower.encoder.layers, *self.language_model.layers, *self.expert.layers]
+
     def prefix(self, images: Tensor, cameras: Tensor, prompt: Tensor, words: Tensor) -> Prefix:
         """Images [B, n, 3, H, W] of n cameras, of which those are there where `cameras` [B, n] is true; the prompt's
         tokens [B, L], which are no padding where `words` [B, L] is true."""

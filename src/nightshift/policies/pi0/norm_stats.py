@@ -1,0 +1,44 @@
+"""Means and standard deviations of the data that a checkpoint was trained on (openpi's norm_stats.json)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from nightshift.errors import DataError
+
+_EPS = 1e-6
+
+
+class MomentsSpec(TypedDict):
+    mean: list[float]
+    std: list[float]
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())["norm_stats"]
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no {path}", "set policy.checkpoint.norm_stats in params.yaml to the file in assets/"
+        ) from None
+    except (json.JSONDecodeError, KeyError) as error:
+        raise DataError(f"{path} has no norm_stats: {error!r}", "take the file from the checkpoint's assets/") from None
+    return found
+
+
+def moments(statistics: dict[str, Any], field: Literal["state", "actions"], size: int) -> MomentsSpec:
+    """Of the first `size` dimensions: some files are padded to the network's."""
+    try:
+        mean, std = ([float(value) for value in statistics[field][key]] for key in ("mean", "std"))
+    except KeyError as error:
+        raise DataError(
+            f"the checkpoint's norm_stats have no {error} of {field}", "take the file from the checkpoint's assets/"
+        ) from None
+    if min(len(mean), len(std)) < size:
+        raise DataError(
+            f"the checkpoint's norm_stats of {field} have {len(mean)} dimensions, and {size} are needed",
+            "use a checkpoint that was made for this robot, or another state vector in policy.inputs",
+        )
+    return {"mean": mean[:size], "std": [value + _EPS for value in std[:size]]}
