@@ -15,6 +15,7 @@ from nightshift.policies import flow_matching
 from nightshift.policies.base import Inputs
 from nightshift.policies.denoising import CHAIN, GAUSSIAN_STEPS
 from nightshift.policies.flow import Flow
+from nightshift.policies.recomputing import recompute_activations
 from tests.policies.examples import (
     ACTION_DIM,
     CHUNK,
@@ -238,6 +239,20 @@ def test_the_gradient_of_the_log_prob_is_that_of_finite_differences(kind: str) -
     # Richardson's extrapolation: the error of the central difference is of the fourth order.
     coarse, fine = ((value(move) - value(-move)) / (2 * move) for move in (4e-3, 2e-3))
     assert slope == pytest.approx((4 * fine - coarse) / 3, rel=2e-2)
+
+
+@pytest.mark.parametrize("family", ["flow sde", "pi0 sde"])
+def test_activations_that_are_computed_again_give_the_same_gradient(family: str) -> None:
+    gradients = []
+    for again in (False, True):
+        policy = make_policy(family)
+        if again:
+            recompute_activations(policy)
+        inputs, mask = cloning_inputs(policy, ROWS), torch.ones(ROWS, CHUNK, dtype=torch.bool)
+        policy.bc_loss(inputs, demo_actions(ROWS), mask).backward()  # type: ignore[no-untyped-call]
+        gradients.append({name: parameter.grad for name, parameter in policy.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-5, atol=1e-7)
 
 
 def test_the_loss_is_the_same_in_parts() -> None:

@@ -70,7 +70,9 @@ class Attention(nn.Module):
 
     def _split(self, projected: Tensor) -> Tensor:
         """[B, T, heads * head width] to [B, heads, T, head width]."""
-        return projected.reshape(*projected.shape[:2], -1, self._spec["head_width"]).transpose(1, 2)
+        batch, count, width = projected.shape
+        head_width = self._spec["head_width"]
+        return projected.reshape(batch, count, width // head_width, head_width).transpose(1, 2)
 
 
 class Mlp(nn.Module):

@@ -117,7 +117,7 @@ class Pi0Network(nn.Module):
     def _see(self, images: Tensor) -> Tensor:
         batch, cameras = images.shape[:2]
         features: Tensor = self.projector(self.vision_tower(images.flatten(0, 1)))
-        return features.reshape(batch, cameras * features.shape[1], -1)
+        return features.reshape(batch, cameras * features.shape[1], features.shape[2])
 
     def _read(self, prompt: Tensor) -> Tensor:
         embedded: Tensor = self.language_model.embed_tokens(prompt)
