@@ -501,7 +501,7 @@ class OpenVlaOft(Section):
 
 
 class Pi0Weights(Section):
-    """Weights of pi0, as openpi writes them for PyTorch."""
+    """Weights of pi0 or pi0.5, as openpi writes them for PyTorch."""
 
     path: Name
     """A folder with safetensors."""
@@ -521,9 +521,9 @@ class Pi0(Section):
     checkpoint: Pi0Weights
     """Published weights."""
     horizon: Count
-    """Actions that are denoised; 50 in pi0. The first of them are played (chunk)."""
+    """Actions that are denoised; 50 in pi0, 10 in pi05_libero. The first of them are played (chunk)."""
     max_tokens: Count
-    """The longest prompt; 48 in pi0."""
+    """The longest prompt; 48 in pi0, 200 in pi0.5."""
     chunk: Count
     denoising_steps: Count
     flow_sde: FlowSde | None

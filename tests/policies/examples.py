@@ -55,6 +55,7 @@ PI0: dict[str, Any] = {
         "state_dim": 6,
         "action_dim": 5,
         "horizon": 4,
+        "adaptive_norms": False,
     },
     "chunk": CHUNK,
     "action_dim": ACTION_DIM,

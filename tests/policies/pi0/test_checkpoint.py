@@ -23,10 +23,10 @@ EMBEDDING = f"{PALIGEMMA}model.language_model.embed_tokens.weight"
 Weights = dict[str, Tensor]
 
 
-def weights() -> Weights:
+def weights(spec: NetworkSpec = SPEC) -> Weights:
     """With what published files have and nothing reads: the rest of the last layer, a norm, output layers."""
     torch.manual_seed(0)
-    found = {published_name(name): tensor for name, tensor in Pi0Network(SPEC).state_dict().items()}
+    found = {published_name(name): tensor for name, tensor in Pi0Network(spec).state_dict().items()}
     width, last = SPEC["gemma"]["width"], f"{PALIGEMMA}model.language_model.layers.{SPEC['depth'] - 1}."
     return {
         **found,
@@ -73,6 +73,15 @@ def test_sizes_and_weights_are_those_of_the_files(tmp_path: Path) -> None:
         assert torch.equal(tensor, weights()[published_name(name)])
 
 
+def test_weights_of_pi05_are_recognised_by_their_time_mlp(tmp_path: Path) -> None:
+    spec: NetworkSpec = {**SPEC, "state_dim": 0, "adaptive_norms": True}
+    folder = write(tmp_path / "pi05", weights(spec))
+    assert Pi0Checkpoint.open(folder).network_spec(horizon=SPEC["horizon"]) == spec
+    network = load(folder)
+    name = "expert.layers.1.post_attention_layernorm.dense.weight"
+    assert torch.equal(network.state_dict()[name], weights(spec)[f"{EXPERT}model.{name.removeprefix('expert.')}"])
+
+
 def test_an_embedding_that_is_saved_as_output_layer_alone_is_found(tmp_path: Path) -> None:
     tied = {name: tensor for name, tensor in weights().items() if name != EMBEDDING}
     network = load(write(tmp_path / "pi0", tied))
@@ -94,7 +103,10 @@ def with_tensor(name: str, *shape: int) -> Callable[[Weights], Weights]:
         (without("state_proj.weight"), r"has no state_proj\.weight"),
         (with_tensor(f"{EXPERT}model.norm.weight", 23), r"norm\.weight has shape \[23\] in .*, and \[24\] is expected"),
         (with_tensor("projector.fc3.weight", 4, 4), r"has projector\.fc3\.weight, which pi0 does not have"),
-        (with_tensor("time_mlp_in.weight", 24, 24), r"is one of pi0\.5 \(it has time_mlp_in\.weight\)"),
+        (
+            with_tensor("time_mlp_in.weight", 24, 24),
+            r"has no .*input_layernorm\.dense\.weight|has no time_mlp_in\.bias",
+        ),
         (with_tensor(f"{EXPERT}model.layers.3.mlp.up_proj.weight", 56, 24), r"has no .*layers\.2\.self_attn\.o_proj"),
     ],
 )
@@ -131,6 +143,7 @@ def test_at_full_size_it_has_the_published_number_of_weights() -> None:
                 "state_dim": 32,
                 "action_dim": 32,
                 "horizon": 50,
+                "adaptive_norms": False,
             }
         )
     count = {name: sum(p.numel() for p in part.parameters()) for name, part in network.named_children()}

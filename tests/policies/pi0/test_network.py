@@ -135,7 +135,7 @@ def causal_prefix(patch: pytest.MonkeyPatch) -> None:
 
 
 def state_sees_actions(patch: pytest.MonkeyPatch) -> None:
-    def mask(present: Tensor, count: int) -> Tensor:
+    def mask(present: Tensor, count: int, states: int) -> Tensor:
         return torch.cat([present, torch.ones(len(present), count, dtype=torch.bool)], 1)[:, None, None]
 
     patch.setattr(network, "suffix_mask", mask)
@@ -143,7 +143,7 @@ def state_sees_actions(patch: pytest.MonkeyPatch) -> None:
 
 def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
     plain = network.suffix_mask
-    patch.setattr(network, "suffix_mask", lambda present, count: plain(torch.ones_like(present), count))
+    patch.setattr(network, "suffix_mask", lambda present, *rest: plain(torch.ones_like(present), *rest))
 
 
 def words_are_not_scaled(patch: pytest.MonkeyPatch) -> None:
@@ -223,3 +223,55 @@ def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_padding() -> None:
         words=torch.cat([given.words, torch.zeros_like(given.words)], dim=1),
     )
     torch.testing.assert_close(tiny.velocity(made, more), together, rtol=0, atol=1e-5)
+
+
+def adaptive_norm(norm: torch.nn.Module, tokens: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+    parts = condition @ norm.dense.weight.T.double() + norm.dense.bias.double()  # type: ignore[union-attr, operator]
+    scale, shift, gate = parts.reshape(len(tokens), 3, -1).unbind(1)
+    size = (tokens**2).mean(-1, keepdim=True) + 1e-6
+    return tokens / size**0.5 * (1 + scale[:, None]) + shift[:, None], gate[:, None]
+
+
+@torch.no_grad()
+def transcribed(made: Any, given: tiny.Batch) -> Tensor:
+    """pi0.5's expert written down a second time, in double precision and row by row of the attention, from the keys and
+    values of the prefix, which pi0 has as well."""
+    prefix = made.prefix(given.images, given.cameras, given.prompt, given.words)
+    linear = lambda layer, values: values @ layer.weight.T.double() + (0 if layer.bias is None else layer.bias.double())  # noqa: E731
+    silu = lambda values: values / (1 + (-values).exp())  # noqa: E731
+    condition = silu(linear(made.time_mlp_out, silu(linear(made.time_mlp_in, embed_time(given.times).double()))))
+    tokens = linear(made.action_in_proj, given.noisy.double())
+    batch, count, heads, width = *tokens.shape[:2], 4, 8
+    positions = prefix.present.sum(1)[:, None] + torch.arange(count)
+    angles = positions[..., None] / 10_000.0 ** (torch.arange(width // 2).double() * 2 / width)
+    turn = torch.polar(torch.ones_like(angles), angles)[:, :, None]
+
+    def rotate(values: Tensor) -> Tensor:
+        turned = torch.complex(values[..., : width // 2], values[..., width // 2 :]) * turn
+        return torch.cat([turned.real, turned.imag], dim=-1)
+
+    for layer, (keys, values) in zip(made.expert.layers, prefix.memories, strict=True):
+        normed, gate = adaptive_norm(layer.input_layernorm, tokens, condition)
+        project = layer.self_attn
+        queries = rotate(linear(project.q_proj, normed).reshape(batch, count, heads, width))
+        own_keys = rotate(linear(project.k_proj, normed)[:, :, None])[:, :, 0]
+        all_keys = torch.cat([keys[:, 0].double(), own_keys], dim=1)
+        all_values = torch.cat([values[:, 0].double(), linear(project.v_proj, normed)], dim=1)
+        scores = torch.einsum("bqhd,bkd->bhqk", queries, all_keys) / width**0.5
+        seen = torch.cat([prefix.present, torch.ones(batch, count, dtype=torch.bool)], dim=1)
+        weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+        attended = torch.einsum("bhqk,bkd->bqhd", weights, all_values).reshape(batch, count, -1)
+        tokens = tokens + gate * linear(project.o_proj, attended)
+        normed, gate = adaptive_norm(layer.post_attention_layernorm, tokens, condition)
+        hidden = torch.nn.functional.gelu(linear(layer.mlp.gate_proj, normed), approximate="tanh")
+        tokens = tokens + gate * linear(layer.mlp.down_proj, hidden * linear(layer.mlp.up_proj, normed))
+    return linear(made.action_out_proj, adaptive_norm(made.expert.norm, tokens, condition)[0]).float()
+
+
+def test_the_expert_of_pi05_is_what_its_formulas_say() -> None:
+    made, given = tiny.network(tiny.PI05), tiny.batch()._replace(state=torch.zeros(tiny.ROWS, 0))
+    found = tiny.velocity(made, given)
+    torch.testing.assert_close(found, transcribed(made, given), rtol=0, atol=TOLERANCE)
+    assert found.std() > 0.1
+    sooner = tiny.velocity(made, given._replace(times=given.times * 0.9))
+    assert (sooner - found).abs().max() > 1e-2

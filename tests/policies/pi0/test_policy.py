@@ -124,7 +124,7 @@ def section(folder: Path, **changes: Any) -> dict[str, Any]:
             "delta_actions": False,
         },
         "horizon": 7,
-        "max_tokens": 20,
+        "max_tokens": 40,
         "chunk": 5,
         "denoising_steps": 3,
         **examples.FLOW["sde"],
@@ -165,6 +165,37 @@ def test_statistics_that_are_missing_or_too_short_are_one_sentence(tmp_path: Pat
     (tmp_path / "norm_stats.json").unlink()
     with pytest.raises(NightshiftError, match=r"there is no .*norm_stats\.json"):
         precheck.check_policy(made)
+
+
+def test_pi05_sees_no_state_and_scales_actions_between_quantiles(tmp_path: Path) -> None:
+    chosen = params(tmp_path, inputs=["agentview", "instruction"])
+    assert isinstance(chosen.policy, config.Pi0)
+    weights = published.weights({**published.SPEC, "state_dim": 0, "adaptive_norms": True, "vocabulary": 300})
+    published.write(tmp_path / "pi05", weights)
+    quantiles = {"q01": [-1.0, -2.0, 0.0, 0.0, 0.0], "q99": [1.0, 4.0, 1.0, 1.0, 1.0]}
+    statistics = {"norm_stats": {"state": quantiles, "actions": quantiles}}
+    (tmp_path / "norm_stats.json").write_text(json.dumps(statistics))
+    changed = chosen.policy.checkpoint.model_copy(update={"path": str(tmp_path / "pi05")})
+    settings = chosen.policy.model_copy(update={"checkpoint": changed})
+    shapes = {"agentview": (32, 32, 3), "proprio": (4,), "instruction": ()}
+    made = policies.fresh(settings, shapes, action_dim=3)
+    assert isinstance(made, Pi0)
+    torch.testing.assert_close(made.action_mean, torch.tensor([0.0, 1.0, 0.5]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(made.action_std, torch.tensor([1.0, 3.0, 0.5]), rtol=0, atol=1e-6)
+    inputs = made.inputs(examples.observe(ROWS))
+    actions, log_probs, latents = made.decide(inputs, examples.generators(ROWS), 1.0)
+    again, _ = made.evaluate_actions({**inputs, **latents}, actions, 1.0)
+    assert actions.shape == (ROWS, 5, 3) and torch.equal(again, log_probs)
+    with pytest.raises(NightshiftError, match=r"pi0\.5 takes one or more cameras, no state vector and the instruction"):
+        policies.fresh(settings.model_copy(update={"inputs": ("agentview", "proprio", "instruction")}), shapes, 3)
+
+
+def test_actions_that_are_relative_to_the_state_need_one(tmp_path: Path) -> None:
+    made = section(tmp_path)
+    made["checkpoint"]["delta_actions"] = True
+    shapes = {"agentview": (32, 32, 3), "proprio": (4,), "instruction": ()}
+    with pytest.raises(NightshiftError, match=r"delta_actions is true, and the state has 4 numbers"):
+        policies.fresh(config.Pi0.model_validate(made), shapes, action_dim=7)
 
 
 def test_more_actions_than_are_denoised_cannot_be_played(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ SPEC: NetworkSpec = {
     "state_dim": 6,
     "action_dim": 5,
     "horizon": 7,
+    "adaptive_norms": False,
 }
+PI05: NetworkSpec = {**SPEC, "state_dim": 0, "adaptive_norms": True}
 PATCHES = 4
 ROWS, CAMERAS, WORDS = 3, 2, 6
 
@@ -35,9 +37,9 @@ class Batch(NamedTuple):
     times: Tensor
 
 
-def network() -> Pi0Network:
+def network(spec: NetworkSpec = SPEC) -> Pi0Network:
     torch.manual_seed(0)
-    made = Pi0Network(SPEC)
+    made = Pi0Network(spec)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             fan = parameter.shape[-1] if parameter.dim() > 1 else 1

@@ -36,8 +36,9 @@ _UNUSED = (_TIED, f"{_EXPERT}lm_head.", f"{_EXPERT}model.embed_tokens.", f"{_PAL
 """pi0 writes no words, so nothing reads them."""
 _SIGLIP_HEADS = 16
 """Of So400m: no tensor's shape shows them. Gemma has one head of keys and values, and shows its others."""
-_OTHER = "this family loads pi0; choose another policy.family or another checkpoint"
+_OTHER = "this family loads pi0 and pi0.5; choose another policy.family or another checkpoint"
 _PI05 = "time_mlp_in.weight"
+"""Which pi0.5 has, and pi0 has not."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,11 @@ class Pi0Checkpoint:
         shapes, files = read_headers(folder)
         if _EMBEDDING not in shapes and _TIED in shapes:
             shapes[_EMBEDDING] = shapes[_TIED]
-        if _PI05 in shapes:
-            raise DataError(f"the checkpoint {folder} is one of pi0.5 (it has {_PI05})", _OTHER)
         return cls(folder, shapes, files)
 
     def network_spec(self, horizon: int) -> NetworkSpec:
         """Sizes by the shapes of tensors; of the number of actions per chunk the file says nothing."""
+        adaptive = _PI05 in self.shapes
         ours = {name: self._shape(published_name(name)) for name in _TELLING}
         patches, width = ours[_POSITIONS]
         head_width = ours[_KEYS][0]
@@ -81,9 +81,10 @@ class Pi0Checkpoint:
             },
             "depth": self._layers(expert_layer),
             "vocabulary": ours[_WORDS][0],
-            "state_dim": ours[_STATE][1],
+            "state_dim": 0 if adaptive else self._shape(_STATE)[1],
             "action_dim": ours[_ACTION][1],
             "horizon": horizon,
+            "adaptive_norms": adaptive,
         }
 
     def check(self, network: Pi0Network) -> None:
@@ -136,5 +137,5 @@ _POSITIONS = "vision_tower.embeddings.position_embedding.weight"
 _WORDS = "language_model.embed_tokens.weight"
 _QUERIES, _KEYS = (f"expert.layers.0.self_attn.{part}_proj.weight" for part in "qk")
 _STATE, _ACTION = "state_proj.weight", "action_in_proj.weight"
-_TELLING = (_POSITIONS, _WORDS, _QUERIES, _KEYS, _STATE, _ACTION)
+_TELLING = (_POSITIONS, _WORDS, _QUERIES, _KEYS, _ACTION)
 """Tensors whose shapes say how large the network is."""

@@ -42,9 +42,20 @@ class RmsNorm(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """In float32; weights are relative to 1."""
-        wide = tokens.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS)
-        return (normed * (1 + self.weight.float())).to(tokens.dtype)
+        return (_normed(tokens) * (1 + self.weight.float())).to(tokens.dtype)
+
+
+class AdaptiveRmsNorm(nn.Module):
+    """Of pi0.5: a condition scales and shifts the normed tokens, and gates what the layer makes of them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, 3 * width)
+
+    def forward(self, tokens: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B, T, width] by the condition [B, width], and the gate [B, 1, width]."""
+        scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
+        return (_normed(tokens) * (1 + scale.float()) + shift.float()).to(tokens.dtype), gate
 
 
 class Attention(nn.Module):
@@ -103,10 +114,32 @@ class DecoderLayer(nn.Module):
         in the mask."""
         normed = self.input_layernorm(tokens)
         own = self.self_attn.keys_values(normed, rotation)
-        attended = own if memory is None else (torch.cat([memory[0], own[0]], 2), torch.cat([memory[1], own[1]], 2))
+        attended = own if memory is None else joined(memory, own)
         tokens = tokens + self.self_attn(normed, rotation, mask, attended)
         mixed: Tensor = self.mlp(self.post_attention_layernorm(tokens))
         return tokens + mixed, own
+
+
+class AdaptiveDecoderLayer(nn.Module):
+    """Of pi0.5's expert."""
+
+    def __init__(self, spec: GemmaSpec, attention: AttentionSpec) -> None:
+        super().__init__()
+        self.input_layernorm = AdaptiveRmsNorm(spec["width"])
+        self.self_attn = Attention(spec["width"], attention)
+        self.post_attention_layernorm = AdaptiveRmsNorm(spec["width"])
+        self.mlp = Mlp(spec["width"], spec["mlp"])
+
+    def forward(
+        self, tokens: Tensor, rotation: Rotation, mask: Tensor, memory: KeysValues, condition: Tensor
+    ) -> Tensor:
+        """The tokens after the layer. They attend to `memory`, which comes first in the mask, and to themselves."""
+        normed, gate = self.input_layernorm(tokens, condition)
+        attended = joined(memory, self.self_attn.keys_values(normed, rotation))
+        tokens = tokens + gate * self.self_attn(normed, rotation, mask, attended)
+        normed, gate = self.post_attention_layernorm(tokens, condition)
+        mixed: Tensor = self.mlp(normed)
+        return tokens + gate * mixed
 
 
 class LastPrefixLayer(nn.Module):
@@ -121,6 +154,16 @@ class LastPrefixLayer(nn.Module):
 
     def forward(self, tokens: Tensor, rotation: Rotation) -> KeysValues:
         return self.self_attn.keys_values(self.input_layernorm(tokens), rotation)
+
+
+def joined(first: KeysValues, second: KeysValues) -> KeysValues:
+    return torch.cat([first[0], second[0]], dim=2), torch.cat([first[1], second[1]], dim=2)
+
+
+def _normed(tokens: Tensor) -> Tensor:
+    """In float32: squares of bfloat16 lose too much."""
+    wide = tokens.float()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS)
 
 
 def rotation_of(positions: Tensor, width: int, dtype: torch.dtype) -> Rotation:

@@ -80,25 +80,26 @@ class Pi0(FlowPolicy[Context]):
     def from_config(cls, settings: config.Pi0, shapes: Shapes, action_dim: int) -> Pi0:
         """All is checked before the first weight is read, and where tensors are on the meta device none is."""
         inputs = select(settings.inputs, shapes)
-        found = _modalities(inputs)
         checkpoint = Pi0Checkpoint.open(Path(settings.checkpoint.path))
+        network_spec = checkpoint.network_spec(settings.horizon)
+        is_pi05, vectors = network_spec["adaptive_norms"], _vectors(settings, inputs, network_spec)
         statistics = norm_stats.read(Path(settings.checkpoint.norm_stats))
         spec: Pi0Spec = {
             **denoising_spec(settings),
             "inputs": inputs,
-            "network": checkpoint.network_spec(settings.horizon),
+            "network": network_spec,
             "chunk": settings.chunk,
             "action_dim": action_dim,
             "max_tokens": settings.max_tokens,
             "train": settings.train,
             "delta_actions": settings.checkpoint.delta_actions,
-            "actions": norm_stats.moments(statistics, "actions", action_dim),
-            "state": norm_stats.moments(statistics, "state", sum(found.vectors.values())),
+            "actions": norm_stats.moments(statistics, "actions", action_dim, quantiles=is_pi05),
+            "state": norm_stats.moments(statistics, "state", vectors, quantiles=is_pi05),
             "tokenizer": read(Path(settings.checkpoint.tokenizer)),
             "augmentation": {"crop": settings.augmentation.crop, "jitter": settings.augmentation.jitter},
         }
         with torch.device("meta"):
-            network = Pi0Network(spec["network"])
+            network = Pi0Network(network_spec)
         checkpoint.check(network)
         if torch.get_default_device().type != "meta":
             checkpoint.load(network, torch.float32)
@@ -181,7 +182,9 @@ class Pi0(FlowPolicy[Context]):
         return velocity.float(), hidden.float()
 
     def _state(self, inputs: Inputs) -> Tensor:
-        return torch.cat([inputs[name] for name in self.modalities.vectors], dim=-1)
+        """[B, D]; pi0.5 sees none."""
+        nothing = torch.zeros(len(inputs[INSTRUCTION]), 0, device=self.device)
+        return torch.cat([nothing, *(inputs[name] for name in self.modalities.vectors)], dim=-1)
 
     def _moved_from(self, inputs: Inputs) -> Tensor:
         """The state that the network's actions are relative to, [B, 1, A]; zeros where they are the simulator's."""
@@ -190,13 +193,25 @@ class Pi0(FlowPolicy[Context]):
         return functional.pad(moved, (0, self.action_dim - moved.shape[1]))[:, None]
 
 
-def _modalities(inputs: Shapes) -> Modalities:
-    """ConfigError if these observations are not those of a pi0."""
-    found = Modalities(inputs, 0)
-    if not found.cameras or not found.instruction or not found.vectors:
+def _vectors(settings: config.Pi0, inputs: Shapes, network: NetworkSpec) -> int:
+    """The size of the state; ConfigError if these observations are not those of the checkpoint."""
+    found, is_pi05 = Modalities(inputs, 0), network["adaptive_norms"]
+    if not found.cameras or not found.instruction or bool(found.vectors) == is_pi05:
+        takes = "no state vector" if is_pi05 else "state vectors"
         raise ConfigError(
-            f"policy.inputs is {', '.join(inputs)}, and pi0 takes one or more cameras, state vectors and the "
-            f"{INSTRUCTION}",
-            "edit policy.inputs in params.yaml, e.g. [agentview, wrist, proprio, instruction]",
+            f"policy.inputs is {', '.join(inputs)}, and {'pi0.5' if is_pi05 else 'pi0'} takes one or more cameras, "
+            f"{takes} and the {INSTRUCTION}",
+            f"edit policy.inputs in params.yaml, e.g. [agentview, wrist, {'' if is_pi05 else 'proprio, '}instruction]",
         )
-    return found
+    size = sum(found.vectors.values())
+    if size > network["state_dim"]:
+        raise ConfigError(
+            f"the state vectors of policy.inputs have {size} numbers, and the checkpoint takes {network['state_dim']}",
+            "edit policy.inputs in params.yaml",
+        )
+    if settings.checkpoint.delta_actions and size < _MOVES:
+        raise ConfigError(
+            f"policy.checkpoint.delta_actions is true, and the state has {size} numbers: actions are relative to six",
+            "set it to false, or add a state vector to policy.inputs",
+        )
+    return size
