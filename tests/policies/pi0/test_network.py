@@ -226,10 +226,18 @@ def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_padding() -> None:
 
 
 def adaptive_norm(norm: torch.nn.Module, tokens: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-    parts = condition @ norm.dense.weight.T.double() + norm.dense.bias.double()  # type: ignore[union-attr, operator]
-    scale, shift, gate = parts.reshape(len(tokens), 3, -1).unbind(1)
+    scale, shift, gate = linear(norm.dense, condition).reshape(len(tokens), 3, -1).unbind(1)
     size = (tokens**2).mean(-1, keepdim=True) + 1e-6
     return tokens / size**0.5 * (1 + scale[:, None]) + shift[:, None], gate[:, None]
+
+
+def linear(layer: Any, values: Tensor) -> Tensor:
+    product: Tensor = values @ layer.weight.T.double()
+    return product if layer.bias is None else product + layer.bias.double()
+
+
+def silu(values: Tensor) -> Tensor:
+    return values / (1 + (-values).exp())
 
 
 @torch.no_grad()
@@ -237,11 +245,9 @@ def transcribed(made: Any, given: tiny.Batch) -> Tensor:
     """pi0.5's expert written down a second time, in double precision and row by row of the attention, from the keys and
     values of the prefix, which pi0 has as well."""
     prefix = made.prefix(given.images, given.cameras, given.prompt, given.words)
-    linear = lambda layer, values: values @ layer.weight.T.double() + (0 if layer.bias is None else layer.bias.double())  # noqa: E731
-    silu = lambda values: values / (1 + (-values).exp())  # noqa: E731
     condition = silu(linear(made.time_mlp_out, silu(linear(made.time_mlp_in, embed_time(given.times).double()))))
     tokens = linear(made.action_in_proj, given.noisy.double())
-    batch, count, heads, width = *tokens.shape[:2], 4, 8
+    (batch, count, _), heads, width = tokens.shape, 4, 8
     positions = prefix.present.sum(1)[:, None] + torch.arange(count)
     angles = positions[..., None] / 10_000.0 ** (torch.arange(width // 2).double() * 2 / width)
     turn = torch.polar(torch.ones_like(angles), angles)[:, :, None]

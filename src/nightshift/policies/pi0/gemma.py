@@ -138,8 +138,8 @@ class AdaptiveDecoderLayer(nn.Module):
         attended = joined(memory, self.self_attn.keys_values(normed, rotation))
         tokens = tokens + gate * self.self_attn(normed, rotation, mask, attended)
         normed, gate = self.post_attention_layernorm(tokens, condition)
-        mixed: Tensor = self.mlp(normed)
-        return tokens + gate * mixed
+        output: Tensor = tokens + gate * self.mlp(normed)
+        return output
 
 
 class LastPrefixLayer(nn.Module):
@@ -163,7 +163,8 @@ def joined(first: KeysValues, second: KeysValues) -> KeysValues:
 def _normed(tokens: Tensor) -> Tensor:
     """In float32: squares of bfloat16 lose too much."""
     wide = tokens.float()
-    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS)
+    normed: Tensor = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS)
+    return normed
 
 
 def rotation_of(positions: Tensor, width: int, dtype: torch.dtype) -> Rotation:

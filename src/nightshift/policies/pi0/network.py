@@ -107,7 +107,7 @@ class Pi0Network(nn.Module):
         self.language_model = LanguageModel(spec)
         self.action_in_proj = nn.Linear(spec["action_dim"], width)
         if spec["adaptive_norms"]:
-            self.expert: nn.Module = AdaptiveExpert(spec)
+            self.expert: Expert | AdaptiveExpert = AdaptiveExpert(spec)
             self.time_mlp_in = nn.Linear(width, width)
             self.time_mlp_out = nn.Linear(width, width)
         else:
