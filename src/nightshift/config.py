@@ -363,6 +363,69 @@ class Vla(Section):
         return self
 
 
+class FlowSde(Section):
+    """Exploration by one step of an SDE that has the distribution of the flow's ODE."""
+
+    noise_level: Positive
+    """a in a√(t / (1 - t)), the noise of that step at the time t, which the temperature scales; 0.5 in pi_RL."""
+
+
+class FlowNoise(Section):
+    """Exploration by noise in every denoising step, with a std that a small network learns (rloo.learn_std)."""
+
+    min_std: Positive
+    """Lowest std, in standard deviations of the demos' actions, which the temperature scales; 0.08 in pi_RL."""
+    max_std: Positive
+    """Highest std; 0.16 in pi_RL."""
+    log_prob: Literal["sum", "mean"]
+    """Of a decision, from those of its denoising steps: their sum is the log-density; pi_RL takes the mean."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FlowNoise:
+        if self.min_std >= self.max_std:
+            raise ValueError(f"min_std ({self.min_std:g}) is not below max_std ({self.max_std:g})")
+        return self
+
+
+class Flow(Section):
+    """The transformer of the family vla, with an action expert that denoises the chunk of actions (flow matching)."""
+
+    family: Literal["flow"]
+    inputs: Inputs
+    patch_size: Count
+    width: Count
+    depth: Count
+    """Transformer blocks, and as many of the action expert."""
+    heads: Count
+    max_words: Count
+    chunk: Count
+    denoising_steps: Count
+    """From noise to actions, per decision."""
+    flow_sde: FlowSde | None
+    """Exploration by one denoising step of an SDE that has the distribution of the flow; null with flow_noise."""
+    flow_noise: FlowNoise | None
+    """Exploration by noise in every denoising step, whose std is learned (rloo.learn_std); null with flow_sde."""
+    augmentation: Augmentation
+
+    @property
+    def head(self) -> Literal["flow_sde", "flow_noise"]:
+        return "flow_noise" if self.flow_sde is None else "flow_sde"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Flow:
+        if self.width % self.heads or self.width % 2:
+            raise ValueError(f"width ({self.width}) is not even or no multiple of heads ({self.heads}): change it")
+        _check_denoising(self)
+        return self
+
+
+def _check_denoising(policy: Flow | Pi0) -> None:
+    if (policy.flow_sde is None) == (policy.flow_noise is None):
+        raise ValueError("needs either flow_sde or flow_noise; the other one is null")
+    if policy.flow_sde is not None and policy.denoising_steps == 1:
+        raise ValueError("flow_sde needs denoising_steps of 2 or more: the noise of a single step is infinite")
+
+
 class PublishedCheckpoint(Section):
     """Weights of OpenVLA-OFT or one of its variants, as they are published."""
 
@@ -454,6 +517,50 @@ class OpenVlaOft(Section):
         return self
 
 
+class Pi0Weights(Section):
+    """Weights of pi0 or pi0.5, as openpi writes them for PyTorch."""
+
+    path: Name
+    """A folder with safetensors."""
+    norm_stats: Name
+    """The file norm_stats.json of the dataset they were trained on: PATH/assets/DATASET/norm_stats.json."""
+    tokenizer: Name
+    """The file tokenizer.json of PaliGemma."""
+    delta_actions: Flag
+    """Whether its actions are relative to the first six numbers of the state, as those of openpi's pi0_libero."""
+
+
+class Pi0(Section):
+    """PaliGemma with an action expert that denoises the chunk of actions, with published weights."""
+
+    family: Literal["pi0"]
+    inputs: Inputs
+    checkpoint: Pi0Weights
+    """Published weights."""
+    horizon: Count
+    """Actions that are denoised; 50 in pi0, 10 in pi05_libero. The first of them are played (chunk)."""
+    max_tokens: Count
+    """The longest prompt; 48 in pi0, 200 in pi0.5."""
+    chunk: Count
+    denoising_steps: Count
+    flow_sde: FlowSde | None
+    flow_noise: FlowNoise | None
+    train: Literal["expert", "all"]
+    """Which weights: those of the expert and its projections, or PaliGemma's as well."""
+    augmentation: Augmentation
+
+    @property
+    def head(self) -> Literal["flow_sde", "flow_noise"]:
+        return "flow_noise" if self.flow_sde is None else "flow_sde"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pi0:
+        _check_denoising(self)
+        if self.chunk > self.horizon:
+            raise ValueError(f"chunk ({self.chunk}) is above horizon ({self.horizon}): only what is denoised is played")
+        return self
+
+
 class PolicySettings(Section):
     """What the section of a family of another package has at least (docs/extending.md); it adds its own parameters."""
 
@@ -464,7 +571,7 @@ class PolicySettings(Section):
     """As in the families above where it is one of theirs: rlpd needs tanh_gaussian, and learn_std gaussian or l1."""
 
 
-OurPolicy = GaussianMlp | Cnn | Vla | OpenVlaOft
+OurPolicy = GaussianMlp | Cnn | Vla | Flow | OpenVlaOft | Pi0
 FAMILIES: tuple[str, ...] = tuple(get_args(each.model_fields["family"].annotation)[0] for each in get_args(OurPolicy))
 _OUR_POLICY: TypeAdapter[OurPolicy] = TypeAdapter(Annotated[OurPolicy, Field(discriminator="family")])
 
@@ -915,7 +1022,7 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
-        if not self.sft.steps and not (isinstance(self.policy, OpenVlaOft) and self.policy.checkpoint):
+        if not self.sft.steps and not (isinstance(self.policy, OpenVlaOft | Pi0) and self.policy.checkpoint):
             raise ValueError("sft.steps is 0, and the policy has no checkpoint to start from: raise sft.steps")
         if "rloo" in self.algorithms:
             self._check_rloo()
@@ -924,12 +1031,13 @@ class Params(Section):
         return self
 
     def _check_rloo(self) -> None:
-        one_std = self.policy.head in ("gaussian", "l1")
-        if one_std and self.rloo.entropy_coef and not self.rloo.learn_std:
+        has_std = self.policy.head in ("gaussian", "l1", "flow_noise")
+        only_std = has_std or self.policy.head == "flow_sde"
+        if only_std and self.rloo.entropy_coef and not self.rloo.learn_std:
             raise ValueError(
                 "rloo.entropy_coef has no effect while rloo.learn_std is false: a Gaussian's entropy depends on its std"
             )
-        if self.rloo.learn_std and not one_std:
+        if self.rloo.learn_std and not has_std:
             raise ValueError(
                 f"rloo.learn_std has no effect while policy.head is {self.policy.head}: set learn_std: false"
             )

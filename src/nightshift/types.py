@@ -6,7 +6,7 @@ Shapes stand in comments: T steps of an episode, K decisions, A action dimension
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,10 @@ Array = NDArray[np.float32]
 Observation = Mapping[str, NDArray[Any]]
 """Arrays by their name in the suite's observation space: state vectors float32 [D], camera images uint8 [H, W, 3], and
 texts, str []. Several observations side by side have an axis more, in front."""
+
+Latents = Mapping[str, NDArray[Any]]
+"""What a policy drew on the way to its actions, by name, where their log-probs depend on it: the denoising chain of a
+flow policy. Most policies have none."""
 
 INSTRUCTION = "instruction"
 """The name of the observation that is the task's instruction, a text."""
@@ -113,6 +117,7 @@ class Trajectory:
     success: bool
     unstable: bool = False  # the actions drove the physics unstable: a failure, and terminal
     version: int = 0  # of the policy that acted: its number of updates
+    latents: Latents = field(default_factory=dict)  # each [K, …]
     success_step: int | None = None  # control steps until the simulator first reported success
     interventions: NDArray[np.bool_] | None = None  # [T] steps in which another acted; None: nobody could take over
     beside: tuple[str, ...] = ()  # the observations that the policy did not see: from `request.cameras`

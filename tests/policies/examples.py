@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nightshift.policies.base import Inputs, Policy, with_loss_draws
 from nightshift.policies.cnn import Cnn
+from nightshift.policies.flow import Flow
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
+from nightshift.policies.pi0.policy import Pi0
 from nightshift.policies.vla import Vla
 from nightshift.types import INSTRUCTION, Observation
 
@@ -34,6 +37,37 @@ SEEING: dict[str, Any] = {
     "action_dim": ACTION_DIM,
 }
 VLA: dict[str, Any] = {**SEEING, "patch_size": 8, "width": 32, "depth": 1, "heads": 2}
+FLOW: dict[str, dict[str, Any]] = {
+    "sde": {"flow_sde": {"noise_level": 0.5}, "flow_noise": None},
+    "noise": {"flow_sde": None, "flow_noise": {"min_std": 0.08, "max_std": 0.16, "log_prob": "sum"}},
+}
+PIECES = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+PI0: dict[str, Any] = {
+    "inputs": SHAPES,
+    "network": {
+        "image_size": 28,
+        "siglip": {"width": 32, "mlp": 48, "depth": 1, "heads": 2},
+        "gemma": {"width": 40, "mlp": 64},
+        "expert": {"width": 24, "mlp": 56},
+        "attention": {"heads": 4, "key_value_heads": 1, "head_width": 8},
+        "depth": 2,
+        "vocabulary": 300,
+        "state_dim": 6,
+        "action_dim": 5,
+        "horizon": 4,
+        "adaptive_norms": False,
+    },
+    "chunk": CHUNK,
+    "action_dim": ACTION_DIM,
+    "max_tokens": 40,
+    "train": "all",
+    "delta_actions": False,
+    "actions": {"mean": [0.1, -0.3, 0.5], "std": [0.2, 0.7, 0.01]},
+    "state": {"mean": [0.1, -0.2, 0.0, 0.3], "std": [1.0, 0.5, 2.0, 0.01]},
+    "tokenizer": {"vocabulary": {piece: number for number, piece in enumerate(PIECES)}, "merges": []},
+    "augmentation": {"crop": 2, "jitter": 0.2},
+    "denoising_steps": 4,
+}
 STATISTICS = {
     "observations.proprio": {
         "mean": [0.1, -0.2, 0.0, 0.3],
@@ -43,7 +77,7 @@ STATISTICS = {
     },
     "actions": {"mean": [0.1, -0.3, 0.5], "std": [0.2, 0.7, 0.0], "min": [-1.0, -2.0, 0.5], "max": [1.0, 1.0, 0.5]},
 }
-SEES = ("cnn", "vla", "vla bins", "openvla-oft tokens", "openvla-oft l1")
+SEES = ("cnn", "vla", "vla bins", "flow sde", "flow noise", "openvla-oft tokens", "openvla-oft l1", "pi0 sde")
 FAMILIES = ("gaussian_mlp", *SEES, "gaussian_mlp tanh_gaussian", "cnn tanh_gaussian")
 """And the head, where it is not Gaussian."""
 TOWER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
@@ -71,6 +105,13 @@ OPENVLA_OFT: dict[str, Any] = {
 
 
 def make(family: str) -> HeadPolicy:
+    """As `make_policy`, of a family that has a head."""
+    policy = make_policy(family)
+    assert isinstance(policy, HeadPolicy)
+    return policy
+
+
+def make_policy(family: str) -> Policy:
     """A policy with seeded weights everywhere: a fresh one's output layer is zero."""
     torch.manual_seed(0)
     policy = _fresh(family)
@@ -81,7 +122,7 @@ def make(family: str) -> HeadPolicy:
     return policy
 
 
-def _fresh(name: str) -> HeadPolicy:
+def _fresh(name: str) -> Policy:
     family, _, head = name.partition(" ")
     head = head or "gaussian"
     if family == "gaussian_mlp":
@@ -90,7 +131,17 @@ def _fresh(name: str) -> HeadPolicy:
         return Cnn(**SEEING, channels=[8, 8], hidden=[16, 16], head=head)
     if family == "openvla-oft":
         return OpenVlaOft(**{**OPENVLA_OFT, "network": {**NETWORK, "action_head": head}})
+    if family == "flow":
+        return Flow(**VLA, denoising_steps=4, **FLOW[head])
+    if family == "pi0":
+        return Pi0(**PI0, **FLOW[head])
     return Vla(**{**VLA, "head": head})
+
+
+def cloning_inputs(policy: Policy, count: int, seed: int = 0) -> Inputs:
+    """As a learner gives them to `bc_loss`."""
+    draws = torch.rand(count, policy.loss_draws, generator=torch.Generator().manual_seed(seed))
+    return with_loss_draws(policy, policy.inputs(observe(count)), draws)
 
 
 def observe(count: int, seed: int = 0) -> Observation:

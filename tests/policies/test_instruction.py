@@ -10,7 +10,7 @@ from nightshift.errors import ConfigError
 from nightshift.policies.instruction import PADDING, WordEmbedding, encode
 from nightshift.policies.vla import Vla
 from nightshift.types import INSTRUCTION
-from tests.policies.examples import SEES, VLA, make, observe
+from tests.policies.examples import SEES, VLA, make, make_policy, observe
 
 
 def words(*texts: str, window: int = 6) -> list[list[int]]:
@@ -48,14 +48,14 @@ def test_an_instruction_longer_than_the_window_is_one_sentence() -> None:
 
 @pytest.mark.parametrize("family", SEES)
 def test_padding_has_no_influence(family: str) -> None:
-    policy = make(family)
+    policy = make_policy(family)
     inputs = policy.inputs(observe(3))
-    outputs = policy.outputs(inputs)
+    actions = policy.greedy(inputs)
     with torch.no_grad():
         for module in policy.modules():
             if isinstance(module, WordEmbedding):
                 module.high.weight[PADDING] += 7
-    torch.testing.assert_close(policy.outputs(inputs), outputs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(policy.greedy(inputs), actions, rtol=0, atol=1e-6)
 
 
 def test_a_wider_window_gives_the_same_actions() -> None:

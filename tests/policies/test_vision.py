@@ -15,7 +15,7 @@ from nightshift.policies.base import Policy
 from nightshift.policies.vla import Vla
 from nightshift.types import INSTRUCTION
 from tests.conftest import REPOSITORY
-from tests.policies.examples import SEES, SHAPES, SIZE, VLA, make, observe
+from tests.policies.examples import SEES, SHAPES, SIZE, VLA, make, make_policy, observe
 from tests.test_docs import blocks
 
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -55,7 +55,7 @@ def test_a_policy_reads_only_its_inputs(family: str, inputs: list[str]) -> None:
 
 @pytest.mark.parametrize("family", SEES)
 def test_tensors_stay_as_small_as_observations_come(family: str) -> None:
-    kinds = {name: tensor.dtype for name, tensor in make(family).inputs(observe(2)).items()}
+    kinds = {name: tensor.dtype for name, tensor in make_policy(family).inputs(observe(2)).items()}
     assert kinds == {
         "agentview": torch.uint8,
         "wrist": torch.uint8,
@@ -124,7 +124,7 @@ def test_the_section_on_the_page_about_policies_is_valid_and_has_the_size_it_say
     for block in blocks("policies.md", "yaml"):
         params = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
         section = config.Params.model_validate({**params, **yaml.safe_load(block)}).policy
-        if isinstance(section, config.OpenVlaOft) and section.checkpoint is not None:
+        if isinstance(section, config.OpenVlaOft | config.Pi0) and section.checkpoint is not None:
             continue  # there is no such checkpoint here
         policy = policies.fresh(section, shapes, 7)
         size = sum(parameter.numel() for parameter in policy.parameters())

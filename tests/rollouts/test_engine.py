@@ -23,7 +23,7 @@ from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.rollout import GroupPlay, Lanes, Observer
-from nightshift.types import INSTRUCTION, Array, Controller, RolloutRequest, Trajectory
+from nightshift.types import INSTRUCTION, Array, Controller, Latents, RolloutRequest, Trajectory
 from tests.rollouts.faulty import Faulty, Unstable, raise_something
 from tests.rollouts.parts import (
     CAMERAS,
@@ -396,7 +396,7 @@ class DecidedOnce(GroupPlay):
         self.see()
         self.active[1] = False
 
-    def decide(self, lanes: Lanes, actions: Array, log_probs: Array) -> None:
+    def decide(self, lanes: Lanes, actions: Array, log_probs: Array, latents: Latents) -> None:
         self.decided = {lane: (actions[row], log_probs[row]) for row, lane in enumerate(lanes.tolist())}
 
 

@@ -63,7 +63,9 @@ def play(script: Script, chunk: int, horizon: int = 10) -> tuple[Trajectory, lis
         if group.awaits_decision:
             actions = 0.01 * len(decided) + 0.001 * np.arange(chunk, dtype=np.float32)
             decided.append(len(script.moments))
-            group.decide(np.array([0]), np.tile(actions[None, :, None], (1, 1, 7)), np.zeros((1, chunk, 7), np.float32))
+            group.decide(
+                np.array([0]), np.tile(actions[None, :, None], (1, 1, 7)), np.zeros((1, chunk, 7), np.float32), {}
+            )
         group.advance()
         group.see()
     (trajectory,) = group.trajectories(version=4)

@@ -17,7 +17,7 @@ from nightshift.types import Trajectory
 class DecisionBatch:
     """N decisions of all episodes end to end; a decision is a chunk of C actions with A dimensions."""
 
-    inputs: Inputs  # each [N, …] what the policy saw
+    inputs: Inputs  # each [N, …] what the policy saw, and the latents of its decisions
     actions: Tensor  # [N, C, A]
     mask: Tensor  # [N, C] true for actions that were executed: up to the one that ended the episode
     log_probs: Tensor  # [N, C, A] under the policy that acted
@@ -72,9 +72,13 @@ def collate(policy: Policy, episodes: Sequence[Trajectory]) -> DecisionBatch:
     chunks = [_chunked(episode) for episode in episodes]
     actions, mask, log_probs = (torch.cat(column) for column in zip(*chunks, strict=True))
     seen = {name: np.concatenate([episode.observations[name] for episode in episodes]) for name in policy.observations}
+    latents = {
+        name: torch.tensor(np.concatenate([episode.latents[name] for episode in episodes]))
+        for name in episodes[0].latents
+    }
     zeros = torch.zeros(len(actions))
     return DecisionBatch(
-        inputs=policy.inputs(seen),
+        inputs={**policy.inputs(seen), **latents},
         actions=actions,
         mask=mask,
         log_probs=log_probs,

@@ -220,10 +220,12 @@ class OnPolicyLearner:
         if self._demos is None or not self._settings.bc_weight:
             return
         chosen = torch.randint(len(self._demos), (self._settings.minibatch_size,), generator=self.generator)
+        draws = torch.rand(len(chosen), self.policy.loss_draws, generator=self.generator)
         total = self._demos.mask[chosen].sum()
-        local = torch.tensor_split(chosen, self._strategy.size)[self._strategy.rank]
+        local = torch.tensor_split(torch.arange(len(chosen)), self._strategy.size)[self._strategy.rank]
         for index in self._microbatches(len(local)):
-            demos = self._demos[local[index] if len(index) else chosen[:1]].to(self.policy.device)
+            own = local[index] if len(index) else torch.zeros(1, dtype=torch.long)
+            demos = self._demos[chosen[own]].with_loss_draws(self.policy, draws[own]).to(self.policy.device)
             loss = self.policy.bc_loss(demos.inputs, demos.actions, demos.mask)
             share = demos.mask.sum() / total if len(index) else 0.0
             weighted = loss * self._settings.bc_weight * share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from nightshift.algorithms.strategy import SingleProcess, Trained
-from nightshift.policies.base import Inputs, Policy
+from nightshift.policies.base import Inputs, Policy, with_loss_draws
 from nightshift.types import Array, Observation
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class DemoBatch:
     def pinned(self) -> DemoBatch:
         """In memory from which a copy to a GPU does not wait for the GPU."""
         return self._map(Tensor.pin_memory)
+
+    def with_loss_draws(self, policy: Policy, draws: Tensor) -> DemoBatch:
+        """`draws` [B, loss_draws of the policy]."""
+        return replace(self, inputs=with_loss_draws(policy, self.inputs, draws))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> DemoBatch:
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
@@ -119,10 +123,11 @@ class SftLearner:
         self._scheduler = self._schedule(step)
 
     def update(self, batch: DemoBatch, generator: torch.Generator) -> Tensor:
-        """One gradient step; its loss. `generator` draws the augmentation."""
+        """One gradient step; its loss. `generator` draws the augmentation and what the loss needs."""
         self.optimizer.zero_grad()
         loss = torch.zeros((), device=self.policy.device)
         draws = torch.rand(len(batch), self.policy.augmentation_draws, generator=generator)
+        batch = batch.with_loss_draws(self.policy, torch.rand(len(batch), self.policy.loss_draws, generator=generator))
         microbatches = zip(self._microbatches(batch), torch.split(draws, self._microbatch_size), strict=True)
         for (part, share), own in microbatches:
             inputs = self.policy.augment(part.inputs, own)
@@ -135,9 +140,11 @@ class SftLearner:
 
     @torch.no_grad()
     def loss(self, demos: Demos) -> float:
-        """Over all steps of `demos`, without augmentation."""
+        """Over all steps of `demos`, without augmentation, and with the same draws every time."""
+        draws = torch.rand(len(demos), self.policy.loss_draws, generator=torch.Generator().manual_seed(0))
         sums = [
-            self._weighted_loss(demos[index]) for index in torch.split(torch.arange(len(demos)), self._microbatch_size)
+            self._weighted_loss(demos[index].with_loss_draws(self.policy, draws[index]))
+            for index in torch.split(torch.arange(len(demos)), self._microbatch_size)
         ]
         return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
 

@@ -5,7 +5,7 @@ Every image has its own draws, which come from the CPU; arithmetic runs where th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 
 import torch
@@ -29,10 +29,10 @@ def augment(images: Tensor, crop: int, jitter: float, draws: Tensor) -> Tensor:
 
 
 def augment_cameras(
-    inputs: Mapping[str, Tensor], cameras: Iterable[str], draws: Tensor, *, crop: int, jitter: float
+    inputs: Mapping[str, Tensor], cameras: Collection[str], draws: Tensor, *, crop: int, jitter: float
 ) -> dict[str, Tensor]:
     """The inputs of a policy with augmented images; `draws` [B, DRAWS · cameras] has one camera after another."""
-    by_camera = zip(cameras, torch.split(draws, DRAWS, dim=1), strict=True)
+    by_camera = zip(cameras, draws.reshape(len(draws), len(cameras), DRAWS).unbind(1), strict=True)
     return {**inputs, **{name: augment(inputs[name], crop, jitter, own) for name, own in by_camera}}
 
 

@@ -6,7 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,17 @@ Inputs = Mapping[str, Tensor]
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of observations by name, e.g. {"state": (8,), "agentview": (128, 128, 3), "instruction": ()}."""
+
+LOSS_DRAWS = "loss_draws"
+"""Among the inputs of `bc_loss` where a policy's `loss_draws` is above 0: numbers between 0 and 1, [B, loss_draws]."""
+
+
+class Decision(NamedTuple):
+    """What a policy sampled for B observations."""
+
+    actions: Tensor  # [B, C, A]
+    log_probs: Tensor  # [B, C, A]
+    latents: Inputs  # by name, each [B, …]: what else was drawn that the log-probs depend on; empty for most families
 
 
 class Policy(nn.Module, ABC):
@@ -99,9 +110,16 @@ class Policy(nn.Module, ABC):
         """Sampled actions and their log-probs, both [B, C, A]. Row i draws from generator i alone, so that a sample
         does not depend on the rows beside it."""
 
+    def decide(self, inputs: Inputs, generators: Sequence[np.random.Generator], temperature: float) -> Decision:
+        """As `sample`, with the latents. They are recorded with the decision."""
+        return Decision(*self.sample(inputs, generators, temperature), latents={})
+
     @abstractmethod
     def evaluate_actions(self, inputs: Inputs, actions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-density of `actions` and entropy of their distribution, dimension by dimension: both [B, C, A]."""
+        """Log-density of `actions` and entropy of their distribution, dimension by dimension: both [B, C, A].
+
+        The latents of the decision, where there are any, are among the inputs.
+        """
 
     @abstractmethod
     def bc_loss(self, inputs: Inputs, actions: Tensor, mask: Tensor) -> Tensor:
@@ -109,6 +127,14 @@ class Policy(nn.Module, ABC):
 
         Masked actions may be NaN: they have no influence on the loss or its gradient.
         """
+
+    @property
+    def loss_draws(self) -> int:
+        """How many random numbers `bc_loss` takes for each decision; 0 where the loss is not random.
+
+        The learner draws them for a whole batch, so that the size of its microbatches has no influence.
+        """
+        return 0
 
     @abstractmethod
     def critic_features(self, inputs: Inputs) -> Tensor:
@@ -152,9 +178,47 @@ class Policy(nn.Module, ABC):
         return actions
 
 
+class EncoderPolicy(Policy):
+    """A policy whose network has a part, `encode`, that critics can share."""
+
+    def __init__(self, *, chunk: int, action_dim: int) -> None:
+        super().__init__()
+        self._chunk = chunk
+        self._action_dim = action_dim
+
+    @property
+    def chunk(self) -> int:
+        return self._chunk
+
+    @property
+    def action_dim(self) -> int:
+        return self._action_dim
+
+    @abstractmethod
+    def encode(self, inputs: Inputs) -> Tensor:
+        """What the rest of the network and critics see of the observations, in float32 and with a gradient."""
+
+    def encoder_parameters(self) -> Sequence[nn.Parameter]:
+        """Those that `encode` depends on."""
+        return []
+
+    def critic_view(self, encoded: Tensor) -> Tensor:
+        """What `encode` gives as a critic's features [B, F]."""
+        return encoded
+
+    def critic_features(self, inputs: Inputs) -> Tensor:
+        with torch.no_grad():
+            return self.critic_view(self.encode(inputs))
+
+
 def observation_dtype(shape: tuple[int, ...]) -> np.dtype[Any]:
     """Of an observation of this shape: vectors are float32, images uint8, and what has no axis is a text."""
     return np.dtype({0: np.str_, 1: np.float32}.get(len(shape), np.uint8))
+
+
+def with_loss_draws(policy: Policy, inputs: Inputs, draws: Tensor) -> Inputs:
+    """The inputs of `bc_loss`; `draws` [B, loss_draws] between 0 and 1."""
+    return {**inputs, LOSS_DRAWS: draws} if policy.loss_draws else inputs
 
 
 def to_device(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:

@@ -27,5 +27,5 @@ def require_blocks(policy: Policy, setting: str) -> None:
     if not policy.transformer_blocks:
         raise ConfigError(
             f"{setting} is on, and the policy family {policy.spec['family']} has no transformer blocks",
-            "turn it off in params.yaml, or choose vla or openvla-oft",
+            "turn it off in params.yaml, or choose vla, flow, openvla-oft or pi0",
         )

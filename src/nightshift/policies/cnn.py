@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import CameraEncoder
-from nightshift.policies.heads import HEADS
+from nightshift.policies.heads import HEADS, HeadPolicy
 from nightshift.policies.instruction import PADDING, WordEmbedding
 from nightshift.policies.modalities import Modalities
 from nightshift.policies.vision import VisionPolicy, VisionSpec, vision_spec
@@ -69,7 +69,7 @@ class CnnEncoder(nn.Module):
         return torch.cat(features, dim=-1)
 
 
-class Cnn(VisionPolicy):
+class Cnn(HeadPolicy, VisionPolicy):
     family = FAMILY
 
     def __init__(self, **spec: Unpack[CnnSpec]) -> None:

@@ -10,15 +10,18 @@ from importlib.metadata import EntryPoint
 
 from nightshift import plugins
 from nightshift.errors import DataError, PluginError
-from nightshift.policies import cnn, gaussian_mlp, vla
+from nightshift.policies import cnn, flow, gaussian_mlp, vla
 from nightshift.policies.base import Policy
 from nightshift.policies.openvla_oft import policy as openvla_oft
+from nightshift.policies.pi0 import policy as pi0
 
 FAMILIES: Mapping[str, type[Policy]] = {
     gaussian_mlp.FAMILY: gaussian_mlp.GaussianMlp,
     cnn.FAMILY: cnn.Cnn,
     vla.FAMILY: vla.Vla,
+    flow.FAMILY: flow.Flow,
     openvla_oft.FAMILY: openvla_oft.OpenVlaOft,
+    pi0.FAMILY: pi0.Pi0,
 }
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nightshift.policies.base import Inputs, Policy
+from nightshift.policies.base import EncoderPolicy, Inputs
 
 MIN_STD = 1e-2
 """Lower bound of the demos' std: constant features are not amplified, constant actions are still explored a little."""
@@ -262,7 +262,7 @@ HEADS: Mapping[str, Callable[[int], ActionHead]] = {
 """By their name in params.yaml; each is made for a number of action dimensions."""
 
 
-class HeadPolicy(Policy):
+class HeadPolicy(EncoderPolicy):
     """A policy that is a network with an action head: a family only says what the network is.
 
     The network has two parts: `encode`, which critics can share, and `decode`, which only acts.
@@ -270,38 +270,9 @@ class HeadPolicy(Policy):
 
     head: ActionHead
 
-    def __init__(self, *, chunk: int, action_dim: int) -> None:
-        super().__init__()
-        self._chunk = chunk
-        self._action_dim = action_dim
-
-    @property
-    def chunk(self) -> int:
-        return self._chunk
-
-    @property
-    def action_dim(self) -> int:
-        return self._action_dim
-
-    @abstractmethod
-    def encode(self, inputs: Inputs) -> Tensor:
-        """What `decode` and critics see of the observations, in float32 and with a gradient."""
-
     @abstractmethod
     def decode(self, encoded: Tensor) -> Tensor:
         """The head's outputs [B, C, A, P], in float32."""
-
-    def encoder_parameters(self) -> Sequence[nn.Parameter]:
-        """Those that `encode` depends on."""
-        return []
-
-    def critic_view(self, encoded: Tensor) -> Tensor:
-        """What `encode` gives as a critic's features [B, F]."""
-        return encoded
-
-    def critic_features(self, inputs: Inputs) -> Tensor:
-        with torch.no_grad():
-            return self.critic_view(self.encode(inputs))
 
     def forward(self, inputs: Inputs) -> Tensor:
         """The head's outputs [B, C, A, P]."""
@@ -310,6 +281,9 @@ class HeadPolicy(Policy):
     def outputs(self, inputs: Inputs) -> Tensor:
         outputs: Tensor = self(inputs)
         return outputs
+
+    def normalise_actions_by(self, statistics: Mapping[str, Any]) -> None:
+        self.head.normalise_by(statistics)
 
     def std_parameters(self) -> Sequence[nn.Parameter]:
         return self.head.std_parameters()

@@ -1,4 +1,4 @@
-"""What policies that see have in common: cameras, state vectors and the instruction in; augmentation; the head."""
+"""What policies that see have in common: cameras, state vectors and the instruction in; augmentation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from nightshift.policies import modalities
 from nightshift.policies.augmentation import DRAWS, augment_cameras
-from nightshift.policies.base import Inputs, Shapes
+from nightshift.policies.base import EncoderPolicy, Inputs, Shapes
 from nightshift.policies.encoders import Normaliser
-from nightshift.policies.heads import HeadPolicy
 from nightshift.types import Observation
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class VisionSpec(TypedDict):
     action_dim: int
 
 
-class VisionPolicy(HeadPolicy):
+class VisionPolicy(EncoderPolicy):
     def __init__(self, spec: VisionSpec) -> None:
         super().__init__(chunk=spec["chunk"], action_dim=spec["action_dim"])
         self._spec = spec
@@ -58,7 +57,11 @@ class VisionPolicy(HeadPolicy):
         for name, normaliser in self.normalisers.items():
             assert isinstance(normaliser, Normaliser)
             normaliser.normalise_by(statistics[f"observations.{name}"])
-        self.head.normalise_by(statistics["actions"])
+        self.normalise_actions_by(statistics["actions"])
+
+    @abstractmethod
+    def normalise_actions_by(self, statistics: Mapping[str, Any]) -> None:
+        """Those of the demos' actions: mean, std, min, max."""
 
     def inputs(self, observations: Observation) -> dict[str, Tensor]:
         return self.modalities.tensors(observations)
@@ -75,7 +78,7 @@ class VisionPolicy(HeadPolicy):
         return augment_cameras(inputs, self.modalities.cameras, draws, **self._spec["augmentation"])
 
 
-def vision_spec(settings: config.Cnn | config.Vla, shapes: Shapes, action_dim: int) -> VisionSpec:
+def vision_spec(settings: config.Cnn | config.Vla | config.Flow, shapes: Shapes, action_dim: int) -> VisionSpec:
     """What a section of params.yaml and the shapes of all observations say about a policy that sees."""
     return VisionSpec(
         inputs=modalities.select(settings.inputs, shapes),

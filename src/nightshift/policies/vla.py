@@ -17,7 +17,7 @@ from torch.nn import functional
 from nightshift.errors import ConfigError
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import ConvStem
-from nightshift.policies.heads import HEADS
+from nightshift.policies.heads import HEADS, HeadPolicy
 from nightshift.policies.instruction import PADDING, WordEmbedding
 from nightshift.policies.modalities import Modalities
 from nightshift.policies.vision import VisionPolicy, VisionSpec, vision_spec
@@ -32,12 +32,19 @@ _MIN_CHANNELS = 32
 """Of the first convolutions of a stem."""
 
 
-class VlaSpec(VisionSpec):
+class TransformerSpec(VisionSpec):
     patch_size: int
     width: int
     depth: int
     heads: int
+
+
+class VlaSpec(TransformerSpec):
     head: Literal["gaussian", "bins", "tanh_gaussian"]
+
+
+KeysValues = tuple[Tensor, Tensor]
+"""Of tokens, in one block: both [B, heads, N, width / heads]."""
 
 
 class PatchTokens(nn.Module):
@@ -104,24 +111,35 @@ class Block(nn.Module):
         _initialise(self.mlp_hidden)
         _initialise(self.mlp_output, added)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        tokens = tokens + self._attend(self.attention_norm(tokens), mask)
+    def forward(self, tokens: Tensor, mask: Tensor | None, memory: KeysValues | None = None) -> Tensor:
+        """`memory`: of tokens that these attend to as well; they come first in the mask."""
+        tokens = tokens + self._attend(self.attention_norm(tokens), mask, memory)
         mixed: Tensor = self.mlp_output(functional.gelu(self.mlp_hidden(self.mlp_norm(tokens))))
         return tokens + mixed
 
-    def _attend(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    def memory(self, tokens: Tensor) -> KeysValues:
+        """Keys and values of tokens that others will attend to in this block."""
+        batch, count, width = tokens.shape
+        weight, bias = self.queries_keys_values.weight[width:], self.queries_keys_values.bias[width:]
+        joint = functional.linear(self.attention_norm(tokens), weight, bias)
+        keys, values = joint.reshape(batch, count, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        return keys, values
+
+    def _attend(self, tokens: Tensor, mask: Tensor | None, memory: KeysValues | None) -> Tensor:
         batch, count, width = tokens.shape
         joint = self.queries_keys_values(tokens).reshape(batch, count, 3, self.heads, width // self.heads)
         queries, keys, values = joint.permute(2, 0, 3, 1, 4)
+        if memory is not None:
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(memory, (keys, values), strict=True))
         attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         output: Tensor = self.attention_output(attended.transpose(1, 2).reshape(batch, count, width))
         return output
 
 
-class Vla(VisionPolicy):
-    family = FAMILY
+class TransformerPolicy(VisionPolicy):
+    """Tokens of the observations, one learned query per action of the chunk, and transformer blocks."""
 
-    def __init__(self, **spec: Unpack[VlaSpec]) -> None:
+    def __init__(self, spec: TransformerSpec) -> None:
         super().__init__(spec)
         self.width = spec["width"]
         cameras, vectors = self.modalities.cameras, self.modalities.vectors
@@ -131,8 +149,41 @@ class Vla(VisionPolicy):
         self.vectors = nn.ModuleDict({name: VectorToken(size, self.width) for name, size in vectors.items()})
         self.words = WordTokens(spec["max_words"], self.width) if self.modalities.instruction else None
         self.queries = _embedding(self.chunk, self.width)
-        self.blocks = nn.ModuleList([Block(self.width, spec["heads"], spec["depth"]) for _ in range(spec["depth"])])
+        self.blocks = nn.ModuleList(blocks(spec))
         self.norm = nn.LayerNorm(self.width)
+
+    @property
+    def critic_size(self) -> int:
+        return self.width
+
+    @property
+    def transformer_blocks(self) -> Sequence[nn.Module]:
+        return list(self.blocks)
+
+    def critic_view(self, encoded: Tensor) -> Tensor:
+        return encoded.mean(1)
+
+    def observation_tokens(self, inputs: Inputs) -> Tensor:
+        """[B, N, width]: words first."""
+        tokens = [] if self.words is None else [self.words(inputs[INSTRUCTION])]
+        tokens += [patches(inputs[name]) for name, patches in self.cameras.items()]
+        normalised = self.normalised(inputs)
+        tokens += [embed(normalised[name]) for name, embed in self.vectors.items()]
+        return torch.cat(tokens, dim=1)
+
+    def attention_mask(self, inputs: Inputs, count: int) -> Tensor | None:
+        """Which of `count` tokens to attend to, [B, 1, 1, count]: all but padding; None where there are no words."""
+        if self.words is None:
+            return None
+        words = inputs[INSTRUCTION] != PADDING
+        return functional.pad(words, (0, count - words.shape[1]), value=True)[:, None, None]
+
+
+class Vla(HeadPolicy, TransformerPolicy):
+    family = FAMILY
+
+    def __init__(self, **spec: Unpack[VlaSpec]) -> None:
+        super().__init__(spec)
         self.head = HEADS[spec["head"]](self.action_dim)
         self.output = nn.Linear(self.width, self.action_dim * self.head.outputs_per_dim)
         nn.init.zeros_(self.output.weight)  # a fresh policy acts the demos' mean
@@ -140,63 +191,44 @@ class Vla(VisionPolicy):
 
     @classmethod
     def from_config(cls, settings: config.Vla, shapes: Shapes, action_dim: int) -> Vla:
-        spec = VlaSpec(
-            **vision_spec(settings, shapes, action_dim),
-            patch_size=settings.patch_size,
-            width=settings.width,
-            depth=settings.depth,
-            heads=settings.heads,
-            head=settings.head,
-        )
-        _require_whole_patches(Modalities(spec["inputs"], spec["max_words"]), settings.patch_size)
-        return cls(**spec)
-
-    @property
-    def critic_size(self) -> int:
-        return self.width
+        return cls(**transformer_spec(settings, shapes, action_dim), head=settings.head)
 
     def encoder_parameters(self) -> Sequence[nn.Parameter]:
         acting = {id(parameter) for part in (self.output, self.head) for parameter in part.parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in acting]
 
-    @property
-    def transformer_blocks(self) -> Sequence[nn.Module]:
-        return list(self.blocks)
-
     def decode(self, encoded: Tensor) -> Tensor:
         outputs: Tensor = self.output(encoded)
         return outputs.reshape(-1, self.chunk, self.action_dim, self.head.outputs_per_dim)
-
-    def critic_view(self, encoded: Tensor) -> Tensor:
-        return encoded.mean(1)
 
     def encode(self, inputs: Inputs) -> Tensor:
         """The action queries after the last block, [B, C, width] in float32."""
         device = self.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            tokens = self._tokens(inputs)
-            mask = self._mask(inputs, tokens)
+            observed = self.observation_tokens(inputs)
+            tokens = torch.cat([observed, self.queries.expand(len(observed), -1, -1)], dim=1)
+            mask = self.attention_mask(inputs, tokens.shape[1])
             for block in self.blocks:
                 tokens = block(tokens, mask)
             decoded: Tensor = self.norm(tokens[:, -self.chunk :])
         return decoded.float()
 
-    def _tokens(self, inputs: Inputs) -> Tensor:
-        """[B, N, width]: words first, queries last."""
-        tokens = [] if self.words is None else [self.words(inputs[INSTRUCTION])]
-        tokens += [patches(inputs[name]) for name, patches in self.cameras.items()]
-        normalised = self.normalised(inputs)
-        tokens += [embed(normalised[name]) for name, embed in self.vectors.items()]
-        tokens.append(self.queries.expand(len(tokens[0]), -1, -1))
-        return torch.cat(tokens, dim=1)
 
-    def _mask(self, inputs: Inputs, tokens: Tensor) -> Tensor | None:
-        """Which tokens to attend to, [B, 1, 1, N]: all but padding; None where there are no words."""
-        if self.words is None:
-            return None
-        words = inputs[INSTRUCTION] != PADDING
-        others = tokens.shape[1] - words.shape[1]
-        return functional.pad(words, (0, others), value=True)[:, None, None]
+def transformer_spec(settings: config.Vla | config.Flow, shapes: Shapes, action_dim: int) -> TransformerSpec:
+    """What a section of params.yaml and the shapes of all observations say about a transformer."""
+    spec = TransformerSpec(
+        **vision_spec(settings, shapes, action_dim),
+        patch_size=settings.patch_size,
+        width=settings.width,
+        depth=settings.depth,
+        heads=settings.heads,
+    )
+    _require_whole_patches(Modalities(spec["inputs"], spec["max_words"]), settings.patch_size)
+    return spec
+
+
+def blocks(spec: TransformerSpec) -> list[Block]:
+    return [Block(spec["width"], spec["heads"], spec["depth"]) for _ in range(spec["depth"])]
 
 
 def _embedding(count: int, width: int) -> nn.Parameter:

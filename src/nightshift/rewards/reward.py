@@ -123,6 +123,7 @@ def _cut(trajectory: Trajectory, decisions: int | None) -> Trajectory:
         actions=trajectory.actions[:steps],
         executed=trajectory.executed[:steps],
         log_probs=trajectory.log_probs[:steps],
+        latents={name: values[:decisions] for name, values in trajectory.latents.items()},
         interventions=None if trajectory.interventions is None else trajectory.interventions[:steps],
         success=True,
         unstable=False,

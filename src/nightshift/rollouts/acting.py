@@ -10,7 +10,7 @@ import torch
 from nightshift.policies.base import Policy, to_device
 from nightshift.policies.device import out_of_memory_advice
 from nightshift.rollouts.rollout import GroupPlay, Lanes
-from nightshift.types import Array
+from nightshift.types import Array, Latents
 
 Rows = Sequence[tuple[GroupPlay, Lanes]]
 """A batch: which episodes of which groups."""
@@ -38,28 +38,29 @@ class Actor:
         """Give each of `groups` its next chunk of actions."""
         for rows in self._batches(groups):
             with torch.inference_mode(), out_of_memory_advice("machine.requests_at_once"):
-                actions, log_probs = self._act(rows)
+                actions, log_probs, latents = self._act(rows)
             start = 0
             for group, lanes in rows:
                 own = slice(start, start := start + len(lanes))
-                group.decide(lanes, actions[own], log_probs[own])
+                of_group = {name: values[own] for name, values in latents.items()}
+                group.decide(lanes, actions[own], log_probs[own], of_group)
 
-    def _act(self, rows: Rows) -> tuple[Array, Array]:
-        """Actions and log-probs [B, C, A]; log-probs of zero for actions that are not sampled."""
+    def _act(self, rows: Rows) -> tuple[Array, Array, Latents]:
+        """Actions and log-probs [B, C, A], and latents; log-probs of zero for actions that are not sampled."""
         seen = [group.observe(lanes) for group, lanes in rows]
         observations = {name: np.concatenate([one[name] for one in seen]) for name in self._policy.observations}
         inputs = to_device(self._policy.inputs(observations), self._policy.device)
         request = rows[0][0].request
         if request.controller == "greedy":
             actions = self._policy.greedy(inputs)
-            return _to_array(actions), np.zeros(actions.shape, np.float32)
+            return _to_array(actions), np.zeros(actions.shape, np.float32), {}
         generators = [group.generators[lane] for group, lanes in rows for lane in lanes.tolist()]
         if request.controller == "random":
             shape = (self._policy.chunk, self._policy.action_dim)
             drawn = np.stack([generator.uniform(-1, 1, shape) for generator in generators]).astype(np.float32)
-            return drawn, np.full_like(drawn, -np.log(2))
-        actions, log_probs = self._policy.sample(inputs, generators, request.temperature)
-        return _to_array(actions), _to_array(log_probs)
+            return drawn, np.full_like(drawn, -np.log(2)), {}
+        actions, log_probs, latents = self._policy.decide(inputs, generators, request.temperature)
+        return _to_array(actions), _to_array(log_probs), {name: t.cpu().numpy() for name, t in latents.items()}
 
 
 def _each(groups: Sequence[GroupPlay]) -> Iterator[Rows]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nightshift.envs.base import Fleet, Steps
 from nightshift.errors import ConfigError
 from nightshift.rollouts.experts import Decide
-from nightshift.types import INSTRUCTION, Array, Observation, RolloutRequest, Trajectory
+from nightshift.types import INSTRUCTION, Array, Latents, Observation, RolloutRequest, Trajectory
 
 Lanes = NDArray[np.int64]
 """Positions of episodes in their group."""
@@ -81,8 +81,9 @@ class GroupPlay:
         """What these episodes show, each [len(lanes), …]."""
         return {name: values[lanes] for name, values in self._observer.seen.items()}
 
-    def decide(self, lanes: Lanes, actions: Array, log_probs: Array) -> None:
+    def decide(self, lanes: Lanes, actions: Array, log_probs: Array, latents: Latents) -> None:
         """The next chunk of actions of these episodes, and its log-probs: [len(lanes), C, A] both."""
+        self._recording.add_latents(lanes, latents)
         shape = (self.request.count, *actions.shape[1:])
         self._actions, self._log_probs, self._used = np.zeros(shape, np.float32), np.zeros(shape, np.float32), 0
         self._actions[lanes], self._log_probs[lanes] = actions, log_probs
@@ -127,7 +128,7 @@ class GroupPlay:
     def _let_decide(self, expert: Decide) -> None:
         lanes = np.flatnonzero(self.active)
         actions = np.stack([expert(self._fleet.scene(lane)) for lane in lanes.tolist()])[:, None]
-        self.decide(lanes, actions, np.zeros_like(actions))
+        self.decide(lanes, actions, np.zeros_like(actions), {})
 
     def _play(self, steps: int) -> None:
         chosen = slice(self._used, self._used + steps)
@@ -217,6 +218,7 @@ class _Recording:
     def __init__(self, request: RolloutRequest) -> None:
         self._request = request
         self._decisions: list[tuple[Lanes, Observation]] = []
+        self._latents: list[tuple[Lanes, Latents]] = []
         self._chunks: list[tuple[Array, Array, Array]] = []
         self._lengths = np.zeros(request.count, np.int64)
         self.steps = 0
@@ -228,6 +230,9 @@ class _Recording:
     def add_decision(self, lanes: Lanes, seen: Observation) -> None:
         """Episodes only ever end, so each has its row in the first decisions and in none after them."""
         self._decisions.append((lanes, {name: values[lanes] for name, values in seen.items()}))
+
+    def add_latents(self, lanes: Lanes, latents: Latents) -> None:
+        self._latents.append((lanes, latents))
 
     def add_steps(self, made: NDArray[np.int64], actions: Array, executed: Array, log_probs: Array) -> None:
         """`made` [N] steps of these, [N, T, A] each."""
@@ -245,12 +250,12 @@ class _Recording:
         actions, executed, log_probs = (np.concatenate(column, axis=1) for column in zip(*self._chunks, strict=True))
         found = []
         for lane, length in enumerate(self._lengths.tolist()):
-            frames = self.frames[lane]
+            frames, decisions = self.frames[lane], -(-length // chunk)
             found.append(
                 Trajectory(
                     request=self._request,
                     member=lane,
-                    observations=self._observations(lane, decisions=-(-length // chunk)),
+                    observations=_of_lane(self._decisions[:decisions], lane),
                     final={name: np.array(values[lane]) for name, values in final.items()},
                     actions=actions[lane, :length].copy(),
                     executed=executed[lane, :length].copy(),
@@ -260,14 +265,17 @@ class _Recording:
                     unstable=bool(self.unstable[lane]),
                     success_step=int(self._success_steps[lane]) if self._success[lane] else None,
                     version=version,
+                    latents=_of_lane(self._latents[:decisions], lane),
                     frames=np.stack(frames) if frames else None,
                 )
             )
         return found
 
-    def _observations(self, lane: int, decisions: int) -> Observation:
-        rows = [(np.searchsorted(lanes, lane), seen) for lanes, seen in self._decisions[:decisions]]
-        return {name: np.stack([seen[name][row] for row, seen in rows]) for name in rows[0][1]}
+
+def _of_lane(decisions: Sequence[tuple[Lanes, Observation]], lane: int) -> dict[str, NDArray[Any]]:
+    """What one episode has in each of these decisions: [decisions, …] by name."""
+    rows = [(np.searchsorted(lanes, lane), values) for lanes, values in decisions]
+    return {name: np.stack([values[name][row] for row, values in rows]) for name in rows[0][1]}
 
 
 def _disturbances(request: RolloutRequest, action_dim: int) -> Callable[[], Array]:

@@ -51,15 +51,7 @@ class PublishedCheckpoint:
     @classmethod
     def open(cls, folder: Path, adapter: Path | None = None) -> PublishedCheckpoint:
         """Modules that were trained whole beside an adapter lie in its folder, and replace those of the checkpoint."""
-        if not folder.is_dir():
-            raise DataError(f"there is no checkpoint folder {folder}", "set policy.checkpoint.path in params.yaml")
-        shapes, files = {}, {}
-        for path, names in _shards(folder):
-            for name, shape in _header(path).items():
-                shapes[name], files[name] = shape, path
-            missing = [name for name in names if name not in shapes]
-            if missing:
-                raise DataError(f"{path} lacks {missing[0]}, which {INDEX} says it has", _INCOMPLETE)
+        shapes, files = read_headers(folder)
         parts = {**_parts(folder), **({} if adapter is None else _parts(adapter))}
         shapes.update({name: tuple(tensor.shape) for name, tensor in parts.items()})
         return cls(folder, shapes, files, parts)
@@ -126,6 +118,21 @@ class PublishedCheckpoint:
 def _rows(name: str) -> slice | None:
     """The part of a published tensor that the network has; None = all of it."""
     return slice(FIRST_ACTION_TOKEN, FIRST_ACTION_TOKEN + ACTION_TOKENS) if name == LM_HEAD else None
+
+
+def read_headers(folder: Path) -> tuple[dict[str, Shape], dict[str, Path]]:
+    """The shape of every tensor of a checkpoint by name, and the file that has it. DataError: it is incomplete."""
+    if not folder.is_dir():
+        raise DataError(f"there is no checkpoint folder {folder}", "set policy.checkpoint.path in params.yaml")
+    shapes: dict[str, Shape] = {}
+    files: dict[str, Path] = {}
+    for path, names in _shards(folder):
+        for name, shape in _header(path).items():
+            shapes[name], files[name] = shape, path
+        missing = [name for name in names if name not in shapes]
+        if missing:
+            raise DataError(f"{path} lacks {missing[0]}, which {INDEX} says it has", _INCOMPLETE)
+    return shapes, files
 
 
 def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:

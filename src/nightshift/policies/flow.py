@@ -1,0 +1,90 @@
+"""A flow policy: the transformer of vla.py with an action expert that denoises a chunk of actions (as pi0 does).
+
+The transformer sees the observations once per decision. The expert, blocks of its own, sees the noisy actions and the
+time, attends to the transformer's tokens, and says in which direction the actions are: N times per decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Unpack, cast
+
+import torch
+from torch import Tensor, nn
+
+from nightshift.policies import flow_matching
+from nightshift.policies.base import Inputs, Shapes
+from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
+from nightshift.policies.vla import Block, KeysValues, TransformerPolicy, TransformerSpec, blocks, transformer_spec
+
+if TYPE_CHECKING:
+    from nightshift import config
+
+FAMILY = "flow"
+
+
+class FlowSpec(TransformerSpec, DenoisingSpec):
+    pass
+
+
+class Context(NamedTuple):
+    """What the expert attends to: it does not change during the denoising of a decision."""
+
+    memories: Sequence[KeysValues]  # one of each block of the expert
+    mask: Tensor | None
+
+
+class Flow(FlowPolicy[Context], TransformerPolicy):
+    family = FAMILY
+
+    def __init__(self, **spec: Unpack[FlowSpec]) -> None:
+        super().__init__(spec)
+        self.denoising = denoising(spec, self.width, self.action_dim)
+        self.action_input = nn.Linear(self.action_dim, self.width)
+        self.action_time = nn.Sequential(
+            nn.Linear(2 * self.width, self.width), nn.SiLU(), nn.Linear(self.width, self.width)
+        )
+        self.expert = nn.ModuleList(blocks(spec))
+        self.expert_norm = nn.LayerNorm(self.width)
+        self.output = nn.Linear(self.width, self.action_dim)
+        nn.init.zeros_(self.output.weight)  # a fresh policy acts the demos' mean
+        nn.init.zeros_(self.output.bias)
+        self.scale_actions()
+
+    @classmethod
+    def from_config(cls, settings: config.Flow, shapes: Shapes, action_dim: int) -> Flow:
+        return cls(**transformer_spec(settings, shapes, action_dim), **denoising_spec(settings))
+
+    @property
+    def transformer_blocks(self) -> Sequence[nn.Module]:
+        return [*self.blocks, *self.expert]
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        """The tokens of the observations after the last block, [B, N, width] in float32."""
+        device = self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            tokens = self.observation_tokens(inputs)
+            mask = self.attention_mask(inputs, tokens.shape[1])
+            for block in self.blocks:
+                tokens = block(tokens, mask)
+            encoded: Tensor = self.norm(tokens)
+        return encoded.float()
+
+    def context(self, inputs: Inputs) -> Context:
+        tokens, device = self.encode(inputs), self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            memories = [cast(Block, block).memory(tokens) for block in self.expert]
+        return Context(memories, self.attention_mask(inputs, tokens.shape[1] + self.chunk))
+
+    def velocity(self, noisy: Tensor, times: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """The velocity [B, C, A] at `times` [B], and the expert's tokens [B, C, width] that it is read from."""
+        device = self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            actions = self.action_input(noisy)
+            time = flow_matching.time_embedding(times, self.width)[:, None].expand_as(actions)
+            tokens = self.queries + self.action_time(torch.cat([actions, time], dim=-1))
+            for block, memory in zip(self.expert, context.memories, strict=True):
+                tokens = block(tokens, context.mask, memory)
+            hidden = self.expert_norm(tokens)
+        hidden = hidden.float()
+        return self.output(hidden), hidden

@@ -1,0 +1,217 @@
+"""The policy family `pi0`: published weights, trained further by cloning and reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nightshift.errors import ConfigError
+from nightshift.policies.augmentation import DRAWS, augment_cameras
+from nightshift.policies.base import Inputs, Shapes
+from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
+from nightshift.policies.modalities import Modalities, observed, select
+from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec, read
+from nightshift.policies.pi0 import norm_stats
+from nightshift.policies.pi0.checkpoint import Pi0Checkpoint
+from nightshift.policies.pi0.images import resize_with_pad
+from nightshift.policies.pi0.network import NetworkSpec, Pi0Network, Prefix
+from nightshift.policies.pi0.norm_stats import MomentsSpec
+from nightshift.policies.pi0.prompt import PAD, Prompts
+from nightshift.policies.pi0.siglip import scaled
+from nightshift.policies.vision import AugmentationSpec
+from nightshift.types import INSTRUCTION, Observation
+
+if TYPE_CHECKING:
+    from nightshift import config
+
+FAMILY = "pi0"
+_MOVES = 6
+"""Dimensions of an action that move the hand; the last is the gripper."""
+
+
+class Pi0Spec(DenoisingSpec):
+    inputs: Shapes
+    network: NetworkSpec
+    chunk: int
+    action_dim: int
+    max_tokens: int
+    train: Literal["expert", "all"]
+    delta_actions: bool
+    actions: MomentsSpec
+    state: MomentsSpec
+    tokenizer: TokenizerSpec
+    augmentation: AugmentationSpec
+
+
+class Context(NamedTuple):
+    prefix: Prefix
+    state: Tensor  # [B, state_dim] normalised, with zeros after the last dimension
+
+
+class Pi0(FlowPolicy[Context]):
+    state_mean: Tensor
+    state_std: Tensor
+
+    def __init__(self, loaded: Pi0Network | None = None, /, **spec: Unpack[Pi0Spec]) -> None:
+        """`loaded` is a network with weights; None makes one with random weights."""
+        super().__init__(chunk=spec["chunk"], action_dim=spec["action_dim"])
+        self._spec = spec
+        # The instruction is a prompt here, and not words.
+        self.modalities = Modalities({name: shape for name, shape in spec["inputs"].items() if name != INSTRUCTION}, 0)
+        self.network = Pi0Network(spec["network"]) if loaded is None else loaded
+        if spec["train"] == "expert":
+            for part in (self.network.vision_tower, self.network.projector, self.network.language_model):
+                part.requires_grad_(False)
+        self._frozen = {f"network.{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
+        self.denoising = denoising(spec, spec["network"]["expert"]["width"], spec["network"]["action_dim"])
+        self.scale_actions()
+        self.register_buffer("state_mean", torch.tensor(spec["state"]["mean"]))
+        self.register_buffer("state_std", torch.tensor(spec["state"]["std"]))
+        self.action_mean.copy_(torch.tensor(spec["actions"]["mean"]))
+        self.action_std.copy_(torch.tensor(spec["actions"]["std"]))
+        self._prompts = Prompts(spec["tokenizer"], spec["max_tokens"])
+
+    @classmethod
+    def from_config(cls, settings: config.Pi0, shapes: Shapes, action_dim: int) -> Pi0:
+        """All is checked before the first weight is read, and where tensors are on the meta device none is."""
+        inputs = select(settings.inputs, shapes)
+        checkpoint = Pi0Checkpoint.open(Path(settings.checkpoint.path))
+        network_spec = checkpoint.network_spec(settings.horizon)
+        is_pi05, vectors = network_spec["adaptive_norms"], _vectors(settings, inputs, network_spec)
+        statistics = norm_stats.read(Path(settings.checkpoint.norm_stats))
+        spec: Pi0Spec = {
+            **denoising_spec(settings),
+            "inputs": inputs,
+            "network": network_spec,
+            "chunk": settings.chunk,
+            "action_dim": action_dim,
+            "max_tokens": settings.max_tokens,
+            "train": settings.train,
+            "delta_actions": settings.checkpoint.delta_actions,
+            "actions": norm_stats.moments(statistics, "actions", action_dim, quantiles=is_pi05),
+            "state": norm_stats.moments(statistics, "state", vectors, quantiles=is_pi05),
+            "tokenizer": read(Path(settings.checkpoint.tokenizer)),
+            "augmentation": {"crop": settings.augmentation.crop, "jitter": settings.augmentation.jitter},
+        }
+        with torch.device("meta"):
+            network = Pi0Network(network_spec)
+        checkpoint.check(network)
+        if torch.get_default_device().type != "meta":
+            checkpoint.load(network, torch.float32)
+        return cls(network, **spec)
+
+    @classmethod
+    def with_weights(cls, weights: Mapping[str, Tensor], **spec: Any) -> Pi0:
+        """Takes the tensors themselves: billions of weights are neither drawn at random nor copied."""
+        with torch.device("meta"):
+            network = Pi0Network(spec["network"])
+        policy = cls(network, **spec)
+        policy.load_state_dict(weights, assign=True)
+        return policy
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return {"family": FAMILY, **self._spec, "inputs": {name: list(shape) for name, shape in self.shapes.items()}}
+
+    @property
+    def shapes(self) -> Shapes:
+        return {name: tuple(shape) for name, shape in self._spec["inputs"].items()}
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        return self._spec["network"]["horizon"], self._spec["network"]["action_dim"]
+
+    @property
+    def critic_size(self) -> int:
+        return self._spec["network"]["gemma"]["width"]
+
+    @property
+    def transformer_blocks(self) -> Sequence[nn.Module]:
+        return self.network.transformer_blocks
+
+    @property
+    def frozen(self) -> Set[str]:
+        return self._frozen
+
+    def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+        """Statistics of a checkpoint belong to its weights: those of the demos do not replace them."""
+
+    def inputs(self, observations: Observation) -> dict[str, Tensor]:
+        """Images as the tower takes them but in bytes, the state vector, and the prompt's tokens int32 [B, L]."""
+        tensors, size = self.modalities.tensors(observations), self._spec["network"]["image_size"]
+        images = {name: resize_with_pad(tensors[name], size) for name in self.modalities.cameras}
+        return {**tensors, **images, INSTRUCTION: self._prompts(observed(observations, INSTRUCTION))}
+
+    @property
+    def augmentation_draws(self) -> int:
+        return DRAWS * len(self.modalities.cameras)
+
+    def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
+        return augment_cameras(inputs, self.modalities.cameras, draws, **self._spec["augmentation"])
+
+    def normalise_actions(self, actions: Tensor, inputs: Inputs) -> Tensor:
+        return super().normalise_actions(actions - self._moved_from(inputs), inputs)
+
+    def unnormalise_actions(self, denoised: Tensor, inputs: Inputs) -> Tensor:
+        return super().unnormalise_actions(denoised, inputs) + self._moved_from(inputs)
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        """The mean of the prefix's tokens, without padding, [B, width] in float32."""
+        prefix = self.context(inputs).prefix
+        present = prefix.present[..., None]
+        return (prefix.hidden.float() * present).sum(1) / present.sum(1)
+
+    def context(self, inputs: Inputs) -> Context:
+        device, words = self.device.type, inputs[INSTRUCTION].long()
+        images = torch.stack([scaled(inputs[name]) for name in self.modalities.cameras], dim=1)
+        cameras = torch.ones(images.shape[:2], dtype=torch.bool, device=self.device)
+        state = (self._state(inputs) - self.state_mean) / self.state_std
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            prefix = self.network.prefix(images, cameras, words, words != PAD)
+        return Context(prefix, functional.pad(state, (0, self._spec["network"]["state_dim"] - state.shape[1])))
+
+    def velocity(self, noisy: Tensor, times: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        device = self.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            velocity, hidden = self.network.velocity(context.state, noisy, times, context.prefix)
+        return velocity.float(), hidden.float()
+
+    def _state(self, inputs: Inputs) -> Tensor:
+        """[B, D]; pi0.5 sees none."""
+        nothing = torch.zeros(len(inputs[INSTRUCTION]), 0, device=self.device)
+        return torch.cat([nothing, *(inputs[name] for name in self.modalities.vectors)], dim=-1)
+
+    def _moved_from(self, inputs: Inputs) -> Tensor:
+        """The state that the network's actions are relative to, [B, 1, A]; zeros where they are the simulator's."""
+        state = self._state(inputs)
+        moved = state[:, :_MOVES] if self._spec["delta_actions"] else state[:, :0]
+        return functional.pad(moved, (0, self.action_dim - moved.shape[1]))[:, None]
+
+
+def _vectors(settings: config.Pi0, inputs: Shapes, network: NetworkSpec) -> int:
+    """The size of the state; ConfigError if these observations are not those of the checkpoint."""
+    found, is_pi05 = Modalities(inputs, 0), network["adaptive_norms"]
+    if not found.cameras or not found.instruction or bool(found.vectors) == is_pi05:
+        takes = "no state vector" if is_pi05 else "state vectors"
+        raise ConfigError(
+            f"policy.inputs is {', '.join(inputs)}, and {'pi0.5' if is_pi05 else 'pi0'} takes one or more cameras, "
+            f"{takes} and the {INSTRUCTION}",
+            f"edit policy.inputs in params.yaml, e.g. [agentview, wrist, {'' if is_pi05 else 'proprio, '}instruction]",
+        )
+    size = sum(found.vectors.values())
+    if size > network["state_dim"]:
+        raise ConfigError(
+            f"the state vectors of policy.inputs have {size} numbers, and the checkpoint takes {network['state_dim']}",
+            "edit policy.inputs in params.yaml",
+        )
+    if settings.checkpoint.delta_actions and size < _MOVES:
+        raise ConfigError(
+            f"policy.checkpoint.delta_actions is true, and the state has {size} numbers: actions are relative to six",
+            "set it to false, or add a state vector to policy.inputs",
+        )
+    return size

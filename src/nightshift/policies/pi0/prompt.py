@@ -1,0 +1,48 @@
+"""The instruction as pi0 reads it: BOS, PaliGemma's tokens of the text, a new line, padding."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nightshift.errors import ConfigError
+from nightshift.policies.openvla_oft.tokenizer import LlamaTokenizer, TokenizerSpec
+
+PAD, BOS = 0, 2
+
+
+class GemmaTokenizer(LlamaTokenizer):
+    """Byte-pair encoding as Llama's, but for the space that Llama puts before a text."""
+
+    def __call__(self, text: str) -> list[int]:
+        return [token for piece in self._pieces(text.replace(" ", "\u2581")) for token in self._tokens(piece)]
+
+
+class Prompts:
+    """Instructions as ids [B, L]."""
+
+    def __init__(self, tokenizer: TokenizerSpec, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        encode = GemmaTokenizer(tokenizer)
+        self._row = lru_cache(maxsize=4096)(lambda text: _row(encode, text, max_tokens))
+
+    def __call__(self, instructions: NDArray[Any]) -> Tensor:
+        rows = np.array([self._row(str(text)) for text in instructions], np.int32)
+        return torch.from_numpy(rows.reshape(-1, self._max_tokens))
+
+
+def _row(encode: GemmaTokenizer, text: str, max_tokens: int) -> list[int]:
+    cleaned = text.strip().replace("_", " ").replace("\n", " ")
+    ids = [BOS, *encode(cleaned), *encode("\n")]
+    if len(ids) > max_tokens:
+        raise ConfigError(
+            f"the prompt for the instruction {text!r} has {len(ids)} tokens, and the policy reads {max_tokens} "
+            "(policy.max_tokens)",
+            f"set policy.max_tokens in params.yaml to {len(ids)} or more",
+        )
+    return ids + [PAD] * (max_tokens - len(ids))

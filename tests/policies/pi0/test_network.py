@@ -1,0 +1,283 @@
+"""The network of pi0 against that of transformers, with the same random weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nightshift.policies.pi0 import gemma, network, siglip
+from tests.policies.pi0 import tiny
+
+TOLERANCE = 5e-5
+NAMES = {
+    "vision_tower.": "model.vlm.vision_tower.",
+    "projector.": "model.vlm.multi_modal_projector.linear.",
+    "language_model.": "model.vlm.language_model.",
+    "expert.": "model.dit.",
+    "action_out_proj.": "action_out_proj.",
+}
+"""Ours and theirs; those of the embedding of states, actions and times follow."""
+
+
+def oracle() -> Any:
+    transformers = pytest.importorskip("transformers")
+    spec, attention = tiny.SPEC, tiny.SPEC["attention"]
+    heads = {
+        "num_attention_heads": attention["heads"],
+        "num_key_value_heads": attention["key_value_heads"],
+        "head_dim": attention["head_width"],
+        "num_hidden_layers": spec["depth"],
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": spec["siglip"]["width"],
+        "intermediate_size": spec["siglip"]["mlp"],
+        "num_hidden_layers": spec["siglip"]["depth"],
+        "num_attention_heads": spec["siglip"]["heads"],
+        "image_size": spec["image_size"],
+        "patch_size": siglip.PATCH,
+        "vision_use_head": False,
+    }
+    text = {
+        "model_type": "gemma",
+        "hidden_size": spec["gemma"]["width"],
+        "intermediate_size": spec["gemma"]["mlp"],
+        "vocab_size": spec["vocabulary"],
+        **heads,
+    }
+    expert = {
+        "model_type": "gemma",
+        "hidden_size": spec["expert"]["width"],
+        "intermediate_size": spec["expert"]["mlp"],
+        **heads,
+    }
+    vlm = {
+        "model_type": "paligemma",
+        "text_config": text,
+        "vision_config": vision,
+        "projection_dim": spec["gemma"]["width"],
+        "image_token_id": spec["vocabulary"],
+    }
+    made = transformers.PI0ForConditionalGeneration(
+        transformers.PI0Config(
+            vlm_config=vlm,
+            dit_config=expert,
+            chunk_size=spec["horizon"],
+            max_state_dim=spec["state_dim"],
+            max_action_dim=spec["action_dim"],
+        )
+    ).eval()
+    made.embed_action_time.sinusoid_embeds.forward = embed_time
+    weights = {their_name(name): tensor for name, tensor in tiny.network().state_dict().items()}
+    found = made.load_state_dict(weights, strict=False)
+    assert not found.unexpected_keys
+    last = f"model.vlm.language_model.layers.{spec['depth'] - 1}."
+    unused = (last, "model.vlm.language_model.norm.", "model.dit.embed_tokens.")
+    assert all(name.startswith(unused) for name in found.missing_keys), found.missing_keys
+    return made
+
+
+def embed_time(times: Tensor) -> Tensor:
+    """In double precision, as openpi computes it: transformers' float32 is off by 1e-4 at t = 1."""
+    half = tiny.SPEC["expert"]["width"] // 2
+    angles = [2 * math.pi * times.double() / (0.004 * 1000 ** (number / (half - 1))) for number in range(half)]
+    return torch.stack([*map(torch.sin, angles), *map(torch.cos, angles)], dim=1).float()
+
+
+def their_name(name: str) -> str:
+    for ours, theirs in NAMES.items():
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return f"embed_action_time.{name}"
+
+
+def arguments(given: tiny.Batch) -> dict[str, Tensor]:
+    """Tokens of cameras that are not there are left out, and padding is at the end."""
+    rows = []
+    for cameras, prompt, words in zip(given.cameras, given.prompt, given.words, strict=True):
+        seen = torch.full((int(cameras.sum()) * tiny.PATCHES,), tiny.SPEC["vocabulary"])
+        rows.append(torch.cat([seen, prompt[words]]))
+    return {
+        "state": given.state,
+        "input_ids": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+        "attention_mask": torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True),
+        "pixel_values": given.images,
+        "pixel_attention_mask": given.cameras,
+    }
+
+
+@pytest.fixture(scope="module")
+def expected() -> Tensor:
+    given = tiny.batch()
+    with torch.no_grad():
+        found: Tensor = oracle()(noise=given.noisy, timestep=given.times, **arguments(given)).logits
+    return found
+
+
+def test_the_velocity_is_that_of_transformers(expected: Tensor) -> None:
+    torch.testing.assert_close(tiny.velocity(tiny.network(), tiny.batch()), expected, rtol=0, atol=TOLERANCE)
+    assert expected.std() > 0.1
+
+
+def causal_prefix(patch: pytest.MonkeyPatch) -> None:
+    plain = gemma.DecoderLayer.forward
+
+    def forward(self: Any, tokens: Tensor, rotation: Any, mask: Tensor, memory: Any = None) -> Any:
+        count = tokens.shape[1]
+        return plain(self, tokens, rotation, mask if memory else mask & torch.ones(count, count).tril().bool(), memory)
+
+    patch.setattr(gemma.DecoderLayer, "forward", forward)
+
+
+def state_sees_actions(patch: pytest.MonkeyPatch) -> None:
+    def mask(present: Tensor, count: int, states: int) -> Tensor:
+        return torch.cat([present, torch.ones(len(present), count, dtype=torch.bool)], 1)[:, None, None]
+
+    patch.setattr(network, "suffix_mask", mask)
+
+
+def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
+    plain = network.suffix_mask
+    patch.setattr(network, "suffix_mask", lambda present, *rest: plain(torch.ones_like(present), *rest))
+
+
+def words_are_not_scaled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(network, "embedding_scale", lambda width: 1.0)
+
+
+def other_rotary_base(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gemma, "_ROPE_BASE", 1_000_000.0)
+
+
+def padding_takes_positions(patch: pytest.MonkeyPatch) -> None:
+    plain = gemma.rotation_of
+    later = lambda positions, *rest: plain(positions + 2 * (positions >= 4), *rest)  # noqa: E731
+    patch.setattr(network, "rotation_of", later)
+
+
+def rotated_the_other_way(patch: pytest.MonkeyPatch) -> None:
+    """Keys alone: turning both is the same."""
+    plain = gemma.Attention.keys_values
+    other = lambda self, tokens, rotation: plain(self, tokens, (rotation[0], -rotation[1]))  # noqa: E731
+    patch.setattr(gemma.Attention, "keys_values", other)
+
+
+def exact_gelu(patch: pytest.MonkeyPatch) -> None:
+    plain = torch.nn.functional.gelu
+    patch.setattr(torch.nn.functional, "gelu", lambda tokens, approximate: plain(tokens))
+
+
+def norms_are_not_relative_to_one(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: gemma.RmsNorm, tokens: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(tokens, tokens.shape[-1:], self.weight, 1e-6)
+
+    patch.setattr(gemma.RmsNorm, "forward", forward)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        causal_prefix,
+        state_sees_actions,
+        padding_is_seen,
+        words_are_not_scaled,
+        other_rotary_base,
+        padding_takes_positions,
+        rotated_the_other_way,
+        exact_gelu,
+        norms_are_not_relative_to_one,
+    ],
+)
+def test_what_is_computed_in_another_way_would_be_seen(
+    expected: Tensor, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    wrong(monkeypatch)
+    assert (tiny.velocity(tiny.network(), tiny.batch()) - expected).abs().max() > 2 * TOLERANCE
+
+
+def test_eulers_chain_ends_where_that_of_transformers_does() -> None:
+    given, steps = tiny.batch(), 4
+    made, noisy = tiny.network(), given.noisy
+    with torch.no_grad():
+        theirs = oracle().sample_actions(noise=given.noisy, num_steps=steps, **arguments(given))
+    for step in range(steps):
+        times = torch.full((tiny.ROWS,), 1 - step / steps)
+        noisy = noisy - tiny.velocity(made, given._replace(noisy=noisy, times=times)) / steps
+    torch.testing.assert_close(noisy, theirs, rtol=0, atol=TOLERANCE)
+
+
+def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_padding() -> None:
+    made, given = tiny.network(), tiny.batch()
+    together = tiny.velocity(made, given)
+    alone = torch.cat([tiny.velocity(made, tiny.Batch(*(t[i : i + 1] for t in given))) for i in range(tiny.ROWS)])
+    torch.testing.assert_close(alone, together, rtol=0, atol=1e-5)
+    more = given._replace(
+        images=torch.cat([given.images, given.images[:, :1]], dim=1),
+        cameras=torch.cat([given.cameras, torch.zeros(tiny.ROWS, 1, dtype=torch.bool)], dim=1),
+        prompt=torch.cat([given.prompt, given.prompt], dim=1),
+        words=torch.cat([given.words, torch.zeros_like(given.words)], dim=1),
+    )
+    torch.testing.assert_close(tiny.velocity(made, more), together, rtol=0, atol=1e-5)
+
+
+def adaptive_norm(norm: torch.nn.Module, tokens: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+    scale, shift, gate = linear(norm.dense, condition).reshape(len(tokens), 3, -1).unbind(1)
+    size = (tokens**2).mean(-1, keepdim=True) + 1e-6
+    return tokens / size**0.5 * (1 + scale[:, None]) + shift[:, None], gate[:, None]
+
+
+def linear(layer: Any, values: Tensor) -> Tensor:
+    product: Tensor = values @ layer.weight.T.double()
+    return product if layer.bias is None else product + layer.bias.double()
+
+
+def silu(values: Tensor) -> Tensor:
+    return values / (1 + (-values).exp())
+
+
+@torch.no_grad()
+def transcribed(made: Any, given: tiny.Batch) -> Tensor:
+    """pi0.5's expert written down a second time, in double precision and row by row of the attention, from the keys and
+    values of the prefix, which pi0 has as well."""
+    prefix = made.prefix(given.images, given.cameras, given.prompt, given.words)
+    condition = silu(linear(made.time_mlp_out, silu(linear(made.time_mlp_in, embed_time(given.times).double()))))
+    tokens = linear(made.action_in_proj, given.noisy.double())
+    (batch, count, _), heads, width = tokens.shape, 4, 8
+    positions = prefix.present.sum(1)[:, None] + torch.arange(count)
+    angles = positions[..., None] / 10_000.0 ** (torch.arange(width // 2).double() * 2 / width)
+    turn = torch.polar(torch.ones_like(angles), angles)[:, :, None]
+
+    def rotate(values: Tensor) -> Tensor:
+        turned = torch.complex(values[..., : width // 2], values[..., width // 2 :]) * turn
+        return torch.cat([turned.real, turned.imag], dim=-1)
+
+    for layer, (keys, values) in zip(made.expert.layers, prefix.memories, strict=True):
+        normed, gate = adaptive_norm(layer.input_layernorm, tokens, condition)
+        project = layer.self_attn
+        queries = rotate(linear(project.q_proj, normed).reshape(batch, count, heads, width))
+        own_keys = rotate(linear(project.k_proj, normed)[:, :, None])[:, :, 0]
+        all_keys = torch.cat([keys[:, 0].double(), own_keys], dim=1)
+        all_values = torch.cat([values[:, 0].double(), linear(project.v_proj, normed)], dim=1)
+        scores = torch.einsum("bqhd,bkd->bhqk", queries, all_keys) / width**0.5
+        seen = torch.cat([prefix.present, torch.ones(batch, count, dtype=torch.bool)], dim=1)
+        weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+        attended = torch.einsum("bhqk,bkd->bqhd", weights, all_values).reshape(batch, count, -1)
+        tokens = tokens + gate * linear(project.o_proj, attended)
+        normed, gate = adaptive_norm(layer.post_attention_layernorm, tokens, condition)
+        hidden = torch.nn.functional.gelu(linear(layer.mlp.gate_proj, normed), approximate="tanh")
+        tokens = tokens + gate * linear(layer.mlp.down_proj, hidden * linear(layer.mlp.up_proj, normed))
+    return linear(made.action_out_proj, adaptive_norm(made.expert.norm, tokens, condition)[0]).float()
+
+
+def test_the_expert_of_pi05_is_what_its_formulas_say() -> None:
+    made, given = tiny.network(tiny.PI05), tiny.batch()._replace(state=torch.zeros(tiny.ROWS, 0))
+    found = tiny.velocity(made, given)
+    torch.testing.assert_close(found, transcribed(made, given), rtol=0, atol=TOLERANCE)
+    assert found.std() > 0.1
+    sooner = tiny.velocity(made, given._replace(times=given.times * 0.9))
+    assert (sooner - found).abs().max() > 1e-2

@@ -1,0 +1,221 @@
+"""The family pi0: published weights behind the interface of policies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from nightshift import config, policies
+from nightshift.errors import NightshiftError
+from nightshift.pipeline import precheck
+from nightshift.pipeline.job import Job
+from nightshift.policies.pi0.checkpoint import published_name
+from nightshift.policies.pi0.images import resize_with_pad
+from nightshift.policies.pi0.policy import Pi0
+from nightshift.policies.pi0.prompt import Prompts
+from nightshift.project import paths
+from nightshift.stages import collect, dataset, rloo, sft
+from tests.conftest import small_params
+from tests.policies import examples
+from tests.policies.openvla_oft.test_stages import HalfSolved
+from tests.policies.pi0 import test_checkpoint as published
+
+ROWS = 3
+
+
+def policy(**changes: Any) -> Pi0:
+    torch.manual_seed(0)
+    made = Pi0(**{**examples.PI0, **examples.FLOW["sde"], **changes})
+    for parameter in made.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    return made
+
+
+def test_greedy_actions_are_the_first_of_what_the_network_denoises() -> None:
+    made = policy()
+    inputs = made.inputs(examples.observe(ROWS))
+    with torch.no_grad():
+        context, noisy = made.context(inputs), torch.zeros(ROWS, 4, 5)
+        for time in (1.0, 0.75, 0.5, 0.25):
+            noisy = (
+                noisy - 0.25 * made.network.velocity(context.state, noisy, torch.full((ROWS,), time), context.prefix)[0]
+            )
+        greedy = made.greedy(inputs)
+    mean, std = (torch.tensor(examples.PI0["actions"][name]) for name in ("mean", "std"))
+    torch.testing.assert_close(greedy, mean + std * noisy[:, :2, :3], rtol=0, atol=1e-6)
+    proprio = torch.from_numpy(examples.observe(ROWS)["proprio"])
+    expected = torch.tensor([[0.1, -0.2, 0.0, 0.3], [1.0, 0.5, 2.0, 0.01]])
+    torch.testing.assert_close(context.state[:, :4], (proprio - expected[0]) / expected[1])
+    assert not context.state[:, 4:].any()
+
+
+def test_actions_that_are_relative_to_the_state_are_added_to_it_and_cloned_without_it() -> None:
+    plain, relative = policy(), policy(delta_actions=True)
+    inputs = plain.inputs(examples.observe(ROWS))
+    moved = inputs["proprio"][:, None, :3]
+    with torch.no_grad():
+        torch.testing.assert_close(relative.greedy(inputs), plain.greedy(inputs) + moved)
+        actions, mask = examples.demo_actions(ROWS), torch.ones(ROWS, 2, dtype=torch.bool)
+        losses = [
+            made.bc_loss(examples.cloning_inputs(made, ROWS), demos, mask)
+            for made, demos in ((plain, actions), (relative, actions + moved))
+        ]
+    torch.testing.assert_close(*losses)
+
+
+def test_only_the_expert_is_trained_where_that_is_asked_for() -> None:
+    made = policy(train="expert")
+    trained = {name for name, parameter in made.named_parameters() if parameter.requires_grad}
+    assert made.frozen == {name for name, _ in made.named_parameters()} - trained
+    assert all(name.startswith(("network.expert.", "network.action_", "network.state_proj.")) for name in trained)
+    mask = torch.ones(ROWS, 2, dtype=torch.bool)
+    made.bc_loss(examples.cloning_inputs(made, ROWS), examples.demo_actions(ROWS), mask).backward()  # type: ignore[no-untyped-call]
+    assert {name for name, parameter in made.named_parameters() if parameter.grad is not None} == trained
+
+
+def test_a_prompt_is_bos_the_text_a_new_line_and_padding() -> None:
+    vocabulary = {**examples.PI0["tokenizer"]["vocabulary"], "\u2581": 290, "l": 291, "i": 292, "li": 293, "\n": 108}
+    prompts = Prompts({"vocabulary": vocabulary, "merges": ["l i"]}, 8)
+    text = np.array([" li_l ", "l"])
+    assert prompts(text).tolist() == [[2, 293, 290, 291, 108, 0, 0, 0], [2, 291, 108, 0, 0, 0, 0, 0]]
+    with pytest.raises(NightshiftError, match=r"'llllllll' has 10 tokens, and the policy reads 8"):
+        prompts(np.array(["l" * 8]))
+
+
+def test_images_keep_their_proportions_and_are_padded_with_black() -> None:
+    wide = torch.full((1, 16, 32, 3), 200, dtype=torch.uint8)
+    padded = resize_with_pad(wide, 28)
+    assert padded.shape == (1, 28, 28, 3)
+    assert (padded[:, 7:21] == 200).all() and not padded[:, :7].any() and not padded[:, 21:].any()
+    square = torch.randint(0, 256, (1, 28, 28, 3), dtype=torch.uint8)
+    assert torch.equal(resize_with_pad(square, 28), square)
+
+
+def section(folder: Path, **changes: Any) -> dict[str, Any]:
+    """With a tiny checkpoint in `folder`, of 300 tokens and actions of the fake suite."""
+    weights = published.weights()
+    for name in (published.EMBEDDING, f"{published.PALIGEMMA}lm_head.weight"):
+        weights[name] = torch.randn(300, 40, generator=torch.Generator().manual_seed(0))
+    weights |= {name: torch.randn(7, 24) * 0.1 for name in ("action_out_proj.weight",)}
+    weights |= {"action_out_proj.bias": torch.zeros(7), "action_in_proj.weight": torch.randn(24, 7)}
+    weights["state_proj.weight"] = torch.randn(24, 10)
+    published.write(folder / "pi0", weights)
+    moments = {"mean": [0.0] * 10, "std": [1.0] * 10}
+    (folder / "norm_stats.json").write_text(json.dumps({"norm_stats": {"state": moments, "actions": moments}}))
+    model = {"vocab": examples.PI0["tokenizer"]["vocabulary"], "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model}))
+    return {
+        "family": "pi0",
+        "inputs": ["agentview", "proprio", "instruction"],
+        "checkpoint": {
+            "path": str(folder / "pi0"),
+            "norm_stats": str(folder / "norm_stats.json"),
+            "tokenizer": str(folder / "tokenizer.json"),
+            "delta_actions": False,
+        },
+        "horizon": 7,
+        "max_tokens": 40,
+        "chunk": 5,
+        "denoising_steps": 3,
+        **examples.FLOW["sde"],
+        "train": "expert",
+        "augmentation": {"crop": 0, "jitter": 0.0},
+        **changes,
+    }
+
+
+def params(folder: Path, **changes: Any) -> config.Params:
+    made = {
+        "env": {"cameras": {"names": ["agentview"], "size": 32, "shadows": True}},
+        "policy": section(folder, **changes),
+        "sft": {"steps": 0},
+        "rloo": {"iterations": 1, "groups": 2, "group_size": 4, "epochs": 1, "target_kl": None},
+    }
+    return config.Params.model_validate(config.merged(small_params(), made))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"inputs": ["agentview", "instruction"]}, r"pi0 takes one or more cameras, state vectors and the instruction"),
+        ({"inputs": ["wrist", "proprio", "instruction"]}, r"policy\.inputs has wrist"),
+        ({"max_tokens": 5}, r"prompt for the instruction 'reach near' has 14 tokens, and the policy reads 5"),
+    ],
+)
+def test_what_does_not_fit_is_found_before_any_stage(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(NightshiftError, match=sentence):
+        precheck.check_policy(params(tmp_path, **changes))
+
+
+def test_statistics_that_are_missing_or_too_short_are_one_sentence(tmp_path: Path) -> None:
+    made = params(tmp_path)
+    (tmp_path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"actions": {"mean": [0.0], "std": [1.0]}}}))
+    with pytest.raises(NightshiftError, match=r"norm_stats of actions have 1 dimensions, and 7 are needed"):
+        precheck.check_policy(made)
+    (tmp_path / "norm_stats.json").unlink()
+    with pytest.raises(NightshiftError, match=r"there is no .*norm_stats\.json"):
+        precheck.check_policy(made)
+
+
+def test_pi05_sees_no_state_and_scales_actions_between_quantiles(tmp_path: Path) -> None:
+    chosen = params(tmp_path, inputs=["agentview", "instruction"])
+    assert isinstance(chosen.policy, config.Pi0)
+    weights = published.weights({**published.SPEC, "state_dim": 0, "adaptive_norms": True, "vocabulary": 300})
+    published.write(tmp_path / "pi05", weights)
+    quantiles = {"q01": [-1.0, -2.0, 0.0, 0.0, 0.0], "q99": [1.0, 4.0, 1.0, 1.0, 1.0]}
+    statistics = {"norm_stats": {"state": quantiles, "actions": quantiles}}
+    (tmp_path / "norm_stats.json").write_text(json.dumps(statistics))
+    changed = chosen.policy.checkpoint.model_copy(update={"path": str(tmp_path / "pi05")})
+    settings = chosen.policy.model_copy(update={"checkpoint": changed})
+    shapes = {"agentview": (32, 32, 3), "proprio": (4,), "instruction": ()}
+    made = policies.fresh(settings, shapes, action_dim=3)
+    assert isinstance(made, Pi0)
+    torch.testing.assert_close(made.action_mean, torch.tensor([0.0, 1.0, 0.5]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(made.action_std, torch.tensor([1.0, 3.0, 0.5]), rtol=0, atol=1e-6)
+    inputs = made.inputs(examples.observe(ROWS))
+    actions, log_probs, latents = made.decide(inputs, examples.generators(ROWS), 1.0)
+    again, _ = made.evaluate_actions({**inputs, **latents}, actions, 1.0)
+    assert actions.shape == (ROWS, 5, 3) and torch.equal(again, log_probs)
+    with pytest.raises(NightshiftError, match=r"pi0\.5 takes one or more cameras, no state vector and the instruction"):
+        policies.fresh(settings.model_copy(update={"inputs": ("agentview", "proprio", "instruction")}), shapes, 3)
+
+
+def test_actions_that_are_relative_to_the_state_need_one(tmp_path: Path) -> None:
+    made = section(tmp_path)
+    made["checkpoint"]["delta_actions"] = True
+    shapes = {"agentview": (32, 32, 3), "proprio": (4,), "instruction": ()}
+    with pytest.raises(NightshiftError, match=r"delta_actions is true, and the state has 4 numbers"):
+        policies.fresh(config.Pi0.model_validate(made), shapes, action_dim=7)
+
+
+def test_more_actions_than_are_denoised_cannot_be_played(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"chunk \(8\) is above horizon \(7\)"):
+        params(tmp_path, chunk=8)
+
+
+@pytest.mark.usefixtures("project")
+def test_published_weights_are_handed_on_and_reinforced(job: Callable[[str], Job], tmp_path: Path) -> None:
+    chosen = params(tmp_path)
+    precheck.check_policy(chosen)
+    collect.run(job("collect"), seed=0, env=chosen.env, states=chosen.states, collect=chosen.collect)
+    dataset.run(job("dataset"), seed=0, dataset=chosen.dataset)
+    sft.run(job("sft"), seed=0, policy=chosen.policy, sft=chosen.sft)
+    start = policies.load(paths.SFT_POLICY)
+    name = "expert.layers.0.mlp.up_proj.weight"
+    assert torch.equal(start.state_dict()[f"network.{name}"], published.weights()[published_name(name)])
+    with closing(HalfSolved(chosen.env)) as pool:
+        playing = replace(job("rloo"), pool=lambda env: pool)
+        rloo.run(playing, seed=0, env=chosen.env, states=chosen.states, rloo=chosen.rloo)
+    (iteration,) = json.loads(paths.RLOO_HISTORY.read_text())["iterations"]
+    assert abs(iteration["update/ppo_kl"]) < 1e-5, "update and rollout agree on log-probs"
+    assert iteration["update/kl"] > 0, "nothing was learned"
