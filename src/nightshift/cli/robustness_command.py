@@ -21,12 +21,11 @@ def listing() -> None:
     from nightshift.envs.perturbations import registry
 
     suite = config.load(enter() / paths.PARAMS).env.suite
-    table = new_table("perturbation", "at strength 1", "name from", suite)
     for name in registry.names():
         found = registry.find(name)
-        can = "yes" if name in registry.of_suite(suite) else "no"
-        table.add_row(name, found.summary, found.source, can)
-    console.print(table)
+        can = f"{suite} can do it" if name in registry.of_suite(suite) else f"{suite} cannot do it"
+        console.print(Text.assemble((name, "bold"), f"  {can}"))
+        console.print(Text.assemble(f"  strength 1: {found.summary}", (f"  name: {found.source}", "dim")))
 
 
 def evaluate(policy: str, against: str) -> None:
