@@ -853,6 +853,9 @@ class Register(Section):
     """A champion solves at least this share of the evaluation's states, and at least one."""
     max_task_drop: Annotated[float, Field(ge=0, le=1, strict=True)]
     """How much lower than the champion's the success rate on any task may be; 1 = any."""
+    max_perturbation_drop: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
+    """How much lower than the champion's the success rate under any perturbation may be, by `nightshift robustness`
+    (docs/robustness.md); not given = perturbations do not count."""
 
 
 class Robustness(Section):
@@ -868,8 +871,6 @@ class Robustness(Section):
     """Perturbations of which a typical failure is filmed, the worst first; 0 = none."""
     paraphrases: Name | None
     """A YAML file with sentences for every task, for language_instructions; null = those of Nightshift."""
-    max_drop: Annotated[float, Field(ge=0, le=1, strict=True)]
-    """How much lower than the other policy's the success under any perturbation may be before --against fails."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Robustness:

@@ -20,6 +20,7 @@ from nightshift.pipeline.report import robustness as robustness_page
 from nightshift.pipeline.report.facts import gather
 from nightshift.project import paths
 from nightshift.reports import robustness as report
+from nightshift.reports.gate import Robustness
 from nightshift.reports.robustness import UNPERTURBED, PerturbedOutcome
 from nightshift.statistics.intervals import Rate
 from tests.browser import browser
@@ -52,6 +53,7 @@ class Reaching:
 def reaching(project: Path) -> Path:
     """Two policies that solve the tasks: one that heads straight for the goal, and a slow one."""
     edit(project, "robustness", perturbations=NAMES, strengths=[1.0, 5.0], init_states=6, films=1)
+    edit(project, "register", max_perturbation_drop=0.1)
     Reaching.leave(project / "models/good", gain=20.0)
     Reaching.leave(project / "models/slow", gain=6.0)
     return project
@@ -154,10 +156,13 @@ def outcomes(name: str, strength: float, letters: str) -> list[PerturbedOutcome]
 def test_a_drop_under_one_perturbation_beyond_the_margin_is_a_fall() -> None:
     before = [*outcomes(UNPERTURBED, 0.0, "ssss"), *outcomes("a", 1.0, "ssss"), *outcomes("b", 1.0, "ssss")]
     after = [*outcomes(UNPERTURBED, 0.0, "ssss"), *outcomes("a", 1.0, "sssf"), *outcomes("b", 1.0, "sffi")]
-    compared = report.comparison(after, before)
-    assert report.fallen(compared, max_drop=0.25) == {"b": pytest.approx(2 / 3)}
-    assert report.fallen(compared, max_drop=0.2) == {"a": 0.25, "b": pytest.approx(2 / 3)}
-    assert report.fallen(compared, max_drop=1.0) == {}
+    policies_ = [{"weights": "new"}, {"weights": "old"}]
+    found = Robustness.of({"policies": policies_, "against": {"perturbations": report.comparison(after, before)}})
+    assert found and (found.ours, found.theirs) == ("new", "old")
+    assert found.fallen(0.25) == {"b": pytest.approx(2 / 3)}
+    assert found.fallen(0.2) == {"a": 0.25, "b": pytest.approx(2 / 3)}
+    assert found.fallen(1.0) == {}
+    assert Robustness.of({"policies": policies_[:1], "against": None}) is None
 
 
 def test_the_film_shows_a_state_that_is_solved_without_the_perturbation() -> None:
@@ -187,6 +192,12 @@ def test_the_command_fails_where_the_policy_fell_and_says_under_what(
         ):
             robustness_command.evaluate(f"models/{ours}", f"models/{theirs}")
         assert "fell" in capsys.readouterr().out
+
+
+def test_without_a_margin_a_comparison_is_shown_and_nothing_fails(reaching: Path) -> None:
+    edit(reaching, "register", max_perturbation_drop=None)
+    robustness_command.evaluate("models/good", "models/slow")
+    assert robustness.evaluate(reaching, "models/good", "models/slow")["against"]["fallen"] == {}
 
 
 def test_the_list_says_what_the_suite_can_do(reaching: Path, capsys: pytest.CaptureFixture[str]) -> None:

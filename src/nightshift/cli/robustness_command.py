@@ -78,6 +78,6 @@ def _fell(found: Mapping[str, Any]) -> RobustnessFell:
     ours, theirs = (player["name"] for player in found["policies"])
     words = ", ".join(f"{100 * drop:.1f} points under {name}" for name, drop in found["against"]["fallen"].items())
     return RobustnessFell(
-        f"{ours} is lower than {theirs} by {words}; the margin is {100 * found['against']['max_drop']:g}",
-        "keep the other one as champion, or train with env.randomisation; robustness.max_drop is the margin",
+        f"{ours} is lower than {theirs} by {words}; the margin is {100 * found['against']['margin']:g}",
+        "keep the other one as champion, or train with env.randomisation; register.max_perturbation_drop is the margin",
     )

@@ -28,6 +28,7 @@ from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
 from nightshift.reports import films
 from nightshift.reports import robustness as report
+from nightshift.reports.gate import Robustness
 from nightshift.reports.robustness import UNPERTURBED, PerturbedOutcome
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.opening import open_pool
@@ -191,10 +192,15 @@ def _report(
         "against": None,
     }
     if len(entrants) > 1:
-        compared = report.comparison(*outcomes)
-        drops = report.fallen(compared, settings.max_drop)
-        found["against"] = {"perturbations": compared, "max_drop": settings.max_drop, "fallen": drops}
+        found["against"] = {"perturbations": report.comparison(*outcomes)}
+        found["against"] |= _gate(found, params.section("register").max_perturbation_drop)
     return found
+
+
+def _gate(found: Mapping[str, Any], margin: float | None) -> dict[str, Any]:
+    """Where the first policy is lower than the second by more than the margin of the gate, if it has one."""
+    compared = Robustness.of(found)
+    return {"margin": margin, "fallen": {} if margin is None or not compared else compared.fallen(margin)}
 
 
 def _described(name: str) -> Mapping[str, str]:

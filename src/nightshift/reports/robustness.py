@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nightshift.errors import RolloutError
@@ -88,13 +88,6 @@ def _pooled(pairs: Iterable[Paired]) -> Paired:
         won=sum(pair.won for pair in known),
         lost=sum(pair.lost for pair in known),
     )
-
-
-def fallen(compared: Mapping[str, Any], max_drop: float) -> dict[str, float]:
-    """Perturbations, over all their strengths, under which the policy is lower than the other one by more than
-    `max_drop`: by how much."""
-    drops = {name: -row["overall"]["gain"] for name, row in compared.items()}
-    return {name: drop for name, drop in drops.items() if drop > max_drop}
 
 
 def typical_failures(outcomes: Outcomes, count: int) -> list[PerturbedOutcome]:
