@@ -284,12 +284,9 @@ def _judge(
     if margin is None:
         return decision
     found = proposal.robustness
-    of_these = found if found and (found.ours, found.theirs) == (proposal.weights, _weights(champion)) else None
+    these = proposal.weights, champion.tags.get(registry.WEIGHTS)
+    of_these = found if found and (found.ours, found.theirs) == these else None
     return gate.robust(decision, title, name, of_these, margin)
-
-
-def _weights(version: ModelVersion) -> str | None:
-    return version.tags.get(registry.WEIGHTS)
 
 
 def _challenger(client: MlflowClient, model: str) -> int:
