@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.envs.fake import FAKE
 from nightshift.envs.libero.fleet import LiberoFleet
 from nightshift.envs.libero.scene_model import SPARE_GAP
 from nightshift.envs.libero.suites import LIBERO_GOAL
 from nightshift.envs.mini.suite import LIBERO_MINI
-from nightshift.envs.perturbations import actions, objects, registry, robot, sensors
+from nightshift.envs.perturbations import actions, objects, paraphrases, registry, robot, sensors
 from nightshift.envs.perturbations.base import EpisodeKey
 from nightshift.envs.perturbations.fleet import perturbed
 from nightshift.envs.protocols import DEFAULT
@@ -307,6 +307,18 @@ def test_what_cannot_be_done_is_said_by_name() -> None:
     assert "action_delay has the strength 1.5, but its strengths are whole" in refusal("fake", "action_delay", 1.5)
     assert "paraphrases miss the task near: there are 3, and strength 4" in refusal("fake", "language_instructions", 4)
     assert "has no paraphrases of the instructions of libero_90" in refusal("libero_90", "language_instructions", 1)
+
+
+@pytest.mark.parametrize(
+    "suite", ["libero_mini", "libero_spatial", "libero_object", "libero_goal", "libero_10", "fake"]
+)
+def test_every_task_of_a_suite_that_papers_report_has_three_paraphrases_of_its_own(suite: str) -> None:
+    registry.check(env(suite), ["language_instructions"], [1.0, 2.0, 3.0], None)
+    sentences = paraphrases.read(suite, None)
+    tasks = {task.name: task.language for task in envs.tasks(env(suite))}
+    assert sentences.keys() == tasks.keys(), "no sentence is of another task"
+    told = [*tasks.values(), *(sentence for own in sentences.values() for sentence in own)]
+    assert len(set(told)) == 4 * len(tasks)
 
 
 def test_a_list_of_paraphrases_that_misses_a_task_is_refused_by_the_task(tmp_path: Path) -> None:

@@ -117,10 +117,20 @@ def test_a_wider_grid_plays_what_is_new(reaching: Path) -> None:
 
 def test_every_policy_plays_the_same_perturbed_episodes(params: config.Params) -> None:
     chosen = params.model_copy(update={"robustness": params.robustness.model_copy(update={"init_states": 2})})
-    one, other = (robustness.grid(chosen, NAMES) for _ in range(2))
+    one, other = (robustness.grid(chosen, dict.fromkeys(NAMES, (1.0, 5.0))) for _ in range(2))
     assert one == other
     assert len({(r.seed, r.init_state) for r in one}) == 2, "the draws of a state are those of all strengths"
     assert one[0].perturbations == ()
+
+
+def test_where_none_is_named_each_is_played_in_the_strengths_that_it_has(reaching: Path) -> None:
+    edit(reaching, "robustness", perturbations=[], strengths=[0.5, 1.0, 5.0], init_states=1, films=0)
+    found = robustness.evaluate(reaching, "models/good")
+    cells = found["policies"][0]["perturbations"]
+    strengths = {name: [cell["strength"] for cell in own] for name, own in cells.items()}
+    assert strengths == {"action_delay": [1.0, 5.0], "action_noise": [0.5, 1.0, 5.0], "sensor_noise": [0.5, 1.0, 5.0]}
+    robustness_page.write(reaching, found)
+    assert "<td></td>" in (reaching / paths.ROBUSTNESS_PAGE).read_text()
 
 
 def test_two_policies_are_compared_episode_by_episode(reaching: Path) -> None:

@@ -53,7 +53,8 @@ def _print_rates(found: Mapping[str, Any], player: Mapping[str, Any]) -> None:
     table.add_row("unperturbed", *[""] * len(columns), _with_interval(calm))
     for name, cells in player["perturbations"].items():
         lowest = min((cell["overall"] for cell in cells), key=lambda rate: rate["rate"])
-        table.add_row(name, *(f"{100 * cell['overall']['rate']:.0f}" for cell in cells), _with_interval(lowest))
+        known = {cell["strength"]: f"{100 * cell['overall']['rate']:.0f}" for cell in cells}
+        table.add_row(name, *(known.get(strength, "") for strength in found["strengths"]), _with_interval(lowest))
     console.print(table)
 
 

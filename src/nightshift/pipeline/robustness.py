@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,24 +90,30 @@ def evaluate(root: Path, which: str = CHAMPION, against: str = "") -> dict[str, 
     return found
 
 
-def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> list[str]:
-    """Those of params.yaml, checked; if it names none, all that the suite can do and the policies can notice."""
+def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> dict[str, Sequence[float]]:
+    """Those of params.yaml with their strengths, checked; if it names none, all that the suite can do and the policies
+    can notice, each in the strengths that it has."""
     env, settings = params.env, params.robustness
+    if settings.perturbations:
+        registry.check(env, settings.perturbations, settings.strengths, settings.paraphrases)
+        return dict.fromkeys(settings.perturbations, settings.strengths)
     observed = {name for entrant in entrants for name in entrant.policy.observations}
-    chosen = list(settings.perturbations) or registry.reaching(env, observed)
-    registry.check(env, chosen, settings.strengths, settings.paraphrases)
-    return chosen
+    return {
+        name: found
+        for name in registry.reaching(env, observed)
+        if (found := registry.levels(env, name, settings.strengths, settings.paraphrases))
+    }
 
 
-def grid(params: config.Params, chosen: Sequence[str]) -> list[RolloutRequest]:
-    """Every held-out state of every task without a perturbation, then under each of `chosen` in each strength."""
+def grid(params: config.Params, chosen: Mapping[str, Sequence[float]]) -> list[RolloutRequest]:
+    """Every held-out state of every task without a perturbation, then under each of `chosen` in its strengths."""
     env, settings = params.env, params.robustness
     states = cells(env, settings.init_states)
     calm = [_request(params, task, state, ()) for task, state in states]
     return calm + [
         _request(params, task, state, (registry.spec(env, name, strength, task, settings.paraphrases),))
-        for name in chosen
-        for strength in settings.strengths
+        for name, strengths in chosen.items()
+        for strength in strengths
         for task, state in states
     ]
 
@@ -173,7 +179,7 @@ def _outcome(trajectory: Trajectory) -> PerturbedOutcome:
 
 def _report(
     params: config.Params,
-    chosen: Sequence[str],
+    chosen: Iterable[str],
     entrants: Sequence[Entrant],
     outcomes: Sequence[Sequence[PerturbedOutcome]],
 ) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A new perturbation is a class (base.py) and one line in `BUILT_IN`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -75,6 +76,16 @@ def check(env: config.Env, chosen: Sequence[str], strengths: Sequence[float], fi
             sentences = paraphrases.read(env.suite, file)
             for strength in strengths:
                 paraphrases.check(sentences, envs.tasks(env), int(strength))
+
+
+def levels(env: config.Env, name: str, strengths: Sequence[float], file: str | None) -> list[float]:
+    """Those of `strengths` that it has: some have whole numbers only, or as many as there are paraphrases."""
+    found = []
+    for strength in strengths:
+        with contextlib.suppress(ConfigError):
+            check(env, [name], [strength], file)
+            found.append(strength)
+    return found
 
 
 def check_strength(found: type[Perturbation], strength: float) -> None:

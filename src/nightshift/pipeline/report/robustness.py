@@ -64,12 +64,15 @@ def _points(player: Report, name: str) -> list[tuple[float, Rate]]:
 
 
 def _heat(report: Report, player: Report) -> list[dict[str, Any]]:
-    """A row per perturbation; with several tasks, a row per task of it as well."""
+    """A row per perturbation, with None in the strengths that it has not; with several tasks, a row per task too."""
     rows = []
+    tasks: Sequence[str] = report["tasks"] if len(report["tasks"]) > 1 else ()
     for name, cells in player["perturbations"].items():
-        rows.append({"name": name, "task": "", "rates": [cell["overall"] for cell in cells]})
-        tasks: Sequence[str] = report["tasks"] if len(report["tasks"]) > 1 else ()
-        rows += [{"name": name, "task": task, "rates": [cell["tasks"][task] for cell in cells]} for task in tasks]
+        known = {cell["strength"]: cell for cell in cells}
+        found = [known.get(strength) for strength in report["strengths"]]
+        rows.append({"name": name, "task": "", "rates": [cell and cell["overall"] for cell in found]})
+        for task in tasks:
+            rows.append({"name": name, "task": task, "rates": [cell and cell["tasks"][task] for cell in found]})
     return rows
 
 
