@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.libero.cameras import CAMERA_NAMES, COLLISION_GROUP
-from nightshift.errors import SimulatorError
 
 Vector = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -196,15 +195,43 @@ class SceneModel:
 
     def move_objects(self, vector: Vector) -> None:
         """Horizontally, those on the table and what stands on them."""
-        below = {body: self._support(body) for body in self.objects.values()}
-        moved = [body for body, height in below.items() if height - min(below.values()) < ON_TABLE]
-        places = self._data.xpos[moved, :2]
-        for body in set(self.objects.values()) - set(moved):
-            if (np.linalg.norm(places - self._data.xpos[body, :2], axis=1) < STACKED).any():
-                moved.append(body)
-        for body in moved:
+        for body in self._on_table():
             self._qpos(body)[:2] += vector
         self._update()
+
+    def can_move_objects(self, vector: Vector) -> bool:
+        """Whether they stand on the table there as well, and reach into nothing that stays."""
+        moved = self._on_table()
+        before = [self._support(body) for body in moved]
+        self.move_objects(vector)
+        after = [self._support(body) for body in moved]
+        inside = self._touches(moved)
+        for body in moved:
+            self._qpos(body)[:2] -= vector
+        self._update()
+        return not inside and np.abs(np.array(after) - before).max() < ON_TABLE
+
+    def _on_table(self) -> list[int]:
+        below = {body: self._support(body) for body in self.objects.values()}
+        found = [body for body, height in below.items() if height - min(below.values()) < ON_TABLE]
+        places = self._data.xpos[found, :2]
+        stacked = [
+            body
+            for body in sorted(set(below) - set(found))
+            if (np.linalg.norm(places - self._data.xpos[body, :2], axis=1) < STACKED).any()
+        ]
+        return found + stacked
+
+    def _touches(self, moved: list[int]) -> bool:
+        """Whether one of these objects reaches into a robot, furniture or another object."""
+        own = {body for root in moved for body in self._bodies(root)}
+        other = {*self._robot_bodies(), *(body for root in self._entities for body in self._bodies(root))} - own
+        data = mujoco.MjData(self.model)
+        data.qpos[:] = self._positions
+        mujoco.mj_forward(self.model, data)
+        pairs = self.model.geom_bodyid[data.contact.geom]
+        crossing = np.isin(pairs, sorted(own)).any(axis=1) & np.isin(pairs, sorted(other)).any(axis=1)
+        return bool((crossing & (data.contact.dist < 0)).any())
 
     def room_to_grow(self) -> float:
         """The factor by which all objects can grow before one reaches into another, seen from above as circles."""
@@ -220,7 +247,7 @@ class SceneModel:
         return min(self._support(body) for body in self.objects.values())
 
     def place_spare(self, number: int, color: Vector, random: np.random.Generator) -> None:
-        """Show one of `SPARES` on the table, where there is room."""
+        """Show one of `SPARES` on the table; not if there is no room."""
         body = int(self._spares[number])
         geom = int(self.model.body_geomadr[body])
         lowest, radius = self.model.geom_aabb[geom, 5], float(np.linalg.norm(self.model.geom_aabb[geom, 3:5]))
@@ -234,14 +261,13 @@ class SceneModel:
                 self.model.geom_contype[geom] = self.model.geom_conaffinity[geom] = 1
                 self._update()
                 return
-        raise SimulatorError("there is no room for a confounding object on the table", "lower the strength")
 
     def _is_empty(self, place: Vector, radius: float, table: float) -> bool:
         """Whether nothing but the table lies below a circle."""
         angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
         circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         points = place + radius * np.concatenate([share * circle for share in (0.0, 0.25, 0.5, 0.75, 1.0)])
-        heights = [self._surface(np.array([x, y, table + SPARE_HEADROOM])) for x, y in points.tolist()]
+        heights = [self._surface(np.array([x, y, table + SPARE_HEADROOM]))[0] for x, y in points.tolist()]
         return all(abs(height - table) < SAME_HEIGHT for height in heights)
 
     def _scale(self, root: int, factor: float) -> None:
@@ -334,13 +360,19 @@ class SceneModel:
         return np.flatnonzero(np.isin(self.model.geom_bodyid, self._bodies(root))).tolist()
 
     def _support(self, root: int) -> float:
-        """Height of what is below the middle of an object."""
-        return self._surface(np.append(self._data.xpos[root, :2], self._bottom(root) + SAME_HEIGHT), leave_out=root)
+        """Height of what is below the middle of an object, which may reach a little into it in LIBERO's init states."""
+        own, above = set(self._geoms(root)), self._data.xpos[root].copy()
+        while True:
+            height, geom = self._surface(above)
+            if geom not in own:
+                return height
+            above[2] = height - SAME_HEIGHT / 10
 
-    def _surface(self, above: Vector, leave_out: int = -1) -> float:
-        """Height of the first surface below a point, which may be one of any body but `leave_out`."""
+    def _surface(self, above: Vector) -> tuple[float, int]:
+        """Height of the first surface below a point, and its geom."""
         found, down = np.zeros(1, np.int32), np.array([0.0, 0.0, -1.0])
-        return float(above[2] - mujoco.mj_ray(self.model, self._data, above, down, None, 1, leave_out, found))
+        distance = mujoco.mj_ray(self.model, self._data, above, down, None, 1, -1, found)
+        return float(above[2] - distance), int(found[0])
 
     def _reach(self, root: int) -> float:
         """The largest horizontal distance of what collides from the middle of an object."""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SCALE_PER_LEVEL = 0.05
 METRES_PER_LEVEL = 0.02
+ATTEMPTS = 24
+"""Directions that are tried."""
 
 
 class ObjectColors(Perturbation):
@@ -46,7 +48,11 @@ class ObjectSizes(Perturbation):
 
 class ObjectPositions(Perturbation):
     """The objects start elsewhere, all moved by the same vector, so that none stands in another. What stands on
-    furniture stays there."""
+    furniture stays there.
+
+    A direction counts if they stand on the table and in nothing else at full strength, so all strengths share it. Where
+    there is none, they go as far in the first one as they can.
+    """
 
     name = "object_positions"
     kind = "scene"
@@ -54,12 +60,18 @@ class ObjectPositions(Perturbation):
     summary = f"the objects {100 * METRES_PER_LEVEL:g} cm from their init state, beyond the range of training at 2 to 3"
 
     def change_scene(self, scene: SceneModel) -> None:
-        scene.move_objects(METRES_PER_LEVEL * self.strength * unit_vector(self.random(), 2))
+        steps = [METRES_PER_LEVEL * unit_vector(self.random(*range(attempt)), 2) for attempt in range(ATTEMPTS)]
+        for step in steps:
+            if scene.can_move_objects(MAX_STRENGTH * step):
+                scene.move_objects(self.strength * step)
+                return
+        shares = np.linspace(self.strength, 0.0, 11)
+        scene.move_objects(next((s * steps[0] for s in shares if scene.can_move_objects(s * steps[0])), np.zeros(2)))
 
 
 class ConfoundingObjects(Perturbation):
-    """Objects of random shapes and colours that do not belong to the task stand on the table, fixed to it. As many as
-    the strength says, where nothing else stands."""
+    """Objects of random shapes and colours that do not belong to the task stand on the table, fixed to it, where
+    nothing else stands. As many as the strength says, or as there is room for."""
 
     name = "confounding_objects"
     kind = "scene"
