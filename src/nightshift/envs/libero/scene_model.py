@@ -205,11 +205,11 @@ class SceneModel:
         before = [self._support(body) for body in moved]
         self.move_objects(vector)
         after = [self._support(body) for body in moved]
-        inside = self._touches(moved)
+        refused = self._touches(moved) or any(map(self._is_over_an_edge, moved))
         for body in moved:
             self._qpos(body)[:2] -= vector
         self._update()
-        return not inside and np.abs(np.array(after) - before).max() < ON_TABLE
+        return not refused and np.abs(np.array(after) - before).max() < ON_TABLE
 
     def _on_table(self) -> list[int]:
         below = {body: self._support(body) for body in self.objects.values()}
@@ -221,6 +221,14 @@ class SceneModel:
             if (np.linalg.norm(places - self._data.xpos[body, :2], axis=1) < STACKED).any()
         ]
         return found + stacked
+
+    def _is_over_an_edge(self, root: int) -> bool:
+        """Whether a part of an object is where what it stands on has ended."""
+        angles = np.linspace(0, 2 * np.pi, 8, endpoint=False)
+        circle = self._reach(root) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        height = self._support(root)
+        points = np.column_stack([self._data.xpos[root, :2] + circle, np.full(8, height + SAME_HEIGHT)])
+        return any(self._surface(point)[0] < height - ON_TABLE for point in points)
 
     def _touches(self, moved: list[int]) -> bool:
         """Whether one of these objects reaches into a robot, furniture or another object."""
