@@ -228,6 +228,16 @@ class Robot(Section):
     """Seconds that a person has to answer; later the run ends."""
 
 
+class Randomisation(Section):
+    """Domain randomisation: demos and episodes of training are played in perturbed worlds (docs/robustness.md);
+    validation and evaluation are not."""
+
+    perturbations: Annotated[Names, Field(min_length=1)]
+    """Applied to every episode, in this order: `nightshift robustness --list` shows them."""
+    strength: Annotated[float, Field(gt=0, le=5, strict=True)]
+    """The highest; that of an episode is drawn uniformly below it, for each perturbation."""
+
+
 class Env(Section):
     """What is simulated."""
 
@@ -242,6 +252,8 @@ class Env(Section):
     cameras: Cameras
     robot: Robot | None = None
     """Of the suite robot, and of no other."""
+    randomisation: Randomisation | None = None
+    """Of the worlds that demos and training are played in; not given = none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Env:
@@ -965,6 +977,30 @@ class Register(Section):
     """A champion solves at least this share of the evaluation's states, and at least one."""
     max_task_drop: Annotated[float, Field(ge=0, le=1, strict=True)]
     """How much lower than the champion's the success rate on any task may be; 1 = any."""
+    max_perturbation_drop: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
+    """How much lower than the champion's the success rate under any perturbation may be, by `nightshift robustness`
+    (docs/robustness.md); not given = perturbations do not count."""
+
+
+class Robustness(Section):
+    """The grid of `nightshift robustness`: perturbations x strengths x tasks; in no cache key."""
+
+    perturbations: Names
+    """Which; empty = all that the suite can do and the policy can notice. `nightshift robustness --list` shows them."""
+    strengths: Annotated[tuple[Annotated[float, Field(gt=0, le=5, strict=True)], ...], Field(min_length=1)]
+    """The levels of each, as in LIBERO-Plus; unperturbed episodes are played besides. Some take whole numbers only."""
+    init_states: Count
+    """Held-out init states of every task in every cell."""
+    films: Natural
+    """Perturbations of which a typical failure is filmed, the worst first; 0 = none."""
+    paraphrases: Name | None
+    """A YAML file with sentences for every task, for language_instructions; null = those of Nightshift."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Robustness:
+        if sorted(set(self.strengths)) != list(self.strengths):
+            raise ValueError("strengths should ascend, each once")
+        return self
 
 
 FORMATS = ("hdf5", "hil-serl", "lerobot", "rlds")
@@ -1016,6 +1052,7 @@ class Params(Section):
     rlpd: Rlpd
     classifier: Classifier
     evaluate: Evaluate
+    robustness: Robustness
     register_: Register = Field(alias="register")
     nightly: Nightly
     notify: Notify

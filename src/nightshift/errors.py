@@ -12,6 +12,7 @@ NightshiftError
 │   └── Busy               another run works in this folder
 ├── RegistryError          MLflow has no such model, version or alias
 │   └── Unreachable        MLflow does not answer: worth another try
+├── RobustnessFell         a policy does worse under perturbations than the one it is compared with
 ├── StreamError            episodes or weights cannot travel between actor and learner
 ├── DeviceError            there is no GPU, or it has not enough memory
 ├── RolloutError           a simulator worker failed
@@ -78,6 +79,10 @@ class RegistryError(NightshiftError):
 
 class Unreachable(RegistryError):
     """MLflow does not answer: worth another try."""
+
+
+class RobustnessFell(NightshiftError):
+    """A policy does worse under perturbations than the one it is compared with."""
 
 
 class StreamError(NightshiftError):

@@ -61,7 +61,7 @@ class Provenance:
     versions: Mapping[str, str]  # mujoco, robosuite, libero, nightshift
     commit: str
     disturbance: float = 0.0
-    origin: str = ""  # the file it was imported from and its place there; or the run, actor, epoch and number
+    origin: str = ""  # file of an import and the place there; run, actor, epoch and number; or perturbations
 
 
 InterventionSource = Literal["scripted", "keyboard", "gamepad", "spacemouse"]
@@ -79,6 +79,18 @@ class InterventionSettings:
     stray_distance: float
     hold_steps: int
     release_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerturbationSpec:
+    """How the world of an episode differs from the suite's: envs/perturbations.
+
+    Example: PerturbationSpec(name="action_delay", strength=2.0)
+    """
+
+    name: str
+    strength: float  # from 0, which changes nothing, to 5
+    instruction: str = ""  # of language_instructions: what the policy is told instead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +112,7 @@ class RolloutRequest:
     cameras: tuple[str, ...] = ()  # to record beside what the policy sees
     until_horizon: bool = False  # play on after success: another judge than the simulator ends the episode
     interventions: InterventionSettings | None = None  # who may take over; the episode is recorded step by step
+    perturbations: tuple[PerturbationSpec, ...] = ()  # in this order; drawn from task, state and seed alone
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from nightshift.adapters import mlflow_reports, mlflow_tracking, model_versions
 from nightshift.cli import report_commands
 from nightshift.errors import DataError, RolloutError
 from nightshift.pipeline.job import Job
-from nightshift.pipeline.report import nights, page, record, svg, writing
+from nightshift.pipeline.report import nights, page, record, svg, templating, writing
 from nightshift.pipeline.report.facts import Facts, gather
 from nightshift.pipeline.report.record import Failure, RunRecord
 from nightshift.pipeline.run import Session, StageResult, run_stage
@@ -243,7 +243,7 @@ def test_every_init_state_has_a_symbol_and_a_sentence_not_only_a_colour(facts: F
     cells = [cell for _, row in against_clone.rows for cell in row]
     kinds = [kind for kind, _ in cells]
     assert kinds == ["both"] * 3 + ["won"] * 5 + ["neither", "won"]
-    assert len(set(page.SYMBOLS.values())) == len(page.SYMBOLS)
+    assert len(set(templating.SYMBOLS.values())) == len(templating.SYMBOLS)
     assert cells[3][1] == "state 3: GRPO solved it, SFT failed"
     assert (against_clone.counts["won"], against_clone.counts["lost"]) == (6, 0)
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from nightshift.policies.recomputing import recompute_activations
 from torch import Tensor
 
 from nightshift import config, policies
 from nightshift.policies import flow_matching
 from nightshift.policies.base import Inputs
+from nightshift.policies.blocks import recompute_activations
 from nightshift.policies.denoising import CHAIN, GAUSSIAN_STEPS
 from nightshift.policies.flow import Flow
 from tests.policies.examples import (

@@ -165,3 +165,47 @@ def test_a_run_that_has_only_evaluated_shows_no_registration_of_an_earlier_run(t
     assert (before.version, before.promoted) == ("1", True)
     assert (newest.version, newest.promoted) == ("", False)
     assert newest.success == before.success
+
+
+def leave_robustness(ours: str, theirs: str, gain: float) -> None:
+    """As `nightshift robustness OURS --against THEIRS` does."""
+    row = {"overall": {"gain": gain}}
+    report = {
+        "policies": [{"weights": files.sha256(Path(one) / policies.WEIGHTS)} for one in (ours, theirs)],
+        "against": {"perturbations": {"action_delay": row}},
+    }
+    files.write_json(paths.ROBUSTNESS_REPORT, report)
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict", "words"),
+    [
+        (None, "not promoted", "they have not been compared under perturbations (nightshift robustness challenger"),
+        (-0.3, "not promoted", "it is lower than version 1 by 30.0 points under action_delay (margin 10)"),
+        (-0.05, "promoted", "version 2 (sft) becomes champion"),
+    ],
+)
+def test_a_better_policy_is_promoted_only_if_it_falls_under_no_perturbation(
+    trained: Path, params: config.Params, job: Callable[[str], Job], gain: float | None, verdict: str, words: str
+) -> None:
+    rules = params.section("register").model_copy(update={"max_perturbation_drop": 0.1})
+    register.run(job("register"), register=rules)  # the first champion has none to fall behind
+    leave_evaluation(sft=190, rloo=150)
+    if gain is not None:
+        leave_robustness("models/sft", "models/rloo", gain)
+    register.run(replace(job("register"), fingerprint="next"), register=rules)
+    receipt = json.loads(paths.RECEIPT.read_text())
+    assert receipt["verdict"] == verdict
+    assert words in receipt["reason"]
+    assert receipt["champion"] == ("2" if verdict == "promoted" else "1")
+
+
+def test_the_robustness_of_other_weights_does_not_count(
+    trained: Path, params: config.Params, job: Callable[[str], Job]
+) -> None:
+    rules = params.section("register").model_copy(update={"max_perturbation_drop": 0.1})
+    register.run(job("register"), register=rules)
+    leave_evaluation(sft=190, rloo=150)
+    leave_robustness("models/rloo", "models/sft", 0.5)
+    register.run(replace(job("register"), fingerprint="next"), register=rules)
+    assert "have not been compared" in json.loads(paths.RECEIPT.read_text())["reason"]

@@ -25,7 +25,7 @@ from nightshift.interrupts import deferred
 from nightshift.policies import families
 from nightshift.policies.base import Policy, observation_dtype
 from nightshift.reports import gate
-from nightshift.reports.gate import Decision, Rules, Verdict
+from nightshift.reports.gate import Decision, Robustness, Rules, Verdict
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import EpisodeOutcome, solved
 
@@ -59,6 +59,8 @@ class Proposal:
     tags: Mapping[str, str]
     rematch: Rematch | None = None
     """The champion on the same grid, if it played in this evaluation."""
+    robustness: Robustness | None = None
+    """Two policies under perturbations, compared last."""
 
     @property
     def rate(self) -> Rate:
@@ -277,7 +279,14 @@ def _judge(
     name = f"version {champion.version}"
     if theirs is None:
         return gate.other_grid(title, name, proposal.rate)
-    return gate.compare(title, name, solved(proposal.outcomes), solved(theirs), proposal.rules)
+    decision = gate.compare(title, name, solved(proposal.outcomes), solved(theirs), proposal.rules)
+    margin = proposal.rules.max_perturbation_drop
+    if margin is None:
+        return decision
+    found = proposal.robustness
+    these = proposal.weights, champion.tags.get(registry.WEIGHTS)
+    of_these = found if found and (found.ours, found.theirs) == these else None
+    return gate.robust(decision, title, name, of_these, margin)
 
 
 def _challenger(client: MlflowClient, model: str) -> int:

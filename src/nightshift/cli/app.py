@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         model_commands,
         report_commands,
         robot_commands,
+        robustness_command,
         teleop_commands,
     )
 else:
@@ -47,6 +48,7 @@ else:
     model_commands = _OnFirstUse("model_commands")
     report_commands = _OnFirstUse("report_commands")
     robot_commands = _OnFirstUse("robot_commands")
+    robustness_command = _OnFirstUse("robustness_command")
     teleop_commands = _OnFirstUse("teleop_commands")
 
 INTERRUPTED = 130
@@ -392,6 +394,18 @@ def predict(
 ) -> None:
     """Load a registered model and let it act in the simulator."""
     commands.predict(model, task, episodes)
+
+
+@app.command()
+def robustness(
+    policy: Annotated[str, typer.Argument(help="champion, challenger, a version number, or a policy's folder")] = (
+        "champion"
+    ),
+    against: Annotated[str, typer.Option(help="another one, on the same episodes; fails where it is better")] = "",
+    listing: Annotated[bool, typer.Option("--list", help="only show the perturbations")] = False,
+) -> None:
+    """Evaluate a policy under perturbations of scene, camera, actions and instruction; run again to resume."""
+    robustness_command.listing() if listing else robustness_command.evaluate(policy, against)
 
 
 @app.command()

@@ -187,6 +187,11 @@ class Finding:
     remedy: str = ""
 
 
+PerturbationKind = Literal["scene", "action", "observation", "instruction"]
+"""What a perturbation changes: the simulator's model and init state, actions on their way to the simulator, what the
+sensors say, or what the policy is told."""
+
+
 class Suite(ABC):
     """Tasks that share a simulator, an action space and an observation space.
 
@@ -203,6 +208,9 @@ class Suite(ABC):
     """Control steps per second of the robot."""
     draws_train_states: ClassVar[bool] = False
     """Whether the stage `states` has to draw the training states, because the suite ships none."""
+    perturbation_kinds: ClassVar[frozenset[PerturbationKind]] = frozenset({"action", "observation", "instruction"})
+    """What envs/perturbations can change here. Those three work around any simulator; a scene needs
+    `perturbations.fleet.AlterableFleet`."""
 
     def configured(self, env: config.Env) -> Suite:
         """The suite with these settings; most need none beyond what their methods are given."""

@@ -17,6 +17,7 @@ import torch
 from nightshift import config, envs, policies
 from nightshift.cluster.program import ADDRESS_VARIABLE
 from nightshift.data import sources
+from nightshift.envs.perturbations import randomisation
 from nightshift.envs.splits import evaluation_states, planned_training_states
 from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.interventions.opening import check_person
@@ -85,6 +86,7 @@ def _checks(stages: list[Definition]) -> Iterator[Check]:
     if any(map(_simulates, stages)):
         yield lambda params: envs.check_cameras(params.env)
         yield lambda params: envs.selected(params.env).check_run(params)
+        yield lambda params: randomisation.check(params.env)
     if any(_makes_policies(stage) or _plays(stage) for stage in stages):
         yield lambda params: _check_device(params, learns=any(map(_makes_first_policy, stages)))
     named = {section for stage in stages for section in stage.params}

@@ -57,6 +57,10 @@ EVALUATION_LEARNING = EVALUATION / "learning.csv"
 """What `dvc metrics` and `dvc plots` show."""
 FILMS = "films"
 """Folder of MP4s in an evaluation."""
+ROBUSTNESS = Path("reports/robustness")
+"""Made by `nightshift robustness`, which is no stage."""
+ROBUSTNESS_REPORT = ROBUSTNESS / "robustness.json"
+ROBUSTNESS_PAGE = ROBUSTNESS / "robustness.html"
 RECEIPT = Path("reports/registration.json")
 
 REPORT = Path("reports/report.html")
@@ -97,6 +101,11 @@ def stage_metrics(stage: str, fingerprint: str) -> Path:
 
 def stage_receipt(stage: str) -> Path:
     return RECEIPTS / f"{stage}.json"
+
+
+def robustness_journal(digest: str, weights: str) -> Path:
+    """Finished episodes of a policy under perturbations."""
+    return STATE / "robustness" / digest / f"{short(weights)}.jsonl"
 
 
 def short(fingerprint: str) -> str:

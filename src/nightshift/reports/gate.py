@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from nightshift.errors import RolloutError
 from nightshift.statistics.intervals import Rate
@@ -38,6 +39,32 @@ class Rules:
     """Success rate below which no version becomes champion, even if there is none."""
     max_task_drop: float
     """How much lower than the champion's its success rate on any task may be."""
+    max_perturbation_drop: float | None = None
+    """The same under any perturbation; None: perturbations do not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robustness:
+    """Two policies on the same perturbed episodes, as `nightshift robustness --against` compared them."""
+
+    ours: str
+    """sha256 of the weights; `theirs` likewise."""
+    theirs: str
+    gains: Mapping[str, float]
+    """Difference of the success rates by perturbation, over all its strengths."""
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Robustness | None:
+        """From the report of the command; None if it compared nothing."""
+        if not report or not report["against"]:
+            return None
+        ours, theirs = (policy["weights"] for policy in report["policies"])
+        compared = report["against"]["perturbations"]
+        return cls(ours=ours, theirs=theirs, gains={name: row["overall"]["gain"] for name, row in compared.items()})
+
+    def fallen(self, margin: float) -> dict[str, float]:
+        """By how much it is lower, under the perturbations where that is more than the margin."""
+        return {name: -gain for name, gain in self.gains.items() if -gain > margin}
 
 
 class Verdict(StrEnum):
@@ -125,6 +152,30 @@ def compare(
     else:
         words = f"stays challenger, since it cannot be told whether it is better than {champion}"
     return Decision(verdict=verdict, reason=f"{version} {words}: {numbers}", p_value=pair.p_value)
+
+
+def robust(decision: Decision, version: str, champion: str, found: Robustness | None, margin: float) -> Decision:
+    """A promotion stands if the version is lower than the champion under no perturbation by more than the margin.
+
+    `found` compares these two; None: they have not been compared.
+    """
+    if not decision.promote:
+        return decision
+    if found is None:
+        reason = (
+            f"{version} stays challenger: it is better than {champion}, but they have not been compared under "
+            "perturbations (nightshift robustness challenger --against champion, then nightshift run --force-stage "
+            "register)"
+        )
+        return replace(decision, verdict=Verdict.NOT_PROMOTED, reason=reason)
+    if fallen := found.fallen(margin):
+        words = ", ".join(f"{100 * drop:.1f} points under {name}" for name, drop in fallen.items())
+        reason = (
+            f"{version} stays challenger, since it is lower than {champion} by {words} (margin {100 * margin:g}), "
+            "although better without perturbations"
+        )
+        return replace(decision, verdict=Verdict.NOT_PROMOTED, reason=reason)
+    return decision
 
 
 def _below_the_bar(version: str, rate: Rate, rules: Rules) -> Decision | None:

@@ -26,6 +26,8 @@ import torch
 
 from nightshift import config, envs
 from nightshift.envs.base import Fleet
+from nightshift.envs.perturbations.fleet import perturbed
+from nightshift.envs.perturbations.randomisation import randomised
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.interventions.opening import InterventionSources
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
@@ -111,6 +113,7 @@ class Engine:
             torch.set_num_threads(1)  # one order of summation, as in every other process
         self.stopwatch = Stopwatch()
         self._settings = settings
+        self._env = env
         self._cameras = env.cameras.names
         self._horizon = envs.horizon(env)
         self._fleets = Fleets(env, make_fleet)
@@ -193,7 +196,8 @@ class Engine:
         for slot in cohort.slots:
             slot.simulating = self._submit(slot.group.advance)
         while waiting and len(cohort.slots) < cohort.size:
-            number, request = waiting.popleft()
+            number, asked = waiting.popleft()
+            request = randomised(self._env, asked)
             try:
                 cohort.slots.append(self._begun(number, request, actor))
             except Exception as error:  # noqa: BLE001 - simulators raise anything
@@ -208,7 +212,7 @@ class Engine:
         self._on_step()
         observer = Observer(names, self._cameras, request.cameras)
         try:
-            group = self._group(request, fleet, observer)
+            group = self._group(request, perturbed(fleet, request), observer)
         except Exception:
             self._fleets.give_back(fleet)  # nothing was simulated
             raise

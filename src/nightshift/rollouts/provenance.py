@@ -21,4 +21,5 @@ def provenance(request: RolloutRequest, tasks: Iterable[Task], commit: str) -> P
         versions=envs.versions(task.suite),
         commit=commit,
         disturbance=request.disturbance,
+        origin=", ".join(f"{one.name} {one.strength}" for one in request.perturbations),
     )

@@ -29,6 +29,7 @@ def run(job: Job, *, register: config.Register) -> None:
             level=register.level,
             min_success_rate=register.min_success_rate,
             max_task_drop=register.max_task_drop,
+            max_perturbation_drop=register.max_perturbation_drop,
         ),
         candidate=best["name"],
         policy=folder,
@@ -38,6 +39,7 @@ def run(job: Job, *, register: config.Register) -> None:
         outcomes=outcomes[best["name"]],
         tags=_lineage(job) | _package(folder),
         rematch=_rematch(evaluation, outcomes),
+        robustness=_robustness() if register.max_perturbation_drop is not None else None,
     )
     done = mlflow_registration.register(Path(), proposal)
     job.tracker.artifact(paths.EVALUATION)
@@ -53,6 +55,12 @@ def _rematch(evaluation: Any, outcomes: Any) -> mlflow_registration.Rematch | No
     return mlflow_registration.Rematch(
         version=played["version"], weights=played["weights"], outcomes=outcomes[CHAMPION]
     )
+
+
+def _robustness() -> gate.Robustness | None:
+    """What `nightshift robustness` found last, as the registry is asked: it is no input that DVC sees."""
+    path = paths.ROBUSTNESS_REPORT
+    return gate.Robustness.of(json.loads(path.read_text())) if path.exists() else None
 
 
 def _read(path: Path) -> Any:

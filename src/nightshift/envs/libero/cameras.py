@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mujoco
@@ -39,6 +39,16 @@ _ABANDONED: list[_Context] = []
 free the objects of the context that is current in that thread."""
 
 
+@dataclass(frozen=True, eq=False)
+class Dress:
+    """What a simulation looks like: its model, and the textures and meshes by which that differs from the one that the
+    GL context was made with."""
+
+    model: mujoco.MjModel
+    textures: frozenset[int] = frozenset()
+    meshes: frozenset[int] = frozenset()
+
+
 class CameraRenderer:
     """Draws the simulations of one model. The context is made when the first image is drawn, by that thread.
 
@@ -55,24 +65,28 @@ class CameraRenderer:
         self._option.geomgroup[COLLISION_GROUP] = 0
         self._views = {camera: _view(model.camera(name).id) for camera, name in CAMERA_NAMES.items()}
         self._context: _Context | None = None
+        self._dress = self._plain = Dress(model)
+        """Whose textures and meshes the context has."""
         self._thread: int | None = None
         self._failed = False
 
-    def images(self, simulations: Iterable[mujoco.MjData], count: int, cameras: Sequence[str]) -> dict[str, Image]:
+    def images(
+        self, simulations: Iterable[mujoco.MjData], count: int, cameras: Sequence[str], dress: Dress | None = None
+    ) -> dict[str, Image]:
         """Observations [count, S, S, 3] by camera, as `Drawing` says. A simulation is asked for when the one before it
         is drawn."""
         if not self.can_draw():
             raise SimulatorError("camera images cannot be drawn: no GL library works here", NO_GL)
         views = ((data, camera) for data in simulations for camera in cameras)
-        pixels = averaged(self._pixels(views, count * len(cameras), self._drawing), self._drawing.size)
+        pixels = averaged(self._pixels(views, count * len(cameras), self._drawing, dress), self._drawing.size)
         return {camera: pixels[number :: len(cameras)] for number, camera in enumerate(cameras)}
 
-    def film_frame(self, data: mujoco.MjData) -> Image | None:
+    def film_frame(self, data: mujoco.MjData, dress: Dress | None = None) -> Image | None:
         """An upright image for people; None where no GL library works. Shadows would take four times as long."""
         if not self.can_draw():
             return None
         film = replace(self._drawing, size=self._film_size, resolution=self._film_size, rotated=False, shadows=False)
-        return self._pixels([(data, "agentview")], 1, film)[0, ::-1]
+        return self._pixels([(data, "agentview")], 1, film, dress)[0, ::-1]
 
     def can_draw(self) -> bool:
         if self._context is None and not self._failed:
@@ -95,7 +109,20 @@ class CameraRenderer:
     def __del__(self) -> None:
         self.close()
 
-    def _pixels(self, views: Iterable[tuple[mujoco.MjData, str]], count: int, drawing: Drawing) -> Image:
+    def _put_on(self, dress: Dress) -> None:
+        """Send the textures and meshes that differ from those in the context to the GPU."""
+        assert self._context is not None
+        if dress is self._dress:
+            return
+        for texture in self._dress.textures | dress.textures:
+            mujoco.mjr_uploadTexture(dress.model, self._context.mjr, texture)
+        for mesh in self._dress.meshes | dress.meshes:
+            mujoco.mjr_uploadMesh(dress.model, self._context.mjr, mesh)
+        self._dress = dress
+
+    def _pixels(
+        self, views: Iterable[tuple[mujoco.MjData, str]], count: int, drawing: Drawing, dress: Dress | None
+    ) -> Image:
         """[count, S, S, 3] at its resolution, the lowest row first before they are rotated, as LIBERO's own."""
         assert self._context is not None
         if threading.get_ident() != self._thread:
@@ -104,6 +131,7 @@ class CameraRenderer:
                 "call look, render and camera_images of all fleets of a task from one thread",
             )
         self._context.gl.make_current()
+        self._put_on(dress or self._plain)
         size = drawing.resolution
         scene, area = self._context.scene, mujoco.MjrRect(0, 0, size, size)
         scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = drawing.shadows
@@ -111,7 +139,9 @@ class CameraRenderer:
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         with closing(FrameCopies(self._context.mjr, count, size, rotated=drawing.rotated)) as copies:
             for row, (data, camera) in enumerate(views):
-                mujoco.mjv_updateScene(self._model, data, self._option, None, self._views[camera], everything, scene)
+                mujoco.mjv_updateScene(
+                    self._dress.model, data, self._option, None, self._views[camera], everything, scene
+                )
                 mujoco.mjr_render(area, scene, self._context.mjr)
                 copies.add(row)
             return copies.fetch()

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from nightshift.envs.base import ActionSpace, Drawing, States, Step, stored_split
 from nightshift.envs.libero.arm import arm_readings
-from nightshift.envs.libero.cameras import CameraRenderer
+from nightshift.envs.libero.cameras import CameraRenderer, Dress
 from nightshift.envs.libero.compiling import compile_control_step
 from nightshift.envs.libero.placement import Placement
+from nightshift.envs.libero.scene_model import Furnished, SceneModel, furnish
 from nightshift.envs.libero.setup import prepare, quiet, trim_memory
 from nightshift.envs.libero.stepping import Addresses, CompiledStepping, Lane
 from nightshift.envs.libero.suites import ACTIONS, STATE_SIZES, LiberoSuite, Problem
@@ -33,6 +34,7 @@ from nightshift.types import INSTRUCTION, Array, Observation, Scene, Split, Task
 if TYPE_CHECKING:
     from nightshift.envs.libero.goal import Goal
     from nightshift.envs.libero.observations import Observer
+    from nightshift.envs.perturbations.base import Perturbation
 
 CONTROL_HZ = 20
 SETTLE_LIMIT = 3000
@@ -94,6 +96,10 @@ class LiberoEnv:
         self._renderer = CameraRenderer(self._model, drawing, protocol.resolution)
         self._domain_lock = threading.Lock()
         self._init_states: dict[str, States] = {} if train_states is None else {"train": train_states}
+        self._starts: dict[tuple[str, int], NDArray[np.float64]] = {}
+        self._names = self._sim.model
+        self._dress = Dress(self._model)
+        self._furnished: list[Furnished] = []
         self._simulate_in(self._sim.data._data)
 
     def with_new_data(self) -> LiberoEnv:
@@ -102,12 +108,38 @@ class LiberoEnv:
         other._simulate_in(mujoco.MjData(self._model))
         return other
 
+    def altered(self, changes: Sequence[Perturbation], split: Split, init_state: int) -> LiberoEnv:
+        """Another simulation with a model and an init state of its own, which `changes` have changed.
+
+        It may be reset to that init state alone.
+        """
+        scene = SceneModel(self._domain, self._furnish(), self._state(split, init_state))
+        for change in changes:
+            change.change_scene(scene)
+        scene.finished()
+        other = copy.copy(self)
+        other._starts = {(stored_split(split), init_state): scene.start}
+        other._model = scene.model
+        other._names = type(self._names)(scene.model)
+        other._dress = Dress(scene.model, frozenset(scene.textures), frozenset(scene.meshes))
+        other._stepping = self._stepping.on(scene.model) if self._stepping else None
+        other._body_poses = scene.model.body_pos.copy(), scene.model.body_quat.copy()
+        other._simulate_in(mujoco.MjData(scene.model))
+        return other
+
+    def _furnish(self) -> Furnished:
+        """Compiled once for all simulations of the task."""
+        with self._domain_lock:
+            if not self._furnished:
+                self._furnished.append(furnish(self._domain, self._model))
+            return self._furnished[0]
+
     def _simulate_in(self, data: mujoco.MjData) -> None:
         self._data = data
         self._warnings = data.warning.number  # count of each kind since the last reset
         self._lane: Lane | None = self._stepping.lane(data) if self._stepping else None
         self.observation_addresses = self.observer.addresses(data)
-        self._world = World(self._domain, data)
+        self._world = World(self._domain, self._model, data)
         self._steps = 0
 
     @property
@@ -127,15 +159,21 @@ class LiberoEnv:
 
     def restore(self, split: Split, init_state: int) -> None:
         """The first part of a reset. Next come the control steps of `settling`, then `check_settled`."""
+        self._restore(self._state(split, init_state))
+        self._steps = 0
+
+    def _state(self, split: Split, init_state: int) -> NDArray[np.float64]:
         stored = stored_split(split)
+        if self._starts:
+            return self._starts[stored, init_state]
         if stored not in self._init_states:
             self._init_states[stored] = self._suite.load_init_states(self._task, stored)
         states = self._init_states[stored]
         if not 0 <= init_state < len(states):
             what = f"{self._task.name} has no {split} init state {init_state}"
             raise SimulatorError(what, f"choose one from 0 to {len(states) - 1}")
-        self._restore(states[init_state])
-        self._steps = 0
+        found: NDArray[np.float64] = states[init_state]
+        return found
 
     def check_settled(self, split: Split, init_state: int) -> None:
         if self.is_unstable():  # before the first action: not the policy's failure
@@ -186,10 +224,11 @@ class LiberoEnv:
 
     def images_of(self, simulations: Sequence[LiberoEnv], cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
         """Images [N, S, S, 3] of simulations of this one's model."""
-        return self._renderer.images((simulation.lit() for simulation in simulations), len(simulations), cameras)
+        lit = (simulation.lit() for simulation in simulations)
+        return self._renderer.images(lit, len(simulations), cameras, simulations[0]._dress)
 
     def render(self) -> NDArray[np.uint8] | None:
-        return self._renderer.film_frame(self.lit())
+        return self._renderer.film_frame(self.lit(), self._dress)
 
     def lit(self) -> mujoco.MjData:
         """The simulation's data, to be drawn before another's: what is switched on is lit in the model that they share.
@@ -264,10 +303,10 @@ class LiberoEnv:
 
     @contextlib.contextmanager
     def _bound(self) -> Iterator[None]:
-        """Make LIBERO's objects refer to this simulation's MjData. Simulations of one model share those objects, and
-        their threads take turns with them."""
+        """Make LIBERO's objects refer to this simulation's model and MjData. The simulations of a task share those
+        objects, and their threads take turns with them."""
         with self._domain_lock:
-            self._sim.data._data = self._data
+            self._sim.model, self._sim.data._data = self._names, self._data
             yield
 
     def _clear(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from nightshift.envs.base import ActionSpace, Steps
 from nightshift.envs.libero.env import LiberoEnv, usable_actions
 from nightshift.envs.libero.stepping import Addresses, Found, Made
 from nightshift.types import Array, Observation, Scene, Split, Task
+
+if TYPE_CHECKING:
+    from nightshift.envs.perturbations.base import Perturbation
 
 Lanes = NDArray[np.int64]
 
@@ -44,6 +48,9 @@ class LiberoFleet:
 
     def sibling(self) -> LiberoFleet:
         return LiberoFleet(self._lanes[0].with_new_data(), owner=False)
+
+    def altered(self, changes: Sequence[Perturbation], split: Split, init_state: int) -> LiberoFleet:
+        return LiberoFleet(self._lanes[0].altered(changes, split, init_state), owner=False)
 
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
         while len(self._lanes) < len(init_states):

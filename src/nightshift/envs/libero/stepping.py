@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -55,6 +56,12 @@ class CompiledStepping:
         self._robot = domain.robots[0]
         self._model: mujoco.MjModel = domain.sim.model._model
         self._constants = self._read_constants(int(domain.control_timestep / domain.model_timestep))
+
+    def on(self, model: mujoco.MjModel) -> CompiledStepping:
+        """The same for simulations of another model of the problem, whose robot is the same."""
+        other = copy.copy(self)
+        other._model = model
+        return other
 
     def lane(self, data: mujoco.MjData) -> Lane:
         return Lane(data, self._robot.eef_site_id)

@@ -18,8 +18,8 @@ Pose = Callable[[], tuple[Vector, Vector]]
 class World:
     """Names, sizes and poses of everything in one LIBERO problem."""
 
-    def __init__(self, domain: Any, data: mujoco.MjData) -> None:
-        self._model: mujoco.MjModel = domain.sim.model._model
+    def __init__(self, domain: Any, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        self._model = model
         self._data = data
         robot = domain.robots[0]
         self._grip_site: int = robot.eef_site_id

@@ -33,6 +33,7 @@ class RobotSuite(Suite):
     """A process commands one robot: the one it was configured for last, with one client for all its tasks."""
 
     name = NAME
+    perturbation_kinds = frozenset()  # noise on the commands of a real robot is no experiment
 
     def __init__(self) -> None:
         self._env: config.Env | None = None

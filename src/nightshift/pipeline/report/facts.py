@@ -58,6 +58,8 @@ class Facts:
     dataset: Mapping[str, Any]
     dataset_md5: str
     champion: Champion | None
+    robustness: Mapping[str, Any]
+    """What `nightshift robustness` found last; empty if it has not run."""
 
     @property
     def best(self) -> Mapping[str, Any] | None:
@@ -96,6 +98,7 @@ def gather(root: Path) -> Facts:
         dataset=_dataset(root) if "dataset" in reached else {},
         dataset_md5=graph.recorded_md5(root, paths.DATASET) if "dataset" in reached else "",
         champion=_champion(session, evaluation, outcomes, receipt),
+        robustness=results.read_json(root / paths.ROBUSTNESS_REPORT),
     )
 
 

@@ -13,7 +13,7 @@ from nightshift.adapters import mlflow_reports
 from nightshift.adapters.mlflow_reports import NightRun
 from nightshift.adapters.model_versions import PipelineRun, Version
 from nightshift.pipeline.report import svg
-from nightshift.pipeline.report.page import environment
+from nightshift.pipeline.report.templating import environment
 from nightshift.project import paths
 from nightshift.reports.gate import Verdict
 from nightshift.statistics.intervals import Rate

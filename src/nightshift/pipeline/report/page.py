@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import base64
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
 from nightshift.config import CHAMPION
-from nightshift.pipeline import results, summary
-from nightshift.pipeline.report import svg, words
+from nightshift.pipeline.report import robustness, svg, words
 from nightshift.pipeline.report.facts import Facts
+from nightshift.pipeline.report.templating import (
+    BOTH,
+    INVALID,
+    LOST,
+    NEITHER,
+    SYMBOLS,
+    WON,
+    data_uri,
+    environment,
+)
 from nightshift.project import paths
 from nightshift.reports.history import KL, SAMPLED_SUCCESS
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, solved
 from nightshift.telemetry import usage
 
-BOTH, WON, LOST, NEITHER, INVALID = "both", "won", "lost", "neither", "invalid"
-SYMBOLS = {BOTH: "●", WON: "▲", LOST: "▼", NEITHER: "○", INVALID: "×"}
 COLUMNS = 20
 """Init states per row of a map: as many as a phone has room for."""
 
@@ -83,35 +84,10 @@ def render(facts: Facts) -> str:
             tasks=task_rows(facts),
             maps=state_maps(facts),
             films=film_rows(facts),
+            robustness=robustness.shown(facts.root, facts.robustness) if facts.robustness else None,
             stages=stage_rows(facts),
         )
     )
-
-
-@functools.cache
-def environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("nightshift.pipeline.report", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    made.globals |= {"svg": svg, "symbols": SYMBOLS, "version": metadata.version("nightshift")}
-    made.filters |= {
-        "percent": lambda figures: f"{100 * figures['rate']:.1f} %",
-        "interval": interval,
-        "clock": summary.clock,
-        "p_value": summary.p_value,
-        "rate": lambda figures: Rate(figures["successes"], figures["episodes"]),
-        "title": lambda name: name.replace("_", " "),
-    }
-    return made
-
-
-def interval(figures: Mapping[str, float], sign: str = "-") -> str:
-    """Example: interval({"low": 0.05, "high": 0.14}, "+") == "+5.0 to +14.0" """
-    return results.interval(figures["low"], figures["high"], sign)
 
 
 def result_rows(facts: Facts) -> list[dict[str, Any]]:
@@ -287,13 +263,9 @@ def _shown_film(label: str, success: bool, video: bytes, strip: bytes) -> dict[s
     return {
         "label": label,
         "success": success,
-        "video": _uri("video/mp4", video),
-        "strip": _uri("image/jpeg", strip),
+        "video": data_uri("video/mp4", video),
+        "strip": data_uri("image/jpeg", strip),
     }
-
-
-def _uri(kind: str, content: bytes) -> Markup:
-    return Markup(f"data:{kind};base64,{base64.b64encode(content).decode()}")
 
 
 def stage_rows(facts: Facts) -> list[StageRow]:

@@ -90,6 +90,28 @@ def kl_curve(values: Mapping[int, float], limit: float | None, words: str) -> Ma
     return _svg(parts, axes.height, words)
 
 
+def strength_curve(points: Sequence[tuple[float, Rate]], other: Sequence[tuple[float, Rate]], words: str) -> Markup:
+    """Success over the strength of a perturbation, with the interval as a band; `other`: another policy, if any."""
+    axes = Axes(first=0, last=max(strength for strength, _ in points), top=1.0, height=190)
+    parts = list(_frame(axes, [(0, "0 %"), (0.25, ""), (0.5, "50 %"), (0.75, ""), (1, "100 %")], "strength"))
+    for series, name, mark in ((other, "greedy", "diamond"), (points, "sampled", "dot")):
+        if series:
+            parts += [_band(axes, series, name), *_series(axes, {x: rate.rate for x, rate in series}, name, mark)]
+    return _svg(parts, axes.height, words)
+
+
+def _band(axes: Axes, points: Sequence[tuple[float, Rate]], name: str) -> str:
+    """Intervals as one area. A polygon cannot have percentages, so it has a picture of its own that is stretched."""
+    share = max(axes.last - axes.first, 1e-9) / 100
+    upper = [f"{(x - axes.first) / share:.2f},{axes.y(rate.high):.1f}" for x, rate in points]
+    lower = [f"{(x - axes.first) / share:.2f},{axes.y(rate.low):.1f}" for x, rate in reversed(points)]
+    return (
+        f'<svg x="{LEFT:.2f}%" y="0" width="{RIGHT - LEFT:.2f}%" height="{axes.height}" '
+        f'viewBox="0 0 100 {axes.height}" preserveAspectRatio="none">'
+        f'<polygon class="band {name}" points="{" ".join([*upper, *lower])}"/></svg>'
+    )
+
+
 def trend(nights: Sequence[tuple[str, Rate, bool]], champions: Sequence[float | None], words: str) -> Markup:
     """Success night by night, oldest first: (label, rate, became champion); the champion's own rate as a step line."""
     axes = Axes(first=0, last=max(len(nights) - 1, 1), top=1.0, height=240)
@@ -122,7 +144,7 @@ def _frame(axes: Axes, ticks: Sequence[tuple[float, str]], x_label: str) -> list
     return parts
 
 
-def _series(axes: Axes, values: Mapping[int, float], name: str, mark: str) -> list[str]:
+def _series(axes: Axes, values: Mapping[int, float] | Mapping[float, float], name: str, mark: str) -> list[str]:
     points = [(axes.x(i), axes.y(value)) for i, value in values.items()]
     lines = [_line(*one, *other, name) for one, other in pairwise(points)]
     return [*lines, *(_mark(x, y, name, mark) for x, y in points)]

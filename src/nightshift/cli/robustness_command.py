@@ -1,0 +1,84 @@
+"""`nightshift robustness`: a policy under perturbations, alone or against another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from nightshift.cli.commands import enter
+from nightshift.cli.model_commands import new_table
+from nightshift.errors import RobustnessFell
+from nightshift.pipeline import results
+from nightshift.project import paths
+from nightshift.telemetry.console import console
+
+
+def listing() -> None:
+    """Every perturbation: what it does, where its name comes from, and whether the suite can do it."""
+    from nightshift import config
+    from nightshift.envs.perturbations import registry
+
+    suite = config.load(enter() / paths.PARAMS).env.suite
+    for name in registry.names():
+        found = registry.find(name)
+        can = f"{suite} can do it" if name in registry.of_suite(suite) else f"{suite} cannot do it"
+        console.print(Text.assemble((name, "bold"), f"  {can}"))
+        console.print(Text.assemble(f"  strength 1: {found.summary}", (f"  name: {found.source}", "dim")))
+
+
+def evaluate(policy: str, against: str) -> None:
+    """Play what is missing of the grid, and show it."""
+    from nightshift.pipeline import robustness
+    from nightshift.pipeline.report import robustness as page
+
+    root = enter()
+    found = robustness.evaluate(root, policy, against)
+    page.write(root, found)
+    for player in found["policies"]:
+        _print_rates(found, player)
+    if found["against"]:
+        _print_comparison(found)
+    console.print(f"[cyan]{paths.ROBUSTNESS_PAGE}[/]", soft_wrap=True)
+    if found["against"] and found["against"]["fallen"]:
+        raise _fell(found)
+
+
+def _print_rates(found: Mapping[str, Any], player: Mapping[str, Any]) -> None:
+    """Success by perturbation and strength, with the interval where it is lowest."""
+    columns = [f"{strength:g}" for strength in found["strengths"]]
+    table = new_table(player["name"], *columns, "lowest, 95 % interval")
+    calm = player["unperturbed"]["overall"]
+    table.add_row("unperturbed", *[""] * len(columns), _with_interval(calm))
+    for name, cells in player["perturbations"].items():
+        lowest = min((cell["overall"] for cell in cells), key=lambda rate: rate["rate"])
+        known = {cell["strength"]: f"{100 * cell['overall']['rate']:.0f}" for cell in cells}
+        table.add_row(name, *(known.get(strength, "") for strength in found["strengths"]), _with_interval(lowest))
+    console.print(table)
+
+
+def _with_interval(rate: Mapping[str, Any]) -> str:
+    return f"{100 * rate['rate']:.1f} %  ({results.interval(rate['low'], rate['high'])})"
+
+
+def _print_comparison(found: Mapping[str, Any]) -> None:
+    ours, theirs = (player["name"] for player in found["policies"])
+    table = new_table("same episodes", "episodes", "won", "lost", "points", "95 % interval", "")
+    for name, row in found["against"]["perturbations"].items():
+        pair = row["overall"]
+        counts = (str(pair["states"]), str(pair["won"]), str(pair["lost"]))
+        interval = results.interval(pair["low"], pair["high"], sign="+")
+        mark = "fell" if name in found["against"]["fallen"] else ""
+        table.add_row(name, *counts, f"{100 * pair['gain']:+.1f}", interval, mark)
+    console.print(Text(f"{ours} against {theirs}", style="bold"))
+    console.print(table)
+
+
+def _fell(found: Mapping[str, Any]) -> RobustnessFell:
+    ours, theirs = (player["name"] for player in found["policies"])
+    words = ", ".join(f"{100 * drop:.1f} points under {name}" for name, drop in found["against"]["fallen"].items())
+    return RobustnessFell(
+        f"{ours} is lower than {theirs} by {words}; the margin is {100 * found['against']['margin']:g}",
+        "keep the other one as champion, or train with env.randomisation; register.max_perturbation_drop is the margin",
+    )

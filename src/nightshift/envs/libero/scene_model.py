@@ -1,0 +1,404 @@
+"""What perturbations can change of one LIBERO simulation: a MuJoCo model of its own, and its init state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.envs.libero.cameras import CAMERA_NAMES, COLLISION_GROUP
+
+Vector = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+_RGB = int(mujoco.mjtTextureRole.mjTEXROLE_RGB)
+_DEFAULT_COLOR = (0.5, 0.5, 0.5, 1.0)
+"""Of a geom that leaves its colour to its material."""
+_BOX, _CYLINDER, _CAPSULE = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_CAPSULE
+SPARES = (
+    (_BOX, (0.02, 0.03, 0.02)),
+    (_CYLINDER, (0.02, 0.03, 0.0)),
+    (_BOX, (0.015, 0.015, 0.04)),
+    (_CAPSULE, (0.018, 0.02, 0.0)),
+    (_CYLINDER, (0.03, 0.012, 0.0)),
+)
+"""Shapes and sizes of the objects that can be added, in metres."""
+SPARE_GAP = 0.06
+"""Metres between an added object and anything else."""
+SPARE_REACH = 0.1, 0.4
+"""Metres from the middle of the objects within which one is added: at first and at last."""
+SPARE_ATTEMPTS = 400
+SPARE_HEADROOM = 0.25
+"""Metres above the table that have to be empty."""
+SAME_HEIGHT = 0.005
+"""Metres between two surfaces that count as one."""
+ON_TABLE = 0.03
+"""An object stands on the table if what is below it is at most so many metres higher than the lowest of those."""
+STACKED = 0.06
+"""An object above another one stands on it if they are horizontally so near."""
+
+
+class Furnished(NamedTuple):
+    """A model with objects that are hidden until they are placed."""
+
+    model: mujoco.MjModel
+    spares: Ids
+    """Their bodies."""
+
+
+def furnish(domain: Any, model: mujoco.MjModel) -> Furnished:
+    """Compile the problem again with `SPARES`. They have no joints, so init states fit; everything else keeps its id,
+    since they come last."""
+    spec = mujoco.MjSpec.from_string(domain.model.get_xml())
+    for number, (shape, size) in enumerate(SPARES):
+        body = spec.worldbody.add_body(name=f"spare_{number}", pos=[0, 0, 0])
+        hidden = {"contype": 0, "conaffinity": 0, "group": 1, "rgba": [0, 0, 0, 0]}
+        body.add_geom(name=f"spare_{number}", type=shape, size=size, **hidden)
+    made = spec.compile()
+    for name in ("body_pos", "body_quat", "geom_rgba", "site_rgba"):  # what robosuite and LIBERO set after compiling
+        values = getattr(model, name)
+        getattr(made, name)[: len(values)] = values
+    for name in ("center", "extent", "meansize", "meanmass", "meaninertia"):
+        setattr(made.stat, name, getattr(model.stat, name))
+    made.vis.global_.offwidth, made.vis.global_.offheight = model.vis.global_.offwidth, model.vis.global_.offheight
+    return Furnished(made, np.array([made.body(f"spare_{number}").id for number in range(len(SPARES))]))
+
+
+class SceneModel:
+    """The scene of one episode, for perturbations to change."""
+
+    def __init__(self, domain: Any, furnished: Furnished, start: Vector) -> None:
+        """`start`: the init state, as time, positions and velocities."""
+        self.model = copy.copy(furnished.model)
+        self.start = start.copy()
+        self.textures: set[int] = set()
+        """Changed ones; `meshes` likewise."""
+        self.meshes: set[int] = set()
+        self._is_scaled = False
+        self._spares = furnished.spares
+        self._robot = domain.robots[0]
+        self._entities = [int(body) for body in domain.obj_body_id.values()]
+        self.objects: Mapping[str, int] = {
+            name: int(body) for name, body in domain.obj_body_id.items() if self._is_free(int(body))
+        }
+        """The bodies of what can be moved, by BDDL name."""
+        self._camera = self.model.camera(CAMERA_NAMES["agentview"]).id
+        self._data = mujoco.MjData(self.model)
+        self._update()
+
+    def finished(self) -> None:
+        """Compute the model's constants that depend on what was changed."""
+        if self._is_scaled:
+            mujoco.mj_setConst(self.model, mujoco.MjData(self.model))
+
+    def centre(self) -> Vector:
+        """The middle of the objects."""
+        return np.asarray(self._data.xpos[list(self.objects.values())].mean(axis=0))
+
+    # --- camera and light ---
+
+    def camera_pose(self) -> tuple[Vector, Vector]:
+        """Position [3] and rotation [3, 3] of agentview in the world; it looks along -z."""
+        return self._data.cam_xpos[self._camera].copy(), self._data.cam_xmat[self._camera].reshape(3, 3).copy()
+
+    def set_camera_pose(self, position: Vector, rotation: Vector) -> None:
+        body = self.model.cam_bodyid[self._camera]
+        frame = self._data.xmat[body].reshape(3, 3)
+        self.model.cam_pos[self._camera] = frame.T @ (position - self._data.xpos[body])
+        mujoco.mju_mat2Quat(self.model.cam_quat[self._camera], (frame.T @ rotation).ravel())
+
+    def scale_field_of_view(self, factor: float) -> None:
+        self.model.cam_fovy[self._camera] *= factor
+
+    def scale_lights(self, factors: Vector) -> None:
+        """By colour channel, [3]."""
+        for name in ("light_ambient", "light_diffuse", "light_specular"):
+            getattr(self.model, name)[:] *= factors
+        head = self.model.vis.headlight
+        head.ambient, head.diffuse, head.specular = (
+            values * factors for values in (head.ambient, head.diffuse, head.specular)
+        )
+
+    def turn_lights(self, rotation: Vector) -> None:
+        """About the middle of the objects."""
+        centre = self.centre()
+        self.model.light_pos[:] = centre + (self.model.light_pos - centre) @ rotation.T
+        self.model.light_dir[:] = self.model.light_dir @ rotation.T
+
+    # --- surfaces ---
+
+    def background_textures(self) -> list[int]:
+        """Of what is neither robot nor object nor furniture, and of nothing else."""
+        background = self._background_materials()
+        found = {int(self.model.mat_texid[material, _RGB]) for material in background}
+        others = set(self.model.geom_matid.tolist()) - set(background) - {-1}
+        return sorted(found - {-1} - {int(self.model.mat_texid[material, _RGB]) for material in others})
+
+    def plain_background_materials(self) -> list[int]:
+        return [material for material in self._background_materials() if self.model.mat_texid[material, _RGB] < 0]
+
+    def texture(self, texture: int) -> NDArray[np.uint8]:
+        """Its pixels [H, W, C]; the six sides of a cube lie below each other."""
+        shape = [int(of[texture]) for of in (self.model.tex_height, self.model.tex_width, self.model.tex_nchannel)]
+        start = int(self.model.tex_adr[texture])
+        return np.asarray(self.model.tex_data[start : start + int(np.prod(shape))]).reshape(shape)
+
+    def set_texture(self, texture: int, pixels: NDArray[np.uint8]) -> None:
+        start = int(self.model.tex_adr[texture])
+        self.model.tex_data[start : start + pixels.size] = pixels.ravel()
+        self.textures.add(texture)
+
+    def blend_material(self, material: int, color: Vector, weight: float) -> None:
+        before = self.model.mat_rgba[material, :3]
+        self.model.mat_rgba[material, :3] = (1 - weight) * before + weight * color
+
+    def _background_materials(self) -> list[int]:
+        own = [body for body in range(1, self.model.nbody) if self._is_within(body, self._entities)]
+        other = {*own, *self._robot_bodies(), *self._spares.tolist()}
+        drawn = self.model.geom_group != COLLISION_GROUP
+        is_other = np.isin(self.model.geom_bodyid, sorted(other))
+        return sorted(
+            set(self.model.geom_matid[drawn & ~is_other].tolist())
+            - set(self.model.geom_matid[is_other].tolist())
+            - {-1}
+        )
+
+    # --- objects ---
+
+    def blend_object(self, name: str, color: Vector, weight: float) -> None:
+        materials = set()
+        for geom in self._geoms(self.objects[name]):
+            material = int(self.model.geom_matid[geom])
+            if material >= 0 and np.allclose(self.model.geom_rgba[geom], _DEFAULT_COLOR):
+                materials.add(material)
+            else:
+                self.model.geom_rgba[geom, :3] = (1 - weight) * self.model.geom_rgba[geom, :3] + weight * color
+        for material in sorted(materials):
+            self.blend_material(material, color, weight)
+
+    def scale_objects(self, factor: float) -> None:
+        """All of them about their origins; they are lifted or lowered so that they stand where they stood."""
+        bottoms = {name: self._bottom(body) for name, body in self.objects.items()}
+        for body in self.objects.values():
+            self._scale(body, factor)
+        self._scale_meshes(factor)
+        for name, body in self.objects.items():
+            height = self._qpos(body)[2]
+            self._qpos(body)[2] = height + (factor - 1) * (height - bottoms[name])
+        self._is_scaled = True
+        self._update()
+
+    def move_objects(self, vector: Vector) -> None:
+        """Horizontally, those on the table and what stands on them."""
+        for body in self._on_table():
+            self._qpos(body)[:2] += vector
+        self._update()
+
+    def can_move_objects(self, vector: Vector) -> bool:
+        """Whether they stand on the table there as well, and reach into nothing that stays."""
+        moved = self._on_table()
+        before = [self._support(body) for body in moved]
+        self.move_objects(vector)
+        after = [self._support(body) for body in moved]
+        refused = self._touches(moved) or any(map(self._is_over_an_edge, moved))
+        for body in moved:
+            self._qpos(body)[:2] -= vector
+        self._update()
+        return not refused and np.abs(np.array(after) - before).max() < ON_TABLE
+
+    def _on_table(self) -> list[int]:
+        below = {body: self._support(body) for body in self.objects.values()}
+        found = [body for body, height in below.items() if height - min(below.values()) < ON_TABLE]
+        places = self._data.xpos[found, :2]
+        stacked = [
+            body
+            for body in sorted(set(below) - set(found))
+            if (np.linalg.norm(places - self._data.xpos[body, :2], axis=1) < STACKED).any()
+        ]
+        return found + stacked
+
+    def _is_over_an_edge(self, root: int) -> bool:
+        """Whether a part of an object is where what it stands on has ended."""
+        angles = np.linspace(0, 2 * np.pi, 8, endpoint=False)
+        circle = self._reach(root) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        height = self._support(root)
+        points = np.column_stack([self._data.xpos[root, :2] + circle, np.full(8, height + SAME_HEIGHT)])
+        return any(self._surface(point)[0] < height - ON_TABLE for point in points)
+
+    def _touches(self, moved: list[int]) -> bool:
+        """Whether one of these objects reaches into a robot, furniture or another object."""
+        own = {body for root in moved for body in self._bodies(root)}
+        other = {*self._robot_bodies(), *(body for root in self._entities for body in self._bodies(root))} - own
+        data = mujoco.MjData(self.model)
+        data.qpos[:] = self._positions
+        mujoco.mj_forward(self.model, data)
+        pairs = self.model.geom_bodyid[data.contact.geom]
+        crossing = np.isin(pairs, sorted(own)).any(axis=1) & np.isin(pairs, sorted(other)).any(axis=1)
+        return bool((crossing & (data.contact.dist < 0)).any())
+
+    def room_to_grow(self) -> float:
+        """The factor by which all objects can grow before one reaches into another, seen from above as circles."""
+        reach = {body: self._reach(body) for body in self.objects.values()}
+        gaps = [
+            float(np.linalg.norm(self._data.xpos[one, :2] - self._data.xpos[other, :2])) / (reach[one] + reach[other])
+            for one, other in combinations(reach, 2)
+        ]
+        return min((gap for gap in gaps if gap > 1), default=np.inf)  # a gap below 1: one stands on the other
+
+    def table_height(self) -> float:
+        """The lowest surface that an object stands on; those of LIBERO's init states are still above it."""
+        return min(self._support(body) for body in self.objects.values())
+
+    def place_spare(self, number: int, color: Vector, random: np.random.Generator) -> None:
+        """Show one of `SPARES` on the table; not if there is no room."""
+        body = int(self._spares[number])
+        geom = int(self.model.body_geomadr[body])
+        lowest, radius = self.model.geom_aabb[geom, 5], float(np.linalg.norm(self.model.geom_aabb[geom, 3:5]))
+        table, middle = self.table_height(), self.centre()[:2]
+        for attempt in range(SPARE_ATTEMPTS):
+            reach = np.interp(attempt, (0, SPARE_ATTEMPTS), SPARE_REACH)
+            place = middle + random.uniform(-reach, reach, 2)
+            if self._is_empty(place, radius + SPARE_GAP, table):
+                self.model.body_pos[body] = (*place, table + lowest)
+                self.model.geom_rgba[geom] = color
+                self.model.geom_contype[geom] = self.model.geom_conaffinity[geom] = 1
+                self._update()
+                return
+
+    def _is_empty(self, place: Vector, radius: float, table: float) -> bool:
+        """Whether nothing but the table lies below a circle."""
+        angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+        circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        points = place + radius * np.concatenate([share * circle for share in (0.0, 0.25, 0.5, 0.75, 1.0)])
+        heights = [self._surface(np.array([x, y, table + SPARE_HEADROOM]))[0] for x, y in points.tolist()]
+        return all(abs(height - table) < SAME_HEIGHT for height in heights)
+
+    def _scale(self, root: int, factor: float) -> None:
+        model = self.model
+        for body in self._bodies(root):
+            if body != root:
+                model.body_pos[body] *= factor
+            model.body_ipos[body] *= factor
+            model.body_mass[body] *= factor**3
+            model.body_inertia[body] *= factor**5
+            nodes = slice(model.body_bvhadr[body], model.body_bvhadr[body] + model.body_bvhnum[body])
+            model.bvh_aabb[nodes] *= factor
+            model.site_pos[model.site_bodyid == body] *= factor
+            model.jnt_pos[model.jnt_bodyid == body] *= factor
+        for geom in self._geoms(root):
+            for values in (model.geom_size, model.geom_pos, model.geom_aabb, model.geom_rbound):
+                values[geom] *= factor
+
+    def _scale_meshes(self, factor: float) -> None:
+        """Once each: objects of one kind share them."""
+        model = self.model
+        geoms = [geom for body in self.objects.values() for geom in self._geoms(body)]
+        meshes = {int(model.geom_dataid[geom]) for geom in geoms if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH}
+        for mesh in meshes:
+            vertices = slice(model.mesh_vertadr[mesh], model.mesh_vertadr[mesh] + model.mesh_vertnum[mesh])
+            model.mesh_vert[vertices] *= factor
+            nodes = slice(model.mesh_bvhadr[mesh], model.mesh_bvhadr[mesh] + model.mesh_bvhnum[mesh])
+            model.bvh_aabb[nodes] *= factor
+        self.meshes |= meshes
+
+    # --- the arm ---
+
+    def arm_joints(self) -> Vector:
+        return self.start[1:][self._arm].copy()
+
+    def set_arm_joints(self, joints: Vector) -> None:
+        self.start[1:][self._arm] = joints
+        self._update()
+
+    def arm_is_free(self, joints: Vector) -> bool:
+        """Whether the arm is within its limits there and touches nothing."""
+        low, high = self.model.jnt_range[np.isin(self.model.jnt_qposadr, self._arm)].T
+        if (joints < low).any() or (joints > high).any():
+            return False
+        data = mujoco.MjData(self.model)
+        data.qpos[:] = self._positions
+        data.qpos[self._arm] = joints
+        mujoco.mj_forward(self.model, data)
+        robot = self._robot_bodies()
+        pairs = self.model.geom_bodyid[data.contact.geom]
+        return not (np.isin(pairs, list(robot)).sum(axis=1) == 1).any()
+
+    @property
+    def _arm(self) -> Ids:
+        return np.array(self._robot._ref_joint_pos_indexes)
+
+    def _robot_bodies(self) -> set[int]:
+        prefixes = self._robot.robot_model.naming_prefix, self._robot.gripper.naming_prefix, "mount"
+        return {body for body in range(self.model.nbody) if self.model.body(body).name.startswith(prefixes)}
+
+    # --- the tree of bodies ---
+
+    @property
+    def _positions(self) -> Vector:
+        return self.start[1 : 1 + self.model.nq]
+
+    def _update(self) -> None:
+        self._data.qpos[:] = self._positions
+        mujoco.mj_kinematics(self.model, self._data)
+        mujoco.mj_camlight(self.model, self._data)
+
+    def _is_free(self, body: int) -> bool:
+        joint = self.model.body_jntadr[body]
+        return bool(joint >= 0 and self.model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE)
+
+    def _qpos(self, body: int) -> Vector:
+        """Position [3] of a free body in the init state, to be changed."""
+        address = 1 + int(self.model.jnt_qposadr[self.model.body_jntadr[body]])
+        return self.start[address : address + 3]
+
+    def _bodies(self, root: int) -> list[int]:
+        return [body for body in range(1, self.model.nbody) if self._is_within(body, [root])]
+
+    def _is_within(self, body: int, roots: list[int]) -> bool:
+        while body and body not in roots:
+            body = int(self.model.body_parentid[body])
+        return body in roots
+
+    def _geoms(self, root: int) -> list[int]:
+        return np.flatnonzero(np.isin(self.model.geom_bodyid, self._bodies(root))).tolist()
+
+    def _support(self, root: int) -> float:
+        """Height of what is below the middle of an object, which may reach a little into it in LIBERO's init states."""
+        own, above = set(self._geoms(root)), self._data.xpos[root].copy()
+        while True:
+            height, geom = self._surface(above)
+            if geom not in own:
+                return height
+            above[2] = height - SAME_HEIGHT / 10
+
+    def _surface(self, above: Vector) -> tuple[float, int]:
+        """Height of the first surface below a point, and its geom."""
+        found, down = np.zeros(1, np.int32), np.array([0.0, 0.0, -1.0])
+        distance = mujoco.mj_ray(self.model, self._data, above, down, None, 1, -1, found)
+        return float(above[2] - distance), int(found[0])
+
+    def _reach(self, root: int) -> float:
+        """The largest horizontal distance of what collides from the middle of an object."""
+        reach = 0.0
+        for geom in self._geoms(root):
+            if self.model.geom_contype[geom] or self.model.geom_conaffinity[geom]:
+                rotation = self._data.geom_xmat[geom].reshape(3, 3)[:2]
+                middle = self._data.geom_xpos[geom, :2] + rotation @ self.model.geom_aabb[geom, :3]
+                offset = np.abs(middle - self._data.xpos[root, :2]) + np.abs(rotation) @ self.model.geom_aabb[geom, 3:]
+                reach = max(reach, float(np.linalg.norm(offset)))
+        return reach
+
+    def _bottom(self, root: int) -> float:
+        """The lowest point of what collides."""
+        lowest = float(self._data.xpos[root, 2])
+        for geom in self._geoms(root):
+            if self.model.geom_contype[geom] or self.model.geom_conaffinity[geom]:
+                row = self._data.geom_xmat[geom].reshape(3, 3)[2]
+                middle = self._data.geom_xpos[geom, 2] + row @ self.model.geom_aabb[geom, :3]
+                lowest = min(lowest, float(middle - np.abs(row) @ self.model.geom_aabb[geom, 3:]))
+        return lowest

@@ -1,0 +1,91 @@
+"""Perturbations around simulators: a fleet in whose episodes the world differs from the suite's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.envs.base import ActionSpace, Fleet, Steps
+from nightshift.envs.perturbations import registry
+from nightshift.envs.perturbations.base import Perturbation
+from nightshift.errors import SimulatorError
+from nightshift.types import Array, Observation, RolloutRequest, Scene, Split, Task
+
+
+@runtime_checkable
+class AlterableFleet(Protocol):
+    """A fleet whose scene can be changed."""
+
+    def altered(self, changes: Sequence[Perturbation], split: Split, init_state: int) -> Fleet:
+        """Other simulators of this task, with a model of their own that `changes` have changed, for one init state."""
+        ...
+
+
+def perturbed(fleet: Fleet, request: RolloutRequest) -> Fleet:
+    """The fleet as the request asks for it; itself if nothing is perturbed."""
+    perturbations = registry.drawn(request)
+    if not perturbations:
+        return fleet
+    changes = [one for one in perturbations if one.kind == "scene"]
+    if changes:
+        if not isinstance(fleet, AlterableFleet):
+            names = ", ".join(one.name for one in changes)
+            raise SimulatorError(f"{fleet.task.suite} cannot do {names}: its scene cannot be changed", "leave them out")
+        fleet = fleet.altered(changes, request.split, request.init_state)
+    return PerturbedFleet(fleet, perturbations)
+
+
+class PerturbedFleet:
+    """Changes what goes in and out of a fleet. For the episodes of one request: its perturbations have drawn."""
+
+    def __init__(self, fleet: Fleet, perturbations: Sequence[Perturbation]) -> None:
+        self._fleet = fleet
+        self._perturbations = perturbations
+        self._steps = np.zeros(0, np.int64)
+        """Control steps of each simulator since the reset."""
+
+    @property
+    def task(self) -> Task:
+        told = reduce(lambda words, one: one.change_instruction(words), self._perturbations, self._fleet.task.language)
+        return replace(self._fleet.task, language=told)
+
+    @property
+    def action_space(self) -> ActionSpace:
+        return self._fleet.action_space
+
+    def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
+        self._steps = np.zeros(len(init_states), np.int64)
+        return self._sensed(self._fleet.reset(split, init_states))
+
+    def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
+        return self.advance(actions[:, None], active)[0]
+
+    def advance(self, actions: Array, active: NDArray[np.bool_]) -> tuple[Steps, NDArray[np.int64]]:
+        sent = reduce(lambda chosen, one: one.change_actions(chosen, self._steps), self._perturbations, actions)
+        after, made = self._fleet.advance(sent, active)
+        self._steps = self._steps + made
+        return after._replace(observation=self._sensed(after.observation)), made
+
+    def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        seen, steps = self._fleet.look(lanes, cameras), self._steps[lanes]
+        return reduce(lambda images, one: one.change_images(images, lanes, steps), self._perturbations, seen)
+
+    def sibling(self) -> Fleet:
+        return PerturbedFleet(self._fleet.sibling(), [type(one)(one.spec, one.key) for one in self._perturbations])
+
+    def scene(self, lane: int) -> Scene:
+        return self._fleet.scene(lane)
+
+    def render(self, lane: int) -> NDArray[np.uint8] | None:
+        return self._fleet.render(lane)
+
+    def close(self) -> None:
+        self._fleet.close()
+
+    def _sensed(self, observation: Observation) -> Observation:
+        return reduce(lambda seen, one: one.change_observation(seen, self._steps), self._perturbations, observation)

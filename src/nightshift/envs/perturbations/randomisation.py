@@ -1,0 +1,45 @@
+"""Domain randomisation: training episodes are played under the perturbations of env.randomisation."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+
+from nightshift import config
+from nightshift.envs.perturbations import registry
+from nightshift.types import RolloutRequest
+
+_DOMAIN = 7
+"""Separates the draw of a strength from those of the perturbation itself."""
+
+
+def randomised(env: config.Env, request: RolloutRequest) -> RolloutRequest:
+    """The request with its perturbations; as it is if it is not of training, or says itself how it is perturbed."""
+    if env.randomisation is None or request.split != "train" or request.perturbations:
+        return request
+    drawn = (
+        registry.spec(env, name, _strength(env.randomisation, name, request), request.task, None)
+        for name in env.randomisation.perturbations
+    )
+    return replace(request, perturbations=tuple(drawn))
+
+
+def check(env: config.Env) -> None:
+    """ConfigError if the suite cannot do it, or a task has too few paraphrases."""
+    if env.randomisation is not None:
+        chosen = env.randomisation.perturbations
+        highest = env.randomisation.strength
+        for name in chosen:
+            strength = float(round(highest)) if registry.find(name).is_whole else highest
+            registry.check(env, [name], [strength], None)
+
+
+def _strength(settings: config.Randomisation, name: str, request: RolloutRequest) -> float:
+    """Uniform between 0 and the highest; a whole number where the perturbation needs one."""
+    words = zlib.crc32(name.encode()), zlib.crc32(request.task.encode())
+    random = np.random.default_rng([_DOMAIN, *words, request.init_state, request.seed])
+    if registry.find(name).is_whole:
+        return float(random.integers(0, round(settings.strength), endpoint=True))
+    return float(random.uniform(0.0, settings.strength))

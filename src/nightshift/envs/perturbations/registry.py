@@ -1,0 +1,114 @@
+"""Perturbations by name, and whether a suite can do what is asked, said before anything is played.
+
+A new perturbation is a class (base.py) and one line in `BUILT_IN`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Collection, Sequence
+from functools import cache
+
+from nightshift import config, envs
+from nightshift.envs.perturbations import paraphrases
+from nightshift.envs.perturbations.base import MAX_STRENGTH, EpisodeKey, Perturbation
+from nightshift.errors import ConfigError
+from nightshift.types import INSTRUCTION, PerturbationSpec, RolloutRequest
+
+_HERE = "nightshift.envs.perturbations"
+BUILT_IN = {
+    "camera_viewpoints": "camera:CameraViewpoints",
+    "field_of_view": "camera:FieldOfView",
+    "light_conditions": "light:LightConditions",
+    "background_textures": "textures:BackgroundTextures",
+    "object_colors": "objects:ObjectColors",
+    "object_sizes": "objects:ObjectSizes",
+    "object_positions": "objects:ObjectPositions",
+    "confounding_objects": "objects:ConfoundingObjects",
+    "robot_initial_states": "robot:RobotInitialStates",
+    "action_delay": "actions:ActionDelay",
+    "action_noise": "actions:ActionNoise",
+    "sensor_noise": "sensors:SensorNoise",
+    "language_instructions": "language:LanguageInstructions",
+}
+"""Where the class of each is; it is imported when it is asked for."""
+
+
+def names() -> list[str]:
+    return list(BUILT_IN)
+
+
+@cache
+def find(name: str) -> type[Perturbation]:
+    if name not in BUILT_IN:
+        raise ConfigError(
+            f"there is no perturbation {name!r}; there are {', '.join(BUILT_IN)}", "nightshift robustness --list"
+        )
+    module, _, attribute = BUILT_IN[name].partition(":")
+    found: type[Perturbation] = getattr(importlib.import_module(f"{_HERE}.{module}"), attribute)
+    return found
+
+
+def of_suite(suite: str) -> list[str]:
+    """Those that the suite can do."""
+    kinds = envs.suite(suite).perturbation_kinds
+    return [name for name in BUILT_IN if find(name).kind in kinds]
+
+
+def reaching(env: config.Env, observations: Collection[str]) -> list[str]:
+    """Those that the suite can do and that change what a policy with these observations sees or does."""
+    cameras = set(envs.selected(env).cameras) & set(observations)
+    sensed = {"any": True, "images": bool(cameras), "instruction": INSTRUCTION in observations}
+    return [name for name in of_suite(env.suite) if sensed[find(name).sense]]
+
+
+def check(env: config.Env, chosen: Sequence[str], strengths: Sequence[float], file: str | None) -> None:
+    """ConfigError if the suite cannot do one of `chosen`, a strength is out of range, or a task has no paraphrase."""
+    for name in chosen:
+        found = find(name)
+        if name not in of_suite(env.suite):
+            can = ", ".join(of_suite(env.suite)) or "none"
+            raise ConfigError(f"{env.suite} cannot do {name}: it can do {can}", "choose among those")
+        for strength in strengths:
+            check_strength(found, strength)
+        if found.kind == "instruction":
+            sentences = paraphrases.read(env.suite, file)
+            for strength in strengths:
+                paraphrases.check(sentences, envs.tasks(env), int(strength))
+
+
+def levels(env: config.Env, name: str, strengths: Sequence[float], file: str | None) -> list[float]:
+    """Those of `strengths` that it has: some have whole numbers only, or as many as there are paraphrases."""
+    found = []
+    for strength in strengths:
+        with contextlib.suppress(ConfigError):
+            check(env, [name], [strength], file)
+            found.append(strength)
+    return found
+
+
+def check_strength(found: type[Perturbation], strength: float) -> None:
+    if not 0 <= strength <= MAX_STRENGTH:
+        raise ConfigError(
+            f"{found.name} has the strength {strength:g}, which is out of range", f"choose 0 to {MAX_STRENGTH:g}"
+        )
+    if found.is_whole and strength != int(strength):
+        raise ConfigError(
+            f"{found.name} has the strength {strength:g}, but its strengths are whole numbers",
+            f"choose among {', '.join(str(level) for level in range(1, int(MAX_STRENGTH) + 1))}, or leave it out",
+        )
+
+
+def spec(env: config.Env, name: str, strength: float, task: str, file: str | None) -> PerturbationSpec:
+    """For a request: with the paraphrase, where it is one of the instruction."""
+    if find(name).kind != "instruction" or not strength:
+        return PerturbationSpec(name=name, strength=strength)
+    told = paraphrases.read(env.suite, file)[task][int(strength) - 1]
+    return PerturbationSpec(name=name, strength=strength, instruction=told)
+
+
+def drawn(request: RolloutRequest) -> list[Perturbation]:
+    """The perturbations of a request in their order; those of strength 0 change nothing and are left out."""
+    key = EpisodeKey(request.task, request.init_state, request.seed)
+    return [find(one.name)(one, key) for one in request.perturbations if one.strength]

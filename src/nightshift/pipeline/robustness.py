@@ -1,0 +1,237 @@
+"""A policy under perturbations: a grid of perturbations, strengths and tasks, played episode by episode.
+
+Every finished episode is in a journal under `.state/robustness`, by the weights of the policy and by what decides how
+it is played. So a killed grid goes on where it was, a wider grid plays what is new, and a second policy is compared
+with one that has played before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nightshift import config, envs, files, policies
+from nightshift.adapters import mlflow_registry
+from nightshift.config import CHAMPION
+from nightshift.envs.grid import cameras_in, cells, misfit
+from nightshift.envs.perturbations import registry
+from nightshift.errors import ConfigError
+from nightshift.policies.base import Policy
+from nightshift.policies.device import resolve
+from nightshift.policies.snapshot import snapshot
+from nightshift.project import paths
+from nightshift.reports import films
+from nightshift.reports import robustness as report
+from nightshift.reports.gate import Robustness
+from nightshift.reports.robustness import UNPERTURBED, PerturbedOutcome
+from nightshift.rollouts.base import Pool
+from nightshift.rollouts.opening import open_pool
+from nightshift.telemetry import progress
+from nightshift.types import PerturbationSpec, RolloutRequest, Trajectory
+
+_CODE = ("envs", "rollouts")
+"""Packages that decide how an episode is played."""
+
+Key = tuple[str, float, str, str, int]
+"""Perturbation, strength, instruction in other words, task and init state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """A policy that plays the grid."""
+
+    name: str
+    """Example: "version 3" or "models/sft" """
+    weights: str
+    """sha256"""
+    policy: Policy
+
+
+def find(root: Path, params: config.Params, which: str) -> Entrant:
+    """The policy in a folder, or behind an alias or a version number of the registry."""
+    folder = Path(which)
+    if folder.is_dir():
+        sums = files.verify_folder(folder, "name the folder of a policy, such as models/sft")
+        return Entrant(name=which, weights=sums[policies.WEIGHTS], policy=policies.load(folder))
+    model = params.section("register").model
+    version = mlflow_registry.look_up(mlflow_registry.connect(root), model, which)
+    return Entrant(
+        name=f"version {version.version}",
+        weights=version.tags[mlflow_registry.WEIGHTS],
+        policy=mlflow_registry.load(root, model, str(version.version)),
+    )
+
+
+def evaluate(root: Path, which: str = CHAMPION, against: str = "") -> dict[str, Any]:
+    """Play the grid with a policy, and with another one to compare it with; write and return the report."""
+    params = config.load(root / paths.PARAMS)
+    entrants = [find(root, params, name) for name in (which, against) if name]
+    for entrant in entrants:
+        if why := misfit(params.env, entrant.policy.shapes):
+            raise ConfigError(f"{entrant.name} cannot play here: {why}", "choose another, or edit env in params.yaml")
+    chosen = perturbations(params, entrants)
+    requests = grid(params, chosen)
+    machine = params.machine.model_copy(update={"workers": min(params.machine.workers, len(requests))})
+    pool = open_pool(machine, params.env, resolve(machine.device))
+    try:
+        outcomes = [play(pool, params, entrant, requests) for entrant in entrants]
+        found = _report(params, chosen, entrants, outcomes)
+        with files.new_folder(root / paths.ROBUSTNESS) as folder:
+            found["films"] = _film(pool, params, entrants[0], outcomes[0], folder)
+            files.write_json(folder / paths.ROBUSTNESS_REPORT.name, found)
+    finally:
+        pool.close()
+    return found
+
+
+def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> dict[str, Sequence[float]]:
+    """Those of params.yaml with their strengths, checked; if it names none, all that the suite can do and the policies
+    can notice, each in the strengths that it has."""
+    env, settings = params.env, params.robustness
+    if settings.perturbations:
+        registry.check(env, settings.perturbations, settings.strengths, settings.paraphrases)
+        return dict.fromkeys(settings.perturbations, settings.strengths)
+    observed = {name for entrant in entrants for name in entrant.policy.observations}
+    return {
+        name: found
+        for name in registry.reaching(env, observed)
+        if (found := registry.levels(env, name, settings.strengths, settings.paraphrases))
+    }
+
+
+def grid(params: config.Params, chosen: Mapping[str, Sequence[float]]) -> list[RolloutRequest]:
+    """Every held-out state of every task without a perturbation, then under each of `chosen` in its strengths."""
+    env, settings = params.env, params.robustness
+    states = cells(env, settings.init_states)
+    calm = [_request(params, task, state, ()) for task, state in states]
+    return calm + [
+        _request(params, task, state, (registry.spec(env, name, strength, task, settings.paraphrases),))
+        for name, strengths in chosen.items()
+        for strength in strengths
+        for task, state in states
+    ]
+
+
+def _request(params: config.Params, task: str, state: int, perturbed: tuple[PerturbationSpec, ...]) -> RolloutRequest:
+    seed = int(np.random.SeedSequence([params.seed, state]).generate_state(1)[0])
+    return RolloutRequest(
+        task=task, split="eval", init_state=state, controller="greedy", seed=seed, perturbations=perturbed
+    )
+
+
+def play(
+    pool: Pool, params: config.Params, entrant: Entrant, requests: Sequence[RolloutRequest]
+) -> list[PerturbedOutcome]:
+    """One outcome per request, in its order. Valid episodes of the journal are not played again."""
+    journal = paths.robustness_journal(digest(params, entrant), entrant.weights)
+    known: dict[Key, PerturbedOutcome] = {
+        tuple(line["key"]): line["outcome"] for line in files.read_journal(journal) if line["outcome"]["valid"]
+    }
+    todo = [request for request in requests if _key(request) not in known]
+    with progress.bar(f"robustness {entrant.name}", total=len(requests), done=len(requests) - len(todo)) as advance:
+        for _, (trajectory,) in pool.run(todo, snapshot(entrant.policy)) if todo else ():
+            key, outcome = _key(trajectory.request), _outcome(trajectory)
+            known[key] = outcome
+            files.append_json(journal, {"key": key, "outcome": outcome})
+            advance(f"{outcome['perturbation']} {outcome['strength']:g}")
+    return [known[_key(request)] for request in requests]
+
+
+def digest(params: config.Params, entrant: Entrant) -> str:
+    """Of all that decides an episode besides its key and the weights."""
+    env = params.env
+    cameras = cameras_in(env, entrant.policy.observations)
+    states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
+    package = Path(envs.__file__).parent.parent
+    code = {name: files.sha256(package / name) for name in sorted(_sources(package))}
+    content = [env.suite, params.seed, states, envs.conditions(env, cameras), code]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _sources(package: Path) -> Iterator[str]:
+    for folder in _CODE:
+        yield from (path.relative_to(package).as_posix() for path in (package / folder).rglob("*.py"))
+
+
+def _key(request: RolloutRequest) -> Key:
+    (spec,) = request.perturbations or (PerturbationSpec(name=UNPERTURBED, strength=0.0),)
+    return spec.name, spec.strength, spec.instruction, request.task, request.init_state
+
+
+def _outcome(trajectory: Trajectory) -> PerturbedOutcome:
+    name, strength, _, task, state = _key(trajectory.request)
+    return {
+        "perturbation": name,
+        "strength": strength,
+        "task": task,
+        "init_state": state,
+        "success": trajectory.success,
+        "length": trajectory.length,
+        "valid": trajectory.valid,
+    }
+
+
+def _report(
+    params: config.Params,
+    chosen: Iterable[str],
+    entrants: Sequence[Entrant],
+    outcomes: Sequence[Sequence[PerturbedOutcome]],
+) -> dict[str, Any]:
+    settings = params.robustness
+    players = [
+        {"name": entrant.name, "weights": entrant.weights, **report.summary(played)}
+        for entrant, played in zip(entrants, outcomes, strict=True)
+    ]
+    found: dict[str, Any] = {
+        "suite": params.env.suite,
+        "tasks": [task.name for task in envs.tasks(params.env)],
+        "init_states": settings.init_states,
+        "strengths": list(settings.strengths),
+        "perturbations": {name: _described(name) for name in chosen},
+        "policies": players,
+        "against": None,
+    }
+    if len(entrants) > 1:
+        found["against"] = {"perturbations": report.comparison(*outcomes)}
+        found["against"] |= _gate(found, params.section("register").max_perturbation_drop)
+    return found
+
+
+def _gate(found: Mapping[str, Any], margin: float | None) -> dict[str, Any]:
+    """Where the first policy is lower than the second by more than the margin of the gate, if it has one."""
+    compared = Robustness.of(found)
+    return {"margin": margin, "fallen": {} if margin is None or not compared else compared.fallen(margin)}
+
+
+def _described(name: str) -> Mapping[str, str]:
+    found = registry.find(name)
+    return {"summary": found.summary, "source": found.source}
+
+
+def _film(
+    pool: Pool, params: config.Params, entrant: Entrant, outcomes: Sequence[PerturbedOutcome], folder: Path
+) -> list[dict[str, Any]]:
+    """Typical failures, played once more. Without a GL library: no films."""
+    chosen = report.typical_failures(outcomes, params.robustness.films)
+    requests = [replace(_again(params, one), frames_every=films.FRAME_EVERY) for one in chosen]
+    made = []
+    (folder / paths.FILMS).mkdir()
+    for index, (trajectory,) in pool.run(requests, snapshot(entrant.policy)) if requests else ():
+        if trajectory.frames is not None and trajectory.valid:
+            one = chosen[index]
+            file = Path(paths.FILMS) / f"{one['perturbation']}-{one['strength']:g}-{one['task']}.mp4"
+            films.write(folder / file, trajectory.frames)
+            made.append({**one, "success": trajectory.success, "file": file.as_posix()})
+    return sorted(made, key=lambda film: film["file"])
+
+
+def _again(params: config.Params, outcome: PerturbedOutcome) -> RolloutRequest:
+    file = params.robustness.paraphrases
+    spec = registry.spec(params.env, outcome["perturbation"], outcome["strength"], outcome["task"], file)
+    return _request(params, outcome["task"], outcome["init_state"], (spec,))

@@ -1,0 +1,118 @@
+"""Success under perturbations: rates by perturbation, strength and task, two policies paired, and what to film."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from nightshift.errors import RolloutError
+from nightshift.statistics.intervals import Rate
+from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
+
+UNPERTURBED = "none"
+"""The name of the row without a perturbation; its strength is 0."""
+
+
+class PerturbedOutcome(EpisodeOutcome):
+    """One episode of a robustness grid."""
+
+    perturbation: str
+    strength: float
+
+
+class GridCell(NamedTuple):
+    perturbation: str
+    strength: float
+
+
+Outcomes = Sequence[PerturbedOutcome]
+
+
+def by_cell(outcomes: Outcomes) -> dict[GridCell, list[PerturbedOutcome]]:
+    found: dict[GridCell, list[PerturbedOutcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(GridCell(outcome["perturbation"], outcome["strength"]), []).append(outcome)
+    return found
+
+
+def summary(outcomes: Outcomes) -> dict[str, Any]:
+    """Rates with intervals: without a perturbation, and by perturbation for every strength, overall and by task."""
+    cells = by_cell(outcomes)
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for cell, episodes in cells.items():
+        if cell.perturbation != UNPERTURBED:
+            curves.setdefault(cell.perturbation, []).append({"strength": cell.strength, **_rates(episodes)})
+    return {
+        "unperturbed": _rates(cells[GridCell(UNPERTURBED, 0.0)]),
+        "perturbations": curves,
+        "invalid": sum(not one["valid"] for one in outcomes),
+    }
+
+
+def _rates(episodes: Outcomes) -> dict[str, Any]:
+    tasks = dict.fromkeys(one["task"] for one in episodes)
+    return {
+        "overall": _rate(episodes).to_json(),
+        "tasks": {task: _rate([one for one in episodes if one["task"] == task]).to_json() for task in tasks},
+    }
+
+
+def _rate(episodes: Outcomes) -> Rate:
+    valid = [one["success"] for one in episodes if one["valid"]]
+    if not valid:
+        one = episodes[0]
+        raise RolloutError(
+            f"the simulator failed in every episode of {one['task']} under {one['perturbation']} {one['strength']:g}",
+            "run again: invalid episodes are played again; machine.workers 0 in params.yaml shows the output",
+        )
+    return Rate(sum(valid), len(valid))
+
+
+def comparison(ours: Outcomes, theirs: Outcomes) -> dict[str, Any]:
+    """One policy against another, paired by init state: by perturbation over all strengths, and for each of them."""
+    mine, other = by_cell(ours), by_cell(theirs)
+    pairs = {cell: Paired.between(solved(mine[cell]), solved(other[cell])) for cell in mine if cell in other}
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(cell.perturbation for cell in pairs):
+        own = {cell.strength: pair for cell, pair in pairs.items() if cell.perturbation == name}
+        rows = [{"strength": strength, **pair.to_json()} for strength, pair in own.items()]
+        found[name] = {"overall": _pooled(own.values()).to_json(), "strengths": rows}
+    return found
+
+
+def _pooled(pairs: Iterable[Paired]) -> Paired:
+    """The strengths of a perturbation together. They share init states, so its p and interval are a little narrow."""
+    known = list(pairs)
+    return Paired(
+        states=sum(pair.states for pair in known),
+        won=sum(pair.won for pair in known),
+        lost=sum(pair.lost for pair in known),
+    )
+
+
+def typical_failures(outcomes: Outcomes, count: int) -> list[PerturbedOutcome]:
+    """An episode to film of each of the `count` perturbations under which most is lost.
+
+    Of the weakest strength that fails half as often as the strongest, on a state that is solved without the
+    perturbation: what is on the film is then due to it.
+    """
+    cells = by_cell(outcomes)
+    calm = solved(cells[GridCell(UNPERTURBED, 0.0)])
+    found: dict[str, list[PerturbedOutcome]] = {}
+    for cell, episodes in cells.items():
+        lost = [one for one in episodes if one["valid"] and not one["success"] and calm.get(_state(one))]
+        if cell.perturbation != UNPERTURBED and lost:
+            found.setdefault(cell.perturbation, []).extend(lost)
+    worst = sorted(found, key=lambda name: -len(found[name]))[:count]
+    return [_typical(found[name]) for name in worst]
+
+
+def _typical(lost: Sequence[PerturbedOutcome]) -> PerturbedOutcome:
+    strengths = sorted({one["strength"] for one in lost})
+    counts = {strength: sum(one["strength"] == strength for one in lost) for strength in strengths}
+    chosen = next(strength for strength in strengths if 2 * counts[strength] >= max(counts.values()))
+    return next(one for one in lost if one["strength"] == chosen)
+
+
+def _state(outcome: EpisodeOutcome) -> Cell:
+    return outcome["task"], outcome["init_state"]

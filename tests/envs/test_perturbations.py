@@ -1,0 +1,352 @@
+"""Perturbations on real simulators: each changes what it says and nothing else, and a stronger one goes further."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nightshift import config, envs
+from nightshift.envs.base import Fleet
+from nightshift.envs.fake import FAKE
+from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.libero.scene_model import SPARE_GAP
+from nightshift.envs.libero.suites import LIBERO_GOAL
+from nightshift.envs.mini.suite import LIBERO_MINI
+from nightshift.envs.perturbations import actions, objects, paraphrases, registry, robot, sensors
+from nightshift.envs.perturbations.base import EpisodeKey
+from nightshift.envs.perturbations.fleet import perturbed
+from nightshift.envs.protocols import DEFAULT
+from nightshift.errors import ConfigError, SimulatorError
+from nightshift.types import Array, Body, PerturbationSpec, RolloutRequest
+from tests.conftest import REPOSITORY
+from tests.envs.test_suites import needs_assets
+
+STATE, SEED = 3, 5
+CAMERAS = config.Cameras(names=("agentview",), size=64, shadows=True)
+TASK = LIBERO_MINI.tasks()[4]
+PIXELS = ("camera_viewpoints", "field_of_view", "light_conditions", "background_textures", "object_colors")
+"""Of the scene, but for eyes only."""
+STEPS = 6
+ALL = np.ones(1, np.bool_)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[LiberoFleet]:
+    made = LIBERO_MINI.make_fleet(TASK, DEFAULT, CAMERAS)
+    made.reset("eval", [STATE])
+    if made.render(0) is None:
+        pytest.skip("no GL library works here")
+    yield made
+    made.close()
+
+
+def request(*specs: tuple[str, float], task: str = TASK.name, **changes: Any) -> RolloutRequest:
+    found = tuple(PerturbationSpec(name=name, strength=strength, instruction="other words") for name, strength in specs)
+    chosen = {"task": task, "split": "eval", "init_state": STATE, "controller": "greedy", "seed": SEED}
+    return RolloutRequest(**{**chosen, "perturbations": found, **changes})
+
+
+class Seen(NamedTuple):
+    """Of an episode."""
+
+    places: NDArray[np.float64]  # of the hand and of every object, after the reset and after every step
+    sizes: NDArray[np.float64]
+    image: NDArray[np.uint8]
+    observed: Array
+
+
+def moves() -> Array:
+    return np.random.default_rng(0).uniform(-1, 1, (STEPS, 7)).astype(np.float32)
+
+
+def bodies(fleet: Fleet) -> list[Body]:
+    """Those that collide: no regions."""
+    return [body for body in fleet.scene(0).bodies.values() if body.boxes is not None]
+
+
+def places(fleet: Fleet) -> NDArray[np.float64]:
+    return np.stack([fleet.scene(0).gripper_position, *(body.position for body in bodies(fleet))])
+
+
+def play(fleet: Fleet, asked: RolloutRequest, chosen: Array | None = None) -> Seen:
+    world = perturbed(fleet, asked)
+    observed = [world.reset(asked.split, [asked.init_state])["objects"].copy()]
+    image = world.look(np.arange(1), ["agentview"])["agentview"][0]
+    there = [places(world)]
+    for action in moves() if chosen is None else chosen:
+        observed.append(world.step(action[None], ALL).observation["objects"].copy())
+        there.append(places(world))
+    sizes = np.stack([body.half_size for body in bodies(world)])
+    return Seen(np.stack(there), sizes, image, np.stack(observed))
+
+
+@pytest.fixture(scope="module")
+def calm(fleet: LiberoFleet) -> Seen:
+    return play(fleet, request())
+
+
+def same(one: Seen, other: Seen) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in Seen._fields)
+
+
+def apart(one: NDArray[Any], other: NDArray[Any]) -> float:
+    return float(np.abs(one.astype(np.float64) - other).mean())
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_a_perturbation_for_eyes_changes_pixels_and_no_bit_of_the_physics(
+    name: str, fleet: LiberoFleet, calm: Seen
+) -> None:
+    weak, strong = (play(fleet, request((name, strength))) for strength in (1.0, 4.0))
+    assert (strong.places == calm.places).all()
+    assert (strong.observed == calm.observed).all()
+    assert 0 < apart(weak.image, calm.image) < apart(strong.image, calm.image)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_strength_zero_is_the_unperturbed_world(name: str, fleet: LiberoFleet) -> None:
+    assert perturbed(fleet, request((name, 0.0))) is fleet
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_an_episode_depends_on_name_strength_task_state_and_seed_alone(name: str, fleet: LiberoFleet) -> None:
+    one, again = (play(fleet, request((name, 3.0))) for _ in range(2))
+    assert same(one, again)
+    key = EpisodeKey(TASK.name, STATE, SEED)
+    others = key._replace(seed=6), key._replace(init_state=4), key._replace(task="lift_cube")
+    found = registry.find(name)
+    draws = {found(PerturbationSpec(name=name, strength=3.0), k).random().random() for k in (key, *others)}
+    assert len(draws) == 4
+
+
+def test_the_fleet_looks_as_before_after_others_of_its_context_were_drawn(fleet: LiberoFleet, calm: Seen) -> None:
+    play(fleet, request(("background_textures", 5.0), ("object_colors", 5.0), ("object_sizes", 5.0)))
+    assert (play(fleet, request()).image == calm.image).all()
+
+
+def test_objects_grow_or_shrink_and_stand_where_they_stood(fleet: LiberoFleet, calm: Seen) -> None:
+    for strength in (1.0, 5.0):
+        seen = play(fleet, request(("object_sizes", strength)))
+        factors = seen.sizes / calm.sizes
+        assert np.allclose(np.abs(factors - 1), objects.SCALE_PER_LEVEL * strength)
+        assert len(np.unique(factors.round(6))) == 1
+        ours, theirs = (one.places[0, 1:, 2] - one.sizes[:, 2] for one in (seen, calm))
+        assert np.allclose(ours, theirs, atol=1e-6)
+        assert (seen.places[0, :, :2] == calm.places[0, :, :2]).all()
+        assert (seen.places[:, 0] == calm.places[:, 0]).all(), "the arm moves freely"
+
+
+def test_objects_of_another_size_still_rest_on_the_table(fleet: LiberoFleet) -> None:
+    still = np.zeros((10, 7), np.float32)
+    for strength in (2.0, 5.0):
+        there = play(fleet, request(("object_sizes", strength)), still).places
+        assert np.abs(there[-1, 1:] - there[0, 1:]).max() < 2e-3
+
+
+def test_objects_start_elsewhere_all_moved_by_the_same_vector(fleet: LiberoFleet, calm: Seen) -> None:
+    moved = {}
+    for strength in (1.0, 5.0):
+        shift = play(fleet, request(("object_positions", strength))).places[0] - calm.places[0]
+        assert (shift[0] == 0).all(), "the hand stays"
+        assert np.allclose(shift[1:], shift[1]) and np.allclose(shift[:, 2], 0)
+        moved[strength] = shift[1]
+        assert np.linalg.norm(shift[1]) == pytest.approx(objects.METRES_PER_LEVEL * strength)
+    assert np.allclose(5 * moved[1.0], moved[5.0])
+
+
+def test_the_arm_starts_in_another_pose_and_nothing_else_does(fleet: LiberoFleet, calm: Seen) -> None:
+    home = joints(fleet)
+    steps = {strength: joints(fleet, ("robot_initial_states", strength)) - home for strength in (1.0, 5.0)}
+    for strength, step in steps.items():
+        assert np.linalg.norm(step) == pytest.approx(robot.RADIANS_PER_LEVEL * strength)
+    assert np.allclose(5 * steps[1.0], steps[5.0])
+    seen = play(fleet, request(("robot_initial_states", 5.0)))
+    assert (seen.places[0, 1:] == calm.places[0, 1:]).all()
+    assert np.linalg.norm(seen.places[0, 0] - calm.places[0, 0]) > 0.02
+
+
+def joints(fleet: LiberoFleet, *specs: tuple[str, float]) -> NDArray[np.float64]:
+    asked = request(*specs)
+    world = fleet.altered(registry.drawn(asked), "eval", STATE) if specs else fleet
+    world.reset("eval", [STATE])
+    return np.asarray(world._lanes[0].arm_readings()["q"])
+
+
+def test_confounding_objects_stand_apart_and_move_nothing(fleet: LiberoFleet, calm: Seen) -> None:
+    still = np.zeros((10, 7), np.float32)
+    seen = play(fleet, request(("confounding_objects", 5.0)), still)
+    assert np.abs(seen.places - play(fleet, request(), still).places).max() < 1e-9
+    three, five = (spares(fleet, strength) for strength in (3.0, 5.0))
+    assert (len(three), len(five)) == (3, 5)
+    assert (five[:3] == three).all(), "more of them, and the same"
+    gaps = np.linalg.norm(five[:, None] - calm.places[0, 1:, :2], axis=2)
+    assert gaps.min() > SPARE_GAP
+    assert apart(play(fleet, request(("confounding_objects", 1.0))).image, calm.image) > 0
+
+
+def spares(fleet: LiberoFleet, strength: float) -> NDArray[np.float64]:
+    """Where they stand on the table."""
+    model = fleet.altered(registry.drawn(request(("confounding_objects", strength))), "eval", STATE)._lanes[0]._model
+    names = [f"spare_{number}" for number in range(5)]
+    return np.array([model.body(name).pos[:2] for name in names if model.geom(name).contype[0]])
+
+
+def test_delayed_actions_are_the_same_actions_after_a_pause(fleet: LiberoFleet) -> None:
+    late = play(fleet, request(("action_delay", 2.0)))
+    pause = np.zeros((2, 7), np.float32)
+    assert (late.places == play(fleet, request(), np.concatenate([pause, moves()])[:STEPS]).places).all()
+
+
+@pytest.mark.parametrize("name", ["action_noise", "action_delay", "sensor_noise"])
+def test_noise_and_delay_do_not_depend_on_how_steps_are_grouped_into_calls(name: str, fleet: LiberoFleet) -> None:
+    asked = request((name, 2.0))
+    one_by_one = play(fleet, asked).observed[-1]
+    chunk = perturbed(fleet, asked)
+    chunk.reset("eval", [STATE])
+    after, made = chunk.advance(moves()[None], ALL)
+    assert made.tolist() == [STEPS]
+    assert (after.observation["objects"] == one_by_one).all()
+
+
+def test_the_noise_of_an_episode_is_the_same_alone_and_in_a_group(fleet: LiberoFleet) -> None:
+    asked = request(("action_noise", 2.0), ("sensor_noise", 2.0), count=3)
+    group = perturbed(fleet, asked)
+    group.reset("eval", [STATE] * 3)
+    for action in moves():
+        shown = group.step(np.tile(action, (3, 1)), np.ones(3, np.bool_)).observation["objects"]
+    assert (shown[0] == play(fleet, asked).observed[-1, 0]).all()
+    assert not (shown[1] == shown[0]).all()
+
+
+def test_action_noise_has_the_spread_that_its_strength_says() -> None:
+    for strength in (1.0, 5.0):
+        noise = drawn("action_noise", strength).change_actions(np.zeros((1, 500, 7), np.float32), np.zeros(1, np.int64))
+        assert noise.std() == pytest.approx(actions.NOISE_PER_LEVEL * strength, rel=0.05)
+
+
+def drawn(name: str, strength: float) -> Any:
+    (found,) = registry.drawn(request((name, strength)))
+    return found
+
+
+def test_sensor_noise_changes_what_is_seen_and_not_what_is(fleet: LiberoFleet, calm: Seen) -> None:
+    seen = play(fleet, request(("sensor_noise", 3.0)))
+    assert (seen.places == calm.places).all()
+    assert apart(seen.image, calm.image) > 0
+    noise = seen.observed - calm.observed
+    assert noise.std() == pytest.approx(sensors.STD_PER_LEVEL * 3, rel=0.25)
+    world = perturbed(fleet, request(("sensor_noise", 3.0)))
+    assert (world.reset("eval", [STATE])["task"] == fleet.reset("eval", [STATE])["task"]).all(), "no sensor says that"
+
+
+@pytest.mark.parametrize("degrade", sensors.DEGRADATIONS)
+def test_every_degradation_of_an_image_is_stronger_at_a_higher_severity(degrade: sensors.Degrade, calm: Seen) -> None:
+    image = calm.image.astype(np.float64)
+    weak, strong = (degrade(image, severity, np.random.default_rng(0)) for severity in (2.0, 10.0))
+    assert weak.shape == image.shape
+    assert 0 < apart(weak, image) < apart(strong, image)
+
+
+def test_an_instruction_in_other_words_changes_nothing_else(fleet: LiberoFleet, calm: Seen) -> None:
+    asked = request(("language_instructions", 1.0))
+    assert perturbed(fleet, asked).task.language == "other words"
+    assert fleet.task.language == TASK.language
+    assert same(play(fleet, asked), calm)
+
+
+def test_perturbations_compose(fleet: LiberoFleet, calm: Seen) -> None:
+    both = play(fleet, request(("object_positions", 2.0), ("object_sizes", 2.0), ("camera_viewpoints", 2.0)))
+    moved = play(fleet, request(("object_positions", 2.0)))
+    assert (both.places[0, :, :2] == moved.places[0, :, :2]).all()
+    assert (both.sizes == play(fleet, request(("object_sizes", 2.0))).sizes).all()
+    assert apart(both.image, moved.image) > apart(moved.image, calm.image) / 10
+
+
+@needs_assets
+def test_a_scene_of_libero_is_perturbed_as_well() -> None:
+    """With meshes, textures of objects, furniture, and objects that are still above the table."""
+    task = LIBERO_GOAL.tasks()[3]
+    fleet = LIBERO_GOAL.make_fleet(task, DEFAULT, CAMERAS)
+    calm = play(fleet, request(task=task.name))
+    for name in registry.names():
+        seen = play(fleet, request((name, 3.0), task=task.name))
+        assert np.isfinite(seen.places).all()
+        kind = registry.find(name)
+        if name in PIXELS:
+            assert (seen.places == calm.places).all(), name
+        if kind.kind == "scene":
+            assert apart(seen.image, calm.image) > 0, name
+    assert (play(fleet, request(task=task.name)).image == calm.image).all()
+    fleet.close()
+
+
+def env(suite: str, **changes: Any) -> config.Env:
+    chosen = {"suite": suite, "tasks": (), "protocol": "openvla-oft", "horizon": 20, "cameras": CAMERAS}
+    return config.Env.model_validate({**chosen, **changes})
+
+
+def refusal(suite: str, name: str, strength: float, file: str | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        registry.check(env(suite), [name], [strength], file)
+    return str(caught.value)
+
+
+def test_what_cannot_be_done_is_said_by_name() -> None:
+    assert "fake cannot do camera_viewpoints: it can do action_delay, action_noise" in refusal(
+        "fake", "camera_viewpoints", 1.0
+    )
+    assert "there is no perturbation 'fog'; there are camera_viewpoints" in refusal("fake", "fog", 1.0)
+    assert "action_noise has the strength 6, which is out of range" in refusal("fake", "action_noise", 6.0)
+    assert "action_noise has the strength -1" in refusal("fake", "action_noise", -1.0)
+    assert "action_delay has the strength 1.5, but its strengths are whole" in refusal("fake", "action_delay", 1.5)
+    assert "paraphrases miss the task near: there are 3, and strength 4" in refusal("fake", "language_instructions", 4)
+    assert "has no paraphrases of the instructions of libero_90" in refusal("libero_90", "language_instructions", 1)
+
+
+@pytest.mark.parametrize(
+    "suite", ["libero_mini", "libero_spatial", "libero_object", "libero_goal", "libero_10", "fake"]
+)
+def test_every_task_of_a_suite_that_papers_report_has_three_paraphrases_of_its_own(suite: str) -> None:
+    registry.check(env(suite), ["language_instructions"], [1.0, 2.0, 3.0], None)
+    sentences = paraphrases.read(suite, None)
+    tasks = {task.name: task.language for task in envs.tasks(env(suite))}
+    assert sentences.keys() == tasks.keys(), "no sentence is of another task"
+    told = [*tasks.values(), *(sentence for own in sentences.values() for sentence in own)]
+    assert len(set(told)) == 4 * len(tasks)
+
+
+def test_a_list_of_paraphrases_that_misses_a_task_is_refused_by_the_task(tmp_path: Path) -> None:
+    file = tmp_path / "words.yaml"
+    file.write_text("near: [go there]\n")
+    assert "miss the task far: there are 0" in refusal("fake", "language_instructions", 1.0, str(file))
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("near: go there\n")
+    assert "is not a list of sentences for every task" in refusal("fake", "language_instructions", 1.0, str(broken))
+
+
+def test_a_suite_without_a_model_to_change_refuses_a_scene_when_it_is_asked_for_one() -> None:
+    fleet = FAKE.make_fleet(FAKE.tasks()[0], DEFAULT, config.Cameras(names=(), size=16, shadows=False))
+    with pytest.raises(SimulatorError, match="fake cannot do object_sizes"):
+        perturbed(fleet, request(("object_sizes", 1.0), task="near"))
+
+
+def test_a_real_robot_is_never_perturbed() -> None:
+    assert registry.of_suite("robot") == []
+
+
+def test_only_what_a_policy_can_notice_is_played_unless_it_is_named() -> None:
+    blind = registry.reaching(env("libero_mini"), ["egocentric", "task"])
+    assert not set(PIXELS) & set(blind) and "language_instructions" not in blind
+    assert registry.reaching(env("libero_mini"), ["agentview", "instruction"]) == registry.names()
+
+
+def test_the_page_has_a_row_for_every_perturbation_with_its_source() -> None:
+    page = (REPOSITORY / "docs" / "robustness.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \|", page, re.MULTILINE))
+    assert rows == {name: registry.find(name).source for name in registry.names()}

@@ -1,0 +1,265 @@
+"""`nightshift robustness` on the fake suite: the grid, resuming, pairing, the page, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import config, files, policies
+from nightshift.cli import robustness_command
+from nightshift.errors import ConfigError, RobustnessFell
+from nightshift.pipeline import robustness
+from nightshift.pipeline.report import page
+from nightshift.pipeline.report import robustness as robustness_page
+from nightshift.pipeline.report.facts import gather
+from nightshift.project import paths
+from nightshift.reports import robustness as report
+from nightshift.reports.gate import Robustness
+from nightshift.reports.robustness import UNPERTURBED, PerturbedOutcome
+from nightshift.statistics.intervals import Rate
+from tests.browser import browser
+from tests.command import Command
+from tests.conftest import edit, make_project
+from tests.rollouts.parts import policy
+
+NAMES = ["action_delay", "action_noise", "sensor_noise"]
+WIDTHS = (390, 1280, 1920)
+
+
+class Reaching:
+    """Weights that go to the goal: the action is the offset from it."""
+
+    @staticmethod
+    def leave(folder: Path, gain: float) -> None:
+        import torch
+
+        made = policies.build({**policy().spec, "hidden": []})
+        for parameter in made.parameters():
+            torch.nn.init.zeros_(parameter)
+        weights = next(one for one in made.parameters() if one.dim() == 2)
+        for axis in range(3):
+            weights.data[axis, axis] = gain
+        with files.new_folder(folder) as target:
+            policies.save(made, target)
+
+
+@pytest.fixture
+def reaching(project: Path) -> Path:
+    """Two policies that solve the tasks: one that heads straight for the goal, and a slow one."""
+    edit(project, "robustness", perturbations=NAMES, strengths=[1.0, 5.0], init_states=6, films=1)
+    edit(project, "register", max_perturbation_drop=0.1)
+    Reaching.leave(project / "models/good", gain=20.0)
+    Reaching.leave(project / "models/slow", gain=6.0)
+    return project
+
+
+def journal_lines(root: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in (root / paths.STATE / "robustness").rglob("*.jsonl"))
+
+
+def test_the_grid_has_every_perturbation_strength_and_task_with_intervals(reaching: Path) -> None:
+    found = robustness.evaluate(reaching, "models/good")
+    (player,) = found["policies"]
+    assert list(player["perturbations"]) == NAMES
+    for cells in player["perturbations"].values():
+        assert [cell["strength"] for cell in cells] == [1.0, 5.0]
+        for cell in cells:
+            assert set(cell["tasks"]) == {"near", "far"}
+            overall = cell["overall"]
+            assert overall["episodes"] == 12
+            assert overall == Rate(overall["successes"], 12).to_json()
+    assert player["unperturbed"]["overall"]["rate"] == 1.0
+    assert player["perturbations"]["sensor_noise"][1]["overall"]["rate"] < 1.0
+    assert files.verify_folder(reaching / paths.ROBUSTNESS, "")
+    assert found["films"] and (reaching / paths.ROBUSTNESS / found["films"][0]["file"]).exists()
+
+
+def test_a_killed_grid_goes_on_with_the_same_numbers(reaching: Path, tmp_path: Path) -> None:
+    edit(reaching, "robustness", perturbations=NAMES, strengths=[1.0, 2.0, 3.0, 4.0, 5.0], init_states=20, films=0)
+    whole = make_project(tmp_path / "whole")
+    (whole / "params.yaml").write_bytes((reaching / "params.yaml").read_bytes())
+    Reaching.leave(whole / "models/good", gain=20.0)
+    command = Command(reaching, "robustness", "models/good")
+    wait_until(lambda: journal_lines(reaching) > 20 or not command.is_running())
+    os.killpg(command.pid, signal.SIGKILL)
+    wait_until(lambda: not command.is_running())
+    before = journal_lines(reaching)
+    (journal,) = (reaching / paths.STATE / "robustness").rglob("*.jsonl")
+    with journal.open("a") as stream:
+        stream.write('{"key": ["action_n')  # as a kill in the middle of a write leaves it
+    resumed = robustness.evaluate(reaching, "models/good")
+    os.chdir(whole)
+    assert resumed == robustness.evaluate(whole, "models/good")
+    assert before > 20
+    assert journal_lines(reaching) - before <= 640 - before + 1, "what was finished is not played again"
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_wider_grid_plays_what_is_new(reaching: Path) -> None:
+    robustness.evaluate(reaching, "models/good")
+    before = journal_lines(reaching)
+    edit(reaching, "robustness", strengths=[1.0, 3.0, 5.0])
+    robustness.evaluate(reaching, "models/good")
+    assert journal_lines(reaching) - before == len(NAMES) * 12
+
+
+def test_every_policy_plays_the_same_perturbed_episodes(params: config.Params) -> None:
+    chosen = params.model_copy(update={"robustness": params.robustness.model_copy(update={"init_states": 2})})
+    one, other = (robustness.grid(chosen, dict.fromkeys(NAMES, (1.0, 5.0))) for _ in range(2))
+    assert one == other
+    assert len({(r.seed, r.init_state) for r in one}) == 2, "the draws of a state are those of all strengths"
+    assert one[0].perturbations == ()
+
+
+def test_where_none_is_named_each_is_played_in_the_strengths_that_it_has(reaching: Path) -> None:
+    edit(reaching, "robustness", perturbations=[], strengths=[0.5, 1.0, 5.0], init_states=1, films=0)
+    found = robustness.evaluate(reaching, "models/good")
+    cells = found["policies"][0]["perturbations"]
+    strengths = {name: [cell["strength"] for cell in own] for name, own in cells.items()}
+    assert strengths == {"action_delay": [1.0, 5.0], "action_noise": [0.5, 1.0, 5.0], "sensor_noise": [0.5, 1.0, 5.0]}
+    robustness_page.write(reaching, found)
+    assert "<td></td>" in (reaching / paths.ROBUSTNESS_PAGE).read_text()
+
+
+def test_two_policies_are_compared_episode_by_episode(reaching: Path) -> None:
+    found = robustness.evaluate(reaching, "models/good", "models/slow")
+    compared = found["against"]["perturbations"]
+    assert set(compared) == {UNPERTURBED, *NAMES}
+    pair = compared["action_noise"]["overall"]
+    ours, theirs = (
+        sum(c["overall"]["successes"] for c in p["perturbations"]["action_noise"]) for p in found["policies"]
+    )
+    assert pair["won"] - pair["lost"] == ours - theirs
+    assert pair["states"] == 24
+    same = robustness.evaluate(reaching, "models/good", "models/good")["against"]
+    assert all(row["overall"]["gain"] == 0 for row in same["perturbations"].values()) and not same["fallen"]
+
+
+def outcomes(name: str, strength: float, letters: str) -> list[PerturbedOutcome]:
+    """One per letter: s solved, f failed, i invalid."""
+    return [
+        {
+            "perturbation": name,
+            "strength": strength,
+            "task": "near",
+            "init_state": state,
+            "success": letter == "s",
+            "length": 9,
+            "valid": letter != "i",
+        }
+        for state, letter in enumerate(letters)
+    ]
+
+
+def test_a_drop_under_one_perturbation_beyond_the_margin_is_a_fall() -> None:
+    before = [*outcomes(UNPERTURBED, 0.0, "ssss"), *outcomes("a", 1.0, "ssss"), *outcomes("b", 1.0, "ssss")]
+    after = [*outcomes(UNPERTURBED, 0.0, "ssss"), *outcomes("a", 1.0, "sssf"), *outcomes("b", 1.0, "sffi")]
+    policies_ = [{"weights": "new"}, {"weights": "old"}]
+    found = Robustness.of({"policies": policies_, "against": {"perturbations": report.comparison(after, before)}})
+    assert found and (found.ours, found.theirs) == ("new", "old")
+    assert found.fallen(0.25) == {"b": pytest.approx(2 / 3)}
+    assert found.fallen(0.2) == {"a": 0.25, "b": pytest.approx(2 / 3)}
+    assert found.fallen(1.0) == {}
+    assert Robustness.of({"policies": policies_[:1], "against": None}) is None
+
+
+def test_the_film_shows_a_state_that_is_solved_without_the_perturbation() -> None:
+    played = [
+        *outcomes(UNPERTURBED, 0.0, "fsss"),
+        *outcomes("a", 1.0, "fssf"),
+        *outcomes("a", 5.0, "ffff"),
+        *outcomes("b", 1.0, "fsfs"),
+        *outcomes("c", 1.0, "fsss"),
+    ]
+    chosen = report.typical_failures(played, 3)
+    assert [(one["perturbation"], one["strength"], one["init_state"]) for one in chosen] == [
+        ("a", 5.0, 1),
+        ("b", 1.0, 2),
+    ]
+
+
+def test_the_command_fails_where_the_policy_fell_and_says_under_what(
+    reaching: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fast one overshoots where its actions arrive late; the slow one does not get there through noise."""
+    robustness_command.evaluate("models/good", "models/good")
+    assert "fell" not in capsys.readouterr().out
+    for ours, theirs, name in (("good", "slow", "action_delay"), ("slow", "good", "action_noise")):
+        with pytest.raises(
+            RobustnessFell, match=rf"models/{ours} is lower than models/{theirs} by [0-9.]+ points under {name}"
+        ):
+            robustness_command.evaluate(f"models/{ours}", f"models/{theirs}")
+        assert "fell" in capsys.readouterr().out
+
+
+def test_without_a_margin_a_comparison_is_shown_and_nothing_fails(reaching: Path) -> None:
+    edit(reaching, "register", max_perturbation_drop=None)
+    robustness_command.evaluate("models/good", "models/slow")
+    assert robustness.evaluate(reaching, "models/good", "models/slow")["against"]["fallen"] == {}
+
+
+def test_the_list_says_what_the_suite_can_do(reaching: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    robustness_command.listing()
+    printed = capsys.readouterr().out
+    assert "camera_viewpoints  fake cannot do it" in printed
+    assert "action_noise  fake can do it" in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"perturbations": ["object_sizes"]}, "fake cannot do object_sizes"),
+        ({"perturbations": ["action_delay"], "strengths": [0.5]}, "its strengths are whole numbers"),
+        ({"perturbations": ["language_instructions"], "strengths": [5.0]}, "paraphrases miss the task near"),
+        ({"init_states": 5000}, "evaluation init states, 5000 are asked for"),
+        ({"strengths": [6.0]}, "less than or equal to 5"),
+        ({"strengths": [2.0, 1.0]}, "strengths should ascend"),
+    ],
+)
+def test_what_cannot_be_played_is_said_before_anything_is(reaching: Path, changes: dict[str, Any], words: str) -> None:
+    edit(reaching, "robustness", **changes)
+    with pytest.raises(Exception, match=words):
+        robustness.evaluate(reaching, "models/good")
+    assert not (reaching / paths.STATE / "robustness").exists()
+
+
+def test_a_policy_that_cannot_play_here_is_refused(reaching: Path) -> None:
+    edit(reaching, "env", suite="libero_mini", tasks=["lift_cube"])
+    edit(reaching, "robustness", perturbations=["action_noise"])
+    with pytest.raises(ConfigError, match="models/good cannot play here"):
+        robustness.evaluate(reaching, "models/good")
+
+
+def test_the_page_has_curves_a_heat_map_and_films_and_fits_every_screen(reaching: Path, tmp_path: Path) -> None:
+    found = robustness.evaluate(reaching, "models/good", "models/slow")
+    robustness_page.write(reaching, found)
+    written = (reaching / paths.ROBUSTNESS_PAGE).read_text()
+    assert written.count('class="band sampled"') == written.count('class="band greedy"') == len(NAMES)
+    assert written.count('class="cell"') == 2 * 3 * 2 * len(NAMES), "policies, rows of all and of two tasks, strengths"
+    assert "<video" in written
+    with browser() as tab:
+        for width in WIDTHS:
+            tab.open(reaching / paths.ROBUSTNESS_PAGE, width)
+            assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            assert (tab.complaints(), tab.requests()) == ([], [])
+            films = tab.evaluate("[...document.querySelectorAll('video')].map(v => v.videoWidth > 0 && !v.error)")
+            assert films == [True]
+
+
+def test_the_report_of_a_run_shows_the_last_robustness(reaching: Path) -> None:
+    assert 'id="robustness"' not in page.render(gather(reaching))
+    robustness.evaluate(reaching, "models/good")
+    shown = page.render(gather(reaching))
+    assert 'id="robustness"' in shown and "action noise" in shown

@@ -1,0 +1,81 @@
+"""Domain randomisation: which episodes are played in perturbed worlds, and in which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nightshift import config
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.envs.perturbations.randomisation import randomised
+from nightshift.errors import ConfigError
+from nightshift.pipeline import precheck
+from nightshift.pipeline.job import Job
+from nightshift.project import graph, paths
+from nightshift.rollouts.local import LocalPool
+from nightshift.stages import collect
+from nightshift.types import RolloutRequest, Split, Trajectory
+from tests.conftest import REPOSITORY, edit
+
+NOISY = config.Randomisation(perturbations=("action_noise", "action_delay"), strength=4.0)
+
+
+def env(params: config.Params, settings: config.Randomisation | None) -> config.Env:
+    return params.env.model_copy(update={"randomisation": settings})
+
+
+def request(split: Split = "train", state: int = 1, **changes: Any) -> RolloutRequest:
+    return RolloutRequest(task="near", split=split, init_state=state, controller="expert", seed=2, **changes)
+
+
+def played(chosen: config.Env, asked: RolloutRequest) -> Trajectory:
+    pool = LocalPool(chosen)
+    ((_, (trajectory,)),) = pool.run([asked])
+    pool.close()
+    return trajectory
+
+
+def test_without_the_section_requests_are_what_they_were(params: config.Params) -> None:
+    assert randomised(env(params, None), request()) == request()
+
+
+@pytest.mark.parametrize("split", ["validation", "eval"])
+def test_only_training_is_randomised(params: config.Params, split: Split) -> None:
+    assert randomised(env(params, NOISY), request(split)) == request(split)
+
+
+def test_strengths_are_drawn_below_the_highest_by_state_and_the_same_again(params: config.Params) -> None:
+    chosen = env(params, NOISY)
+    drawn = [randomised(chosen, request(state=state)).perturbations for state in range(200)]
+    assert drawn == [randomised(chosen, request(state=state)).perturbations for state in range(200)]
+    noise = np.array([specs[0].strength for specs in drawn])
+    delays = {specs[1].strength for specs in drawn}
+    assert 0 < noise.min() < 0.2 and 3.8 < noise.max() < 4.0
+    assert delays == {0.0, 1.0, 2.0, 3.0, 4.0}
+
+
+def test_an_engine_plays_the_perturbed_world_and_says_so(params: config.Params) -> None:
+    calm, noisy = played(env(params, None), request()), played(env(params, NOISY), request())
+    assert calm.request.perturbations == ()
+    assert [spec.name for spec in noisy.request.perturbations] == ["action_noise", "action_delay"]
+    assert not np.array_equal(calm.final["proprio"], noisy.final["proprio"])
+
+
+def test_demos_of_a_randomised_world_say_what_was_perturbed(project: Path, job: Callable[[str], Job]) -> None:
+    edit(project, "env", randomisation={"perturbations": ["action_noise"], "strength": 0.5})
+    params = config.load(project / "params.yaml")
+    collect.run(job("collect"), seed=0, env=params.env, states=params.states, collect=params.collect)
+    origins = [episode.provenance.origin for episode in EpisodeStore(paths.DEMOS)]
+    assert len(origins) == 8
+    assert all(origin.startswith("action_noise 0.") for origin in origins)
+
+
+def test_what_a_suite_cannot_do_is_refused_before_the_run(project: Path) -> None:
+    edit(project, "env", randomisation={"perturbations": ["object_sizes"], "strength": 2.0})
+    params = config.load(project / "params.yaml")
+    with pytest.raises(ConfigError, match="fake cannot do object_sizes"):
+        precheck.check(params, [graph.load(REPOSITORY)["collect"]])
