@@ -105,6 +105,7 @@ def make_spec(policy: HeadPolicy, *, microbatch_size: int = 3, **changes: Any) -
         demos=demos(policy) if chosen.get("bc_weight") else None,
         microbatch_size=microbatch_size,
         gradient_checkpointing=False,
+        compile=False,
         device=CPU,
         strategy="fsdp",
     )
