@@ -32,7 +32,7 @@ class Expert:
     def act(self, scene: Scene) -> Array:
         """An action [7] in [-1, 1]."""
         goal, reached = goals.current(scene)
-        if goals.has_several_steps(scene) and leaving.is_closed_on_nothing(scene, goal):
+        if not goals.is_published(scene) and leaving.is_closed_on_nothing(scene, goal):
             return leaving.open_fingers(scene)
         for before in reached:
             if leaving.is_needed(scene, before, goal):
@@ -48,7 +48,7 @@ def _work_on(scene: Scene, goal: goals.Goal) -> Array:
         case "up":
             return skills.pick_up(scene, names[0])
         case "on" | "in":
-            return skills.bring(scene, names[0], goals.place_of(scene, goal))
+            return skills.bring(scene, names[0], goals.spot_for(scene, goal))
         case "open" if skills.handles(scene):
             return skills.pull(scene, names[0])
         case "open" | "close" | "turnon" | "turnoff" if names[0] in scene.joints:

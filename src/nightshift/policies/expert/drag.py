@@ -1,4 +1,4 @@
-"""Drag a low, wide thing over the table: closed fingers press down on its middle and take it along by friction."""
+"""Drag a low, wide thing over the table: closed fingers press on its inside and take it along by its rim."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from nightshift.policies.expert.place import surface_of
 from nightshift.policies.expert.robot import CLOSE, CLOSED, PARTS, POSITION_SCALE, TIP_BELOW_GRIP, hand_boxes
 from nightshift.types import Array, Scene
 
-PRESS = 0.05  # metres that the hand aims below the surface
+PRESS = 0.008  # metres that the hand aims below the surface
 TOUCHING = 0.012  # metres above the surface at which the finger tips count as on it
-MIDDLE = 0.06  # metres from the middle beyond which the hand rises and goes there anew
-SPEED = 0.3  # of the fastest
+MIDDLE = 0.09  # metres from the middle beyond which the hand rises and goes there anew
+SPEED = 0.8  # of the fastest
 
 
 def drag(scene: Scene, name: str, to: Vector, clear: float) -> Array:

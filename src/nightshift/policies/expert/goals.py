@@ -11,7 +11,7 @@ from dataclasses import replace
 from nightshift.policies.expert import joints
 from nightshift.policies.expert.geometry import shape_of
 from nightshift.policies.expert.grasp import is_held, material, neighbours
-from nightshift.policies.expert.place import Place, free_spot
+from nightshift.policies.expert.place import Place, free_spot, reachable
 from nightshift.policies.expert.skills import is_placed
 from nightshift.types import Scene
 
@@ -26,8 +26,15 @@ def in_order(scene: Scene) -> list[Goal]:
     return ordered
 
 
-def has_several_steps(scene: Scene) -> bool:
-    return len(scene.goal) > 1 or scene.goal[0][-1] in scene.joints
+def is_published(scene: Scene) -> bool:
+    """Whether it is a task of the kind that demos were published of: one object, onto another one or into a container.
+
+    There the expert does not open fingers that have closed on nothing, so that the same demos come out again.
+    """
+    [*before, (predicate, *names)] = scene.goal
+    target = scene.bodies.get(names[-1])
+    is_surface = predicate == "on" and target is not None and target.boxes is None
+    return not before and names[-1] not in scene.joints and not is_surface
 
 
 def current(scene: Scene) -> tuple[Goal, list[Goal]]:
@@ -51,11 +58,16 @@ def _is_in_hand(scene: Scene, name: str) -> bool:
 
 
 def place_of(scene: Scene, goal: Goal) -> Place:
-    predicate, name, target = goal
+    predicate, _, target = goal
     sharing = [other for other in scene.goal if other[0] == predicate and other[-1] == target]
-    place = Place.of(scene.bodies[target], predicate, (sharing.index(goal), len(sharing)))
+    return Place.of(scene.bodies[target], predicate, (sharing.index(goal), len(sharing)))
+
+
+def spot_for(scene: Scene, goal: Goal) -> Place:
+    """The place of a goal: on a region where the arm reaches, in a drawer where nothing is in the way."""
+    place, (_, name, target) = place_of(scene, goal), goal
     if target not in scene.joints:
-        return place
+        return reachable(place, scene.bodies[name], scene.robot_position)
     return replace(place, crowded=True, position=free_spot(place, scene.bodies[name], neighbours(scene, name)))
 
 

@@ -8,12 +8,23 @@ there with the object itself or its neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from nightshift.policies.expert.geometry import Vector, crossings, extent, join, merge, overlap, shape_of, within
+from nightshift.policies.expert.geometry import (
+    Vector,
+    crossings,
+    extent,
+    join,
+    merge,
+    overlap,
+    select,
+    shape_of,
+    within,
+)
 from nightshift.policies.expert.motion import turn_to
 from nightshift.policies.expert.robot import (
     FINGER_THICKNESS,
@@ -77,13 +88,21 @@ def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool 
     turns = [abs(turn_to(scene, grasp.yaw)) for grasp in options]
     costs = [grasp.cost for grasp in options] + np.array(turns) + PER_METRE_STRAIN * stretch
     if crowded and way is not None:
-        yaws = np.array([grasp.yaw for grasp in options])
-        poses = (way, *(rise * Z for rise in DESCENT))
-        deep = np.max(
-            [_deepest(hand_boxes(points + pose, yaws), others)[:, SOLID].max(axis=1) for pose in poses], axis=0
-        )
-        costs = costs + PER_METRE_HIT * np.maximum(deep + CLEARANCE, 0.0)
+        costs = costs + _on_the_way(options, others, (way, *(rise * Z for rise in DESCENT)))
     return options[int(np.argmin(costs))]
+
+
+def _on_the_way(options: Sequence[Grasp], others: Boxes, moves: Sequence[Vector]) -> Vector:
+    """The cost of each grasp for collisions of the hand where it is moved by `moves`."""
+    points, yaws = np.array([grasp.point for grasp in options]), np.array([grasp.yaw for grasp in options])
+    deep = np.full(len(options), -np.inf)
+    for move in moves:
+        hands = hand_boxes(points + move, yaws)
+        solid = select(hands, np.arange(len(hands.centres)) % PARTS < SOLID.stop)
+        around = within(others, points.mean(axis=0) + move, 2 * HAND_REACH)
+        found = overlap(solid, around).max(axis=1, initial=-np.inf).reshape(len(options), -1).max(axis=1)
+        deep = np.maximum(deep, found)
+    return np.asarray(PER_METRE_HIT * np.maximum(deep + CLEARANCE, 0.0))
 
 
 def grasps(item: Boxes, others: Boxes, rotation: Vector) -> tuple[Grasp, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from nightshift.policies.expert.geometry import (
     tops,
     within,
 )
+from nightshift.policies.expert.robot import strain
 from nightshift.types import Body, Boxes
 
 RELEASE_XY, RELEASE_Z = 0.012, 0.008  # distances from its place at which an item is released
@@ -30,6 +31,7 @@ SHARED = 0.75  # of a region's half size from its middle, where items that share
 SPOTS = (-0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6)  # of a region's half size from its middle, where an item may go
 LOWERED = (0.01, 0.05, 0.1, 0.15)  # metres above its rest at which a lowered item must not hit anything
 SPOT_DEPTH = 0.05  # metres of collision per metre away from the middle that are worse
+NEARER = 0.7  # of a region's half size that a place may be away from its middle
 FOOT = 0.01  # metres above its lowest point up to which an item may stand on something
 Z = np.array([0.0, 0.0, 1.0])
 
@@ -91,6 +93,20 @@ def _spot(region: Body, number: int, count: int) -> Vector:
     return np.asarray(region.position + region.rotation.T @ np.array([share, share, 0.0]) * region.half_size)
 
 
+def reachable(place: Place, item: Body, foot: Vector | None) -> Place:
+    """A place on a level region, as much nearer to the arm's foot as the arm would stretch with the item there."""
+    if foot is None or not place.is_surface or abs(place.body.rotation[2, 2]) < LEVEL:
+        return place
+    grip = np.append(place.position[:2], place.rest + top_of(item) - bottom_of(item))
+    stretch = float(strain(foot, grip[None])[0])
+    if stretch <= 0.0:
+        return place
+    way = (foot - place.position)[:2] / np.linalg.norm((foot - place.position)[:2])
+    room = NEARER * float(place.body.half_size[:2].min())
+    step = min(2 * stretch, room)
+    return replace(place, position=place.position + np.append(step * way, 0.0))
+
+
 def free_spot(place: Place, item: Body, obstacles: Boxes) -> Vector:
     """Where in a region the item can be lowered with the fewest collisions, and then the nearest to the middle."""
     low, high = np.array([extent(shape_of(item), axis) for axis in np.eye(3)]).T
@@ -105,6 +121,7 @@ def free_spot(place: Place, item: Body, obstacles: Boxes) -> Vector:
         axes=np.tile(np.eye(3), (count, 1, 1)),
         half_sizes=np.tile((high - low) / 2, (count, 1)),
     )
+    obstacles = within(obstacles, place.position, float(np.linalg.norm(high - low)) + WAY_MARGIN)
     deep = overlap(swept, obstacles).max(axis=1, initial=-np.inf).reshape(len(spots), -1).max(axis=1)
     away = np.linalg.norm(spots - place.position, axis=1)
     return np.asarray(spots[int(np.argmin(np.maximum(deep, 0.0) / SPOT_DEPTH + away))])
