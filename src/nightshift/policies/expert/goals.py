@@ -11,7 +11,7 @@ from dataclasses import replace
 from nightshift.policies.expert import joints
 from nightshift.policies.expert.geometry import shape_of
 from nightshift.policies.expert.grasp import is_held, material, neighbours
-from nightshift.policies.expert.place import Place, free_spot, reachable
+from nightshift.policies.expert.place import Place, free_spot
 from nightshift.policies.expert.skills import is_placed
 from nightshift.types import Scene
 
@@ -64,10 +64,10 @@ def place_of(scene: Scene, goal: Goal) -> Place:
 
 
 def spot_for(scene: Scene, goal: Goal) -> Place:
-    """The place of a goal: on a region where the arm reaches, in a drawer where nothing is in the way."""
+    """The place of a goal, in a drawer where nothing is in the way."""
     place, (_, name, target) = place_of(scene, goal), goal
     if target not in scene.joints:
-        return reachable(place, scene.bodies[name], scene.robot_position)
+        return place
     return replace(place, crowded=True, position=free_spot(place, scene.bodies[name], neighbours(scene, name)))
 
 

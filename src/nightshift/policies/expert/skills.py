@@ -8,7 +8,7 @@ from nightshift.policies.expert.drag import drag
 from nightshift.policies.expert.geometry import Vector, extent, select, shape_of
 from nightshift.policies.expert.grasp import CLOSE_XY, CLOSE_Z, Grasp, choose, is_held, material, neighbours
 from nightshift.policies.expert.motion import finger_yaw, funnel, move_to, turn_to, up
-from nightshift.policies.expert.place import Place, bottom_of, heights_on_the_way, support_under, top_of
+from nightshift.policies.expert.place import Place, bottom_of, heights_on_the_way, reachable, support_under, top_of
 from nightshift.policies.expert.robot import (
     CLOSE,
     FINGER_LENGTH,
@@ -56,7 +56,7 @@ def bring(scene: Scene, name: str, place: Place) -> Array:
     if _is_flat(item) and place.is_surface and abs(place.rest - bottom_of(item)) < SAME_LEVEL:
         return drag(scene, name, place.position, _clear_above(scene, name, item.position))
     if is_held(scene, item):
-        return _carry(scene, name, place)
+        return _carry(scene, name, reachable(place, item, scene.robot_position))
     if is_placed(scene, name, place):
         return leave(scene, item)
     grasp = choose(scene, name, place.position - item.position, crowded=place.crowded)
