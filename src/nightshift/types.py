@@ -184,6 +184,19 @@ class Body:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Joint:
+    """A slide or a hinge of the scene: a drawer, a door, a knob."""
+
+    kind: Literal["slide", "hinge"]
+    position: float  # metres or radians
+    limits: tuple[float, float]
+    axis: NDArray[np.float64]  # [3] of unit length: the way it slides, or the line it turns about
+    anchor: NDArray[np.float64]  # [3] a point on that line
+    link: Boxes  # the collision shape of what it moves
+    holds: Mapping[str, tuple[float, float]]  # between which positions a BDDL predicate holds, by its name
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scene:
     """Privileged state, for the scripted expert and not for a policy."""
 
@@ -191,6 +204,6 @@ class Scene:
     gripper_rotation: NDArray[np.float64]  # [3, 3]
     gripper_opening: float  # metres between the finger pads
     bodies: Mapping[str, Body]  # objects, fixtures and target sites by their BDDL name
-    joints: Mapping[str, float]  # positions of drawer and knob joints by their BDDL name
+    joints: Mapping[str, Joint]  # of drawers, doors and knobs, by the BDDL name of their region or fixture
     goal: tuple[tuple[str, ...], ...]  # BDDL predicates, e.g. (("on", "cube_1", "plate_1"),)
     robot_position: NDArray[np.float64] | None = None  # [3] of the arm's base; None: it reaches everywhere

@@ -104,7 +104,7 @@ limits = st.lists(st.floats(-3, 3, allow_subnormal=False), min_size=1, max_size=
 def test_the_range_of_a_joint_contains_every_position_where_liberos_test_holds(
     ends: list[float], index: int, shape: str, position: float
 ) -> None:
-    from nightshift.envs.libero.goal import range_where
+    from nightshift.envs.libero.articulation import range_where
 
     limit = ends[index % len(ends)]
     tests = {

@@ -104,7 +104,7 @@ def test_a_stove_that_is_on_shines_in_pictures() -> None:
         pytest.skip("no GL library works here")
     (site, _), *_ = env._domain.get_object("flat_stove_1").object_properties["vis_site_names"].values()
     assert env._model.site(site).rgba[3] <= 0
-    env._data.qpos[env._world._joints["flat_stove_1"]] = 1.0
+    env._data.qpos[env._world._joints["flat_stove_1"].address] = 1.0
     mujoco.mj_forward(env._model, env._data)
     env.render()
     assert env._model.site(site).rgba[3] > 0

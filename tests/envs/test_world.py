@@ -41,7 +41,7 @@ def test_boxes_move_with_the_part_they_belong_to() -> None:
     env = env_of(DRAWER)
     before = env.scene()
     [(cabinet, boxes)] = [(name, body.boxes) for name, body in before.bodies.items() if body.boxes is not None]
-    env._data.qpos[env._world._joints[before.goal[0][1]]] -= 0.05
+    env._data.qpos[env._world._joints[before.goal[0][1]].address] -= 0.05
     mujoco.mj_forward(env._model, env._data)
     after = env.scene().bodies[cabinet].boxes
     assert after is not None

@@ -7,15 +7,15 @@ every step: an object that is not above its target is not on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import mujoco
 import numba
 import numpy as np
 
+from nightshift.envs.libero.articulation import predicate_ranges
 from nightshift.envs.libero.observations import Field
 from nightshift.envs.libero.osc import array_at, counts_at
 
@@ -99,33 +99,15 @@ def _at_site(domain: Any, kind: Kind, item: str, place: str) -> Condition | None
     return Condition(kind, domain.obj_body_id[item], site, (width, depth, height))
 
 
-_JOINT_TESTS = {"open": "is_open", "close": "is_close", "turnon": "turn_on", "turnoff": "turn_off"}
-
-
 def _joint(domain: Any, predicate: str, item: str) -> Condition | None:
     """The range of the one joint of `item` in which LIBERO's test can hold."""
-    state = domain.object_states_dict[item]
     site = domain.object_sites_dict.get(item)
-    articulated = domain.get_object(state.parent_name if site is not None else item)
-    joints: Sequence[str] = (articulated if site is None else site).joints or ()
-    test = getattr(articulated, _JOINT_TESTS[predicate], None)
-    ranges = articulated.object_properties.get("articulation", {})
-    if len(joints) != 1 or test is None or not ranges:
+    joints: Sequence[str] = (domain.get_object(item) if site is None else site).joints or ()
+    bounds = predicate_ranges(domain, item).get(predicate)
+    if len(joints) != 1 or bounds is None:
         return None
     address = domain.sim.model.get_joint_qpos_addr(joints[0])
-    low, high = range_where(test, [limit for limits in ranges.values() for limit in limits])
-    return Condition(Kind.JOINT_BETWEEN, int(address), bounds=(low, high, 0.0))
-
-
-def range_where(test: Callable[[float], bool], limits: Sequence[float]) -> tuple[float, float]:
-    """The smallest range that contains all positions where `test` holds, if it changes at `limits` alone."""
-    inner = sorted(set(limits))
-    edges = [-np.inf, *inner, np.inf]
-    inside = [inner[0] - 1.0, *((low + high) / 2 for low, high in pairwise(inner)), inner[-1] + 1.0]
-    holds = [test(position) for position in inside]
-    pieces = [piece for piece, here in zip(pairwise(edges), holds, strict=True) if here]
-    found = [*pieces, *((limit, limit) for limit in limits if test(limit))]
-    return min((low for low, _ in found), default=np.inf), max((high for _, high in found), default=-np.inf)
+    return Condition(Kind.JOINT_BETWEEN, int(address), bounds=(*bounds, 0.0))
 
 
 @numba.njit(cache=True, nogil=True)

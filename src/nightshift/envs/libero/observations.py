@@ -10,9 +10,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.envs.libero.articulation import articulations
 from nightshift.envs.libero.osc import array_at
 from nightshift.envs.libero.suites import FEATURES_PER_OBJECT, GRIPPER_FEATURES, OBJECTS_OF_INTEREST, STATE_SIZES
-from nightshift.envs.libero.world import articulations
 from nightshift.types import Array
 
 NO_JOINT = -1
@@ -49,7 +49,7 @@ class Observer:
         names = [name for name in domain.obj_of_interest if _locate(domain, model, name)][:OBJECTS_OF_INTEREST]
         self._objects = np.array([_locate(domain, model, name) for name in names], dtype=np.int64).reshape(-1, 2)
         joints = articulations(domain, model)
-        self._joint = next((joints[name] for name in names if name in joints), NO_JOINT)
+        self._joint = next((joints[name].address for name in names if name in joints), NO_JOINT)
 
     def addresses(self, data: mujoco.MjData) -> NDArray[np.int64]:
         """Of the arrays of one simulation, by `Field`."""

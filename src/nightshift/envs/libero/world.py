@@ -9,7 +9,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.types import Body, Boxes, Scene
+from nightshift.envs.libero.articulation import Articulation, articulations
+from nightshift.types import Body, Boxes, Joint, Scene
 
 Vector = NDArray[np.float64]
 Pose = Callable[[], tuple[Vector, Vector]]
@@ -32,6 +33,7 @@ class World:
         self._add_objects(domain)
         self._add_sites(domain)
         self._joints = articulations(domain, self._model)
+        self._links = {name: _colliding_geoms(self._model, joint.body) for name, joint in self._joints.items()}
 
     def scene(self) -> Scene:
         grip_position, grip_rotation = self._grip()
@@ -47,9 +49,20 @@ class World:
             gripper_rotation=grip_rotation.copy(),
             gripper_opening=float(abs(fingers).sum()),
             bodies=bodies,
-            joints={name: float(self._data.qpos[address]) for name, address in self._joints.items()},
+            joints={name: self._joint(joint, self._links[name]) for name, joint in self._joints.items()},
             goal=self._goal,
             robot_position=self._robot_position,
+        )
+
+    def _joint(self, joint: Articulation, link: NDArray[np.int64]) -> Joint:
+        return Joint(
+            kind=joint.kind,
+            position=float(self._data.qpos[joint.address]),
+            limits=joint.limits,
+            axis=self._data.xaxis[joint.index].copy(),
+            anchor=self._data.xanchor[joint.index].copy(),
+            link=self._boxes(link),
+            holds=joint.holds,
         )
 
     def _grip(self) -> tuple[Vector, Vector]:
@@ -110,15 +123,3 @@ def _is_within(model: mujoco.MjModel, body: int, root: int) -> bool:
     while body not in (root, 0):
         body = int(model.body_parentid[body])
     return body == root
-
-
-def articulations(domain: Any, model: mujoco.MjModel) -> dict[str, int]:
-    """qpos address of the first slide or hinge joint of each object, fixture and region, by BDDL name."""
-    addresses = {}
-    for group in (domain.objects_dict, domain.fixtures_dict, domain.object_sites_dict):
-        for name, entity in group.items():
-            joints = [model.joint(joint) for joint in entity.joints or ()]
-            moving = [joint for joint in joints if joint.type[0] != mujoco.mjtJoint.mjJNT_FREE]
-            if moving:
-                addresses[name] = int(moving[0].qposadr[0])
-    return addresses

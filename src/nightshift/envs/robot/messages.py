@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.robot.poses import Vector
-from nightshift.types import Body, Boxes, Scene
+from nightshift.types import Body, Boxes, Joint, Scene
 
 PROTOCOL = 1
 """Version of the protocol. A server of another version is refused."""
@@ -398,7 +398,7 @@ def scene_content(scene: Scene) -> dict[str, Any]:
         "gripper_rotation": scene.gripper_rotation.tolist(),
         "gripper_opening": scene.gripper_opening,
         "bodies": {name: _body_content(body) for name, body in scene.bodies.items()},
-        "joints": dict(scene.joints),
+        "joints": {name: _joint_content(joint) for name, joint in scene.joints.items()},
         "goal": [list(predicate) for predicate in scene.goal],
         "robot_position": None if scene.robot_position is None else scene.robot_position.tolist(),
     }
@@ -412,7 +412,7 @@ def scene_of(content: Mapping[str, Any]) -> Scene:
             gripper_rotation=np.array(content["gripper_rotation"], np.float64),
             gripper_opening=number(content, "gripper_opening"),
             bodies={name: _body_of(body) for name, body in content["bodies"].items()},
-            joints={name: float(value) for name, value in content["joints"].items()},
+            joints={name: _joint_of(joint) for name, joint in content["joints"].items()},
             goal=tuple(tuple(predicate) for predicate in content["goal"]),
             robot_position=None if base is None else np.array(base, np.float64),
         )
@@ -421,26 +421,66 @@ def scene_of(content: Mapping[str, Any]) -> Scene:
 
 
 def _body_content(body: Body) -> dict[str, Any]:
-    boxes = body.boxes
-    shape = None if boxes is None else {name: values.tolist() for name, values in vars(boxes).items()}
     return {
         "position": body.position.tolist(),
         "rotation": body.rotation.tolist(),
         "half_size": body.half_size.tolist(),
-        "boxes": shape,
+        "boxes": None if body.boxes is None else _boxes_content(body.boxes),
     }
+
+
+def _boxes_content(boxes: Boxes) -> dict[str, Any]:
+    return {name: values.tolist() for name, values in vars(boxes).items()}
+
+
+def _boxes_of(content: Mapping[str, Any]) -> Boxes:
+    count = len(content["centres"])
+    return Boxes(
+        centres=np.array(content["centres"], np.float64).reshape(count, 3),
+        axes=np.array(content["axes"], np.float64).reshape(count, 3, 3),
+        half_sizes=np.array(content["half_sizes"], np.float64).reshape(count, 3),
+    )
+
+
+def _joint_content(joint: Joint) -> dict[str, Any]:
+    """JSON has no infinity: a predicate that holds up to one has null there."""
+    return {
+        "kind": joint.kind,
+        "position": joint.position,
+        "limits": list(joint.limits),
+        "axis": joint.axis.tolist(),
+        "anchor": joint.anchor.tolist(),
+        "link": _boxes_content(joint.link),
+        "holds": {name: [_finite(bound) for bound in bounds] for name, bounds in joint.holds.items()},
+    }
+
+
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None
+
+
+def _joint_of(content: Mapping[str, Any]) -> Joint:
+    if content["kind"] not in ("slide", "hinge"):
+        raise ValueError(f"a joint is a slide or a hinge, not {_shown(content['kind'])}")
+    low, high = content["limits"]
+    holds = {
+        name: (-math.inf if first is None else float(first), math.inf if last is None else float(last))
+        for name, (first, last) in content["holds"].items()
+    }
+    return Joint(
+        kind=content["kind"],
+        position=number(content, "position"),
+        limits=(float(low), float(high)),
+        axis=np.array(content["axis"], np.float64),
+        anchor=np.array(content["anchor"], np.float64),
+        link=_boxes_of(content["link"]),
+        holds=holds,
+    )
 
 
 def _body_of(content: Mapping[str, Any]) -> Body:
     shape = content["boxes"]
-    boxes = None
-    if shape is not None:
-        count = len(shape["centres"])
-        boxes = Boxes(
-            centres=np.array(shape["centres"], np.float64).reshape(count, 3),
-            axes=np.array(shape["axes"], np.float64).reshape(count, 3, 3),
-            half_sizes=np.array(shape["half_sizes"], np.float64).reshape(count, 3),
-        )
+    boxes = None if shape is None else _boxes_of(shape)
     position, rotation, half_size = (
         np.array(content[name], np.float64) for name in ("position", "rotation", "half_size")
     )

@@ -47,6 +47,35 @@ def extent(shape: Boxes, direction: Vector) -> tuple[float, float]:
     return float((middle - reach).min()), float((middle + reach).max())
 
 
+def shifted(shape: Boxes, way: Vector) -> Boxes:
+    return Boxes(centres=shape.centres + way, axes=shape.axes, half_sizes=shape.half_sizes)
+
+
+def turn_about(axis: Vector, angle: float) -> Vector:
+    """The rotation [3, 3] by `angle` about a unit vector."""
+    cross = np.cross(np.eye(3), axis)
+    return np.asarray(np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross)
+
+
+def rotation_vector(rotation: Vector) -> Vector:
+    """Axis times angle of a rotation [3, 3], the angle from 0 to pi."""
+    skew = np.array([rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]])
+    angle = float(np.arctan2(np.linalg.norm(skew), np.trace(rotation) - 1.0))
+    if angle < np.pi / 2:
+        return np.asarray(skew / (2 * np.sinc(angle / np.pi)))
+    # Near half a turn the skew part vanishes, and the symmetric part has the axis.
+    columns = rotation + rotation.T - (np.trace(rotation) - 1.0) * np.eye(3)
+    axis = columns[:, int(np.argmax(np.diag(columns)))]
+    axis = axis / np.linalg.norm(axis)
+    return np.asarray(angle * (axis if axis @ skew >= 0 else -axis))
+
+
+def angles(rotations: Vector, other: Vector) -> Vector:
+    """The angles between rotations [..., 3, 3] and another [3, 3]."""
+    trace = np.einsum("...ij,ij->...", rotations, other)
+    return np.asarray(np.arccos(np.clip((trace - 1.0) / 2, -1.0, 1.0)))
+
+
 def _reach(shape: Boxes, direction: Vector) -> Vector:
     """How far each box [N] reaches from its centre along a unit vector."""
     projected = np.abs(direction @ shape.axes)
@@ -56,6 +85,11 @@ def _reach(shape: Boxes, direction: Vector) -> Vector:
 def tops(shape: Boxes) -> Vector:
     """The highest point of each box [N]."""
     return np.asarray(shape.centres[:, 2] + _reach(shape, np.array([0.0, 0.0, 1.0])))
+
+
+def bottoms(shape: Boxes) -> Vector:
+    """The lowest point of each box [N]."""
+    return np.asarray(shape.centres[:, 2] - _reach(shape, np.array([0.0, 0.0, 1.0])))
 
 
 def crossings(shape: Boxes, origins: Vector, direction: Vector) -> tuple[Vector, Vector]:

@@ -8,12 +8,23 @@ there with the object itself or its neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from nightshift.policies.expert.geometry import Vector, crossings, extent, join, merge, overlap, shape_of, within
+from nightshift.policies.expert.geometry import (
+    Vector,
+    crossings,
+    extent,
+    join,
+    merge,
+    overlap,
+    select,
+    shape_of,
+    within,
+)
 from nightshift.policies.expert.motion import turn_to
 from nightshift.policies.expert.robot import (
     FINGER_THICKNESS,
@@ -34,8 +45,10 @@ YAWS = 16  # finger axes tried, over half a turn
 DEPTHS = (0.008, 0.014, 0.02, 0.026)  # metres below the object's top
 BEST_DEPTH = 0.02
 HAND_REACH = 0.16  # metres from the grip point beyond which the hand touches nothing
+DESCENT = (0.05, 0.1, 0.15)  # metres above a grasp where the hand comes by
 CLEARANCE = 0.004  # metres the hand should keep from what it passes
 ROUNDING = 4  # decimals of a metre: shapes that differ less get the same grasps
+CLOSE_XY, CLOSE_Z = 0.014, 0.02  # distances from the grasp point at which the fingers begin to close
 HELD_SLACK = 0.003  # opening beyond what is between the fingers at which it counts as gripped
 
 # Costs of a grasp, in equivalent radians of turning the hand.
@@ -58,12 +71,14 @@ class Grasp:
     cost: float  # without the cost of reaching it from the present pose
 
 
-def choose(scene: Scene, name: str, way: Vector | None = None) -> Grasp | None:
+def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool = False) -> Grasp | None:
     """The cheapest grasp from the hand's present pose, for an object that is then moved by `way` [3].
 
-    None if the object is too wide everywhere.
+    `crowded`: the hand may also collide on its way down, and where the object comes to be. None if the object is too
+    wide everywhere.
     """
-    options = grasps(shape_of(scene.bodies[name]), neighbours(scene, name), scene.bodies[name].rotation)
+    others = neighbours(scene, name)
+    options = grasps(shape_of(scene.bodies[name]), others, scene.bodies[name].rotation)
     if not options:
         return None
     points = np.array([grasp.point for grasp in options])
@@ -71,34 +86,59 @@ def choose(scene: Scene, name: str, way: Vector | None = None) -> Grasp | None:
     if way is not None:
         stretch = stretch + strain(scene.robot_position, points + way)
     turns = [abs(turn_to(scene, grasp.yaw)) for grasp in options]
-    return options[int(np.argmin([grasp.cost for grasp in options] + np.array(turns) + PER_METRE_STRAIN * stretch))]
+    costs = [grasp.cost for grasp in options] + np.array(turns) + PER_METRE_STRAIN * stretch
+    if crowded and way is not None:
+        costs = costs + _on_the_way(options, others, (way, *(rise * Z for rise in DESCENT)))
+    return options[int(np.argmin(costs))]
+
+
+def _on_the_way(options: Sequence[Grasp], others: Boxes, moves: Sequence[Vector]) -> Vector:
+    """The cost of each grasp for collisions of the hand where it is moved by `moves`."""
+    points, yaws = np.array([grasp.point for grasp in options]), np.array([grasp.yaw for grasp in options])
+    deep = np.full(len(options), -np.inf)
+    for move in moves:
+        hands = hand_boxes(points + move, yaws)
+        solid = select(hands, np.arange(len(hands.centres)) % PARTS < SOLID.stop)
+        around = within(others, points.mean(axis=0) + move, 2 * HAND_REACH)
+        found = overlap(solid, around).max(axis=1, initial=-np.inf).reshape(len(options), -1).max(axis=1)
+        deep = np.maximum(deep, found)
+    return np.asarray(PER_METRE_HIT * np.maximum(deep + CLEARANCE, 0.0))
 
 
 def grasps(item: Boxes, others: Boxes, rotation: Vector) -> tuple[Grasp, ...]:
     """Every grasp of the object, cached for a rounded scene, since resting objects still move by fractions of a mm."""
     middle = item.centres.mean(axis=0)
     others = within(others, middle, HAND_REACH + float(np.linalg.norm(item.centres - middle, axis=1).max()))
-    return _kept_grasps(_packed(item), _packed(others), round(_level_yaw(rotation), ROUNDING))
+    return _kept_grasps(packed(item), packed(others), round(_level_yaw(rotation), ROUNDING))
 
 
 def is_held(scene: Scene, body: Body) -> bool:
-    """Whether the object fills the gap between the finger pads, and these are not simply open."""
+    return fills_fingers(scene, shape_of(body))
+
+
+def fills_fingers(scene: Scene, shape: Boxes) -> bool:
+    """Whether a shape fills the gap between the finger pads, and these are not simply open."""
     is_open = scene.gripper_opening > MAX_OPENING - GRASP_MARGIN + HELD_SLACK
-    return not is_open and material_between_fingers(scene, body) > scene.gripper_opening - HELD_SLACK
+    return not is_open and material(scene, shape) > scene.gripper_opening - HELD_SLACK
 
 
-def material_between_fingers(scene: Scene, body: Body) -> float:
-    """From its first to its last point along the lines between the finger pads; 0 if it is not there."""
+def material(scene: Scene, shape: Boxes) -> float:
+    """Of a shape between the finger pads, from its first to its last point along lines; 0 if it is not there."""
     reach = scene.gripper_opening / 2 + HELD_SLACK
     along, across, down = scene.gripper_rotation.T
-    origins = scene.gripper_position + _pad_grid(across, down, lines=5)
-    enter, leave = crossings(shape_of(body), origins, along)
+    origins = scene.gripper_position + pad_grid(across, down, lines=5)
+    enter, leave = crossings(shape, origins, along)
     enter, leave = np.maximum(enter, -reach), np.minimum(leave, reach)
     hit = leave > enter
     return float(leave[hit].max() - enter[hit].min()) if hit.any() else 0.0
 
 
-def neighbours(scene: Scene, name: str) -> Boxes:
+def all_boxes(scene: Scene) -> Boxes:
+    return neighbours(scene, None)
+
+
+def neighbours(scene: Scene, name: str | None) -> Boxes:
+    """The collision shapes of everything but `name`."""
     shapes = [body.boxes for other, body in scene.bodies.items() if other != name and body.boxes is not None]
     nothing = Boxes(centres=np.zeros((0, 3)), axes=np.zeros((0, 3, 3)), half_sizes=np.zeros((0, 3)))
     return join([nothing, *shapes])
@@ -110,19 +150,19 @@ def _level_yaw(rotation: Vector) -> float:
     return float(np.arctan2(flattest[1], flattest[0]))
 
 
-def _packed(shape: Boxes) -> bytes:
+def packed(shape: Boxes) -> bytes:
     flat = np.concatenate([shape.centres, shape.axes.reshape(-1, 9), shape.half_sizes], axis=1)
     return np.asarray(flat.round(ROUNDING) + 0.0).tobytes()
 
 
-def _unpacked(packed: bytes) -> Boxes:
+def unpacked(packed: bytes) -> Boxes:
     flat = np.frombuffer(packed).reshape(-1, 15)
     return Boxes(centres=flat[:, :3], axes=flat[:, 3:12].reshape(-1, 3, 3), half_sizes=flat[:, 12:])
 
 
 @lru_cache(maxsize=8)
 def _kept_grasps(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[Grasp, ...]:
-    item, others = _unpacked(packed_item), _unpacked(packed_others)
+    item, others = unpacked(packed_item), unpacked(packed_others)
     found = [grasp for step in range(YAWS) for grasp in _along(item, yaw + step * np.pi / YAWS)]
     if not found:
         return ()
@@ -145,7 +185,7 @@ def _along(item: Boxes, yaw: float) -> list[Grasp]:
     """Grasps with the finger axis at `yaw`, through the middle of the object."""
     along, across = np.array([np.cos(yaw), np.sin(yaw), 0.0]), np.array([-np.sin(yaw), np.cos(yaw), 0.0])
     middle = across * sum(extent(item, across)) / 2
-    pads = _pad_grid(across, Z)
+    pads = pad_grid(across, Z)
     found = []
     for height in _heights(*extent(item, Z)):
         enter, leave = crossings(item, middle + height * Z + pads, along)
@@ -171,7 +211,7 @@ def _best_height(bottom: float, top: float) -> float:
     return max((bottom + top) / 2, top - BEST_DEPTH)
 
 
-def _pad_grid(across: Vector, up: Vector, lines: int = 3) -> Vector:
+def pad_grid(across: Vector, up: Vector, lines: int = 3) -> Vector:
     """Points over a finger pad [lines², 3], about its middle."""
     steps = np.linspace(-1.0, 1.0, lines)
     return np.array([a * PAD_HALF_WIDTH * across + b * PAD_HALF_HEIGHT * up for a in steps for b in steps])

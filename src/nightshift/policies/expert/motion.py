@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nightshift.policies.expert.geometry import Vector
+from nightshift.policies.expert.geometry import Vector, rotation_vector
 from nightshift.policies.expert.robot import (
     FINGER_RADIUS,
     POSITION_GAIN,
@@ -25,6 +25,13 @@ def move_to(scene: Scene, aim: Vector, yaw: float | None, gripper: float) -> Arr
     move = np.clip(POSITION_GAIN * (aim - scene.gripper_position) / POSITION_SCALE, -1.0, 1.0)
     turn = ROTATION_GAIN * _level_and_turn(scene, yaw) / ROTATION_SCALE
     return np.concatenate([move, np.clip(turn, -1.0, 1.0), [gripper]]).astype(np.float32)
+
+
+def move_hand(scene: Scene, aim: Vector, rotation: Vector, gripper: float) -> Array:
+    """An action [7] towards a pose of the hand in any orientation [3, 3]."""
+    move = POSITION_GAIN * (aim - scene.gripper_position) / POSITION_SCALE
+    turn = ROTATION_GAIN * rotation_vector(rotation @ scene.gripper_rotation.T) / ROTATION_SCALE
+    return np.concatenate([np.clip(move, -1.0, 1.0), np.clip(turn, -1.0, 1.0), [gripper]]).astype(np.float32)
 
 
 def finger_yaw(scene: Scene) -> float:

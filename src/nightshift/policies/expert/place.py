@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nightshift.policies.expert.geometry import Vector, crossings, extent, overlap, shape_of, tops, within
+from nightshift.policies.expert.geometry import (
+    Vector,
+    bottoms,
+    crossings,
+    extent,
+    overlap,
+    select,
+    shape_of,
+    tops,
+    within,
+)
+from nightshift.policies.expert.robot import strain
 from nightshift.types import Body, Boxes
 
 RELEASE_XY, RELEASE_Z = 0.012, 0.008  # distances from its place at which an item is released
 WAY_POINTS = 8
+FEET = 3  # points along each side of an item's underside
 WAY_MARGIN = 0.01  # metres that should be free beside a moving object
 ANY_HEIGHT = 10.0
+BELOW_TOP, ABOVE_TOP = 0.005, 0.10  # metres around the top of a region between which something is on it
+LEVEL = 0.99  # cosine of the incline up to which a region counts as level
+SHARED = 0.75  # of a region's half size from its middle, where items that share it are put
+SPOTS = (-0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6)  # of a region's half size from its middle, where an item may go
+LOWERED = (0.01, 0.05, 0.1, 0.15)  # metres above its rest at which a lowered item must not hit anything
+SPOT_DEPTH = 0.05  # metres of collision per metre away from the middle that are worse
+NEARER = 0.7  # of a region's half size that a place may be away from its middle
+FOOT = 0.01  # metres above its lowest point up to which an item may stand on something
 Z = np.array([0.0, 0.0, 1.0])
 
 
@@ -23,30 +43,88 @@ class Place:
     body: Body
     inside: bool
     rest: float  # height the underside comes to rest at
+    position: Vector  # [3] where the item's position should come to be; the height is that of the body
+    crowded: bool = False  # walls stand close: a drawer that something hangs over
 
     @classmethod
-    def of(cls, body: Body, predicate: str) -> Place:
+    def of(cls, body: Body, predicate: str, share: tuple[int, int] = (0, 1)) -> Place:
+        """`share`: this is place number 0 of 1, or another where several items go to the same region."""
         inside = predicate == "in"
-        if body.boxes is None:
-            half = float(body.half_size[2])
-            return cls(body=body, inside=inside, rest=float(body.position[2]) + (-half if inside else half))
-        return cls(body=body, inside=inside, rest=_support(body))
+        if body.boxes is not None:
+            return cls(body=body, inside=inside, rest=surface_of(body), position=body.position)
+        half = float(body.half_size[int(np.argmax(np.abs(body.rotation[2])))])
+        rest = float(body.position[2]) + (-half if inside else half)
+        position = body.position if inside else _spot(body, *share)
+        return cls(body=body, inside=inside, rest=rest, position=position)
 
     @property
-    def position(self) -> Vector:
-        return self.body.position
+    def is_surface(self) -> bool:
+        """Whether it is a region on top of something, whose own height may be inside that."""
+        return not self.inside and self.body.boxes is None
 
     def is_below(self, item: Body, rest: float) -> bool:
         """Whether `item` is near enough to be released, if it comes to rest at height `rest`."""
         offset = self.position - item.position
         return bool(np.linalg.norm(offset[:2]) < RELEASE_XY and bottom_of(item) - rest < RELEASE_Z)
 
-    def holds(self, item: Body) -> bool:
-        """Whether `item` is there already."""
-        offset = self.position - item.position
+    def holds(self, item: Body, rest: float) -> bool:
+        """Whether `item` is there already, if it comes to rest at height `rest`."""
+        offset = item.position - self.body.position
         if self.inside and self.body.boxes is None:
             return bool((np.abs(offset) < np.abs(self.body.rotation @ self.body.half_size)).all())
-        return bool(np.linalg.norm(offset[:2]) < 2 * RELEASE_XY and bottom_of(item) - self.rest < RELEASE_Z)
+        if self.is_surface:
+            return self._is_over(offset) and bottom_of(item) - rest < RELEASE_Z
+        return bool(np.linalg.norm(offset[:2]) < 2 * RELEASE_XY and bottom_of(item) - rest < RELEASE_Z)
+
+    def _is_over(self, offset: Vector) -> bool:
+        """As LIBERO's On judges it: in the rows of the region's rotation."""
+        seen, half = self.body.rotation @ offset, self.body.half_size
+        return bool((np.abs(seen[:2]) < half[:2]).all() and half[2] - BELOW_TOP < seen[2] < half[2] + ABOVE_TOP)
+
+
+def _spot(region: Body, number: int, count: int) -> Vector:
+    """In a region: its middle, on a diagonal if several items share it, and up along a region that is inclined."""
+    normal = region.rotation[2]
+    if abs(normal[2]) < LEVEL:
+        return np.asarray(region.position + normal * (ABOVE_TOP / 2))
+    if count == 1:
+        return region.position
+    share = SHARED * (2 * number / (count - 1) - 1)
+    return np.asarray(region.position + region.rotation.T @ np.array([share, share, 0.0]) * region.half_size)
+
+
+def reachable(place: Place, item: Body, foot: Vector | None) -> Place:
+    """A place on a level region, as much nearer to the arm's foot as the arm would stretch with the item there."""
+    if foot is None or not place.is_surface or abs(place.body.rotation[2, 2]) < LEVEL:
+        return place
+    grip = np.append(place.position[:2], place.rest + top_of(item) - bottom_of(item))
+    stretch = float(strain(foot, grip[None])[0])
+    if stretch <= 0.0:
+        return place
+    way = (foot - place.position)[:2] / np.linalg.norm((foot - place.position)[:2])
+    room = NEARER * float(place.body.half_size[:2].min())
+    step = min(2 * stretch, room)
+    return replace(place, position=place.position + np.append(step * way, 0.0))
+
+
+def free_spot(place: Place, item: Body, obstacles: Boxes) -> Vector:
+    """Where in a region the item can be lowered with the fewest collisions, and then the nearest to the middle."""
+    low, high = np.array([extent(shape_of(item), axis) for axis in np.eye(3)]).T
+    room = np.abs(place.body.rotation) @ place.body.half_size
+    spots = place.position + np.array([[x * room[0], y * room[1], 0.0] for x in SPOTS for y in SPOTS])
+    to_spots = spots - item.position
+    to_spots[:, 2] = place.rest + LOWERED[0] - low[2]
+    centres = ((low + high) / 2 + to_spots)[:, None] + np.array([0.0, 0.0, 1.0]) * np.array(LOWERED)[:, None]
+    count = len(spots) * len(LOWERED)
+    swept = Boxes(
+        centres=centres.reshape(-1, 3),
+        axes=np.tile(np.eye(3), (count, 1, 1)),
+        half_sizes=np.tile((high - low) / 2, (count, 1)),
+    )
+    obstacles = within(obstacles, place.position, float(np.linalg.norm(high - low)) + WAY_MARGIN)
+    deep = overlap(swept, obstacles).max(axis=1, initial=-np.inf).reshape(len(spots), -1).max(axis=1)
+    away = np.linalg.norm(spots - place.position, axis=1)
+    return np.asarray(spots[int(np.argmin(np.maximum(deep, 0.0) / SPOT_DEPTH + away))])
 
 
 def bottom_of(body: Body) -> float:
@@ -55,6 +133,16 @@ def bottom_of(body: Body) -> float:
 
 def top_of(body: Body) -> float:
     return extent(shape_of(body), Z)[1]
+
+
+def support_under(obstacles: Boxes, item: Boxes, way: Vector) -> float:
+    """Height of what the item, moved by `way` [3], would come to stand on; -inf if there is nothing."""
+    bottom = extent(item, Z)[0]
+    feet = select(item, bottoms(item) < bottom + FOOT)
+    corners = [np.linspace(*extent(feet, axis), FEET) for axis in np.eye(3)[:2]]
+    points = np.array([[x, y, 0.0] for x in corners[0] for y in corners[1]]) + np.append(way[:2], 0.0)
+    enter, leave = crossings(obstacles, points, Z)
+    return float(leave[leave > enter].max(initial=-np.inf))
 
 
 def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> tuple[float, float]:
@@ -77,7 +165,7 @@ def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> tuple[flo
     return float(height[passed].max(initial=-np.inf)), float(height[passed & ~hit[-1]].max(initial=-np.inf))
 
 
-def _support(body: Body) -> float:
+def surface_of(body: Body) -> float:
     """Height of the body's surface at its centre, or its top where there is no surface."""
     enter, leave = crossings(shape_of(body), body.position[None], Z)
     through = leave[leave > enter]

@@ -40,8 +40,10 @@ _HAND = np.array(
         [[0.0, 0.0, 0.01], [0.041, 0.011, 0.02]],
     ]
 )
-FINGERS, PALM, SOLID, PARTS = slice(0, 2), slice(2, 3), slice(0, 4), 5
+FINGERS, PALM, SOLID, GRIP, PARTS = slice(0, 2), slice(2, 3), slice(0, 4), slice(4, 5), 5
 """Of the boxes of one hand: fingers, palm, wrist, and last the air between the fingers."""
+CLOSED = slice(2, 5)
+"""Closed fingers are where the air was."""
 
 
 def strain(foot: Vector | None, grips: Vector) -> Vector:
@@ -50,6 +52,16 @@ def strain(foot: Vector | None, grips: Vector) -> Vector:
         return np.zeros(len(grips))
     level, height = _wrist(foot, grips)
     return np.asarray(np.maximum(np.hypot(level, height) - EASY_ARM, 0.0))
+
+
+def tilted_strain(foot: Vector | None, grips: Vector, approaches: Vector) -> Vector:
+    """As `strain`, for hands that point along `approaches` [C, 3]; the wrist's offset is the way that helps most."""
+    if foot is None:
+        return np.zeros(len(grips))
+    from_shoulder = grips - foot - np.array([0.0, 0.0, SHOULDER_ABOVE_FOOT]) - WRIST_ABOVE_GRIP * approaches
+    along = (from_shoulder * approaches).sum(axis=1)
+    beside = np.linalg.norm(from_shoulder - along[:, None] * approaches, axis=1) - WRIST_BEHIND_GRIP
+    return np.asarray(np.maximum(np.hypot(along, beside) - EASY_ARM, 0.0))
 
 
 def within_reach(foot: Vector | None, grip: Vector) -> Vector:
@@ -75,7 +87,15 @@ def hand_boxes(grips: Vector, yaws: Vector) -> Boxes:
     """Open hands that point down, at `grips` [C, 3]: PARTS C boxes."""
     cosine, sine, zero = np.cos(yaws), np.sin(yaws), np.zeros_like(yaws)
     columns = [[cosine, sine, zero], [-sine, cosine, zero], [zero, zero, zero + 1.0]]
-    axes = np.array(columns).transpose(2, 1, 0)  # [C, 3, 3]
+    return _hands(grips, np.array(columns).transpose(2, 1, 0))
+
+
+def turned_hand_boxes(grips: Vector, rotations: Vector) -> Boxes:
+    """Open hands at `grips` [C, 3] with `rotations` [C, 3, 3]: PARTS C boxes."""
+    return _hands(grips, rotations * np.array([1.0, -1.0, -1.0]))
+
+
+def _hands(grips: Vector, axes: Vector) -> Boxes:
     centres = grips[:, None] + np.einsum("cij,pj->cpi", axes, _HAND[:, 0])
     return Boxes(
         centres=centres.reshape(-1, 3),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from nightshift.policies.expert.geometry import Vector, select, shape_of
-from nightshift.policies.expert.grasp import Grasp, choose, is_held, material_between_fingers, neighbours
+from nightshift.policies.expert.drag import drag
+from nightshift.policies.expert.geometry import Vector, extent, select, shape_of
+from nightshift.policies.expert.grasp import CLOSE_XY, CLOSE_Z, Grasp, choose, is_held, material, neighbours
 from nightshift.policies.expert.motion import finger_yaw, funnel, move_to, turn_to, up
-from nightshift.policies.expert.place import Place, bottom_of, heights_on_the_way, top_of
+from nightshift.policies.expert.place import Place, bottom_of, heights_on_the_way, reachable, support_under, top_of
 from nightshift.policies.expert.robot import (
     CLOSE,
+    FINGER_LENGTH,
     FINGER_THICKNESS,
     FINGERS,
     FULLY_OPEN,
@@ -27,9 +29,9 @@ from nightshift.types import Array, Body, Boxes, Scene
 HOVER = 0.06  # metres of air between the finger tips and what they pass over
 CARRY = 0.04  # metres of air below a carried object
 PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand above
-CLOSE_XY, CLOSE_Z = 0.014, 0.02  # distances from the grasp point at which the fingers begin to close
 HANDLE_WITHIN = 0.03  # a handle further from the grip point than this is not in the hand
 HANDLE_SLACK = 0.004  # opening beyond a handle's width at which it counts as gripped
+SAME_LEVEL = 0.015  # metres between two heights from one to the other of which something can be dragged
 PUSH_SPEED = 0.6  # of the fastest
 PUSH_LATERAL = 0.02  # metres off the line through the item at which the gripper goes behind it anew
 PUSH_LOW = 0.02  # metres above pushing height below which the gripper counts as down
@@ -51,11 +53,13 @@ def pick_up(scene: Scene, name: str) -> Array:
 def bring(scene: Scene, name: str, place: Place) -> Array:
     """Grasp, carry, lower, release and move away; or push an object that is too wide to grasp."""
     item = scene.bodies[name]
+    if _is_flat(item) and place.is_surface and abs(place.rest - bottom_of(item)) < SAME_LEVEL:
+        return drag(scene, name, place.position, _clear_above(scene, name, item.position))
     if is_held(scene, item):
-        return _carry(scene, name, place)
-    if place.holds(item):
-        return _leave(scene, item)
-    grasp = choose(scene, name, place.position - item.position)
+        return _carry(scene, name, reachable(place, item, scene.robot_position))
+    if is_placed(scene, name, place):
+        return leave(scene, item)
+    grasp = choose(scene, name, place.position - item.position, crowded=place.crowded)
     return _push(scene, item, place) if grasp is None else _reach_and_close(scene, name, grasp)
 
 
@@ -72,12 +76,16 @@ def pull(scene: Scene, region: str) -> Array:
 
 
 def _reach_and_close(scene: Scene, name: str, grasp: Grasp) -> Array:
-    way = grasp.point - scene.gripper_position
+    return _descend_and_close(scene, grasp, _clear_above(scene, name, grasp.point))
+
+
+def _clear_above(scene: Scene, name: str, point: Vector) -> float:
+    """The height of the finger tips at which the hand passes over everything on its way to a point of an object."""
+    way = point - scene.gripper_position
     obstacles = neighbours(scene, name)
     fingers, _ = heights_on_the_way(obstacles, _hand(scene, FINGERS), way)
     palm, _ = heights_on_the_way(obstacles, _hand(scene, PALM), way)
-    clear = max(top_of(scene.bodies[name]) + HOVER, fingers + HOVER, palm + HOVER - PALM_ABOVE_GRIP)
-    return _descend_and_close(scene, grasp, clear)
+    return max(top_of(scene.bodies[name]) + HOVER, fingers + HOVER, palm + HOVER - PALM_ABOVE_GRIP)
 
 
 def _descend_and_close(scene: Scene, grasp: Grasp, clear: float) -> Array:
@@ -98,7 +106,8 @@ def _carry(scene: Scene, name: str, place: Place) -> Array:
     palm, palm_above_bottom = _hand(scene, PALM), scene.gripper_position[2] + PALM_ABOVE_GRIP - bottom
     soft, hard = heights_on_the_way(obstacles, shape_of(item), offset)
     _, palm_hard = heights_on_the_way(obstacles, palm, offset)
-    rest = max(place.rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
+    rest = _rest(scene, name, place)
+    rest = max(rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
     needed = rest + funnel(offset, max(soft, rest) - rest + CARRY, turn=0.0)
     needed = max(needed, hard + CARRY / 2, palm_hard - palm_above_bottom + CARRY / 2)
     # Sideways only in proportion to how far the item has cleared the obstacles on the way.
@@ -112,14 +121,32 @@ def _palm_end(obstacles: Boxes, palm: Boxes, offset: Vector) -> float:
     return heights_on_the_way(obstacles, moved, np.zeros(3))[0]
 
 
-def _leave(scene: Scene, item: Body) -> Array:
+def is_placed(scene: Scene, name: str, place: Place) -> bool:
+    return place.holds(scene.bodies[name], _rest(scene, name, place))
+
+
+def _rest(scene: Scene, name: str, place: Place) -> float:
+    """The height at which an object comes to rest at its place."""
+    if not place.is_surface:
+        return place.rest
+    item = scene.bodies[name]
+    return max(place.rest, support_under(neighbours(scene, name), shape_of(item), place.position - item.position))
+
+
+def leave(scene: Scene, item: Body) -> Array:
     """Open, and up once the fingers are clear of the item."""
-    clear = scene.gripper_opening > min(material_between_fingers(scene, item) + GRASP_MARGIN, FULLY_OPEN)
+    clear = scene.gripper_opening > min(material(scene, shape_of(item)) + GRASP_MARGIN, FULLY_OPEN)
     return move_to(scene, scene.gripper_position + up(HOVER if clear else 0.0), None, OPEN)
 
 
 def _hand(scene: Scene, part: slice) -> Boxes:
     return select(hand_boxes(scene.gripper_position[None], np.array([finger_yaw(scene)])), part)
+
+
+def _is_flat(item: Body) -> bool:
+    """Whether only the rim of something low can be grasped: it slips."""
+    low, high = np.array([extent(shape_of(item), axis) for axis in np.eye(3)]).T
+    return bool((high - low)[:2].min() > MAX_OPENING and (high - low)[2] < FINGER_LENGTH)
 
 
 def _push(scene: Scene, item: Body, place: Place) -> Array:
@@ -141,12 +168,14 @@ def _push(scene: Scene, item: Body, place: Place) -> Array:
     return move_to(scene, aim, yaw, OPEN)
 
 
+def handles(scene: Scene) -> list[str]:
+    """Names of the handles that the scene marks."""
+    return [name for name in scene.bodies if name.endswith("handle")]
+
+
 def _handle_of(scene: Scene, region: str) -> Body:
     """The handle that shares the longest beginning of its name with the region."""
-    handles = [name for name in scene.bodies if name.endswith("handle")]
-    if not handles:
-        raise ValueError(f"the expert cannot open {region}: the scene has no handle, only {sorted(scene.bodies)}")
-    return scene.bodies[max(handles, key=lambda name: _common_prefix(name, region))]
+    return scene.bodies[max(handles(scene), key=lambda name: _common_prefix(name, region))]
 
 
 def _common_prefix(one: str, other: str) -> int:
