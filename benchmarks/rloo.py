@@ -91,6 +91,8 @@ def iteration(policy: PolicySnapshot) -> None:
         microbatch_size=microbatch_size,
         gradient_checkpointing=False,
         compile=False,
+        strategy="data_parallel",
+        cpu_offload=False,
         device=torch.device("cpu"),
     )
     learner = LocalLearner(spec)

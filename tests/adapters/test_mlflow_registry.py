@@ -350,6 +350,7 @@ def test_code_that_was_put_beside_a_policy_in_the_store_is_not_run(root: Path, m
     assert mlflow_registry.load(root, model, version).action_dim == 7
 
 
+@pytest.mark.slow
 def test_the_model_loads_where_this_package_is_not_installed(root: Path, model: str) -> None:
     version = register(root, model, "alone", "s").version
     store = mlflow_tracking.connect(root)

@@ -131,6 +131,7 @@ def test_shadows_change_pixels(fleet: LiberoFleet) -> None:
     assert (without.astype(int) - with_shadows).max() > DARK, "somewhere lies a shadow"
 
 
+@pytest.mark.slow
 def test_a_context_that_another_thread_made_does_not_disturb_the_end_of_the_process() -> None:
     program = """
 import threading

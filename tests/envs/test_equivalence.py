@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from nightshift.envs.libero.env import LiberoEnv
-from nightshift.envs.libero.suites import BENCHMARK_SUITES, LiberoSuite
+from nightshift.envs.libero.suites import LiberoSuite
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.policies.expert import Expert
 from nightshift.types import Task
-from tests.envs.test_suites import needs_assets
+from tests.envs.test_suites import each_suite, needs_assets
 
 STEPS = 50
 POSITION = 1e-4  # metres, radians: the last bits differ and grow in contact
@@ -40,7 +40,7 @@ def test_positions_velocities_and_success_agree_on_libero_mini(task: Task) -> No
 
 
 @needs_assets
-@pytest.mark.parametrize("suite", BENCHMARK_SUITES, ids=lambda suite: suite.name)
+@each_suite
 def test_positions_velocities_and_success_agree_on_liberos_suites(suite: LiberoSuite) -> None:
     assert_steps_agree(suite, suite.tasks()[0])
     gc.collect()

@@ -203,6 +203,7 @@ def test_assets_folder_without_assets_is_refused_by_name(tmp_path: Path, monkeyp
         LIBERO_OBJECT.make_env(LIBERO_OBJECT.tasks()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("env")
 def test_importing_libero_never_prompts_and_writes_only_under_state(tmp_path: Path) -> None:
     compiled = tmp_path / "project" / ".state" / "libero" / "numba"  # as after the first run: compiling takes long
@@ -226,6 +227,7 @@ def test_importing_libero_never_prompts_and_writes_only_under_state(tmp_path: Pa
     assert (log.stat().st_mtime if log.exists() else None) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("env")
 def test_stepping_works_and_rendering_gives_none_without_a_gl_library(tmp_path: Path) -> None:
     code = (

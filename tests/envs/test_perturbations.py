@@ -268,6 +268,7 @@ def test_perturbations_compose(fleet: LiberoFleet, calm: Seen) -> None:
     assert apart(both.image, moved.image) > apart(moved.image, calm.image) / 10
 
 
+@pytest.mark.slow
 @needs_assets
 def test_a_scene_of_libero_is_perturbed_as_well() -> None:
     """With meshes, textures of objects, furniture, and objects that are still above the table."""

@@ -27,7 +27,11 @@ def why_no_assets() -> str:
     return ""
 
 
-each_suite = pytest.mark.parametrize("suite", BENCHMARK_SUITES, ids=lambda suite: suite.name)
+each_suite = pytest.mark.parametrize(
+    "suite",
+    [pytest.param(suite, marks=[pytest.mark.slow] * (suite is not LIBERO_GOAL)) for suite in BENCHMARK_SUITES],
+    ids=lambda suite: suite.name,
+)
 needs_assets = pytest.mark.skipif(bool(why_no_assets()), reason=why_no_assets() or "they are there")
 
 

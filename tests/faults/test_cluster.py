@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 import signal
@@ -25,6 +26,7 @@ from nightshift.errors import RolloutError
 from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
+from nightshift.rollouts.stragglers import Attempt
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
@@ -181,7 +183,16 @@ def test_a_worker_whose_place_was_lost_before_it_started_leaves_its_request_to_a
     places = iter([2])
     real = capacity._places
     monkeypatch.setattr(capacity, "_places", lambda each: next(places, None) or real(each))
-    assert len(dict(RayPool(2, ENV).run(WANTED, POLICY))) == len(WANTED)
+    looks = itertools.count()
+
+    def is_stuck(attempt: Attempt, timeout: float) -> bool:
+        attempt._heartbeat.seconds_since_progress()
+        assert attempt.has_begun or not pool._idle or next(looks) < 20, "it is waited for"
+        return False
+
+    monkeypatch.setattr(Attempt, "is_stuck", is_stuck)
+    pool = RayPool(2, ENV)
+    assert len(dict(pool.run(WANTED, POLICY))) == len(WANTED)
 
 
 def test_drawn_states_travel_to_a_node_that_has_none_of_the_projects_files(elsewhere: Path) -> None:

@@ -87,6 +87,7 @@ def test_prefect_shows_cached_and_restored_stages_as_such_with_their_artifacts(c
     assert {f"stage-{stage}" for stage in STAGES} | {"summary", "success"} <= keys
 
 
+@pytest.mark.slow
 def test_prefect_shows_a_training_stage_that_is_not_chosen_as_skipped_and_goes_on(
     tmp_path: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_interventions_are_recorded_beside_the_policys_own_actions_and_counted(
     assert sum(one[names.SUCCESS_ALONE] for one in rounds) * 3 == pytest.approx(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clone")
 def test_nobody_takes_over_in_validation_nor_where_the_source_is_none(
     job: Callable[[str], Job], params: config.Params

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from nightshift import files
+from nightshift.errors import ProjectError
 from nightshift.learners import checkpoint
 from nightshift.learners.checkpoint import Checkpoint
 
@@ -38,6 +39,14 @@ def test_a_checkpoint_that_was_never_finished_is_swept_away(tmp_path: Path) -> N
     assert newest is not None
     assert newest.step == 1
     assert not unfinished.exists()
+
+
+def test_a_part_that_a_rank_wrote_elsewhere_is_missed_before_older_checkpoints_go(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(tmp_path, make(step))
+    with pytest.raises(ProjectError, match=r"learner ranks wrote shards/__1_0\.distcp"):
+        checkpoint.save(tmp_path, make(3), lambda folder: {"__1_0.distcp": "0" * 64})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
 def flip_a_bit(path: Path) -> None:

@@ -108,6 +108,7 @@ def make_spec(policy: HeadPolicy, *, microbatch_size: int = 3, **changes: Any) -
         compile=False,
         device=CPU,
         strategy="fsdp",
+        cpu_offload=False,
     )
 
 
@@ -225,16 +226,24 @@ def test_a_checkpoint_of_one_process_is_resumed_by_sharded_ranks(tmp_path: Path)
     assert_close(shards.read(tmp_path), first.state().tensors)
 
 
-def test_offloading_and_recomputing_activations_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cpu_offload": True, "gradient_checkpointing": True},
+        pytest.param({"compile": True, "gradient_checkpointing": True}, marks=pytest.mark.slow),
+    ],
+    ids=",".join,
+)
+def test_offloading_recomputing_and_compiling_change_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     policy = policy_of("vla")
     played = groups(policy)
     spec = make_spec(policy)
-    saving_memory = replace(spec, cpu_offload=True, gradient_checkpointing=True)
-    sharded_ranks.run(Work(spec=saving_memory, parts=parts(played, 2), progress=PROGRESS[:1], save=tmp_path))
+    sharded_ranks.run(Work(spec=replace(spec, **changes), parts=parts(played, 2), progress=PROGRESS[:1], save=tmp_path))
     single, _ = alone(spec, played, PROGRESS[:1])
     assert_close(shards.read(tmp_path), single.state().tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed, switching to BLAS")
 def test_trained_weights_of_several_dtypes_keep_them_and_make_the_update_of_one_to_bfloat16(tmp_path: Path) -> None:
     policy = policy_of(MIXED_DTYPES)

@@ -59,6 +59,8 @@ def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec:
         microbatch_size=microbatch_size,
         gradient_checkpointing=False,
         compile=False,
+        strategy="data_parallel",
+        cpu_offload=False,
         device=CPU,
     )
 
@@ -147,6 +149,8 @@ def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState
         microbatch_size=64,
         gradient_checkpointing=False,
         compile=False,
+        strategy="data_parallel",
+        cpu_offload=False,
         device=CPU,
     )
     sampler = Sampler({task: range(50) for task in fake.TASKS}, chosen, seed=0)

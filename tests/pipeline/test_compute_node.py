@@ -90,6 +90,7 @@ def test_the_node_lacks_what_the_pipeline_needs(node: Node) -> None:
         assert f"No module named '{package}" in node.python(f"import {package}.anything").stderr
 
 
+@pytest.mark.slow
 def test_stages_and_commands_import_none_of_it(node: Node) -> None:
     modules = ", ".join(["nightshift.cli.app", *(f"nightshift.stages.{stage}" for stage in STAGES)])
     imported = node.python(f"import {modules}")

@@ -102,19 +102,29 @@ def test_more_ranks_than_gpus_are_refused_before_the_first_stage(monkeypatch: py
     chosen = params(machine={"device": "cuda", "ranks": 3, "strategy": "fsdp"})
     with pytest.raises(DeviceError, match=r"machine\.ranks is 3, one GPU each, and this machine has 2"):
         check(chosen)
-    check(params(machine={"device": "cuda", "ranks": 2, "strategy": "fsdp"}))
+    check(params(machine={"device": "cuda", "ranks": 2, "strategy": "fsdp", "workers": 0}))
+    with pytest.raises(DeviceError, match=r"one GPU each, one more for machine\.workers, and this machine has 2"):
+        check(params(machine={"device": "cuda", "ranks": 2, "strategy": "fsdp", "workers": 1}))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     check(chosen)
 
 
-def test_where_nothing_is_cloned_gradients_and_moments_need_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_cloned(chosen: config.Params) -> config.Params:
+    return chosen.model_copy(update={"sft": chosen.sft.model_copy(update={"steps": 0})})
+
+
+def test_where_ranks_share_out_a_policy_that_is_not_cloned_gradients_and_moments_need_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     weights = sum(p.numel() * p.element_size() for p in precheck._weightless(params()).parameters())
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2 * weights, 80_000_000_000))
-    chosen = params(machine={"device": "cuda"})
-    check(chosen.model_copy(update={"sft": chosen.sft.model_copy(update={"steps": 0})}), "sft")
-    with pytest.raises(DeviceError, match="memory left"):
-        check(chosen, "sft")
+    sharded = params(machine={"device": "cuda", "ranks": 2, "strategy": "fsdp"})
+    whole = params(machine={"device": "cuda"})
+    check(not_cloned(sharded), "sft")
+    for chosen in (sharded, not_cloned(whole)):
+        with pytest.raises(DeviceError, match="memory left"):
+            check(chosen, "sft")
 
 
 def test_a_policy_that_does_not_fit_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_an_experiment_of_dvc_runs_a_stage_with_another_number(project: Path) -> None:
     packages.record(project, graph.load(project))  # as `make setup` does
     for name, value in (("user.name", "test"), ("user.email", "test@localhost")):

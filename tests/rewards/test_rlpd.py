@@ -83,6 +83,7 @@ def clone(project: Path, made: Path, job: Callable[[str], Job]) -> None:
         shutil.copytree(path, made / path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clone")
 def test_the_classifier_alone_rewards_and_ends_episodes_and_the_simulator_is_shown_beside(
     job: Callable[[str], Job],

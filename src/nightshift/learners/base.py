@@ -32,9 +32,9 @@ class LearnerSpec:
     gradient_checkpointing: bool
     compile: bool
     device: torch.device
-    strategy: Literal["data_parallel", "fsdp"] = "data_parallel"
+    strategy: Literal["data_parallel", "fsdp"]
     """What several ranks hold of the policy."""
-    cpu_offload: bool = False
+    cpu_offload: bool
     """With fsdp: a rank's part is on the CPU between two passes."""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from nightshift import files
-from nightshift.errors import DataError
+from nightshift.errors import DataError, ProjectError
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
@@ -51,11 +51,21 @@ def save(folder: Path, checkpoint: Checkpoint, write_shards: WriteShards = lambd
     known: dict[str, str] = {}
     with files.new_folder(folder / f"step-{checkpoint.step:08d}", known) as new:
         known |= {f"{SHARDS}/{name}": digest for name, digest in write_shards(new / SHARDS).items()}
+        _require_here(new, known)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         (new / TENSORS).write_bytes(to_bytes(tensors))
         files.write_json(new / STATE, {"step": checkpoint.step, "state": checkpoint.state})
     for old in _steps(folder)[KEPT:]:
         shutil.rmtree(old)
+
+
+def _require_here(new: Path, written: Iterable[str]) -> None:
+    missing = sorted(name for name in written if not (new / name).exists())
+    if missing:
+        raise ProjectError(
+            f"learner ranks wrote {', '.join(missing)} of a checkpoint, and this machine does not see them in {new}",
+            "give all nodes the project's folder under the same path (NFS, for example)",
+        )
 
 
 def newest(folder: Path) -> Checkpoint | None:

@@ -59,7 +59,8 @@ class FullySharded(DataParallel):
             param_dtype=torch.bfloat16 if on_gpu else None, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
         self._policies: list[FSDPModule] = []
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)  # none is changed
+        # A block may return a view: no caller changes it in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
 
     def wrap(self, network: _Network) -> _Network:
         if not isinstance(network, Policy):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 _WAIT_SECONDS = 0.5
+_UNTIL_A_RANK_DIES = math.inf
+"""Seconds without progress: a rank counts none while it writes or reads a checkpoint, which may be large."""
 _Result = TypeVar("_Result")
 
 
@@ -138,7 +141,7 @@ class RayLearners:
         return state
 
     def _write_shards(self, folder: Path) -> dict[str, str]:
-        written = self._get([rank.write_shards.remote(folder) for rank in self._ranks], self._timeout)
+        written = self._get([rank.write_shards.remote(folder) for rank in self._ranks], _UNTIL_A_RANK_DIES)
         return {name: digest for sums in written for name, digest in sums.items()}
 
     def _keep_state(self) -> None:
@@ -186,7 +189,7 @@ class RayLearners:
         (address,) = self._get([self._ranks[0].rendezvous_address.remote()], timeout)
         self._get([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], timeout)
         if self._state is not None:
-            self._get([rank.restore.remote(self._state) for rank in self._ranks], timeout)
+            self._get([rank.restore.remote(self._state) for rank in self._ranks], _UNTIL_A_RANK_DIES)
 
     def _get(self, futures: Sequence[Any], timeout: float) -> list[Any]:
         """The results of all; raises as soon as one fails or all stall, since the others would block for ever."""
@@ -246,8 +249,8 @@ class RankActor:
         with self._copying:
             self._before = self._rank.state()
         metrics = self._rank.update(groups, progress)
-        asked = self._strategy.shards or self._strategy.rank == 0
-        weights = self._rank.policy().weights if asked else None
+        gathers = self._strategy.shards or self._strategy.rank == 0
+        weights = self._rank.policy().weights if gathers else None
         return metrics, weights if self._strategy.rank == 0 else None
 
     def state(self) -> LearnerState | None:

@@ -75,6 +75,6 @@ class _Unpickler(pickle.Unpickler):
         if is_dtype or name in _RECORDS.get(module, ()):
             return super().find_class(module, name)
         raise DataError(
-            f"the metadata of a sharded checkpoint names {module}.{name}, which torch does not write there",
+            f"metadata of a sharded checkpoint names {module}.{name}, which torch {torch.__version__} does not write",
             "remove this stage's folder in .state and run again: training starts from the beginning",
         )

@@ -137,10 +137,11 @@ def _check_rloo(params: config.Params) -> None:
 def _check_gpus(machine: config.Machine) -> None:
     if machine.ranks == 1 or device.resolve(machine.device).type != "cuda":
         return
-    gpus = torch.cuda.device_count()
-    if gpus < machine.ranks:
+    gpus, acting = torch.cuda.device_count(), int(machine.workers > 0)
+    if gpus < machine.ranks + acting:
+        workers = ", one more for machine.workers" if acting else ""
         raise DeviceError(
-            f"machine.ranks is {machine.ranks}, one GPU each, and this machine has {gpus}",
+            f"machine.ranks is {machine.ranks}, one GPU each{workers}, and this machine has {gpus}",
             "lower machine.ranks in params.yaml, or join a Ray cluster with more GPUs (RAY_ADDRESS)",
         )
 
@@ -182,7 +183,8 @@ def _check_device(params: config.Params, *, learns: bool) -> None:
     if chosen.type != "cuda" or not learns:
         return
     parameters = list(_weightless(params).parameters())
-    copies = _COPIES_OF_TRAINED if params.sft.steps else 0  # ranks may share out the policy of later stages
+    shared_out = params.machine.strategy == "fsdp" and not params.sft.steps
+    copies = 0 if shared_out else _COPIES_OF_TRAINED
     needed = _bytes(parameters) + copies * _bytes(p for p in parameters if p.requires_grad)
     free, _ = torch.cuda.mem_get_info()
     if needed > free:

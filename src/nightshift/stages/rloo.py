@@ -82,7 +82,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     kept = selection.kept(rloo.validation.level)
     job.tracker.log({"validation/kept_iteration": float(kept.iteration)}, rloo.iterations)
     with files.new_folder(paths.RLOO_POLICY) as folder:
-        policies.save(restore(selection.best, spec.device) if kept.iteration else cloned, folder)
+        policies.save(restore(selection.best, torch.device("cpu")) if kept.iteration else cloned, folder)
         learned = {"algorithm": rloo.advantage_estimator, "iterations": history, "kl_limit": rloo.target_kl}
         files.write_json(folder / paths.HISTORY, {**learned, **selection.to_json(rloo.validation.level)})
 
