@@ -278,10 +278,11 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=ways, default=ways)
     parser.add_argument("--batches", nargs="+", type=int, default=[16, 32, 64])
     parser.add_argument("--depth", type=int, default=LLAMA_7B["depth"], help="blocks of the decoder")
-    parser.add_argument("--width", type=int, default=LLAMA_7B["width"])
+    parser.add_argument("--width", type=int, default=LLAMA_7B["width"], help="of the decoder; its MLP goes with it")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    llama: LlamaSpec = {**LLAMA_7B, "depth": arguments.depth, "width": arguments.width}
+    mlp = LLAMA_7B["mlp"] * arguments.width // LLAMA_7B["width"]
+    llama: LlamaSpec = {**LLAMA_7B, "depth": arguments.depth, "width": arguments.width, "mlp": mlp}
     peak = peak_tflops(device)
     print(json.dumps({"matmul_peak_tflops": round(peak, 1), "device": device.type, "tokens": TOKENS}), flush=True)
     for way in arguments.ways:
