@@ -109,7 +109,7 @@ def test_cloning_does_not_depend_on_the_size_of_microbatches_and_draws_anew_in_e
         )
         learned.append(learned_by(learner))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert_same(*learned, "sde")
+    assert_same(learned[0], learned[1], "sde")
 
 
 def learned_by(learner: SftLearner) -> Flow:

@@ -18,7 +18,7 @@ def resize_with_pad(images: Tensor, size: int) -> Tensor:
         return images
     ratio = max(height, width) / size
     new = (max(1, int(height / ratio)), max(1, int(width / ratio)))  # rounded down, as openpi does
-    resized = torch.cat([_resize(part, new) for part in images.permute(0, 3, 1, 2).split(_AT_ONCE)])
+    resized = torch.cat([_resize(part, new) for part in torch.split(images.permute(0, 3, 1, 2), _AT_ONCE)])
     top, left = (size - new[0]) // 2, (size - new[1]) // 2
     padded = functional.pad(resized, (left, size - new[1] - left, top, size - new[0] - top))
     return padded.permute(0, 2, 3, 1).contiguous()
