@@ -386,7 +386,7 @@ class FlowNoise(Section):
     """Exploration by noise in every denoising step, with a std that a small network learns (rloo.learn_std)."""
 
     min_std: Positive
-    """Lowest std, in standard deviations of the demos' actions, which the temperature scales; 0.08 in pi_RL."""
+    """Lowest std, in the scale in which actions are denoised, which the temperature scales; 0.08 in pi_RL."""
     max_std: Positive
     """Highest std; 0.16 in pi_RL."""
     log_prob: Literal["sum", "mean"]
@@ -1064,20 +1064,26 @@ class Params(Section):
         if "rloo" in self.algorithms:
             self._check_rloo()
         if "rlpd" in self.algorithms and self.policy.head != "tanh_gaussian":
-            raise ValueError(f"rlpd needs policy.head: tanh_gaussian, but it is {self.policy.head}")
+            raise ValueError(f"rlpd needs policy.head: tanh_gaussian, but {self._acts_by}")
         return self
 
     def _check_rloo(self) -> None:
-        has_std = self.policy.head in ("gaussian", "l1", "flow_noise")
-        only_std = has_std or self.policy.head == "flow_sde"
-        if only_std and self.rloo.entropy_coef and not self.rloo.learn_std:
+        head = self.policy.head
+        if head == "flow_sde" and self.rloo.entropy_coef:
+            raise ValueError("rloo.entropy_coef has no effect: the noise of flow_sde is not learned; set it to 0")
+        if head in ("gaussian", "l1") and self.rloo.entropy_coef and not self.rloo.learn_std:
             raise ValueError(
                 "rloo.entropy_coef has no effect while rloo.learn_std is false: a Gaussian's entropy depends on its std"
             )
-        if self.rloo.learn_std and not has_std:
-            raise ValueError(
-                f"rloo.learn_std has no effect while policy.head is {self.policy.head}: set learn_std: false"
-            )
+        if self.rloo.learn_std and head not in ("gaussian", "l1", "flow_noise"):
+            raise ValueError(f"rloo.learn_std has no effect while {self._acts_by}: set learn_std: false")
+
+    @property
+    def _acts_by(self) -> str:
+        """Flow policies have no parameter `head`."""
+        if isinstance(self.policy, Flow | Pi0):
+            return f"the policy is {self.policy.family} with {self.policy.head}"
+        return f"policy.head is {self.policy.head}"
 
     def skips(self, stage: str) -> bool:
         """Whether this is a training stage that is not chosen, or `start` where training starts from scratch."""

@@ -25,7 +25,7 @@ from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.learners.local import LocalLearner
 from nightshift.policies import lora
-from nightshift.policies.heads import HeadPolicy
+from nightshift.policies.base import Policy
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
 from nightshift.policies.snapshot import snapshot
 from nightshift.types import RolloutRequest, Trajectory
@@ -46,10 +46,10 @@ BOUNDS = {1: [0, 3], 2: [0, 1, 3], 3: [0, 2, 3, 3]}
 PROGRESS = (0.0, 0.5)
 
 
-def policy_of(family: str) -> HeadPolicy:
+def policy_of(family: str) -> Policy:
     name, _, adapters = family.partition(" + ")
     if not adapters:
-        return examples.make(name)
+        return examples.make_policy(name)
     torch.manual_seed(0)
     network: Any = {**examples.NETWORK, "action_head": name.split()[1], "dtype": adapters.split()[0]}
     policy = OpenVlaOft(**{**examples.OPENVLA_OFT, "network": network, "lora": LORA})
@@ -59,16 +59,16 @@ def policy_of(family: str) -> HeadPolicy:
     return policy
 
 
-def seen_by(policy: HeadPolicy, count: int, seed: int) -> dict[str, Any]:
+def seen_by(policy: Policy, count: int, seed: int) -> dict[str, Any]:
     return {name: values for name, values in examples.observe(count, seed).items() if name in policy.observations}
 
 
-def episode(policy: HeadPolicy, *, member: int, success: bool, seed: int) -> Trajectory:
+def episode(policy: Policy, *, member: int, success: bool, seed: int) -> Trajectory:
     length = 3 + 2 * member
     decisions = math.ceil(length / examples.CHUNK)
     seen = seen_by(policy, decisions, seed * 10 + member)
     with torch.no_grad():
-        sampled = policy.sample(policy.inputs(seen), examples.generators(decisions, seed), TEMPERATURE)
+        *sampled, latents = policy.decide(policy.inputs(seen), examples.generators(decisions, seed), TEMPERATURE)
     actions, log_probs = (tensor.numpy().reshape(-1, examples.ACTION_DIM)[:length] for tensor in sampled)
     return Trajectory(
         request=REQUEST,
@@ -78,25 +78,27 @@ def episode(policy: HeadPolicy, *, member: int, success: bool, seed: int) -> Tra
         actions=actions,
         executed=actions,
         log_probs=log_probs,
+        latents={name: tensor.numpy() for name, tensor in latents.items()},
         chunk=examples.CHUNK,
         success=success,
     )
 
 
-def groups(policy: HeadPolicy) -> Groups:
+def groups(policy: Policy) -> Groups:
     return [
         [episode(policy, member=member, success=success, seed=seed) for member, success in enumerate(group)]
         for seed, group in enumerate(OUTCOMES)
     ]
 
 
-def demos(policy: HeadPolicy, count: int = 5) -> CloningSteps:
+def demos(policy: Policy, count: int = 5) -> CloningSteps:
     seen = {name: (np.asarray(values), np.arange(count)) for name, values in seen_by(policy, count, 7).items()}
-    actions = examples.demo_actions(count).numpy()
-    return CloningSteps(observations=seen, actions=actions, mask=np.array([[True, n % 2 > 0] for n in range(count)]))
+    actions = examples.demo_actions(count, horizon=policy.horizon).numpy()
+    mask = np.array([[True] + [n % 2 > 0] * (policy.horizon - 1) for n in range(count)])
+    return CloningSteps(observations=seen, actions=actions, mask=mask)
 
 
-def make_spec(policy: HeadPolicy, *, microbatch_size: int = 3, **changes: Any) -> LearnerSpec:
+def make_spec(policy: Policy, *, microbatch_size: int = 3, **changes: Any) -> LearnerSpec:
     chosen = {"minibatch_size": 9, "epochs": 1, "optimizer.learning_rate": 1e-3, "target_kl": None, **changes}
     return LearnerSpec(
         policy=snapshot(policy),
@@ -152,6 +154,8 @@ MIXED_DTYPES = "openvla-oft l1 + bfloat16"
         ("gaussian_mlp", 2, EVERYTHING),
         ("gaussian_mlp", 3, {}),
         ("vla", 2, {"kl.coef": 0.5, "bc_weight": 2.0}),
+        ("flow noise", 2, {"learn_std": True, "bc_weight": 2.0}),
+        ("pi0 sde", 3, {"kl.coef": 0.5}),
         (ADAPTERS, 3, {}),
     ],
 )

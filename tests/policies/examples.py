@@ -155,9 +155,9 @@ def observe(count: int, seed: int = 0) -> Observation:
     }
 
 
-def demo_actions(count: int, seed: int = 0) -> Tensor:
-    """Actions [N, C, A] within the range of STATISTICS."""
-    fractions = np.random.default_rng(seed).random((count, CHUNK, ACTION_DIM), np.float32)
+def demo_actions(count: int, seed: int = 0, horizon: int = CHUNK) -> Tensor:
+    """Actions [N, H, A] within the range of STATISTICS."""
+    fractions = np.random.default_rng(seed).random((count, horizon, ACTION_DIM), np.float32)
     low, high = (torch.tensor(STATISTICS["actions"][key]) for key in ("min", "max"))
     return low + torch.from_numpy(fractions) * (high - low)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nightshift import policies
+from nightshift.algorithms.batch import idle
 from nightshift.errors import DataError
 from nightshift.policies.base import Inputs, Policy
 from nightshift.policies.gaussian_mlp import GaussianMlp
@@ -90,7 +91,8 @@ def test_an_empty_batch_has_no_actions(policy: Policy) -> None:
 
 
 def test_gradients_of_cloning_reach_every_parameter_that_decides_the_greedy_action(policy: Policy) -> None:
-    loss = policy.bc_loss(cloning_inputs(policy, 8), demo_actions(8), torch.ones(8, CHUNK, dtype=torch.bool))
+    actions, mask = demo_actions(8, horizon=policy.horizon), torch.ones(8, policy.horizon, dtype=torch.bool)
+    loss = policy.bc_loss(cloning_inputs(policy, 8), actions, mask)
     loss.backward()  # type: ignore[no-untyped-call]
     spread = {id(parameter) for parameter in policy.std_parameters()}
     silent = [
@@ -120,9 +122,9 @@ def test_a_row_samples_from_its_own_generator_whatever_the_batch(policy: Policy)
 
 
 def test_a_nan_in_masked_actions_reaches_neither_loss_nor_gradient(policy: Policy) -> None:
-    inputs, actions = cloning_inputs(policy, ROWS), demo_actions(ROWS)
-    mask = torch.ones(ROWS, CHUNK, dtype=torch.bool)
-    mask[1:, 1] = False
+    inputs, actions = cloning_inputs(policy, ROWS), demo_actions(ROWS, horizon=policy.horizon)
+    mask = torch.ones(ROWS, policy.horizon, dtype=torch.bool)
+    mask[1:, 1:] = False
 
     def clone(padding: float) -> list[Tensor]:
         padded = torch.where(mask[..., None], actions, padding)
@@ -141,7 +143,17 @@ def test_critic_features_have_the_promised_size_and_no_gradient(policy: Policy) 
     assert not torch.equal(features[0], features[1])
 
 
-@pytest.mark.parametrize("family", ["cnn", "vla", "flow sde", "flow noise"])
+def test_a_pass_that_counts_for_nothing_has_the_latents_of_a_decision_and_finite_log_probs(policy: Policy) -> None:
+    nothing = idle(policy)
+    inputs = policy.inputs(observe(1))
+    recorded = {**inputs, **policy.decide(inputs, generators(1), 1.0).latents}
+    assert {name: (values.shape, values.dtype) for name, values in nothing.inputs.items()} == {
+        name: (values.shape, values.dtype) for name, values in recorded.items()
+    }
+    assert policy.log_prob(nothing.inputs, nothing.actions, 1.0).isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["cnn", "vla"])
 def test_a_fresh_policy_that_sees_acts_the_mean_of_the_demos(family: str) -> None:
     fresh = policies.build(make_policy(family).spec)
     fresh.normalise_by(STATISTICS)

@@ -86,20 +86,74 @@ def test_the_loss_has_the_value_that_was_computed_by_hand() -> None:
     assert loss.item() == pytest.approx(2.069643, abs=1e-4)
 
 
+@torch.no_grad()
+def eulers(policy: Flow, inputs: Inputs, noise: Tensor) -> Tensor:
+    """The actions that the ODE makes of `noise`."""
+    noisy, context = noise, policy.context(inputs)
+    for time in (1.0, 0.75, 0.5, 0.25):
+        noisy = noisy - 0.25 * policy.velocity(noisy, torch.full((len(noise),), time), context)[0]
+    return policy.action_mean + policy.action_std * noisy
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_actions_are_eulers_and_the_limit_of_no_noise(kind: str) -> None:
+def test_greedy_actions_are_eulers_from_one_standard_normal_draw(kind: str) -> None:
+    """Of every policy of that shape, so that a run repeats what a checkpoint did."""
     policy = flow(kind)
     inputs = policy.inputs(observe(ROWS))
+    noise = torch.from_numpy(np.random.default_rng(0).standard_normal((CHUNK, ACTION_DIM), np.float32))
     with torch.no_grad():
-        noisy, context = torch.zeros(ROWS, CHUNK, ACTION_DIM), policy.context(inputs)
-        for time in (1.0, 0.75, 0.5, 0.25):
-            noisy = noisy - 0.25 * policy.velocity(noisy, torch.full((ROWS,), time), context)[0]
         greedy = policy.greedy(inputs)
-        cold, _ = policy.sample(inputs, generators(ROWS), 1e-6)
-        warm, _ = policy.sample(inputs, generators(ROWS), 1.0)
-    torch.testing.assert_close(greedy, policy.action_mean + policy.action_std * noisy, rtol=0, atol=1e-6)
-    torch.testing.assert_close(greedy, cold, rtol=0, atol=1e-5)
-    assert (greedy - warm).abs().max() > 0.1
+    torch.testing.assert_close(greedy, eulers(policy, inputs, noise.expand(ROWS, -1, -1)), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_temperature_scales_gaussian_steps_and_not_the_initial_noise(kind: str) -> None:
+    policy = flow(kind)
+    inputs = policy.inputs(observe(ROWS))
+    drawn = [generator.standard_normal((STEPS + 1, CHUNK, ACTION_DIM), np.float32)[0] for generator in generators(ROWS)]
+    noise = torch.from_numpy(np.stack(drawn))
+    with torch.no_grad():
+        cold, warm = (policy.decide(inputs, generators(ROWS), temperature) for temperature in (1e-6, 1.0))
+    assert torch.equal(cold.latents[CHAIN][:, 0], noise) and torch.equal(warm.latents[CHAIN][:, 0], noise)
+    torch.testing.assert_close(cold.actions, eulers(policy, inputs, noise), rtol=0, atol=1e-5)
+    assert (cold.actions - warm.actions).abs().max() > 0.05
+
+
+class TwoWays(Flow):
+    """Of which the velocity is the exact one of demos that show -1 and 1 equally often."""
+
+    def velocity(self, noisy: Tensor, times: Tensor, context: Any) -> tuple[Tensor, Tensor]:
+        times = times[:, None, None]
+        expected = torch.tanh((1 - times) * noisy / times.square())  # of the action, given noisy
+        return (noisy - expected) / times, noisy
+
+
+def test_greedy_actions_are_one_of_two_ways_and_not_their_mean() -> None:
+    policy = TwoWays(**VLA, denoising_steps=20, **FLOW["sde"])
+    torch.testing.assert_close(policy.greedy(policy.inputs(observe(1))).abs(), torch.ones(1, CHUNK, ACTION_DIM))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_and_values_of_the_observations_are_computed_once_per_decision(kind: str) -> None:
+    policy = flow(kind)
+    inputs = policy.inputs(observe(ROWS))
+    context, noise = policy.context(inputs), torch.randn(ROWS, CHUNK, ACTION_DIM)
+    with torch.no_grad():
+        first, _ = policy.velocity(noise, torch.ones(ROWS), context)
+        kept = list(context.observed)
+        again, _ = policy.velocity(noise, torch.ones(ROWS), context)
+    assert torch.equal(first, again)
+    assert all(one is other and isinstance(one, tuple) for one, other in zip(kept, context.observed, strict=True))
+
+
+def test_features_of_a_critic_do_not_depend_on_the_padding_of_the_instruction() -> None:
+    policy = flow("sde")
+    wide = Flow(**{**VLA, "max_words": 12}, denoising_steps=STEPS, **FLOW["sde"])
+    weights = policy.state_dict()
+    position = torch.cat([weights["words.position"], torch.ones(1, 6, VLA["width"])], dim=1)
+    wide.load_state_dict({**weights, "words.position": position})
+    seen = [made.critic_features(made.inputs(observe(ROWS))) for made in (policy, wide)]
+    torch.testing.assert_close(*seen, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,8 +302,8 @@ def test_activations_that_are_computed_again_give_the_same_gradient(family: str)
         policy = make_policy(family)
         if again:
             recompute_activations(policy)
-        inputs, mask = cloning_inputs(policy, ROWS), torch.ones(ROWS, CHUNK, dtype=torch.bool)
-        policy.bc_loss(inputs, demo_actions(ROWS), mask).backward()  # type: ignore[no-untyped-call]
+        actions, mask = demo_actions(ROWS, horizon=policy.horizon), torch.ones(ROWS, policy.horizon, dtype=torch.bool)
+        policy.bc_loss(cloning_inputs(policy, ROWS), actions, mask).backward()  # type: ignore[no-untyped-call]
         gradients.append({name: parameter.grad for name, parameter in policy.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-5, atol=1e-7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import cast
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 from nightshift import config
 from nightshift.algorithms.estimators import Groups
@@ -20,7 +18,7 @@ from nightshift.policies.flow import Flow
 from nightshift.types import Trajectory
 from tests.algorithms.test_on_policy import REQUEST, TEMPERATURE, settings
 from tests.conftest import REPOSITORY
-from tests.policies.examples import FLOW, VLA
+from tests.policies.examples import FLOW, VLA, demo_actions, make, observe
 
 CHUNK, DIM, STEPS = 2, 7, 3
 KINDS = ("sde", "noise")
@@ -78,10 +76,10 @@ def reinforced(kind: str, microbatch_size: int, *, epochs: int) -> tuple[Flow, d
     return actor, learner.update(played, 0.0)
 
 
-def assert_same(one: Flow, other: Flow) -> None:
+def assert_same(one: Flow, other: Flow, kind: str) -> None:
     """They act alike. Not weight by weight: those that one token's attention does not depend on follow rounding."""
     inputs = one.inputs({"proprio": np.random.default_rng(0).standard_normal((20, 3), np.float32)})
-    actions, others, fresh = (actor.greedy(inputs) for actor in (one, other, policy("sde")))
+    actions, others, fresh = (actor.greedy(inputs) for actor in (one, other, policy(kind)))
     torch.testing.assert_close(actions, others, rtol=0, atol=1e-4)
     assert (actions - fresh).abs().max() > 5e-3
 
@@ -89,14 +87,14 @@ def assert_same(one: Flow, other: Flow) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_before_the_first_gradient_step_every_ratio_is_one(kind: str) -> None:
     _, metrics = reinforced(kind, 64, epochs=1)
-    assert abs(metrics["update/ppo_kl"]) < 1e-6 and metrics["update/clip_fraction"] == 0
+    assert abs(metrics["update/ppo_kl"]) < 1e-5 and metrics["update/clip_fraction"] == 0
     assert metrics["update/kl"] > 0, "the step changed nothing"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_update_does_not_depend_on_the_size_of_microbatches(kind: str) -> None:
     (one, _), (other, _) = (reinforced(kind, size, epochs=2) for size in (64, 3))
-    assert_same(one, other)
+    assert_same(one, other, kind)
 
 
 def test_cloning_does_not_depend_on_the_size_of_microbatches_and_draws_anew_in_every_step() -> None:
@@ -111,7 +109,7 @@ def test_cloning_does_not_depend_on_the_size_of_microbatches_and_draws_anew_in_e
         )
         learned.append(learned_by(learner))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert_same(*learned)
+    assert_same(learned[0], learned[1], "sde")
 
 
 def learned_by(learner: SftLearner) -> Flow:
@@ -130,8 +128,10 @@ def test_the_validation_loss_is_the_same_every_time() -> None:
 
 def test_a_loss_that_is_not_random_takes_no_numbers_from_the_generator() -> None:
     """Results of other families do not depend on it."""
+    sft = config.Sft.model_validate(yaml.safe_load((REPOSITORY / "params.yaml").read_text())["sft"])
+    learner = SftLearner(make("gaussian_mlp"), sft, microbatch_size=64)
+    seen, mask = learner.policy.inputs(observe(4)), torch.ones(4, CHUNK, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
-    before = copy.copy(generator.get_state())
-    empty: Tensor = torch.rand(16, 0, generator=generator)
-    assert empty.shape == (16, 0)
+    before = generator.get_state()
+    learner.update(DemoBatch(seen, demo_actions(4), mask), generator)
     assert torch.equal(generator.get_state(), before)

@@ -107,12 +107,19 @@ def test_log_probs_that_are_recorded_in_a_rollout_are_the_updates_own(job: Calla
 
 def test_a_noise_network_alone_has_a_std_to_learn() -> None:
     with_policy("noise", rloo={"learn_std": True, "entropy_coef": 0.005})
-    with pytest.raises(ValueError, match=r"learn_std has no effect while policy\.head is flow_sde"):
+    with pytest.raises(ValueError, match=r"learn_std has no effect while the policy is flow with flow_sde"):
         with_policy("sde", rloo={"learn_std": True})
-    with pytest.raises(ValueError, match=r"entropy_coef has no effect"):
-        with_policy("sde", rloo={"entropy_coef": 0.005})
+    for learn_std in (False, True):
+        with pytest.raises(ValueError, match=r"entropy_coef has no effect: the noise of flow_sde is not learned"):
+            with_policy("sde", rloo={"entropy_coef": 0.005, "learn_std": learn_std})
+
+
+def test_the_entropy_of_a_noise_network_depends_on_the_tokens_that_are_always_trained() -> None:
+    assert with_policy("noise", rloo={"entropy_coef": 0.005, "learn_std": False}).rloo.entropy_coef == 0.005
 
 
 def test_rlpd_does_not_train_it() -> None:
-    with pytest.raises(ValueError, match=r"rlpd needs policy\.head: tanh_gaussian, but it is flow_sde"):
+    with pytest.raises(
+        ValueError, match=r"rlpd needs policy\.head: tanh_gaussian, but the policy is flow with flow_sde"
+    ):
         with_policy("sde", algorithms=["rlpd"])

@@ -111,7 +111,7 @@ def idle(policy: Policy) -> DecisionBatch:
     actions = torch.zeros(1, policy.chunk, policy.action_dim)
     zeros = torch.zeros(1)
     return DecisionBatch(
-        inputs=policy.inputs(seen),
+        inputs={**policy.inputs(seen), **policy.idle_latents(1)},
         actions=actions,
         mask=torch.zeros(1, policy.chunk, dtype=torch.bool),
         log_probs=actions,

@@ -36,7 +36,8 @@ class Policy(nn.Module, ABC):
     """A torch module that acts in chunks. B observations at a time, C actions per chunk, A dimensions.
 
     `inputs` makes tensors on the CPU; every other method takes them on the policy's own device. `temperature` scales
-    the spread that `sample` draws with; `greedy` is the limit of 0.
+    the spread that `sample` draws with; `greedy` is the limit of 0, except where a policy draws noise that has no
+    temperature (a flow policy's first).
     """
 
     @classmethod
@@ -65,6 +66,12 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def chunk(self) -> int:
         """Actions per decision."""
+
+    @property
+    def horizon(self) -> int:
+        """H, the actions that the network predicts per decision, and that cloning shows it: the chunk, or more, of
+        which the first are played."""
+        return self.chunk
 
     @property
     @abstractmethod
@@ -101,7 +108,7 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def greedy(self, inputs: Inputs) -> Tensor:
-        """The most likely actions [B, C, A]."""
+        """The actions [B, C, A] without chance: the most likely ones, where the family knows them."""
 
     @abstractmethod
     def sample(
@@ -114,6 +121,13 @@ class Policy(nn.Module, ABC):
         """As `sample`, with the latents. They are recorded with the decision."""
         return Decision(*self.sample(inputs, generators, temperature), latents={})
 
+    def idle_latents(self, count: int) -> Inputs:
+        """Latents of `count` decisions, with the names, shapes and dtypes of those that `decide` gives.
+
+        For a pass that counts for nothing: a rank without data runs the policy where others run it on theirs.
+        """
+        return {}
+
     @abstractmethod
     def evaluate_actions(self, inputs: Inputs, actions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-density of `actions` and entropy of their distribution, dimension by dimension: both [B, C, A].
@@ -123,7 +137,7 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def bc_loss(self, inputs: Inputs, actions: Tensor, mask: Tensor) -> Tensor:
-        """The behaviour-cloning loss of `actions` [B, C, A], a mean over the actions where `mask` [B, C] is true.
+        """The behaviour-cloning loss of `actions` [B, H, A], a mean over the actions where `mask` [B, H] is true.
 
         Masked actions may be NaN: they have no influence on the loss or its gradient.
         """
@@ -197,10 +211,6 @@ class EncoderPolicy(Policy):
     @abstractmethod
     def encode(self, inputs: Inputs) -> Tensor:
         """What the rest of the network and critics see of the observations, in float32 and with a gradient."""
-
-    def encoder_parameters(self) -> Sequence[nn.Parameter]:
-        """Those that `encode` depends on."""
-        return []
 
     def critic_view(self, encoded: Tensor) -> Tensor:
         """What `encode` gives as a critic's features [B, F]."""

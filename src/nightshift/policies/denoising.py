@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from nightshift import config
 
 CHAIN = "denoising_chain"
-"""The latent of that name, [B, N + 1, *noise_shape]: normalised actions from noise to what was played."""
+"""The latent of that name, [B, N + 1, H, D]: normalised actions from noise to what was played."""
 GAUSSIAN_STEPS = "gaussian_steps"
 """The latent of that name, int64 [B, K]: the steps of the chain that have a log-prob."""
 Context = TypeVar("Context")
 _NOISE_HIDDEN = (128, 64)
 """Widths of the noise network, as in RLinf."""
+_GREEDY_SEED = 0
+"""Of the noise that `greedy` denoises."""
 
 
 class FlowSdeSpec(TypedDict):
@@ -55,9 +57,14 @@ class Denoising(nn.Module, ABC):
         self.steps = steps
         self.register_buffer("times", flow_matching.schedule(steps), persistent=False)
 
+    @property
+    @abstractmethod
+    def gaussian_steps(self) -> int:
+        """K, how many steps of a chain are Gaussian."""
+
     @abstractmethod
     def draw_steps(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        """The numbers of the steps that are Gaussian, in order; the others follow the ODE."""
+        """The numbers [K] of the steps that are Gaussian, in order; the others follow the ODE."""
 
     @abstractmethod
     def transition(
@@ -88,6 +95,10 @@ class FlowSde(Denoising):
         sigma = flow_matching.sde_sigma(flow_matching.schedule(steps), spec["noise_level"])
         self.register_buffer("sigma", sigma, persistent=False)
 
+    @property
+    def gaussian_steps(self) -> int:
+        return 1
+
     def draw_steps(self, generator: np.random.Generator) -> NDArray[np.int64]:
         return generator.integers(self.steps, size=1)
 
@@ -114,6 +125,10 @@ class FlowNoise(Denoising):
         self.std = nn.Sequential(
             nn.Linear(width, first), nn.Tanh(), nn.Linear(first, second), nn.Tanh(), nn.Linear(second, action_dim)
         )
+
+    @property
+    def gaussian_steps(self) -> int:
+        return self.steps
 
     def draw_steps(self, generator: np.random.Generator) -> NDArray[np.int64]:
         return np.arange(self.steps)
@@ -156,16 +171,20 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
     """A policy that denoises its actions: a family only says what the velocity network is.
 
     `context` sees the observations, once per decision; `velocity` is computed from it for every step of the chain.
+    H actions of D dimensions are denoised; the first C, and of them A dimensions, are played.
     """
 
     denoising: Denoising
+    greedy_noise: Tensor
     action_mean: Tensor
     action_std: Tensor
 
-    def scale_actions(self) -> None:
-        """Actions are denoised in standard deviations of the demos."""
+    def register_denoising_buffers(self) -> None:
+        """Actions are denoised in standard deviations of the demos. `greedy` always starts from the same draw."""
         self.register_buffer("action_mean", torch.zeros(self.action_dim))
         self.register_buffer("action_std", torch.ones(self.action_dim))
+        drawn = np.random.default_rng(_GREEDY_SEED).standard_normal(self.noise_shape, dtype=np.float32)
+        self.register_buffer("greedy_noise", torch.tensor(drawn), persistent=False)
 
     @abstractmethod
     def context(self, inputs: Inputs) -> Context:
@@ -173,15 +192,20 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
 
     @abstractmethod
     def velocity(self, noisy: Tensor, times: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """The velocity [B, *noise_shape] at `times` [B], and the features [B, …, width] that it is read from."""
+        """The velocity [B, H, D] at `times` [B], and the features [B, H, width] that it is read from."""
+
+    @property
+    def noise_dim(self) -> int:
+        """D."""
+        return self.action_dim
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """Actions and dimensions that are denoised: those of a decision, or more, of which the first are played."""
-        return self.chunk, self.action_dim
+        """H and D."""
+        return self.horizon, self.noise_dim
 
     def normalise_actions(self, actions: Tensor, inputs: Inputs) -> Tensor:
-        """Actions [B, C, A] as they are denoised."""
+        """Actions [B, H, A] as they are denoised."""
         return (actions - self.action_mean) / self.action_std
 
     def unnormalise_actions(self, denoised: Tensor, inputs: Inputs) -> Tensor:
@@ -196,10 +220,15 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
         self.action_std.copy_(torch.tensor(statistics["std"]).clamp(min=MIN_STD))
 
     def greedy(self, inputs: Inputs) -> Tensor:
-        """What the ODE makes of noise 0, the most likely."""
+        """What the ODE makes of one standard normal draw, the same for every decision.
+
+        Not of noise 0: that is the most likely noise and not the most likely action. Between two ways that the demos
+        show its velocity is 0, so it would stay on their mean; and no noise that the network was trained on is so near
+        to 0.
+        """
         context = self.context(inputs)
         rows = len(next(iter(inputs.values())))
-        noisy = torch.zeros(rows, *self.noise_shape, device=self.device)
+        noisy = self.greedy_noise.expand(rows, -1, -1)
         for step in range(self.denoising.steps):
             velocity, _ = self.velocity(noisy, self.denoising.times[step].expand(rows), context)
             noisy = self.denoising.ode_step(noisy, velocity, step)
@@ -212,10 +241,11 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
         return actions, log_probs
 
     def decide(self, inputs: Inputs, generators: Sequence[np.random.Generator], temperature: float) -> Decision:
-        """The temperature scales the std of the initial noise and of every Gaussian step."""
+        """The temperature scales the std of Gaussian steps. The initial noise is standard normal at any temperature,
+        since the network has seen no other at t = 1."""
         context = self.context(inputs)
         noises, gaussian = self._draw(generators)
-        chain = [temperature * noises[:, 0]]
+        chain = [noises[:, 0]]
         total = torch.zeros_like(chain[0])
         for number in range(self.denoising.steps):
             step = torch.full((len(noises),), number, device=self.device)
@@ -224,7 +254,7 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
             sampled = mean + std * noises[:, number + 1]
             chain.append(torch.where(is_gaussian, sampled, self.denoising.ode_step(chain[-1], velocity, number)))
             total += torch.where(is_gaussian, flow_matching.normal_log_prob(sampled, mean, std), 0)
-        log_probs = self.denoising.joint(self._initial_log_prob(chain[0], temperature), total)
+        log_probs = self.denoising.joint(_standard_normal_log_prob(chain[0]), total)
         actions = self.unnormalise_actions(self._played(chain[-1]), inputs)
         latents = {CHAIN: torch.stack(chain, dim=1), GAUSSIAN_STEPS: gaussian}
         return Decision(actions, self._played(log_probs), latents)
@@ -238,10 +268,14 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
             _, mean, std = self._transition(chain[rows, step], step, context, temperature)
             log_probs = log_probs + flow_matching.normal_log_prob(chain[rows, step + 1], mean, std)
             entropies = entropies + flow_matching.normal_entropy(std)
-        initial = self._initial_log_prob(chain[:, 0], temperature)
-        initial_entropy = flow_matching.normal_entropy(torch.full_like(initial, temperature))
+        initial = _standard_normal_log_prob(chain[:, 0])
+        initial_entropy = flow_matching.normal_entropy(torch.ones_like(initial))
         both = self.denoising.joint(initial, log_probs), self.denoising.joint(initial_entropy, entropies)
         return self._played(both[0]), self._played(both[1])
+
+    def idle_latents(self, count: int) -> Inputs:
+        chain = torch.zeros(count, self.denoising.steps + 1, *self.noise_shape)
+        return {CHAIN: chain, GAUSSIAN_STEPS: torch.zeros(count, self.denoising.gaussian_steps, dtype=torch.int64)}
 
     @property
     def loss_draws(self) -> int:
@@ -253,12 +287,11 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
         draws = inputs[LOSS_DRAWS]
         times, noise = flow_matching.training_times(draws[:, 0]), flow_matching.normal(draws[:, 1:])
         normalised = torch.where(mask[..., None], self.normalise_actions(actions, inputs), 0)
-        more, dims = self.noise_shape[0] - self.chunk, self.noise_shape[1] - self.action_dim
-        padded, counted = functional.pad(normalised, (0, dims, 0, more)), functional.pad(mask, (0, more))
+        padded = functional.pad(normalised, (0, self.noise_dim - self.action_dim))
         noisy, target = flow_matching.interpolate(padded, noise.reshape(padded.shape), times)
         velocity, _ = self.velocity(noisy, times, self.context(inputs))
         errors = (velocity - target).square().mean(-1)
-        return torch.where(counted, errors, 0).sum() / mask.sum()
+        return torch.where(mask, errors, 0).sum() / mask.sum()
 
     def _transition(
         self, noisy: Tensor, step: Tensor, context: Context, temperature: float
@@ -267,11 +300,8 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
         velocity, hidden = self.velocity(noisy, self.denoising.times[step], context)
         return velocity, *self.denoising.transition(noisy, velocity, hidden, step, temperature)
 
-    def _initial_log_prob(self, noise: Tensor, temperature: float) -> Tensor:
-        return flow_matching.normal_log_prob(noise, torch.zeros_like(noise), torch.full_like(noise, temperature))
-
     def _draw(self, generators: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
-        """Standard normal noise [B, N + 1, C, A] for the beginning and every step, and the Gaussian steps [B, K]."""
+        """Standard normal noise [B, N + 1, H, D] for the beginning and every step, and the Gaussian steps [B, K]."""
         shape = (self.denoising.steps + 1, *self.noise_shape)
         noises = [generator.standard_normal(shape, dtype=np.float32) for generator in generators]
         gaussian = [self.denoising.draw_steps(generator) for generator in generators]
@@ -280,3 +310,7 @@ class FlowPolicy(EncoderPolicy, Generic[Context]):
     def _played(self, denoised: Tensor) -> Tensor:
         """Of what is denoised, the part that is played: [B, C, A]."""
         return denoised[:, : self.chunk, : self.action_dim]
+
+
+def _standard_normal_log_prob(noise: Tensor) -> Tensor:
+    return flow_matching.normal_log_prob(noise, torch.zeros_like(noise), torch.ones_like(noise))

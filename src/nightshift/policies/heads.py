@@ -274,6 +274,10 @@ class HeadPolicy(EncoderPolicy):
     def decode(self, encoded: Tensor) -> Tensor:
         """The head's outputs [B, C, A, P], in float32."""
 
+    def encoder_parameters(self) -> Sequence[nn.Parameter]:
+        """Those of `encode` that critics train; none where it has no parameters."""
+        return []
+
     def forward(self, inputs: Inputs) -> Tensor:
         """The head's outputs [B, C, A, P]."""
         return self.decode(self.encode(inputs))

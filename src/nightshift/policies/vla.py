@@ -93,8 +93,8 @@ class VectorToken(nn.Module):
         return token
 
 
-class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the tokens [B, N, width]."""
+class BlockLayers(nn.Module):
+    """Pre-norm attention and MLP, each added to the tokens [B, N, width]: the layers, without `forward`."""
 
     def __init__(self, width: int, heads: int, depth: int) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ class Block(nn.Module):
         _initialise(self.mlp_hidden)
         _initialise(self.mlp_output, added)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None, memory: KeysValues | None = None) -> Tensor:
+    def _transformed(self, tokens: Tensor, mask: Tensor | None, memory: KeysValues | None = None) -> Tensor:
         """`memory`: of tokens that these attend to as well; they come first in the mask."""
         tokens = tokens + self._attend(self.attention_norm(tokens), mask, memory)
         mixed: Tensor = self.mlp_output(functional.gelu(self.mlp_hidden(self.mlp_norm(tokens))))
         return tokens + mixed
 
-    def memory(self, tokens: Tensor) -> KeysValues:
-        """Keys and values of tokens that others will attend to in this block."""
+    def _memory(self, tokens: Tensor) -> KeysValues:
+        """Keys and values of tokens that others attend to in this block."""
         batch, count, width = tokens.shape
         weight, bias = self.queries_keys_values.weight[width:], self.queries_keys_values.bias[width:]
         joint = functional.linear(self.attention_norm(tokens), weight, bias)
@@ -136,6 +136,26 @@ class Block(nn.Module):
         return output
 
 
+class Block(BlockLayers):
+    """Tokens that attend to each other."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        return self._transformed(tokens, mask)
+
+
+class ExpertBlock(BlockLayers):
+    """Tokens that attend to each other and to those of the observations."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None, observed: Tensor | KeysValues) -> tuple[Tensor, KeysValues]:
+        """And the keys and values of `observed`, which take its place in further calls.
+
+        They are computed here and not in a method of their own: FSDP, gradient checkpointing and compilation see
+        `forward` alone.
+        """
+        memory = self._memory(observed) if isinstance(observed, Tensor) else observed
+        return self._transformed(tokens, mask, memory), memory
+
+
 class TransformerPolicy(VisionPolicy):
     """Tokens of the observations, one learned query per action of the chunk, and transformer blocks."""
 
@@ -149,7 +169,7 @@ class TransformerPolicy(VisionPolicy):
         self.vectors = nn.ModuleDict({name: VectorToken(size, self.width) for name, size in vectors.items()})
         self.words = WordTokens(spec["max_words"], self.width) if self.modalities.instruction else None
         self.queries = _embedding(self.chunk, self.width)
-        self.blocks = nn.ModuleList(blocks(spec))
+        self.blocks = nn.ModuleList(blocks(Block, spec))
         self.norm = nn.LayerNorm(self.width)
 
     @property
@@ -159,9 +179,6 @@ class TransformerPolicy(VisionPolicy):
     @property
     def transformer_blocks(self) -> Sequence[nn.Module]:
         return list(self.blocks)
-
-    def critic_view(self, encoded: Tensor) -> Tensor:
-        return encoded.mean(1)
 
     def observation_tokens(self, inputs: Inputs) -> Tensor:
         """[B, N, width]: words first."""
@@ -197,6 +214,9 @@ class Vla(HeadPolicy, TransformerPolicy):
         acting = {id(parameter) for part in (self.output, self.head) for parameter in part.parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in acting]
 
+    def critic_view(self, encoded: Tensor) -> Tensor:
+        return encoded.mean(1)
+
     def decode(self, encoded: Tensor) -> Tensor:
         outputs: Tensor = self.output(encoded)
         return outputs.reshape(-1, self.chunk, self.action_dim, self.head.outputs_per_dim)
@@ -227,8 +247,8 @@ def transformer_spec(settings: config.Vla | config.Flow, shapes: Shapes, action_
     return spec
 
 
-def blocks(spec: TransformerSpec) -> list[Block]:
-    return [Block(spec["width"], spec["heads"], spec["depth"]) for _ in range(spec["depth"])]
+def blocks(kind: type[BlockLayers], spec: TransformerSpec) -> list[BlockLayers]:
+    return [kind(spec["width"], spec["heads"], spec["depth"]) for _ in range(spec["depth"])]
 
 
 def _embedding(count: int, width: int) -> nn.Parameter:

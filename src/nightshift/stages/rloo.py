@@ -96,7 +96,7 @@ def _demos(policy: Policy, rloo: config.Rloo) -> CloningSteps | None:
     """The demos for the behaviour-cloning loss; None without one."""
     if not rloo.bc_weight:
         return None
-    return dataset_store.read(paths.DATASET).steps("train", policy.observations, policy.chunk)
+    return dataset_store.read(paths.DATASET).steps("train", policy.observations, policy.horizon)
 
 
 def _parts(found: Round, rloo: config.Rloo, ranks: int) -> list[list[Group]]:

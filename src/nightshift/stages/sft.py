@@ -66,7 +66,7 @@ def _start(fresh: Policy) -> Policy:
 
 
 def _demos(policy: Policy, data: dataset_store.EpisodeDataset, part: dataset_store.DatasetSplit) -> Demos:
-    steps = data.steps(part, policy.observations, policy.chunk)
+    steps = data.steps(part, policy.observations, policy.horizon)
     return Demos(policy, steps.observe, steps.actions, steps.mask)
 
 

@@ -45,7 +45,7 @@ def test_greedy_actions_are_the_first_of_what_the_network_denoises() -> None:
     made = policy()
     inputs = made.inputs(examples.observe(ROWS))
     with torch.no_grad():
-        context, noisy = made.context(inputs), torch.zeros(ROWS, 4, 5)
+        context, noisy = made.context(inputs), made.greedy_noise.expand(ROWS, 4, 5)
         for time in (1.0, 0.75, 0.5, 0.25):
             noisy = (
                 noisy - 0.25 * made.network.velocity(context.state, noisy, torch.full((ROWS,), time), context.prefix)[0]
@@ -65,7 +65,7 @@ def test_actions_that_are_relative_to_the_state_are_added_to_it_and_cloned_witho
     moved = inputs["proprio"][:, None, :3]
     with torch.no_grad():
         torch.testing.assert_close(relative.greedy(inputs), plain.greedy(inputs) + moved)
-        actions, mask = examples.demo_actions(ROWS), torch.ones(ROWS, 2, dtype=torch.bool)
+        actions, mask = examples.demo_actions(ROWS, horizon=4), torch.ones(ROWS, 4, dtype=torch.bool)
         losses = [
             made.bc_loss(examples.cloning_inputs(made, ROWS), demos, mask)
             for made, demos in ((plain, actions), (relative, actions + moved))
@@ -78,9 +78,30 @@ def test_only_the_expert_is_trained_where_that_is_asked_for() -> None:
     trained = {name for name, parameter in made.named_parameters() if parameter.requires_grad}
     assert made.frozen == {name for name, _ in made.named_parameters()} - trained
     assert all(name.startswith(("network.expert.", "network.action_", "network.state_proj.")) for name in trained)
-    mask = torch.ones(ROWS, 2, dtype=torch.bool)
-    made.bc_loss(examples.cloning_inputs(made, ROWS), examples.demo_actions(ROWS), mask).backward()  # type: ignore[no-untyped-call]
+    actions, mask = examples.demo_actions(ROWS, horizon=4), torch.ones(ROWS, 4, dtype=torch.bool)
+    made.bc_loss(examples.cloning_inputs(made, ROWS), actions, mask).backward()  # type: ignore[no-untyped-call]
     assert {name for name, parameter in made.named_parameters() if parameter.grad is not None} == trained
+
+
+def test_cloning_learns_from_all_actions_that_are_denoised_and_not_from_those_that_are_played_alone() -> None:
+    made = policy()
+    inputs, actions = examples.cloning_inputs(made, ROWS), examples.demo_actions(ROWS, horizon=4)
+    mask = torch.ones(ROWS, 4, dtype=torch.bool)
+    with torch.no_grad():
+        loss = made.bc_loss(inputs, actions, mask)
+        actions[:, 2:] += 1
+        other = made.bc_loss(inputs, actions, mask)
+    assert made.chunk == 2 and made.horizon == 4
+    assert abs(loss.item() - other.item()) > 0.1
+
+
+def test_a_critic_sees_the_state() -> None:
+    made = policy()
+    inputs = made.inputs(examples.observe(ROWS))
+    moved = {**inputs, "proprio": inputs["proprio"] + 1}
+    features, others = made.critic_features(inputs), made.critic_features(moved)
+    assert features.shape == (ROWS, made.critic_size) == (ROWS, 40 + 4)
+    torch.testing.assert_close(others - features, torch.cat([torch.zeros(40), 1 / made.state_std]).expand(ROWS, -1))
 
 
 def test_a_prompt_is_bos_the_text_a_new_line_and_padding() -> None:
@@ -97,6 +118,11 @@ def test_images_keep_their_proportions_and_are_padded_with_black() -> None:
     padded = resize_with_pad(wide, 28)
     assert padded.shape == (1, 28, 28, 3)
     assert (padded[:, 7:21] == 200).all() and not padded[:, :7].any() and not padded[:, 21:].any()
+    assert resize_with_pad(wide.new_full((1, 17, 32, 3), 200), 28)[0, :, 0].any(-1).sum() == 14, (
+        "int(14.875), as openpi"
+    )
+    many = torch.randint(0, 256, (600, 4, 4, 3), dtype=torch.uint8)
+    assert torch.equal(resize_with_pad(many, 6), torch.cat([resize_with_pad(one[None], 6) for one in many]))
     square = torch.randint(0, 256, (1, 28, 28, 3), dtype=torch.uint8)
     assert torch.equal(resize_with_pad(square, 28), square)
 
@@ -139,7 +165,7 @@ def params(folder: Path, **changes: Any) -> config.Params:
         "env": {"cameras": {"names": ["agentview"], "size": 32, "shadows": True}},
         "policy": section(folder, **changes),
         "sft": {"steps": 0},
-        "rloo": {"iterations": 1, "groups": 2, "group_size": 4, "epochs": 1, "target_kl": None},
+        "rloo": {"iterations": 1, "groups": 2, "group_size": 4, "epochs": 1, "target_kl": None, "bc_weight": 0.1},
     }
     return config.Params.model_validate(config.merged(small_params(), made))
 
@@ -148,6 +174,7 @@ def params(folder: Path, **changes: Any) -> config.Params:
     ("changes", "sentence"),
     [
         ({"inputs": ["agentview", "instruction"]}, r"pi0 takes one or more cameras, state vectors and the instruction"),
+        ({"inputs": ["agentview", "instruction"]}, r"e\.g\. \[agentview, wrist, state, instruction\]"),
         ({"inputs": ["wrist", "proprio", "instruction"]}, r"policy\.inputs has wrist"),
         ({"max_tokens": 5}, r"prompt for the instruction 'reach near' has 14 tokens, and the policy reads 5"),
     ],
@@ -164,6 +191,35 @@ def test_statistics_that_are_missing_or_too_short_are_one_sentence(tmp_path: Pat
         precheck.check_policy(made)
     (tmp_path / "norm_stats.json").unlink()
     with pytest.raises(NightshiftError, match=r"there is no .*norm_stats\.json"):
+        precheck.check_policy(made)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        {"norm_stats": []},
+        {"norm_stats": {"actions": [], "state": []}},
+        {"norm_stats": {"actions": {"mean": None, "std": None}}},
+        {"norm_stats": {"actions": {"mean": ["a"] * 7, "std": [1.0] * 7}}},
+    ],
+)
+def test_a_file_of_other_statistics_is_one_sentence(tmp_path: Path, found: Any) -> None:
+    made = params(tmp_path)
+    (tmp_path / "norm_stats.json").write_text(json.dumps(found))
+    with pytest.raises(NightshiftError, match=r"ha(s|ve) no (norm_stats|numbers mean and std of actions)"):
+        precheck.check_policy(made)
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [{"<unk>": 0, "<s>": 1}, {**examples.PI0["tokenizer"]["vocabulary"], "a": 300}],
+    ids=["Llama's", "an id without an embedding"],
+)
+def test_the_tokenizer_of_another_model_is_one_sentence(tmp_path: Path, vocabulary: dict[str, int]) -> None:
+    made = params(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary, "merges": []}}))
+    with pytest.raises(NightshiftError, match=r"tokenizer\.json is not PaliGemma's tokenizer"):
         precheck.check_policy(made)
 
 

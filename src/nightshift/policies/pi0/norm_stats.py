@@ -27,7 +27,7 @@ def read(path: Path) -> dict[str, Any]:
         raise DataError(
             f"there is no {path}", "set policy.checkpoint.norm_stats in params.yaml to the file in assets/"
         ) from None
-    except (json.JSONDecodeError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} has no norm_stats: {error!r}", "take the file from the checkpoint's assets/") from None
     return found
 
@@ -39,9 +39,10 @@ def moments(
     keys = ("q01", "q99") if quantiles else ("mean", "std")
     try:
         first, second = ([float(value) for value in statistics[field][key]] for key in keys)
-    except KeyError as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"the checkpoint's norm_stats have no {error} of {field}", "take the file from the checkpoint's assets/"
+            f"the checkpoint's norm_stats have no numbers {keys[0]} and {keys[1]} of {field}: {error!r}",
+            "take the file from the checkpoint's assets/",
         ) from None
     if min(len(first), len(second)) < size:
         raise DataError(

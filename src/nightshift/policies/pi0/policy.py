@@ -15,8 +15,8 @@ from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
 from nightshift.policies.modalities import Modalities, observed, select
-from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec, read
-from nightshift.policies.pi0 import norm_stats
+from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec
+from nightshift.policies.pi0 import norm_stats, prompt
 from nightshift.policies.pi0.checkpoint import Pi0Checkpoint
 from nightshift.policies.pi0.images import resize_with_pad
 from nightshift.policies.pi0.network import NetworkSpec, Pi0Network, Prefix
@@ -69,7 +69,7 @@ class Pi0(FlowPolicy[Context]):
                 part.requires_grad_(False)
         self._frozen = {f"network.{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
         self.denoising = denoising(spec, spec["network"]["expert"]["width"], spec["network"]["action_dim"])
-        self.scale_actions()
+        self.register_denoising_buffers()
         self.register_buffer("state_mean", torch.tensor(spec["state"]["mean"]))
         self.register_buffer("state_std", torch.tensor(spec["state"]["std"]))
         self.action_mean.copy_(torch.tensor(spec["actions"]["mean"]))
@@ -95,7 +95,7 @@ class Pi0(FlowPolicy[Context]):
             "delta_actions": settings.checkpoint.delta_actions,
             "actions": norm_stats.moments(statistics, "actions", action_dim, quantiles=is_pi05),
             "state": norm_stats.moments(statistics, "state", vectors, quantiles=is_pi05),
-            "tokenizer": read(Path(settings.checkpoint.tokenizer)),
+            "tokenizer": prompt.read_tokenizer(Path(settings.checkpoint.tokenizer), network_spec["vocabulary"]),
             "augmentation": {"crop": settings.augmentation.crop, "jitter": settings.augmentation.jitter},
         }
         with torch.device("meta"):
@@ -123,12 +123,16 @@ class Pi0(FlowPolicy[Context]):
         return {name: tuple(shape) for name, shape in self._spec["inputs"].items()}
 
     @property
-    def noise_shape(self) -> tuple[int, int]:
-        return self._spec["network"]["horizon"], self._spec["network"]["action_dim"]
+    def horizon(self) -> int:
+        return self._spec["network"]["horizon"]
+
+    @property
+    def noise_dim(self) -> int:
+        return self._spec["network"]["action_dim"]
 
     @property
     def critic_size(self) -> int:
-        return self._spec["network"]["gemma"]["width"]
+        return self._spec["network"]["gemma"]["width"] + len(self._spec["state"]["mean"])
 
     @property
     def transformer_blocks(self) -> Sequence[nn.Module]:
@@ -161,10 +165,12 @@ class Pi0(FlowPolicy[Context]):
         return super().unnormalise_actions(denoised, inputs) + self._moved_from(inputs)
 
     def encode(self, inputs: Inputs) -> Tensor:
-        """The mean of the prefix's tokens, without padding, [B, width] in float32."""
-        prefix = self.context(inputs).prefix
+        """The mean of the prefix's tokens, without padding, and the normalised state, which is not in the prefix:
+        [B, width + state] in float32."""
+        prefix, state = self.context(inputs)
         present = prefix.present[..., None]
-        return (prefix.hidden.float() * present).sum(1) / present.sum(1)
+        pooled = (prefix.hidden.float() * present).sum(1) / present.sum(1)
+        return torch.cat([pooled, state[:, : len(self.state_mean)]], dim=-1)
 
     def context(self, inputs: Inputs) -> Context:
         device, words = self.device.type, inputs[INSTRUCTION].long()
@@ -201,7 +207,7 @@ def _vectors(settings: config.Pi0, inputs: Shapes, network: NetworkSpec) -> int:
         raise ConfigError(
             f"policy.inputs is {', '.join(inputs)}, and {'pi0.5' if is_pi05 else 'pi0'} takes one or more cameras, "
             f"{takes} and the {INSTRUCTION}",
-            f"edit policy.inputs in params.yaml, e.g. [agentview, wrist, {'' if is_pi05 else 'proprio, '}instruction]",
+            f"edit policy.inputs in params.yaml, e.g. [agentview, wrist, {'' if is_pi05 else 'state, '}instruction]",
         )
     size = sum(found.vectors.values())
     if size > network["state_dim"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, DataError
+from nightshift.policies.openvla_oft import tokenizer
 from nightshift.policies.openvla_oft.tokenizer import LlamaTokenizer, TokenizerSpec
 
 PAD, BOS = 0, 2
+
+
+def read_tokenizer(path: Path, rows: int) -> TokenizerSpec:
+    """From a tokenizer.json; DataError unless it is PaliGemma's, whose ids are those of `rows` embeddings."""
+    found = tokenizer.read(path)
+    ids = found["vocabulary"]
+    pad, bos, highest = ids.get("<pad>"), ids.get("<bos>"), max(ids.values(), default=0)
+    if (pad, bos) != (PAD, BOS) or highest >= rows:
+        raise DataError(
+            f"{path} is not PaliGemma's tokenizer: <pad> is {pad} and <bos> is {bos} where {PAD} and {BOS} are due, "
+            f"and its highest id is {highest} where the checkpoint has {rows} embeddings",
+            "set policy.checkpoint.tokenizer in params.yaml to the tokenizer.json of PaliGemma",
+        )
+    return found
 
 
 class GemmaTokenizer(LlamaTokenizer):
@@ -26,9 +42,9 @@ class GemmaTokenizer(LlamaTokenizer):
 class Prompts:
     """Instructions as ids [B, L]."""
 
-    def __init__(self, tokenizer: TokenizerSpec, max_tokens: int) -> None:
+    def __init__(self, spec: TokenizerSpec, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        encode = GemmaTokenizer(tokenizer)
+        encode = GemmaTokenizer(spec)
         self._row = lru_cache(maxsize=4096)(lambda text: _row(encode, text, max_tokens))
 
     def __call__(self, instructions: NDArray[Any]) -> Tensor:
