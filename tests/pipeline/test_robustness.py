@@ -146,7 +146,7 @@ def test_the_report_says_which_grid_was_asked_for(reaching: Path) -> None:
 
 def test_two_commands_do_not_write_the_same_journal(reaching: Path) -> None:
     (reaching / paths.STATE).mkdir(exist_ok=True)
-    lock = locks.acquire(reaching / paths.ROBUSTNESS_LOCK, AssertionError)
+    lock = locks.acquire(reaching / paths.ROBUSTNESS_LOCK, lambda holder: Busy(holder, ""))
     with pytest.raises(Busy, match=f"process {os.getpid()}"):
         robustness.evaluate(reaching, "models/good")
     locks.release(lock)

@@ -85,8 +85,10 @@ class Perturbation:
 
 
 def clear_way(steps: Sequence[NDArray[Any]], is_free: Callable[[NDArray[Any]], bool]) -> tuple[NDArray[Any], float]:
-    """The first of `steps`, each the way at strength 1, along which all strengths are free, and the strength up to which
-    it is. Where there is none: the first one, as far as it is free."""
+    """The first of `steps`, each the way at strength 1, along which all strengths are free, and the highest of them.
+
+    Where there is none: the first one, and the strength up to which it is free.
+    """
     for step in steps:
         if is_free(MAX_STRENGTH * step) and _room(step, is_free) == MAX_STRENGTH:
             return step, MAX_STRENGTH
