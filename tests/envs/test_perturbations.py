@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,11 @@ from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.envs.fake import FAKE
 from nightshift.envs.libero.fleet import LiberoFleet
-from nightshift.envs.libero.scene_model import SPARE_GAP
+from nightshift.envs.libero.scene_model import SPARE_GAP, SceneModel
 from nightshift.envs.libero.suites import LIBERO_GOAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.perturbations import actions, objects, paraphrases, registry, robot, sensors
-from nightshift.envs.perturbations.base import EpisodeKey
+from nightshift.envs.perturbations.base import EpisodeKey, Perturbation
 from nightshift.envs.perturbations.fleet import perturbed
 from nightshift.envs.protocols import DEFAULT
 from nightshift.errors import ConfigError, SimulatorError
@@ -34,6 +34,11 @@ PIXELS = ("camera_viewpoints", "field_of_view", "light_conditions", "background_
 """Of the scene, but for eyes only."""
 STEPS = 6
 ALL = np.ones(1, np.bool_)
+MAX_WORDS = {
+    name: config.read_yaml(REPOSITORY / "recipes" / f"{name}.yaml")["policy"]["max_words"]
+    for name in ("mini_pixels", "libero_pixels")
+}
+"""That the policies of the recipes read."""
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +163,50 @@ def test_objects_start_elsewhere_all_moved_by_the_same_vector(fleet: LiberoFleet
         moved[strength] = shift[1]
         assert np.linalg.norm(shift[1]) == pytest.approx(objects.METRES_PER_LEVEL * strength)
     assert np.allclose(5 * moved[1.0], moved[5.0])
+
+
+@pytest.mark.parametrize(
+    ("is_free", "room"), [(lambda way: way < 0.039, 0.035), (lambda way: not 0.031 < way < 0.05, 0.03)]
+)
+def test_where_objects_have_little_room_a_stronger_move_is_not_shorter_and_skips_nothing(
+    is_free: Callable[[float], bool], room: float, fleet: LiberoFleet, calm: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SceneModel, "can_move_objects", lambda _, vector: is_free(float(np.linalg.norm(vector))))
+    strengths = (1.0, 2.0, 3.0, 4.0, 5.0)
+    starts = [play(fleet, request(("object_positions", s)), moves()[:0]).places[0] for s in strengths]
+    moved = [np.linalg.norm((start - calm.places[0])[1]) for start in starts]
+    assert moved == pytest.approx([0.02, room, room, room, room])
+
+
+def test_an_arm_without_room_goes_as_far_as_it_can(fleet: LiberoFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = joints(fleet)
+    monkeypatch.setattr(SceneModel, "arm_is_free", lambda _, q: bool(np.linalg.norm(q - home) < 0.1))
+    found = [np.linalg.norm(joints(fleet, ("robot_initial_states", s)) - home) for s in (1.0, 3.0, 5.0)]
+    assert found == pytest.approx([0.06, 0.09, 0.09])
+
+
+def test_looking_for_room_changes_no_bit_of_the_init_state(fleet: LiberoFleet) -> None:
+    class Looking(Perturbation):
+        def change_scene(self, scene: SceneModel) -> None:
+            before = scene.start.copy()
+            scene.can_move_objects(np.array([0.0123, -0.0077]))
+            assert (scene.start == before).all()
+
+    fleet.altered([Looking(PerturbationSpec(name="", strength=1.0), EpisodeKey("", 0, 0))], "eval", STATE)
+
+
+def test_a_container_of_the_goal_keeps_its_size_with_the_region_that_decides_success() -> None:
+    task = next(task for task in LIBERO_MINI.tasks() if task.name == "place_can_in_tray")
+    tray = LIBERO_MINI.make_fleet(task, DEFAULT, CAMERAS)
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    for seen, strength in ((before, 0.0), (after, 5.0)):
+        world = perturbed(tray, request(("object_sizes", strength), task=task.name))
+        world.reset("eval", [STATE])
+        seen.update({name: body.half_size for name, body in world.scene(0).bodies.items()})
+    tray.close()
+    same_size = {name for name in before if np.allclose(before[name], after[name])}
+    assert same_size >= {"tray_1", "tray_1_inside"} and "can_1" not in same_size
 
 
 def test_the_arm_starts_in_another_pose_and_nothing_else_does(fleet: LiberoFleet, calm: Seen) -> None:
@@ -320,6 +369,8 @@ def test_every_task_of_a_suite_that_papers_report_has_three_paraphrases_of_its_o
     assert sentences.keys() == tasks.keys(), "no sentence is of another task"
     told = [*tasks.values(), *(sentence for own in sentences.values() for sentence in own)]
     assert len(set(told)) == 4 * len(tasks)
+    limit = MAX_WORDS["mini_pixels" if suite in ("libero_mini", "fake") else "libero_pixels"]
+    assert not [sentence for sentence in told if len(re.findall(r"\w+", sentence)) > limit], "as many as policies read"
 
 
 def test_a_list_of_paraphrases_that_misses_a_task_is_refused_by_the_task(tmp_path: Path) -> None:

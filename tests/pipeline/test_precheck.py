@@ -63,6 +63,10 @@ def test_sections_that_fit_pass() -> None:
         ({"env": {"cameras": {"names": []}}}, "policy.inputs has agentview"),
         ({"policy": {"inputs": ["agentview", "touch"]}}, "policy.inputs has touch"),
         ({"policy": {"max_words": 1}}, "the instruction 'reach near' has 2 words"),
+        (
+            {"env": {"randomisation": {"perturbations": ["language_instructions"], "strength": 2.0}}},
+            "the instruction 'move until you are at near' has 6 words",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_sentence_before_every_stage_that_comes_before_a_policy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -11,21 +12,23 @@ from typing import Any
 
 import pytest
 
-from nightshift import config, files, policies
+from nightshift import config, envs, files, policies
 from nightshift.cli import robustness_command
-from nightshift.errors import ConfigError, RobustnessFell
+from nightshift.errors import Busy, ConfigError, NightshiftError, RobustnessFell
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
 from nightshift.pipeline.report import robustness as robustness_page
 from nightshift.pipeline.report.facts import gather
-from nightshift.project import paths
+from nightshift.project import locks, paths, robustness_grid
 from nightshift.reports import robustness as report
 from nightshift.reports.gate import Robustness
-from nightshift.reports.robustness import UNPERTURBED, PerturbedOutcome
+from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.statistics.intervals import Rate
+from nightshift.types import UNPERTURBED
 from tests.browser import browser
 from tests.command import Command
 from tests.conftest import edit, make_project
+from tests.pipeline.test_precheck import SEEING
 from tests.rollouts.parts import policy
 
 NAMES = ["action_delay", "action_noise", "sensor_noise"]
@@ -94,10 +97,10 @@ def test_a_killed_grid_goes_on_with_the_same_numbers(reaching: Path, tmp_path: P
     with journal.open("a") as stream:
         stream.write('{"key": ["action_n')  # as a kill in the middle of a write leaves it
     resumed = robustness.evaluate(reaching, "models/good")
-    os.chdir(whole)
+    os.chdir(whole)  # where models/good is looked for
     assert resumed == robustness.evaluate(whole, "models/good")
     assert before > 20
-    assert journal_lines(reaching) - before <= 640 - before + 1, "what was finished is not played again"
+    assert journal_lines(reaching) == journal_lines(whole) == 640, "what was finished is not played again"
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -105,6 +108,48 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_another_policy_json_with_the_same_weights_has_a_journal_of_its_own(reaching: Path) -> None:
+    robustness.evaluate(reaching, "models/good")
+    before = journal_lines(reaching)
+    with files.new_folder(reaching / "models/again") as folder:
+        shutil.copy(reaching / "models/good" / policies.WEIGHTS, folder)
+        spec = (reaching / "models/good" / policies.SPEC).read_text()
+        (folder / policies.SPEC).write_text(f"{spec} ")
+    again = robustness.evaluate(reaching, "models/again")
+    assert (
+        again["policies"][0]["weights"] == robustness.find(reaching, config.load(paths.PARAMS), "models/good").weights
+    )
+    assert journal_lines(reaching) == 2 * before
+
+
+@pytest.mark.parametrize("part", ["policies/vision.py", "envs/mini/bddl/lift_cube.bddl", "rollouts/engine.py"])
+def test_episodes_of_other_code_or_scenes_are_played_again(reaching: Path, part: str) -> None:
+    params = config.load(reaching / paths.PARAMS)
+    good = robustness.find(reaching, params, "models/good")
+    before = robustness.digest(reaching, params, good), robustness_grid.digest(reaching, params)
+    with (reaching / "src/nightshift" / part).open("a") as stream:
+        stream.write("\n")
+    after = robustness.digest(reaching, params, good), robustness_grid.digest(reaching, params)
+    assert before[0] != after[0] and before[1] != after[1]
+
+
+def test_the_report_says_which_grid_was_asked_for(reaching: Path) -> None:
+    edit(reaching, "robustness", init_states=1, films=0)
+    found = robustness.evaluate(reaching, "models/good")
+    asked = robustness_grid.digest(reaching, config.load(reaching / paths.PARAMS))
+    assert found["grid"] == asked
+    edit(reaching, "robustness", films=3)
+    assert robustness_grid.digest(reaching, config.load(reaching / paths.PARAMS)) == asked, "films change no number"
+
+
+def test_two_commands_do_not_write_the_same_journal(reaching: Path) -> None:
+    (reaching / paths.STATE).mkdir(exist_ok=True)
+    lock = locks.acquire(reaching / paths.ROBUSTNESS_LOCK, lambda holder: Busy(holder, ""))
+    with pytest.raises(Busy, match=f"process {os.getpid()}"):
+        robustness.evaluate(reaching, "models/good")
+    locks.release(lock)
 
 
 def test_a_wider_grid_plays_what_is_new(reaching: Path) -> None:
@@ -175,6 +220,16 @@ def test_a_drop_under_one_perturbation_beyond_the_margin_is_a_fall() -> None:
     assert Robustness.of({"policies": policies_[:1], "against": None}) is None
 
 
+def test_episodes_without_a_perturbation_are_no_comparison_under_perturbations() -> None:
+    before, after = outcomes(UNPERTURBED, 0.0, "ssss"), outcomes(UNPERTURBED, 0.0, "sfff")
+    both = [{"weights": "new"}, {"weights": "old"}]
+    calm = {"policies": both, "against": {"perturbations": report.comparison(after, before)}}
+    assert Robustness.of(calm) is None
+    noisy = report.comparison([*after, *outcomes("a", 1.0, "ss")], [*before, *outcomes("a", 1.0, "ss")])
+    found = Robustness.of({"policies": both, "against": {"perturbations": noisy}})
+    assert found and found.fallen(0.1) == {}
+
+
 def test_the_film_shows_a_state_that_is_solved_without_the_perturbation() -> None:
     played = [
         *outcomes(UNPERTURBED, 0.0, "fsss"),
@@ -230,9 +285,44 @@ def test_the_list_says_what_the_suite_can_do(reaching: Path, capsys: pytest.Capt
 )
 def test_what_cannot_be_played_is_said_before_anything_is(reaching: Path, changes: dict[str, Any], words: str) -> None:
     edit(reaching, "robustness", **changes)
-    with pytest.raises(Exception, match=words):
+    with pytest.raises(NightshiftError, match=words):
         robustness.evaluate(reaching, "models/good")
     assert not (reaching / paths.STATE / "robustness").exists()
+
+
+def leave_reader(root: Path, max_words: int) -> None:
+    """models/reader, which reads so many words."""
+    edit(root, "env", **SEEING["env"])
+    edit(root, "robustness", perturbations=[], strengths=[1.0, 2.0, 3.0], init_states=1, films=0)
+    env = config.load(root / paths.PARAMS).env
+    shapes = {name: spec.shape for name, spec in envs.observation_space(env).items()}
+    chosen = config.Params.model_validate(
+        {**config.read_yaml(root / paths.PARAMS), "policy": {**SEEING["policy"], "max_words": max_words}}
+    )
+    with files.new_folder(root / "models/reader") as folder:
+        policies.save(policies.fresh(chosen.policy, shapes, envs.suite(env.suite).action_space.size), folder)
+
+
+def test_a_policy_that_cannot_read_a_paraphrase_is_refused_before_anything_is_played(reaching: Path) -> None:
+    leave_reader(reaching, max_words=10)
+    with pytest.raises(ConfigError, match=r"models/reader cannot read a paraphrase: the instruction .* has 11 words"):
+        robustness.evaluate(reaching, "models/reader")
+    assert not (reaching / paths.STATE / "robustness").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("near: [go there]\n", "miss the task far"), ("near: go there\n", "is not a list"), (None, "words.yaml")],
+)
+def test_paraphrases_that_cannot_be_used_are_not_left_out_in_silence(
+    reaching: Path, content: str | None, words: str
+) -> None:
+    leave_reader(reaching, max_words=12)
+    if content is not None:
+        (reaching / "words.yaml").write_text(content)
+    edit(reaching, "robustness", paraphrases=str(reaching / "words.yaml"))
+    with pytest.raises(ConfigError, match=words):
+        robustness.evaluate(reaching, "models/reader")
 
 
 def test_a_policy_that_cannot_play_here_is_refused(reaching: Path) -> None:
@@ -258,8 +348,11 @@ def test_the_page_has_curves_a_heat_map_and_films_and_fits_every_screen(reaching
             assert films == [True]
 
 
-def test_the_report_of_a_run_shows_the_last_robustness(reaching: Path) -> None:
+def test_the_report_of_a_run_shows_the_robustness_of_its_own_weights_alone(reaching: Path) -> None:
     assert 'id="robustness"' not in page.render(gather(reaching))
-    robustness.evaluate(reaching, "models/good")
+    Reaching.leave(reaching / paths.RLOO_POLICY, gain=20.0)
+    robustness.evaluate(reaching, str(paths.RLOO_POLICY))
     shown = page.render(gather(reaching))
     assert 'id="robustness"' in shown and "action noise" in shown
+    Reaching.leave(reaching / paths.RLOO_POLICY, gain=19.0)  # the next night
+    assert 'id="robustness"' not in page.render(gather(reaching))

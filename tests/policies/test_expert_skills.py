@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nightshift import envs
 from nightshift.envs.base import Env
 from nightshift.envs.libero.suites import AS_LIBERO_DRAWS, LIBERO_10, LIBERO_GOAL
+from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
-from nightshift.policies.expert import goals, hold, joints, shove
+from nightshift.policies.expert import goals, hold, joints, shove, skills
 from nightshift.policies.expert.geometry import angles, rotation_vector, turn_about
-from nightshift.types import Boxes, Joint, Task
+from nightshift.types import Body, Boxes, Joint, Task
 from tests.envs.test_suites import needs_assets
 from tests.policies.test_expert import solves
 
@@ -42,6 +45,30 @@ def slide(position: float) -> Joint:
         link=link,
         holds={"open": (0.14, np.inf), "close": (-np.inf, 0.005)},
     )
+
+
+def slab(thickness: float, tilt: float = 0.0) -> Body:
+    turn = np.array([[1.0, 0.0, 0.0], [0.0, np.cos(tilt), -np.sin(tilt)], [0.0, np.sin(tilt), np.cos(tilt)]])
+    half = np.array([0.07, 0.07, thickness / 2])
+    shape = Boxes(centres=np.zeros((1, 3)), axes=turn[None], half_sizes=half[None])
+    return Body(position=np.zeros(3), rotation=turn, half_size=half, boxes=shape)
+
+
+@pytest.mark.parametrize("scale", [0.75, 1.0 - 1e-12, 1.0, 1.25])
+def test_a_block_of_4_cm_is_pushed_and_a_plate_dragged_at_every_size_of_object_sizes(scale: float) -> None:
+    assert not skills._is_flat(slab(0.04 * scale))
+    assert skills._is_flat(slab(0.019 * scale))
+    assert skills._is_flat(slab(0.019 * scale, tilt=0.08)), "also while it is dragged"
+
+
+def test_the_block_of_libero_mini_is_pushed_however_its_height_is_rounded() -> None:
+    task = next(task for task in LIBERO_MINI.tasks() if task.name == "push_block_to_zone")
+    env = LIBERO_MINI.make_env(task)
+    env.reset("eval", 0)
+    block = env.scene().bodies["block_1"]
+    assert block.boxes is not None
+    lower = replace(block, boxes=replace(block.boxes, half_sizes=block.boxes.half_sizes - 1e-6))
+    assert not skills._is_flat(block) and not skills._is_flat(lower)
 
 
 @needs_assets

@@ -79,3 +79,16 @@ def test_what_a_suite_cannot_do_is_refused_before_the_run(project: Path) -> None
     params = config.load(project / "params.yaml")
     with pytest.raises(ConfigError, match="fake cannot do object_sizes"):
         precheck.check(params, [graph.load(REPOSITORY)["collect"]])
+
+
+def test_a_strength_below_one_is_refused_where_strengths_are_whole_numbers(project: Path) -> None:
+    edit(project, "env", randomisation={"perturbations": ["action_noise", "action_delay"], "strength": 0.5})
+    params = config.load(project / "params.yaml")
+    with pytest.raises(ConfigError, match=r"strength is 0\.5, and the strengths of action_delay are whole numbers"):
+        precheck.check(params, [graph.load(REPOSITORY)["collect"]])
+
+
+def test_a_whole_strength_is_never_above_the_highest(params: config.Params) -> None:
+    settings = config.Randomisation(perturbations=("action_delay",), strength=3.5)
+    drawn = {randomised(env(params, settings), request(state=s)).perturbations[0].strength for s in range(100)}
+    assert drawn == {0.0, 1.0, 2.0, 3.0}

@@ -15,10 +15,10 @@ from nightshift.adapters import mlflow_registry, mlflow_tracking, model_versions
 from nightshift.errors import DataError, Unreachable
 from nightshift.pipeline import results, run
 from nightshift.pipeline.job import Job
-from nightshift.project import paths
+from nightshift.project import paths, robustness_grid
 from nightshift.stages import register
 from nightshift.statistics.intervals import Rate
-from tests.conftest import add_store
+from tests.conftest import add_store, edit
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1, "action_dim": 7}
 
@@ -171,6 +171,7 @@ def leave_robustness(ours: str, theirs: str, gain: float) -> None:
     """As `nightshift robustness OURS --against THEIRS` does."""
     row = {"overall": {"gain": gain}}
     report = {
+        "grid": robustness_grid.digest(Path(), config.load(paths.PARAMS)),
         "policies": [{"weights": files.sha256(Path(one) / policies.WEIGHTS)} for one in (ours, theirs)],
         "against": {"perturbations": {"action_delay": row}},
     }
@@ -180,7 +181,11 @@ def leave_robustness(ours: str, theirs: str, gain: float) -> None:
 @pytest.mark.parametrize(
     ("gain", "verdict", "words"),
     [
-        (None, "not promoted", "they have not been compared under perturbations (nightshift robustness challenger"),
+        (
+            None,
+            "not promoted",
+            "they have not been compared under the perturbations of params.yaml (nightshift robustness challenger",
+        ),
         (-0.3, "not promoted", "it is lower than version 1 by 30.0 points under action_delay (margin 10)"),
         (-0.05, "promoted", "version 2 (sft) becomes champion"),
     ],
@@ -209,3 +214,26 @@ def test_the_robustness_of_other_weights_does_not_count(
     leave_robustness("models/rloo", "models/sft", 0.5)
     register.run(replace(job("register"), fingerprint="next"), register=rules)
     assert "have not been compared" in json.loads(paths.RECEIPT.read_text())["reason"]
+
+
+@pytest.mark.parametrize("changes", [{"init_states": 1}, {"perturbations": ["action_delay"]}, {"strengths": [1.0]}])
+def test_a_comparison_on_another_grid_than_that_of_params_yaml_does_not_count(
+    trained: Path, params: config.Params, job: Callable[[str], Job], changes: dict[str, Any]
+) -> None:
+    rules = params.section("register").model_copy(update={"max_perturbation_drop": 0.1})
+    register.run(job("register"), register=rules)
+    leave_evaluation(sft=190, rloo=150)
+    leave_robustness("models/sft", "models/rloo", 0.5)
+    edit(trained, "robustness", **changes)
+    register.run(replace(job("register"), fingerprint="next"), register=rules)
+    assert "have not been compared" in json.loads(paths.RECEIPT.read_text())["reason"]
+
+
+def test_a_damaged_report_of_robustness_is_said_in_words(
+    trained: Path, params: config.Params, job: Callable[[str], Job]
+) -> None:
+    rules = params.section("register").model_copy(update={"max_perturbation_drop": 0.1})
+    paths.ROBUSTNESS_REPORT.parent.mkdir(parents=True)
+    paths.ROBUSTNESS_REPORT.write_text('{"gri')
+    with pytest.raises(DataError, match=r"robustness\.json is missing or damaged"):
+        register.run(job("register"), register=rules)

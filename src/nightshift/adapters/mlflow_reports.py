@@ -42,6 +42,8 @@ class VersionRecord:
     """By task and init state of the grid that was asked for; empty if it was not evaluated on it."""
     rate: Rate | None
     """On that grid; of its newest evaluation if it has not played it."""
+    weights: str
+    """sha256"""
     commit: str
     dataset_md5: str
     params: Mapping[str, str]
@@ -77,6 +79,7 @@ def version_record(root: Path, model: str, version: str, grid: str) -> VersionRe
         version=found.version,
         solved=solved,
         rate=Rate(sum(solved.values()), len(solved)) if solved else found.result,
+        weights=found.weights,
         commit=found.commit,
         dataset_md5=found.dataset,
         params=model_versions.params_of(root, found),

@@ -401,7 +401,9 @@ def robustness(
     policy: Annotated[str, typer.Argument(help="champion, challenger, a version number, or a policy's folder")] = (
         "champion"
     ),
-    against: Annotated[str, typer.Option(help="another one, on the same episodes; fails where it is better")] = "",
+    against: Annotated[
+        str, typer.Option(help="another one, on the same episodes; fails beyond register.max_perturbation_drop")
+    ] = "",
     listing: Annotated[bool, typer.Option("--list", help="only show the perturbations")] = False,
 ) -> None:
     """Evaluate a policy under perturbations of scene, camera, actions and instruction; run again to resume."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,15 +58,21 @@ def problems(params: config.Params, stages: Iterable[Definition]) -> list[Nights
 
 def check_policy(params: config.Params) -> None:
     """Build the policy without memory for its weights, and give it inputs as the environment would."""
-    space = envs.observation_space(params.env)
     policy = _weightless(params)
     if params.machine.gradient_checkpointing:
         require_blocks(policy, "machine.gradient_checkpointing")
     if params.machine.compile:
         require_blocks(policy, "machine.compile")
-    instructions = np.array([task.language for task in envs.tasks(params.env)])
+    randomisation.check(params.env)
+    told = [task.language for task in envs.tasks(params.env)]
+    check_inputs(policy, params.env, told + randomisation.instructions(params.env))
+
+
+def check_inputs(policy: Policy, env: config.Env, instructions: Sequence[str]) -> None:
+    """ConfigError if the policy cannot read what the environment shows it, with these instructions."""
+    space = envs.observation_space(env)
     seen = {name: np.zeros((len(instructions), *space[name].shape), space[name].dtype) for name in policy.observations}
-    policy.inputs(seen | ({INSTRUCTION: instructions} if INSTRUCTION in seen else {}))
+    policy.inputs(seen | ({INSTRUCTION: np.array(instructions)} if INSTRUCTION in seen else {}))
 
 
 def check_disk(params: config.Params) -> None:

@@ -7,36 +7,33 @@ with one that has played before.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from nightshift import config, envs, files, policies
 from nightshift.adapters import mlflow_registry
 from nightshift.config import CHAMPION
 from nightshift.envs.grid import cameras_in, cells, misfit
 from nightshift.envs.perturbations import registry
-from nightshift.errors import ConfigError
+from nightshift.errors import Busy, ConfigError
+from nightshift.pipeline.precheck import check_inputs
 from nightshift.policies.base import Policy
 from nightshift.policies.device import resolve
 from nightshift.policies.snapshot import snapshot
-from nightshift.project import paths
+from nightshift.project import locks, paths, robustness_grid
 from nightshift.reports import films
 from nightshift.reports import robustness as report
 from nightshift.reports.gate import Robustness
-from nightshift.reports.robustness import UNPERTURBED, PerturbedOutcome
+from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.opening import open_pool
 from nightshift.telemetry import progress
-from nightshift.types import PerturbationSpec, RolloutRequest, Trajectory
-
-_CODE = ("envs", "rollouts")
-"""Packages that decide how an episode is played."""
+from nightshift.types import INSTRUCTION, UNPERTURBED, PerturbationSpec, RolloutRequest, Trajectory
 
 Key = tuple[str, float, str, str, int]
 """Perturbation, strength, instruction in other words, task and init state."""
@@ -47,9 +44,10 @@ class Entrant:
     """A policy that plays the grid."""
 
     name: str
-    """Example: "version 3" or "models/sft" """
+    """Example: models/sft"""
     weights: str
-    """sha256"""
+    """sha256; `spec` likewise, of policy.json."""
+    spec: str
     policy: Policy
 
 
@@ -58,18 +56,41 @@ def find(root: Path, params: config.Params, which: str) -> Entrant:
     folder = Path(which)
     if folder.is_dir():
         sums = files.verify_folder(folder, "name the folder of a policy, such as models/sft")
-        return Entrant(name=which, weights=sums[policies.WEIGHTS], policy=policies.load(folder))
+        identity = {"weights": sums[policies.WEIGHTS], "spec": sums[policies.SPEC]}
+        return Entrant(name=which, **identity, policy=policies.load(folder))
     model = params.section("register").model
     version = mlflow_registry.look_up(mlflow_registry.connect(root), model, which)
+    policy = mlflow_registry.load(root, model, str(version.version))  # refuses a version without these tags
     return Entrant(
         name=f"version {version.version}",
         weights=version.tags[mlflow_registry.WEIGHTS],
-        policy=mlflow_registry.load(root, model, str(version.version)),
+        spec=version.tags[mlflow_registry.SPEC],
+        policy=policy,
     )
 
 
 def evaluate(root: Path, which: str = CHAMPION, against: str = "") -> dict[str, Any]:
     """Play the grid with a policy, and with another one to compare it with; write and return the report."""
+    lock = _lock(root)
+    try:
+        return _evaluate(root, which, against)
+    finally:
+        locks.release(lock)
+
+
+def _lock(root: Path) -> FileLock:
+    """One at a time in a folder: two would write the same journal and report."""
+    path = root / paths.ROBUSTNESS_LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return locks.acquire(
+        path,
+        lambda holder: Busy(
+            f"another nightshift robustness (process {holder}) is working in {root}", f"wait for it, or kill {holder}"
+        ),
+    )
+
+
+def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:
     params = config.load(root / paths.PARAMS)
     entrants = [find(root, params, name) for name in (which, against) if name]
     for entrant in entrants:
@@ -77,17 +98,35 @@ def evaluate(root: Path, which: str = CHAMPION, against: str = "") -> dict[str, 
             raise ConfigError(f"{entrant.name} cannot play here: {why}", "choose another, or edit env in params.yaml")
     chosen = perturbations(params, entrants)
     requests = grid(params, chosen)
+    for entrant in entrants:
+        _check_paraphrases(params.env, entrant, requests)
+    asked = robustness_grid.digest(root, params)  # as it is now: params.yaml may be edited meanwhile
     machine = params.machine.model_copy(update={"workers": min(params.machine.workers, len(requests))})
     pool = open_pool(machine, params.env, resolve(machine.device))
     try:
-        outcomes = [play(pool, params, entrant, requests) for entrant in entrants]
-        found = _report(params, chosen, entrants, outcomes)
+        outcomes = [play(root, pool, params, entrant, requests) for entrant in entrants]
+        found = {"grid": asked, **_report(params, chosen, entrants, outcomes)}
         with files.new_folder(root / paths.ROBUSTNESS) as folder:
             found["films"] = _film(pool, params, entrants[0], outcomes[0], folder)
             files.write_json(folder / paths.ROBUSTNESS_REPORT.name, found)
     finally:
         pool.close()
     return found
+
+
+def _check_paraphrases(env: config.Env, entrant: Entrant, requests: Sequence[RolloutRequest]) -> None:
+    """ConfigError if the policy cannot read one: some read a limited number of words or tokens."""
+    told = sorted({spec.instruction for request in requests for spec in request.perturbations if spec.instruction})
+    if not told or INSTRUCTION not in entrant.policy.observations:
+        return
+    try:
+        check_inputs(entrant.policy, env, told)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{entrant.name} cannot read a paraphrase: {error.what}",
+            "write shorter ones and name their file in robustness.paraphrases, or name perturbations without "
+            "language_instructions in robustness.perturbations",
+        ) from None
 
 
 def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> dict[str, Sequence[float]]:
@@ -126,10 +165,10 @@ def _request(params: config.Params, task: str, state: int, perturbed: tuple[Pert
 
 
 def play(
-    pool: Pool, params: config.Params, entrant: Entrant, requests: Sequence[RolloutRequest]
+    root: Path, pool: Pool, params: config.Params, entrant: Entrant, requests: Sequence[RolloutRequest]
 ) -> list[PerturbedOutcome]:
     """One outcome per request, in its order. Valid episodes of the journal are not played again."""
-    journal = paths.robustness_journal(digest(params, entrant), entrant.weights)
+    journal = root / paths.robustness_journal(digest(root, params, entrant), entrant.weights)
     known: dict[Key, PerturbedOutcome] = {
         tuple(line["key"]): line["outcome"] for line in files.read_journal(journal) if line["outcome"]["valid"]
     }
@@ -143,20 +182,14 @@ def play(
     return [known[_key(request)] for request in requests]
 
 
-def digest(params: config.Params, entrant: Entrant) -> str:
-    """Of all that decides an episode besides its key and the weights."""
+def digest(root: Path, params: config.Params, entrant: Entrant) -> str:
+    """Of what decides an episode besides its key and the weights."""
     env = params.env
     cameras = cameras_in(env, entrant.policy.observations)
     states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
-    package = Path(envs.__file__).parent.parent
-    code = {name: files.sha256(package / name) for name in sorted(_sources(package))}
-    content = [env.suite, params.seed, states, envs.conditions(env, cameras), code]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _sources(package: Path) -> Iterator[str]:
-    for folder in _CODE:
-        yield from (path.relative_to(package).as_posix() for path in (package / folder).rglob("*.py"))
+    conditions = envs.conditions(env, cameras)
+    content = [env.suite, params.seed, states, conditions, entrant.spec, robustness_grid.played_with(root)]
+    return robustness_grid.sha256(content)[:16]
 
 
 def _key(request: RolloutRequest) -> Key:

@@ -61,6 +61,7 @@ ROBUSTNESS = Path("reports/robustness")
 """Made by `nightshift robustness`, which is no stage."""
 ROBUSTNESS_REPORT = ROBUSTNESS / "robustness.json"
 ROBUSTNESS_PAGE = ROBUSTNESS / "robustness.html"
+ROBUSTNESS_LOCK = STATE / "robustness.lock"
 RECEIPT = Path("reports/registration.json")
 
 REPORT = Path("reports/report.html")

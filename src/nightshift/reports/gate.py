@@ -10,6 +10,7 @@ from typing import Any
 from nightshift.errors import RolloutError
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, by_task, solved
+from nightshift.types import UNPERTURBED
 
 
 def common_rates(outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> dict[str, Rate]:
@@ -55,12 +56,13 @@ class Robustness:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Robustness | None:
-        """From the report of the command; None if it compared nothing."""
-        if not report or not report["against"]:
+        """From the report of the command; None if it compared nothing under a perturbation."""
+        compared = (report["against"] or {}).get("perturbations", {})
+        gains = {name: row["overall"]["gain"] for name, row in compared.items() if name != UNPERTURBED}
+        if not gains:
             return None
         ours, theirs = (policy["weights"] for policy in report["policies"])
-        compared = report["against"]["perturbations"]
-        return cls(ours=ours, theirs=theirs, gains={name: row["overall"]["gain"] for name, row in compared.items()})
+        return cls(ours=ours, theirs=theirs, gains=gains)
 
     def fallen(self, margin: float) -> dict[str, float]:
         """By how much it is lower, under the perturbations where that is more than the margin."""
@@ -157,15 +159,15 @@ def compare(
 def robust(decision: Decision, version: str, champion: str, found: Robustness | None, margin: float) -> Decision:
     """A promotion stands if the version is lower than the champion under no perturbation by more than the margin.
 
-    `found` compares these two; None: they have not been compared.
+    `found` compares these two on the grid of params.yaml; None: they have not been compared on it.
     """
     if not decision.promote:
         return decision
     if found is None:
         reason = (
             f"{version} stays challenger: it is better than {champion}, but they have not been compared under "
-            "perturbations (nightshift robustness challenger --against champion, then nightshift run --force-stage "
-            "register)"
+            "the perturbations of params.yaml (nightshift robustness challenger --against champion, then nightshift "
+            "run --force-stage register)"
         )
         return replace(decision, verdict=Verdict.NOT_PROMOTED, reason=reason)
     if fallen := found.fallen(margin):

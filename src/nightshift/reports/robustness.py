@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 from nightshift.errors import RolloutError
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
-
-UNPERTURBED = "none"
-"""The name of the row without a perturbation; its strength is 0."""
+from nightshift.types import UNPERTURBED
 
 
 class PerturbedOutcome(EpisodeOutcome):
@@ -93,7 +91,7 @@ def _pooled(pairs: Iterable[Paired]) -> Paired:
 def typical_failures(outcomes: Outcomes, count: int) -> list[PerturbedOutcome]:
     """An episode to film of each of the `count` perturbations under which most is lost.
 
-    Of the weakest strength that fails half as often as the strongest, on a state that is solved without the
+    Of the weakest strength that fails half as often as the one that fails most, on a state that is solved without the
     perturbation: what is on the film is then due to it.
     """
     cells = by_cell(outcomes)

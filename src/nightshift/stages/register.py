@@ -14,7 +14,7 @@ from nightshift.data import dataset_store
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
 from nightshift.policies import families
-from nightshift.project import graph, packages, paths
+from nightshift.project import graph, packages, paths, robustness_grid
 from nightshift.reports import gate
 
 
@@ -58,16 +58,23 @@ def _rematch(evaluation: Any, outcomes: Any) -> mlflow_registration.Rematch | No
 
 
 def _robustness() -> gate.Robustness | None:
-    """What `nightshift robustness` found last, as the registry is asked: it is no input that DVC sees."""
+    """What `nightshift robustness` found last, if it played the grid of params.yaml.
+
+    It is no input of the stage: DVC does not see it, so the stage is forced after a comparison.
+    """
     path = paths.ROBUSTNESS_REPORT
-    return gate.Robustness.of(json.loads(path.read_text())) if path.exists() else None
+    if not path.exists():
+        return None
+    report = _read(path, "nightshift robustness challenger --against champion")
+    asked = robustness_grid.digest(Path(), config.load(paths.PARAMS))
+    return gate.Robustness.of(report) if report.get("grid") == asked else None
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, remedy: str = f"rm -r {paths.EVALUATION} && nightshift run") -> Any:
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
-        raise DataError(f"{path} is missing or damaged", f"rm -r {paths.EVALUATION} && nightshift run") from None
+        raise DataError(f"{path} is missing or damaged", remedy) from None
 
 
 def _package(folder: Path) -> dict[str, str]:

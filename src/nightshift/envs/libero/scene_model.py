@@ -87,6 +87,7 @@ class SceneModel:
             name: int(body) for name, body in domain.obj_body_id.items() if self._is_free(int(body))
         }
         """The bodies of what can be moved, by BDDL name."""
+        self._resized = self._without(self._goal_containers(domain))
         self._camera = self.model.camera(CAMERA_NAMES["agentview"]).id
         self._data = mujoco.MjData(self.model)
         self._update()
@@ -182,16 +183,36 @@ class SceneModel:
             self.blend_material(material, color, weight)
 
     def scale_objects(self, factor: float) -> None:
-        """All of them about their origins; they are lifted or lowered so that they stand where they stood."""
-        bottoms = {name: self._bottom(body) for name, body in self.objects.items()}
-        for body in self.objects.values():
+        """About their origins; they are lifted or lowered so that they stand where they stood.
+
+        Containers of the goal stay as they are: LIBERO judges by the size that their regions have in the XML, so in a
+        container of another size success would mean something else.
+        """
+        bottoms = {body: self._bottom(body) for body in self._resized}
+        for body in self._resized:
             self._scale(body, factor)
         self._scale_meshes(factor)
-        for name, body in self.objects.items():
+        for body in self._resized:
             height = self._qpos(body)[2]
-            self._qpos(body)[2] = height + (factor - 1) * (height - bottoms[name])
+            self._qpos(body)[2] = height + (factor - 1) * (height - bottoms[body])
         self._is_scaled = True
         self._update()
+
+    def _goal_containers(self, domain: Any) -> set[int]:
+        """The objects that have a region in which, or on which, the goal wants something."""
+        names = [place for _, *places in domain.parsed_problem["goal_state"] for place in places]
+        sites = [self.model.site(name).id for name in names if name in domain.object_sites_dict]
+        holders = self.model.site_bodyid[sites].tolist()
+        return {root for root in self.objects.values() if any(self._is_within(body, [root]) for body in holders)}
+
+    def _without(self, kept: set[int]) -> list[int]:
+        """The objects but these, and but those that share a mesh with them."""
+        meshes = {mesh for body in kept for mesh in self._meshes(body)}
+        return [body for body in self.objects.values() if body not in kept and not meshes & self._meshes(body)]
+
+    def _meshes(self, root: int) -> set[int]:
+        is_mesh = self.model.geom_type == mujoco.mjtGeom.mjGEOM_MESH
+        return {int(self.model.geom_dataid[geom]) for geom in self._geoms(root) if is_mesh[geom]}
 
     def move_objects(self, vector: Vector) -> None:
         """Horizontally, those on the table and what stands on them."""
@@ -201,13 +222,12 @@ class SceneModel:
 
     def can_move_objects(self, vector: Vector) -> bool:
         """Whether they stand on the table there as well, and reach into nothing that stays."""
-        moved = self._on_table()
+        moved, start = self._on_table(), self.start.copy()
         before = [self._support(body) for body in moved]
         self.move_objects(vector)
         after = [self._support(body) for body in moved]
         refused = self._touches(moved) or any(map(self._is_over_an_edge, moved))
-        for body in moved:
-            self._qpos(body)[:2] -= vector
+        self.start[:] = start
         self._update()
         return not refused and np.abs(np.array(after) - before).max() < ON_TABLE
 
@@ -297,8 +317,7 @@ class SceneModel:
     def _scale_meshes(self, factor: float) -> None:
         """Once each: objects of one kind share them."""
         model = self.model
-        geoms = [geom for body in self.objects.values() for geom in self._geoms(body)]
-        meshes = {int(model.geom_dataid[geom]) for geom in geoms if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH}
+        meshes = {mesh for body in self._resized for mesh in self._meshes(body)}
         for mesh in meshes:
             vertices = slice(model.mesh_vertadr[mesh], model.mesh_vertadr[mesh] + model.mesh_vertnum[mesh])
             model.mesh_vert[vertices] *= factor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_STRENGTH = 5.0
 """LIBERO-Plus grades its variants from 1 to 5; 0 changes nothing."""
+WAY_STEPS = 20
+"""Places on the way to full strength that have to be free: 5 mm apart for objects, which are wider than that."""
 
 Sense = Literal["any", "images", "instruction"]
 """What a policy has to read for a perturbation to reach it."""
@@ -80,6 +82,27 @@ class Perturbation:
 
     def change_instruction(self, instruction: str) -> str:
         return instruction
+
+
+def clear_way(steps: Sequence[NDArray[Any]], is_free: Callable[[NDArray[Any]], bool]) -> tuple[NDArray[Any], float]:
+    """The first of `steps`, each the way at strength 1, along which all strengths are free, and the highest of them.
+
+    Where there is none: the first one, and the strength up to which it is free.
+    """
+    for step in steps:
+        if is_free(MAX_STRENGTH * step) and _room(step, is_free) == MAX_STRENGTH:
+            return step, MAX_STRENGTH
+    return steps[0], _room(steps[0], is_free)
+
+
+def _room(step: NDArray[Any], is_free: Callable[[NDArray[Any]], bool]) -> float:
+    """The strength up to which the way is free, on a grid that does not depend on the strength of an episode."""
+    reached = 0.0
+    for strength in np.linspace(0.0, MAX_STRENGTH, WAY_STEPS + 1)[1:].tolist():
+        if not is_free(strength * step):
+            break
+        reached = strength
+    return reached
 
 
 def unit_vector(random: np.random.Generator, size: int) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nightshift.envs.perturbations.base import MAX_STRENGTH, Perturbation, unit_vector
+from nightshift.envs.perturbations.base import MAX_STRENGTH, Perturbation, clear_way, unit_vector
 
 if TYPE_CHECKING:
     from nightshift.envs.libero.scene_model import SceneModel
@@ -50,8 +50,8 @@ class ObjectPositions(Perturbation):
     """The objects start elsewhere, all moved by the same vector, so that none stands in another. What stands on
     furniture stays there.
 
-    A direction counts if they stand on the table and in nothing else at full strength, so all strengths share it. Where
-    there is none, they go as far in the first one as they can.
+    A direction counts if they stand on the table and in nothing else all the way to full strength, so all strengths
+    share it. Where there is none, they go in the first one as far as the strength says, or as there is room.
     """
 
     name = "object_positions"
@@ -61,12 +61,8 @@ class ObjectPositions(Perturbation):
 
     def change_scene(self, scene: SceneModel) -> None:
         steps = [METRES_PER_LEVEL * unit_vector(self.random(*range(attempt)), 2) for attempt in range(ATTEMPTS)]
-        for step in steps:
-            if scene.can_move_objects(MAX_STRENGTH * step):
-                scene.move_objects(self.strength * step)
-                return
-        shares = np.linspace(self.strength, 0.0, 11)
-        scene.move_objects(next((s * steps[0] for s in shares if scene.can_move_objects(s * steps[0])), np.zeros(2)))
+        step, room = clear_way(steps, scene.can_move_objects)
+        scene.move_objects(min(self.strength, room) * step)
 
 
 class ConfoundingObjects(Perturbation):

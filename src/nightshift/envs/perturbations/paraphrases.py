@@ -15,14 +15,24 @@ FOLDER = Path(__file__).parent / "sentences"
 Paraphrases = Mapping[str, Sequence[str]]
 
 
+def has(suite: str) -> bool:
+    """Whether some come with Nightshift."""
+    return _shipped(suite).exists()
+
+
+def _shipped(suite: str) -> Path:
+    return FOLDER / f"{suite}.yaml"
+
+
 @cache
 def read(suite: str, file: str | None) -> Paraphrases:
     """From `file`, or from the one that comes with Nightshift for the suite."""
-    path = Path(file) if file else FOLDER / f"{suite}.yaml"
-    if not file and not path.exists():
+    path = Path(file) if file else _shipped(suite)
+    if not file and not has(suite):
         raise ConfigError(
             f"Nightshift has no paraphrases of the instructions of {suite}",
-            "write a YAML file with a list of sentences for every task, and name it in robustness.paraphrases",
+            "leave language_instructions out; or, for nightshift robustness, write a YAML file with a list of "
+            "sentences for every task and name it in robustness.paraphrases",
         )
     content = config.read_yaml(path)
     if not isinstance(content, dict) or not all(map(_is_list_of_sentences, content.values())):
@@ -40,7 +50,7 @@ def check(paraphrases: Paraphrases, tasks: Iterable[Task], strength: int) -> Non
             raise ConfigError(
                 f"the paraphrases miss the task {task.name}: there are {there}, and strength {strength} is number "
                 f"{strength}",
-                "add sentences to the file of robustness.paraphrases, or lower the strengths",
+                "lower the strengths; or, for nightshift robustness, write more sentences (robustness.paraphrases)",
             )
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from nightshift import config
-from nightshift.envs.perturbations import registry
+from nightshift import config, envs
+from nightshift.envs.perturbations import paraphrases, registry
+from nightshift.errors import ConfigError
 from nightshift.types import RolloutRequest
 
 _DOMAIN = 7
@@ -32,8 +33,25 @@ def check(env: config.Env) -> None:
         chosen = env.randomisation.perturbations
         highest = env.randomisation.strength
         for name in chosen:
-            strength = float(round(highest)) if registry.find(name).is_whole else highest
+            if registry.find(name).is_whole and highest < 1:
+                raise ConfigError(
+                    f"env.randomisation.strength is {highest:g}, and the strengths of {name} are whole numbers",
+                    f"set it to 1 or more, or leave {name} out",
+                )
+            strength = float(int(highest)) if registry.find(name).is_whole else highest
             registry.check(env, [name], [strength], None)
+
+
+def instructions(env: config.Env) -> list[str]:
+    """What a policy may be told in training besides the instructions of its tasks."""
+    if env.randomisation is None or "instruction" not in _kinds(env.randomisation):
+        return []
+    sentences = paraphrases.read(env.suite, None)
+    return [told for task in envs.tasks(env) for told in sentences[task.name][: int(env.randomisation.strength)]]
+
+
+def _kinds(settings: config.Randomisation) -> set[str]:
+    return {registry.find(name).kind for name in settings.perturbations}
 
 
 def _strength(settings: config.Randomisation, name: str, request: RolloutRequest) -> float:
@@ -41,5 +59,5 @@ def _strength(settings: config.Randomisation, name: str, request: RolloutRequest
     words = zlib.crc32(name.encode()), zlib.crc32(request.task.encode())
     random = np.random.default_rng([_DOMAIN, *words, request.init_state, request.seed])
     if registry.find(name).is_whole:
-        return float(random.integers(0, round(settings.strength), endpoint=True))
+        return float(random.integers(0, int(settings.strength), endpoint=True))
     return float(random.uniform(0.0, settings.strength))

@@ -5,7 +5,6 @@ A new perturbation is a class (base.py) and one line in `BUILT_IN`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -79,13 +78,20 @@ def check(env: config.Env, chosen: Sequence[str], strengths: Sequence[float], fi
 
 
 def levels(env: config.Env, name: str, strengths: Sequence[float], file: str | None) -> list[float]:
-    """Those of `strengths` that it has: some have whole numbers only, or as many as there are paraphrases."""
-    found = []
-    for strength in strengths:
-        with contextlib.suppress(ConfigError):
-            check(env, [name], [strength], file)
-            found.append(strength)
-    return found
+    """Those of `strengths` that it has: some have whole numbers only, or as many as there are paraphrases.
+
+    A file of paraphrases that cannot be used is an error, as is one that misses a task.
+    """
+    found = find(name)
+    there = [strength for strength in strengths if not found.is_whole or strength == int(strength)]
+    if found.kind != "instruction":
+        return there
+    if not file and not paraphrases.has(env.suite):
+        return []
+    sentences = paraphrases.read(env.suite, file)
+    paraphrases.check(sentences, envs.tasks(env), 1)
+    most = min(len(sentences[task.name]) for task in envs.tasks(env))
+    return [strength for strength in there if strength <= most]
 
 
 def check_strength(found: type[Perturbation], strength: float) -> None:

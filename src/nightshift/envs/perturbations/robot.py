@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nightshift.envs.perturbations.base import MAX_STRENGTH, Perturbation, unit_vector
-from nightshift.errors import SimulatorError
+from nightshift.envs.perturbations.base import Perturbation, clear_way, unit_vector
 
 if TYPE_CHECKING:
     from nightshift.envs.libero.scene_model import SceneModel
@@ -18,7 +17,8 @@ ATTEMPTS = 50
 class RobotInitialStates(Perturbation):
     """The arm starts in another pose: its joints are moved in a random direction of joint space.
 
-    A direction counts if the arm touches nothing at full strength, so all strengths share it.
+    A direction counts if the arm touches nothing all the way to full strength, so all strengths share it. Where there
+    is none, it goes in the first one as far as the strength says, or as it touches nothing.
     """
 
     name = "robot_initial_states"
@@ -28,10 +28,6 @@ class RobotInitialStates(Perturbation):
 
     def change_scene(self, scene: SceneModel) -> None:
         joints = scene.arm_joints()
-        for attempt in range(ATTEMPTS):
-            direction = unit_vector(self.random(attempt), len(joints))
-            if scene.arm_is_free(joints + RADIANS_PER_LEVEL * MAX_STRENGTH * direction):
-                scene.set_arm_joints(joints + RADIANS_PER_LEVEL * self.strength * direction)
-                return
-        what = f"{self.key.task}, state {self.key.init_state}: no other start pose of the arm is free of contacts"
-        raise SimulatorError(what, f"leave {self.name} out of the perturbations")
+        steps = [RADIANS_PER_LEVEL * unit_vector(self.random(attempt), len(joints)) for attempt in range(ATTEMPTS)]
+        step, room = clear_way(steps, lambda change: scene.arm_is_free(joints + change))
+        scene.set_arm_joints(joints + min(self.strength, room) * step)

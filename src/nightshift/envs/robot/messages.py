@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nightshift.envs.robot.poses import Vector
 from nightshift.types import Body, Boxes, Joint, Scene
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the protocol. A server of another version is refused."""
 
 Capability = Literal["action", "observations", "success", "init_states", "scene", "move_gripper", "update_param"]

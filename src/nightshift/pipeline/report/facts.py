@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nightshift import config
+from nightshift import config, files, policies
 from nightshift.adapters.tracking import Change, changes, flat
 from nightshift.data import dataset_store
 from nightshift.errors import NightshiftError
@@ -59,7 +59,7 @@ class Facts:
     dataset_md5: str
     champion: Champion | None
     robustness: Mapping[str, Any]
-    """What `nightshift robustness` found last; empty if it has not run."""
+    """What `nightshift robustness` found last; empty if that was of no policy of this run, nor of the champion."""
 
     @property
     def best(self) -> Mapping[str, Any] | None:
@@ -84,6 +84,7 @@ def gather(root: Path) -> Facts:
     evaluation = found.evaluation if "evaluate" in reached else {}
     outcomes = results.read_json(root / paths.EVALUATION_OUTCOMES) if evaluation else {}
     receipt = found.registration if "register" in reached else {}
+    champion = _champion(session, evaluation, outcomes, receipt)
     return Facts(
         root=root,
         params=session.params,
@@ -97,8 +98,8 @@ def gather(root: Path) -> Facts:
         histories=_histories(root, reached),
         dataset=_dataset(root) if "dataset" in reached else {},
         dataset_md5=graph.recorded_md5(root, paths.DATASET) if "dataset" in reached else "",
-        champion=_champion(session, evaluation, outcomes, receipt),
-        robustness=results.read_json(root / paths.ROBUSTNESS_REPORT),
+        champion=champion,
+        robustness=_robustness(root, _trained(root, reached) | ({champion.record.weights} if champion else set())),
     )
 
 
@@ -112,6 +113,19 @@ def _histories(root: Path, reached: set[str]) -> dict[str, History]:
         if read:
             found[name] = read
     return found
+
+
+def _trained(root: Path, reached: set[str]) -> set[str]:
+    """The weights of the policies that the stages of this run made."""
+    manifests = [results.read_json(root / paths.MODELS / stage / files.MANIFEST) for stage in sorted(reached)]
+    sums = [manifest.get("sha256", {}).get(policies.WEIGHTS) for manifest in manifests]
+    return {weights for weights in sums if weights}
+
+
+def _robustness(root: Path, weights: set[str]) -> Mapping[str, Any]:
+    """The last report, if its first policy has one of these weights: the next night leaves others under its name."""
+    report = results.read_json(root / paths.ROBUSTNESS_REPORT)
+    return report if report and report["policies"][0]["weights"] in weights else {}
 
 
 def _dataset(root: Path) -> Mapping[str, Any]:

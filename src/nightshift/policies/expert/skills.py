@@ -31,6 +31,7 @@ CARRY = 0.04  # metres of air below a carried object
 PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand above
 HANDLE_WITHIN = 0.03  # a handle further from the grip point than this is not in the hand
 HANDLE_SLACK = 0.004  # opening beyond a handle's width at which it counts as gripped
+FLAT = 0.027  # metres of thickness: LIBERO's plates have 0.019, and a block that is pushed has 0.04
 SAME_LEVEL = 0.015  # metres between two heights from one to the other of which something can be dragged
 PUSH_SPEED = 0.6  # of the fastest
 PUSH_LATERAL = 0.02  # metres off the line through the item at which the gripper goes behind it anew
@@ -144,9 +145,16 @@ def _hand(scene: Scene, part: slice) -> Boxes:
 
 
 def _is_flat(item: Body) -> bool:
-    """Whether only the rim of something low can be grasped: it slips."""
-    low, high = np.array([extent(shape_of(item), axis) for axis in np.eye(3)]).T
-    return bool((high - low)[:2].min() > MAX_OPENING and (high - low)[2] < FINGER_LENGTH)
+    """Whether only the rim of something low can be grasped: it slips. It may be tilted while it is dragged."""
+    width, depth, height = _lengths(item, np.eye(3))
+    low = min(width, depth) > MAX_OPENING and height < FINGER_LENGTH
+    return bool(low and _lengths(item, item.rotation.T).min() < FLAT)
+
+
+def _lengths(item: Body, axes: Vector) -> Vector:
+    """Of an item along each of `axes` [3, 3]."""
+    low, high = np.array([extent(shape_of(item), axis) for axis in axes]).T
+    return np.asarray(high - low)
 
 
 def _push(scene: Scene, item: Body, place: Place) -> Array:
