@@ -81,10 +81,6 @@ class InterventionSettings:
     release_seconds: float
 
 
-UNPERTURBED = "none"
-"""Stands for a perturbation where there is none; its strength is 0."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PerturbationSpec:
     """How the world of an episode differs from the suite's: envs/perturbations.

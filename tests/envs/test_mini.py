@@ -97,4 +97,4 @@ def test_damaged_init_states_are_refused_with_the_fix(tmp_path: Path, monkeypatc
 def test_drawer_position_is_observed_and_in_the_scene() -> None:
     env = LIBERO_MINI.make_env(TASKS[5])
     observation = env.reset("eval", 0)
-    assert env.scene().joints["cabinet_1_drawer_region"] == pytest.approx(float(observation["objects"][-1]))
+    assert env.scene().joints["cabinet_1_drawer_region"].position == pytest.approx(float(observation["objects"][-1]))

@@ -20,11 +20,11 @@ from nightshift.pipeline.report import page
 from nightshift.pipeline.report import robustness as robustness_page
 from nightshift.pipeline.report.facts import gather
 from nightshift.project import locks, paths, robustness_grid
+from nightshift.project.robustness_grid import UNPERTURBED
 from nightshift.reports import robustness as report
 from nightshift.reports.gate import Robustness
 from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.statistics.intervals import Rate
-from nightshift.types import UNPERTURBED
 from tests.browser import browser
 from tests.command import Command
 from tests.conftest import edit, make_project

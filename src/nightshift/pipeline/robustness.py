@@ -33,7 +33,7 @@ from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.opening import open_pool
 from nightshift.telemetry import progress
-from nightshift.types import INSTRUCTION, UNPERTURBED, PerturbationSpec, RolloutRequest, Trajectory
+from nightshift.types import INSTRUCTION, PerturbationSpec, RolloutRequest, Trajectory
 
 Key = tuple[str, float, str, str, int]
 """Perturbation, strength, instruction in other words, task and init state."""
@@ -193,7 +193,7 @@ def digest(root: Path, params: config.Params, entrant: Entrant) -> str:
 
 
 def _key(request: RolloutRequest) -> Key:
-    (spec,) = request.perturbations or (PerturbationSpec(name=UNPERTURBED, strength=0.0),)
+    (spec,) = request.perturbations or (PerturbationSpec(name=robustness_grid.UNPERTURBED, strength=0.0),)
     return spec.name, spec.strength, spec.instruction, request.task, request.init_state
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from nightshift import config, files
 from nightshift.project import graph, packages
 
+UNPERTURBED = "none"
+"""Stands for a perturbation where there is none; its strength is 0."""
 _STAGE = "evaluate"
 """The stage that plays episodes with a policy as the command does: what is code in its key decides them."""
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from nightshift.errors import RolloutError
+from nightshift.project.robustness_grid import UNPERTURBED
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, by_task, solved
-from nightshift.types import UNPERTURBED
 
 
 def common_rates(outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> dict[str, Rate]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nightshift.errors import RolloutError
+from nightshift.project.robustness_grid import UNPERTURBED
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
-from nightshift.types import UNPERTURBED
 
 
 class PerturbedOutcome(EpisodeOutcome):
