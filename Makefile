@@ -20,7 +20,7 @@ serve: setup
 	$(BIN)/nightshift serve
 
 # Tests share what is slow to start, so a process gets whole files, and those of tests/conftest.py together and first.
-PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST) -m "not slow"
