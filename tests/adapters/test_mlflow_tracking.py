@@ -22,7 +22,7 @@ from nightshift.adapters.tracking import RunKind
 from nightshift.errors import ProjectError, Unreachable
 from nightshift.project import paths
 from tests.conftest import edit, make_project
-from tests.flows.prefect_runs import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 from flows import server
 from flows.server import lasting_server
 from nightshift.project import paths
-from tests.flows.prefect_runs import SECONDS
+from tests.waiting import SECONDS
 
 
 @dataclass(frozen=True)

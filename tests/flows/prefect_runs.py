@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -11,8 +10,6 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
-
-SECONDS = 300
 
 
 def ask(url: str, question: Callable[[SyncPrefectClient], Any]) -> Any:
@@ -34,11 +31,3 @@ def task_states(url: str, run: UUID) -> dict[str, str]:
     """By name of the stage."""
     condition = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
     return {task.name: task.state_name for task in ask(url, lambda c: c.read_task_runs(flow_run_filter=condition))}
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.1)
-    return found

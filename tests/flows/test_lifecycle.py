@@ -23,7 +23,8 @@ from nightshift.project import paths
 from tests.command import Command
 from tests.conftest import add_store, edit, make_project, nightshift
 from tests.flows.conftest import PrefectServer
-from tests.flows.prefect_runs import ask, newest, state, task_states, wait_until
+from tests.flows.prefect_runs import ask, newest, state, task_states
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

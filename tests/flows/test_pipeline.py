@@ -28,8 +28,8 @@ from nightshift.project import graph, paths
 from nightshift.telemetry import progress
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 from tests.flows.conftest import PrefectServer
-from tests.flows.prefect_runs import wait_until
 from tests.receiver import SECRET, receiving
+from tests.waiting import wait_until
 
 STAGES = [
     *("states", "collect", "dataset", "start", "sft", "choose", "rloo", "rlpd", "opponent", "evaluate", "register")

@@ -20,7 +20,8 @@ from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project
 from tests.faults.test_interrupt import inhabitants
 from tests.flows.conftest import PrefectServer, free_port
-from tests.flows.prefect_runs import ask, state, task_states, wait_until
+from tests.flows.prefect_runs import ask, state, task_states
+from tests.waiting import wait_until
 
 STATED = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
 

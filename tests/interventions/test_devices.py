@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import struct
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from nightshift.interventions.devices.spacemouse import SpaceMouseSource, SpaceM
 from nightshift.interventions.opening import check_person
 from nightshift.types import Scene, Task
 from tests.conftest import REPOSITORY
+from tests.waiting import wait_until
 
 TASK = Task(suite="fake", name="near", language="", index=0, suite_size=1)
 PARAMS = config.load(REPOSITORY / "params.yaml")
@@ -138,14 +137,6 @@ def no_scene() -> Scene:
 
 def moment(gripper: float = -1.0) -> Moment:
     return Moment(step=0, observation={}, scene=no_scene, policy_action=np.full(7, gripper, np.float32))
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it did not come")
 
 
 def test_a_person_intervenes_while_input_comes_and_lets_go_soon_after_the_last() -> None:

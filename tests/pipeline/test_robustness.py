@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from tests.command import Command
 from tests.conftest import edit, make_project
 from tests.pipeline.test_precheck import SEEING
 from tests.rollouts.parts import policy
+from tests.waiting import wait_until
 
 NAMES = ["action_delay", "action_noise", "sensor_noise"]
 WIDTHS = (390, 1280, 1920)
@@ -101,13 +100,6 @@ def test_a_killed_grid_goes_on_with_the_same_numbers(reaching: Path, tmp_path: P
     assert resumed == robustness.evaluate(whole, "models/good")
     assert before > 20
     assert journal_lines(reaching) == journal_lines(whole) == 640, "what was finished is not played again"
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_another_policy_json_with_the_same_weights_has_a_journal_of_its_own(reaching: Path) -> None:

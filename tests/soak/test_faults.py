@@ -18,11 +18,11 @@ from nightshift.errors import ConfigError
 from nightshift.pipeline.run import TIMINGS
 from nightshift.project import graph, paths
 from tests.conftest import git, make_project
-from tests.flows.prefect_runs import wait_until
 from tests.soak import faults
 from tests.soak.faults import FAULTS, Missed
 from tests.soak.night import DISK_MB, Interpreter, Night, can_mount, own_disk
 from tests.soak.soak import in_random_order
+from tests.waiting import wait_until
 
 LOCK = "schema: '2.0'\nstages:\n  states:\n    cmd: a\n  collect:\n    cmd: b\n"
 
