@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.handover import hand_over, take_over
 
-HIDDEN = ("dvc", "git", "gymnasium", "mlflow", "prefect", "pynvml", "nvidia_ml_py", "ray", "scmrepo")
+HIDDEN = ("av", "dvc", "git", "gymnasium", "mlflow", "prefect", "pynvml", "nvidia_ml_py", "ray", "scmrepo")
 
 
 def make_site(folder: Path, *hidden: str) -> Path:

@@ -890,8 +890,9 @@ class Rlpd(Section):
     """Gradient steps of the critics per decision; actor and temperature make one."""
     batch_size: Count
     """Transitions per gradient step."""
-    demo_share: Annotated[float, Field(ge=0, le=1, strict=True)]
-    """Of every batch; the rest is experience."""
+    demo_share: Annotated[float, Field(ge=0, le=1, strict=True)] | Literal["pooled"]
+    """Of every batch; the rest is experience. Pooled: demos and experience are one buffer, so the share of demos falls
+    while experience comes in."""
     window: Natural
     """Newest episodes of experience to sample from; 0 = all."""
     discount: Rate

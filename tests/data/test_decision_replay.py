@@ -64,6 +64,18 @@ def test_every_slice_has_the_share_of_demos(batch_size: int, utd_ratio: int, sha
         assert (demos == share * batch_size).all()
 
 
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), batch_size=st.integers(1, 40))
+def test_pooled_every_transition_is_sampled_as_often_as_any_other(lengths: list[int], batch_size: int) -> None:
+    replay = make(batch_size=batch_size, utd_ratio=3, demo_share="pooled", warmup_steps=0)
+    for number, length in enumerate(lengths, 1):
+        replay.add(experience(length))
+        if not replay.is_update_due:
+            continue
+        demos = (replay.sample()[SOURCE] == 0).sum()
+        share = replay.demo_transitions / (replay.demo_transitions + sum(lengths[:number]))
+        assert abs(demos - share * 3 * batch_size) <= 0.5 + 1e-4 * batch_size
+
+
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), starts=st.integers(1, 12), utd=st.integers(1, 4))
 def test_there_is_one_update_for_every_decision_after_the_first_few(lengths: list[int], starts: int, utd: int) -> None:
     replay = make(training_starts=starts, utd_ratio=utd, batch_size=2)
@@ -83,14 +95,15 @@ def test_demos_alone_do_not_count_as_updates() -> None:
     assert sum(1 for _ in iter(lambda: replay.is_update_due and bool(replay.sample()), False)) == 3
 
 
-def test_a_restored_replay_samples_the_same_batches() -> None:
-    replay, played = make(batch_size=8, utd_ratio=2), [experience(6), experience(3)]
+@pytest.mark.parametrize("share", [0.5, "pooled"])
+def test_a_restored_replay_samples_the_same_batches(share: float | str) -> None:
+    replay, played = make(batch_size=8, utd_ratio=2, demo_share=share), [experience(6), experience(3)]
     replay.sample_demos()
     for episode in played:
         replay.add(episode)
     replay.sample()
     state = replay.state()
-    resumed = make(batch_size=8, utd_ratio=2)
+    resumed = make(batch_size=8, utd_ratio=2, demo_share=share)
     resumed.restore(state, played)
     for _ in range(3):
         assert same(replay.sample(), resumed.sample())

@@ -13,7 +13,7 @@ import yaml
 
 from nightshift import config
 from nightshift.config import merged
-from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems
+from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.pipeline import precheck
 from nightshift.pipeline.run import Session, ensure
 from nightshift.project import graph, paths
@@ -202,6 +202,15 @@ def test_all_problems_are_told_at_once_with_what_to_do_about_each() -> None:
     for sentence in ("300 are asked for", "has teleop", "policy.inputs has touch"):
         assert refused.value.what.count(sentence) == 1
     assert refused.value.what.count("→") == 3
+
+
+def test_films_that_cannot_be_encoded_here_are_refused_before_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)  # as if it were not installed
+    check(params(evaluate={"films": 0}))
+    with pytest.raises(ProjectError, match=r"evaluate\.films is 2, and av is not installed") as refused:
+        check(params(evaluate={"films": 2}), "states", "evaluate")
+    assert "evaluate.films: 0" in refused.value.next_step
+    check(params(evaluate={"films": 2}), "sft")
 
 
 WITHOUT_GL = """

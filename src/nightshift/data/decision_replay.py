@@ -1,4 +1,4 @@
-"""What an off-policy learner samples: demos and experience in a fixed ratio, as often as the update-to-data ratio says.
+"""What an off-policy learner samples: demos and experience in a ratio, as often as the update-to-data ratio says.
 
 Every batch, and every slice of it for one gradient step, has the exact share of demos (`data/mixer.py`). A rate limiter
 (`data/rate_limiter.py`) counts decisions that came in and gradient steps that were made of them.
@@ -38,8 +38,7 @@ class DecisionReplay:
         self._num_demos = len(usable)
         self._demos.add_trajectories([self._form.demo(episode, number) for number, episode in enumerate(usable)])
         self._demo_source, experience = self._form.sources(self._demos, self._experience)
-        share = settings.demo_share
-        self._mixer = Mixer({DEMOS: self._demo_source, EXPERIENCE: experience}, {DEMOS: share, EXPERIENCE: 1 - share})
+        self._mixer = Mixer({DEMOS: self._demo_source, EXPERIENCE: experience}, self._ratio())
         self._limiter = RateLimiter(
             RateLimits(
                 samples_per_insert=settings.utd_ratio,
@@ -48,6 +47,13 @@ class DecisionReplay:
                 max_diff=_NO_LIMIT,
             )
         )
+
+    def _ratio(self) -> dict[str, float]:
+        """Of the sources. Pooled, all transitions are sampled equally often, to within half a row per update."""
+        share = self._settings.demo_share
+        if isinstance(share, str):
+            share = self._demos.total_samples / (self._demos.total_samples + self._experience.total_samples)
+        return {DEMOS: share, EXPERIENCE: 1 - share}
 
     @property
     def episodes(self) -> int:
@@ -81,6 +87,8 @@ class DecisionReplay:
             self._demos.add_files(self._form.interventions(episode, self._num_demos + number))
         for number, episode in numbered[-self._settings.window :]:
             self._experience.add_files(self._form.experience(episode, number))
+        if self._settings.demo_share == "pooled":
+            self._mixer.mix(self._ratio())
 
     @property
     def is_update_due(self) -> bool:

@@ -54,9 +54,13 @@ class Mixer:
             raise DataError(f"the sources are {sorted(sources)}, but the ratio has {sorted(ratio)}")
         self.names: tuple[str, ...] = tuple(sources)
         self._sources = tuple(sources.values())
-        self._schedule = _Schedule(_shares([ratio[name] for name in sources]))
-        self._position = 0  # in the period of the schedule
+        self.mix(ratio)
         self._pool = BufferPool()
+
+    def mix(self, ratio: Mapping[str, float]) -> None:
+        """In this ratio from the next sample on; the order of sources starts again."""
+        self._schedule = _Schedule(_shares([ratio[name] for name in self.names]))
+        self._position = 0  # in the period of the schedule
 
     def sample(self, batch_size: int, num_batches: int = 1) -> SampleBatch:
         """`num_batches` concatenated batches of `batch_size` rows, each in the exact ratio, with the key SOURCE.

@@ -126,6 +126,13 @@ def _check_evaluation(params: config.Params) -> None:
     for task in envs.tasks(params.env):
         evaluation_states(task, params.env, params.evaluate.init_states)
     envs.horizon(params.env)
+    check_films(params.evaluate.films, "evaluate.films")
+
+
+def check_films(count: int, name: str) -> None:
+    """ProjectError if films are asked for and cannot be encoded; `name` of the parameter."""
+    if count:
+        packages.require("av", f"{name} is {count}", f"set {name}: 0")
 
 
 def _check_validation(params: config.Params, algorithm: str) -> None:

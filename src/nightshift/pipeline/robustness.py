@@ -21,7 +21,7 @@ from nightshift.config import CHAMPION
 from nightshift.envs.grid import cameras_in, cells, misfit
 from nightshift.envs.perturbations import registry
 from nightshift.errors import Busy, ConfigError
-from nightshift.pipeline.precheck import check_inputs
+from nightshift.pipeline.precheck import check_films, check_inputs
 from nightshift.policies.base import Policy
 from nightshift.policies.device import resolve
 from nightshift.policies.snapshot import snapshot
@@ -92,6 +92,7 @@ def _lock(root: Path) -> FileLock:
 
 def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:
     params = config.load(root / paths.PARAMS)
+    check_films(params.robustness.films, "robustness.films")
     entrants = [find(root, params, name) for name in (which, against) if name]
     for entrant in entrants:
         if why := misfit(params.env, entrant.policy.shapes):

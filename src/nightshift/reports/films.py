@@ -7,7 +7,6 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TypedDict
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -80,6 +79,8 @@ def _scaled(image: NDArray[np.uint8], height: int) -> NDArray[np.uint8]:
 
 def write(path: Path, frames: NDArray[np.uint8]) -> None:
     """An MP4 that every browser plays (H.264, 4:2:0) at `path`, and beside it a strip of stills as JPEG, for print."""
+    import av  # only where films are made: a compute node may lack it
+
     even = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
     with av.open(path, "w") as video:
         stream: Any = video.add_stream(_CODEC, rate=FRAMES_PER_SECOND, options=_OPTIONS)
