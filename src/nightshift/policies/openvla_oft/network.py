@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from nightshift.policies.openvla_oft.llama import Llama, LlamaSpec
 from nightshift.policies.openvla_oft.vit import TowerSpec, VisionTransformer
+from nightshift.policies.published import PublishedNetwork
 
 BOS, STOP, PAD = 1, 2, 32000
 """Token ids of Llama 2's vocabulary, and the first one after it, which OpenVLA added for padding."""
@@ -164,7 +165,7 @@ class L1RegressionHead(nn.Module):
         return actions
 
 
-class OpenVlaOftNetwork(nn.Module):
+class OpenVlaOftNetwork(PublishedNetwork):
     """The sequence is BOS, patches, state vector, padding, prompt, a place per action dimension, stop token.
 
     Published code puts padding at the end (SimpleVLA-RL) or before the prompt (RLinf). Both are the same computation:

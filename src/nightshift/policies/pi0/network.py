@@ -31,6 +31,7 @@ from nightshift.policies.pi0.gemma import (
     rotation_of,
 )
 from nightshift.policies.pi0.siglip import Siglip, SiglipSpec
+from nightshift.policies.published import PublishedNetwork
 
 
 class NetworkSpec(TypedDict):
@@ -97,7 +98,7 @@ class AdaptiveExpert(nn.Module):
         return found
 
 
-class Pi0Network(nn.Module):
+class Pi0Network(PublishedNetwork):
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
         self._spec = spec

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from nightshift.errors import ConfigError
-from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
-from nightshift.policies.modalities import Modalities, observed, select
+from nightshift.policies.modalities import Modalities, select
 from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec
 from nightshift.policies.pi0 import norm_stats, prompt
 from nightshift.policies.pi0.checkpoint import Pi0Checkpoint
@@ -23,8 +22,8 @@ from nightshift.policies.pi0.network import NetworkSpec, Pi0Network, Prefix
 from nightshift.policies.pi0.norm_stats import MomentsSpec
 from nightshift.policies.pi0.prompt import PAD, Prompts
 from nightshift.policies.pi0.siglip import scaled
-from nightshift.policies.vision import AugmentationSpec
-from nightshift.types import INSTRUCTION, Observation
+from nightshift.policies.published import PublishedPolicy, PublishedPolicySpec
+from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:
     from nightshift import config
@@ -34,18 +33,15 @@ _MOVES = 6
 """Dimensions of an action that move the hand; the last is the gripper."""
 
 
-class Pi0Spec(DenoisingSpec):
-    inputs: Shapes
+class Pi0Spec(DenoisingSpec, PublishedPolicySpec):
     network: NetworkSpec
     chunk: int
     action_dim: int
-    max_tokens: int
     train: Literal["expert", "all"]
     delta_actions: bool
     actions: MomentsSpec
     state: MomentsSpec
     tokenizer: TokenizerSpec
-    augmentation: AugmentationSpec
 
 
 class Context(NamedTuple):
@@ -53,28 +49,25 @@ class Context(NamedTuple):
     state: Tensor  # [B, state_dim] normalised, with zeros after the last dimension
 
 
-class Pi0(FlowPolicy[Context]):
+class Pi0(PublishedPolicy, FlowPolicy[Context]):
+    family = FAMILY
+    network_type = Pi0Network
+    network: Pi0Network
     state_mean: Tensor
     state_std: Tensor
+    _spec: Pi0Spec
 
     def __init__(self, loaded: Pi0Network | None = None, /, **spec: Unpack[Pi0Spec]) -> None:
         """`loaded` is a network with weights; None makes one with random weights."""
-        super().__init__(chunk=spec["chunk"], action_dim=spec["action_dim"])
-        self._spec = spec
-        # The instruction is a prompt here, and not words.
-        self.modalities = Modalities({name: shape for name, shape in spec["inputs"].items() if name != INSTRUCTION}, 0)
-        self.network = Pi0Network(spec["network"]) if loaded is None else loaded
-        if spec["train"] == "expert":
-            for part in (self.network.vision_tower, self.network.projector, self.network.language_model):
-                part.requires_grad_(False)
-        self._frozen = {f"network.{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
+        network = Pi0Network(spec["network"]) if loaded is None else loaded
+        super().__init__(spec, network, chunk=spec["chunk"], action_dim=spec["action_dim"])
         self.denoising = denoising(spec, spec["network"]["expert"]["width"], spec["network"]["action_dim"])
         self.register_denoising_buffers()
         self.register_buffer("state_mean", torch.tensor(spec["state"]["mean"]))
         self.register_buffer("state_std", torch.tensor(spec["state"]["std"]))
         self.action_mean.copy_(torch.tensor(spec["actions"]["mean"]))
         self.action_std.copy_(torch.tensor(spec["actions"]["std"]))
-        self._prompts = Prompts(spec["tokenizer"], spec["max_tokens"])
+        self.prompts = Prompts(spec["tokenizer"], spec["max_tokens"])
 
     @classmethod
     def from_config(cls, settings: config.Pi0, shapes: Shapes, action_dim: int) -> Pi0:
@@ -105,23 +98,6 @@ class Pi0(FlowPolicy[Context]):
             checkpoint.load(network, torch.float32)
         return cls(network, **spec)
 
-    @classmethod
-    def with_weights(cls, weights: Mapping[str, Tensor], **spec: Any) -> Pi0:
-        """Takes the tensors themselves: billions of weights are neither drawn at random nor copied."""
-        with torch.device("meta"):
-            network = Pi0Network(spec["network"])
-        policy = cls(network, **spec)
-        policy.load_state_dict(weights, assign=True)
-        return policy
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        return {"family": FAMILY, **self._spec, "inputs": {name: list(shape) for name, shape in self.shapes.items()}}
-
-    @property
-    def shapes(self) -> Shapes:
-        return {name: tuple(shape) for name, shape in self._spec["inputs"].items()}
-
     @property
     def horizon(self) -> int:
         return self._spec["network"]["horizon"]
@@ -134,29 +110,11 @@ class Pi0(FlowPolicy[Context]):
     def critic_size(self) -> int:
         return self._spec["network"]["gemma"]["width"] + len(self._spec["state"]["mean"])
 
-    @property
-    def transformer_blocks(self) -> Sequence[nn.Module]:
-        return self.network.transformer_blocks
-
-    @property
-    def frozen(self) -> Set[str]:
-        return self._frozen
-
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Statistics of a checkpoint belong to its weights: those of the demos do not replace them."""
 
-    def inputs(self, observations: Observation) -> dict[str, Tensor]:
-        """Images as the tower takes them but in bytes, the state vector, and the prompt's tokens int32 [B, L]."""
-        tensors, size = self.modalities.tensors(observations), self._spec["network"]["image_size"]
-        images = {name: resize_with_pad(tensors[name], size) for name in self.modalities.cameras}
-        return {**tensors, **images, INSTRUCTION: self._prompts(observed(observations, INSTRUCTION))}
-
-    @property
-    def augmentation_draws(self) -> int:
-        return DRAWS * len(self.modalities.cameras)
-
-    def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
-        return augment_cameras(inputs, self.modalities.cameras, draws, **self._spec["augmentation"])
+    def preprocess(self, images: Tensor) -> Tensor:
+        return resize_with_pad(images, self._spec["network"]["image_size"])
 
     def normalise_actions(self, actions: Tensor, inputs: Inputs) -> Tensor:
         return super().normalise_actions(actions - self._moved_from(inputs), inputs)
@@ -186,6 +144,11 @@ class Pi0(FlowPolicy[Context]):
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             velocity, hidden = self.network.velocity(context.state, noisy, times, context.prefix)
         return velocity.float(), hidden.float()
+
+    def _freeze(self) -> None:
+        if self._spec["train"] == "expert":
+            for part in (self.network.vision_tower, self.network.projector, self.network.language_model):
+                part.requires_grad_(False)
 
     def _state(self, inputs: Inputs) -> Tensor:
         """[B, D]; pi0.5 sees none."""
