@@ -520,6 +520,9 @@ class OpenVlaOft(Section):
     """Of the weights."""
     lora: Lora | None
     """null = all weights are trained."""
+    reuse_vision_features: Flag
+    """Record with every decision the features that the vision encoder, which must be frozen, gives of the images; the
+    update of rloo takes them in the place of images."""
     augmentation: Augmentation
 
     @model_validator(mode="after")
@@ -559,6 +562,9 @@ class Pi0(Section):
     flow_noise: FlowNoise | None
     train: Literal["expert", "all"]
     """Which weights: those of the expert and its projections, or PaliGemma's as well."""
+    reuse_vision_features: Flag
+    """Record with every decision the features that the vision encoder, which must be frozen, gives of the images; the
+    update of rloo takes them in the place of images."""
     augmentation: Augmentation
 
     @property

@@ -155,6 +155,7 @@ def section(folder: Path, **changes: Any) -> dict[str, Any]:
         "denoising_steps": 3,
         **examples.FLOW["sde"],
         "train": "expert",
+        "reuse_vision_features": False,
         "augmentation": {"crop": 0, "jitter": 0.0},
         **changes,
     }
@@ -260,8 +261,11 @@ def test_more_actions_than_are_denoised_cannot_be_played(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("project")
-def test_published_weights_are_handed_on_and_reinforced(job: Callable[[str], Job], tmp_path: Path) -> None:
-    chosen = params(tmp_path)
+@pytest.mark.parametrize("reuse_vision_features", [False, True])
+def test_published_weights_are_handed_on_and_reinforced(
+    job: Callable[[str], Job], tmp_path: Path, reuse_vision_features: bool
+) -> None:
+    chosen = params(tmp_path, reuse_vision_features=reuse_vision_features)
     precheck.check_policy(chosen)
     collect.run(job("collect"), seed=0, env=chosen.env, states=chosen.states, collect=chosen.collect)
     dataset.run(job("dataset"), seed=0, dataset=chosen.dataset)

@@ -81,6 +81,7 @@ def _common(settings: config.OpenVlaOft, inputs: Shapes, sizes: Sizes, action_di
         max_tokens=settings.max_tokens,
         lora=_lora(settings.lora),
         augmentation=AugmentationSpec(crop=settings.augmentation.crop, jitter=settings.augmentation.jitter),
+        reuse_vision_features=settings.reuse_vision_features,
     )
 
 

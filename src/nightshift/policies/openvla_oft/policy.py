@@ -21,6 +21,7 @@ from nightshift.policies.openvla_oft.network import OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.norm_stats import Bounds
 from nightshift.policies.openvla_oft.spec import OpenVlaOftSpec
 from nightshift.policies.openvla_oft.tokenizer import HashTokenizer, LlamaTokenizer, Prompts
+from nightshift.policies.openvla_oft.vit import PATCH
 from nightshift.policies.published import PublishedPolicy
 from nightshift.types import INSTRUCTION
 
@@ -36,6 +37,7 @@ class OpenVlaOft(PublishedPolicy, HeadPolicy):
     family = FAMILY
     network_type = OpenVlaOftNetwork
     network: OpenVlaOftNetwork
+    freezes_vision = "set policy.lora, and in its targets layers of the language model alone (q_proj, gate_proj, …)"
     pixel_mean: Tensor
     pixel_std: Tensor
     _spec: OpenVlaOftSpec
@@ -85,12 +87,20 @@ class OpenVlaOft(PublishedPolicy, HeadPolicy):
     def preprocess(self, images: Tensor) -> Tensor:
         return PREPROCESSING[self._spec["images"]](images, self._spec["network"]["image_size"])
 
+    def see(self, inputs: Inputs) -> Tensor:
+        with self._autocast():
+            return self.network.see(self._pixels(inputs))
+
+    @property
+    def features_shape(self) -> tuple[int, int]:
+        patches = (self._spec["network"]["image_size"] // PATCH) ** 2
+        return patches * len(self.modalities.cameras), self.network.vision_backbone.width
+
     def encode(self, inputs: Inputs) -> Tensor:
         """Hidden states of the places of actions, [B, C A, width] in float32."""
-        device = self.device.type
         vectors = [self.proprio_bounds.scale(inputs[name]).clamp(-1, 1) for name in self.modalities.vectors]
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            hidden: Tensor = self.network(self._pixels(inputs), inputs[INSTRUCTION], *vectors)
+        with self._autocast():
+            hidden: Tensor = self.network(self.vision_features(inputs), inputs[INSTRUCTION], *vectors)
         return hidden.float()
 
     def decode(self, encoded: Tensor) -> Tensor:

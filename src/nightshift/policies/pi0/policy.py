@@ -21,7 +21,7 @@ from nightshift.policies.pi0.images import resize_with_pad
 from nightshift.policies.pi0.network import NetworkSpec, Pi0Network, Prefix
 from nightshift.policies.pi0.norm_stats import MomentsSpec
 from nightshift.policies.pi0.prompt import PAD, Prompts
-from nightshift.policies.pi0.siglip import scaled
+from nightshift.policies.pi0.siglip import PATCH, scaled
 from nightshift.policies.published import PublishedPolicy, PublishedPolicySpec
 from nightshift.types import INSTRUCTION
 
@@ -53,6 +53,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
     family = FAMILY
     network_type = Pi0Network
     network: Pi0Network
+    freezes_vision = "policy.train: expert"
     state_mean: Tensor
     state_std: Tensor
     _spec: Pi0Spec
@@ -90,6 +91,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
             "state": norm_stats.moments(statistics, "state", vectors, quantiles=is_pi05),
             "tokenizer": prompt.read_tokenizer(Path(settings.checkpoint.tokenizer), network_spec["vocabulary"]),
             "augmentation": {"crop": settings.augmentation.crop, "jitter": settings.augmentation.jitter},
+            "reuse_vision_features": settings.reuse_vision_features,
         }
         with torch.device("meta"):
             network = Pi0Network(network_spec)
@@ -130,18 +132,27 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         pooled = (prefix.hidden.float() * present).sum(1) / present.sum(1)
         return torch.cat([pooled, state[:, : len(self.state_mean)]], dim=-1)
 
-    def context(self, inputs: Inputs) -> Context:
-        device, words = self.device.type, inputs[INSTRUCTION].long()
+    def see(self, inputs: Inputs) -> Tensor:
         images = torch.stack([scaled(inputs[name]) for name in self.modalities.cameras], dim=1)
-        cameras = torch.ones(images.shape[:2], dtype=torch.bool, device=self.device)
+        with self._autocast():
+            return self.network.see(images)
+
+    @property
+    def features_shape(self) -> tuple[int, int]:
+        network = self._spec["network"]
+        patches = (network["image_size"] // PATCH) ** 2
+        return patches * len(self.modalities.cameras), network["siglip"]["width"]
+
+    def context(self, inputs: Inputs) -> Context:
+        words = inputs[INSTRUCTION].long()
+        cameras = torch.ones(len(words), len(self.modalities.cameras), dtype=torch.bool, device=self.device)
         state = (self._state(inputs) - self.state_mean) / self.state_std
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            prefix = self.network.prefix(images, cameras, words, words != PAD)
+        with self._autocast():
+            prefix = self.network.prefix(self.vision_features(inputs), cameras, words, words != PAD)
         return Context(prefix, functional.pad(state, (0, self._spec["network"]["state_dim"] - state.shape[1])))
 
     def velocity(self, noisy: Tensor, times: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        device = self.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with self._autocast():
             velocity, hidden = self.network.velocity(context.state, noisy, times, context.prefix)
         return velocity.float(), hidden.float()
 
