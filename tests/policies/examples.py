@@ -61,6 +61,7 @@ PI0: dict[str, Any] = {
     "action_dim": ACTION_DIM,
     "max_tokens": 40,
     "train": "all",
+    "lora": None,
     "reuse_vision_features": False,
     "delta_actions": False,
     "actions": {"mean": [0.1, -0.3, 0.5], "std": [0.2, 0.7, 0.01]},

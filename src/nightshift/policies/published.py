@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any, Self, TypedDict
 
 import numpy as np
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 from nightshift.errors import ConfigError
 from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Decision, EncoderPolicy, Inputs, Shapes
+from nightshift.policies.lora import LoraSpec, save_adapter
 from nightshift.policies.modalities import Modalities, observed
 from nightshift.policies.vision import AugmentationSpec
 from nightshift.types import INSTRUCTION, Observation
 
+ADAPTER = "adapter"
+"""The folder of an adapter, beside the policy's files."""
 VISION_FEATURES = "vision_features"
 """The latent of that name, [B, N, width]: the vision encoder's features of N patches of all cameras."""
 
@@ -27,6 +31,8 @@ class PublishedPolicySpec(TypedDict):
     """Cameras in the order in which the network takes them, the instruction, and state vectors."""
     max_tokens: int
     augmentation: AugmentationSpec
+    lora: LoraSpec | None
+    """None = weights themselves are trained."""
     reuse_vision_features: bool
     """Whether `decide` records them, and the update takes them in the place of images."""
 
@@ -158,6 +164,16 @@ class PublishedPolicy(EncoderPolicy):
 
     def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
         return augment_cameras(inputs, self.modalities.cameras, draws, **self._spec["augmentation"])
+
+    def export(self, folder: Path) -> None:
+        """The adapter as peft reads it."""
+        if self._spec["lora"] is not None:
+            (folder / ADAPTER).mkdir()
+            save_adapter(self.network, self._spec["lora"], folder / ADAPTER, self.published_name)
+
+    def published_name(self, name: str) -> str:
+        """The name that published checkpoints have for a tensor of the network."""
+        return name
 
     def _tensors(self, observations: Observation, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: self._tensor(observations, name) for name in names}

@@ -22,14 +22,13 @@ from nightshift.policies.openvla_oft.norm_stats import Bounds
 from nightshift.policies.openvla_oft.spec import OpenVlaOftSpec
 from nightshift.policies.openvla_oft.tokenizer import HashTokenizer, LlamaTokenizer, Prompts
 from nightshift.policies.openvla_oft.vit import PATCH
-from nightshift.policies.published import PublishedPolicy
+from nightshift.policies.published import ADAPTER, PublishedPolicy
 from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:
     from nightshift import config
 
 FAMILY = "openvla-oft"
-ADAPTER = "adapter"
 _DECODERS = ("language_model.lm_head.", "action_head.")
 
 
@@ -107,10 +106,9 @@ class OpenVlaOft(PublishedPolicy, HeadPolicy):
         return self.network.decode(encoded)
 
     def export(self, folder: Path) -> None:
-        """The adapter as peft reads it, and what was trained whole in files of its own."""
+        """And what was trained whole in files of its own."""
+        super().export(folder)
         if self._spec["lora"] is not None:
-            (folder / ADAPTER).mkdir()
-            lora.save_adapter(self.network, self._spec["lora"], folder / ADAPTER)
             for name, module in self.network.always_trained.items():
                 save_part(name, module, folder / ADAPTER)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from nightshift.policies.lora import LoraSpec
 from nightshift.policies.openvla_oft.images import Preprocessing
 from nightshift.policies.openvla_oft.network import NetworkSpec
 from nightshift.policies.openvla_oft.norm_stats import BoundsSpec
@@ -32,8 +31,6 @@ class CommonSpec(PublishedPolicySpec):
 
     network: NetworkSpec
     images: Preprocessing
-    lora: LoraSpec | None
-    """None = all weights are trained."""
 
 
 class OpenVlaOftSpec(CommonSpec):

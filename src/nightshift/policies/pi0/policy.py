@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
@@ -13,10 +13,11 @@ from torch.nn import functional
 from nightshift.errors import ConfigError
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
+from nightshift.policies.lora import adapt, lora_spec
 from nightshift.policies.modalities import Modalities, select
 from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec
 from nightshift.policies.pi0 import norm_stats, prompt
-from nightshift.policies.pi0.checkpoint import Pi0Checkpoint
+from nightshift.policies.pi0.checkpoint import Pi0Checkpoint, published_name
 from nightshift.policies.pi0.images import resize_with_pad
 from nightshift.policies.pi0.network import NetworkSpec, Pi0Network, Prefix
 from nightshift.policies.pi0.norm_stats import MomentsSpec
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from nightshift import config
 
 FAMILY = "pi0"
+Train = Literal["expert", "language_model", "all"]
+UNTRAINED: Mapping[Train, Sequence[str]] = {
+    "expert": ("vision_tower", "projector", "language_model"),
+    "language_model": ("vision_tower",),
+    "all": (),
+}
+"""Parts of the network that training leaves as they are."""
 _MOVES = 6
 """Dimensions of an action that move the hand; the last is the gripper."""
 
@@ -37,7 +45,7 @@ class Pi0Spec(DenoisingSpec, PublishedPolicySpec):
     network: NetworkSpec
     chunk: int
     action_dim: int
-    train: Literal["expert", "all"]
+    train: Train
     delta_actions: bool
     actions: MomentsSpec
     state: MomentsSpec
@@ -53,7 +61,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
     family = FAMILY
     network_type = Pi0Network
     network: Pi0Network
-    freezes_vision = "policy.train: expert"
+    freezes_vision = "policy.train: expert or language_model"
     state_mean: Tensor
     state_std: Tensor
     _spec: Pi0Spec
@@ -91,6 +99,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
             "state": norm_stats.moments(statistics, "state", vectors, quantiles=is_pi05),
             "tokenizer": prompt.read_tokenizer(Path(settings.checkpoint.tokenizer), network_spec["vocabulary"]),
             "augmentation": {"crop": settings.augmentation.crop, "jitter": settings.augmentation.jitter},
+            "lora": lora_spec(settings.lora),
             "reuse_vision_features": settings.reuse_vision_features,
         }
         with torch.device("meta"):
@@ -156,10 +165,15 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
             velocity, hidden = self.network.velocity(context.state, noisy, times, context.prefix)
         return velocity.float(), hidden.float()
 
+    def published_name(self, name: str) -> str:
+        return published_name(name)
+
     def _freeze(self) -> None:
-        if self._spec["train"] == "expert":
-            for part in (self.network.vision_tower, self.network.projector, self.network.language_model):
-                part.requires_grad_(False)
+        untrained = [self.network.get_submodule(name) for name in UNTRAINED[self._spec["train"]]]
+        if self._spec["lora"] is not None:
+            adapt(self.network, self._spec["lora"], untrained=untrained)
+        for part in untrained:
+            part.requires_grad_(False)
 
     def _state(self, inputs: Inputs) -> Tensor:
         """[B, D]; pi0.5 sees none."""
