@@ -11,6 +11,9 @@ adapters. Both read the 256 action tokens from the places of actions alone, so t
   ours+ckpt     the same with machine.gradient_checkpointing
   policy        the whole policy: images, both vision towers, projector, ours; log-probs and entropy of the actions
   policy+ckpt   the same with machine.gradient_checkpointing
+  features      the policy on recorded features of the images (policy.reuse_vision_features); its forward pass is no
+                rollout, but the one that recomputes log-probs before an update
+  features+ckpt the same with machine.gradient_checkpointing
 
 One JSON line for each way and batch size: decisions per second (median over rounds, least and most), gigabytes at the
 peak, and the share of the matmul peak that the same run measures (MFU; recomputed work does not count).
@@ -27,6 +30,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +43,7 @@ from nightshift.policies.openvla_oft.llama import Llama, LlamaSpec
 from nightshift.policies.openvla_oft.network import ACTION_TOKENS, PAD
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
 from nightshift.policies.openvla_oft.vit import TowerSpec
+from nightshift.policies.published import VISION_FEATURES
 from nightshift.types import INSTRUCTION
 
 LLAMA_7B: LlamaSpec = {"width": 4096, "mlp": 11008, "depth": 32, "heads": 32, "vocabulary": 32064}
@@ -141,10 +146,13 @@ class _Blocks:
 class WholePolicy:
     """`OpenVlaOft` as the learner calls it."""
 
-    def __init__(self, llama: LlamaSpec, device: torch.device, *, recomputed: bool) -> None:
+    def __init__(
+        self, llama: LlamaSpec, device: torch.device, *, recomputed: bool, reuses_features: bool = False
+    ) -> None:
         self._device = device
+        self._reuses_features = reuses_features
         with device:
-            self.model = OpenVlaOft(**policy_spec(llama))
+            self.model = OpenVlaOft(**policy_spec(llama, reuses_features=reuses_features))
         if recomputed:
             recompute_activations(self.model)
         compile_blocks(self.model)
@@ -154,6 +162,9 @@ class WholePolicy:
         prompt = torch.randint(3, PAD, (size, PROMPT), dtype=torch.int32, device=self._device)
         actions = 2 * torch.rand(size, CHUNK, ACTION_DIM, device=self._device) - 1
         inputs = {"agentview": images, INSTRUCTION: prompt}
+        if self._reuses_features:
+            with torch.no_grad():
+                inputs = {VISION_FEATURES: self.model.see(inputs).bfloat16(), INSTRUCTION: prompt}
 
         def forward() -> Tensor:
             log_probs, _ = self.model.evaluate_actions(inputs, actions, 1.0)
@@ -162,7 +173,7 @@ class WholePolicy:
         return forward
 
 
-def policy_spec(llama: LlamaSpec) -> Any:
+def policy_spec(llama: LlamaSpec, *, reuses_features: bool) -> Any:
     network = {
         **{"image_size": 224, "dinov2": DINOV2, "siglip": SIGLIP, "llama": llama, "proprio": 0},
         **{"action_head": "tokens", "chunk": CHUNK, "action_dim": ACTION_DIM, "attention": "bidirectional"},
@@ -173,6 +184,7 @@ def policy_spec(llama: LlamaSpec) -> Any:
         "inputs": {"agentview": (224, 224, 3), INSTRUCTION: ()},
         "published": None,
         "lora": LORA,
+        "reuse_vision_features": reuses_features,
         "pixels": {"mean": [0.5] * 6, "std": [0.5] * 6},
         "images": "bicubic",
         "max_tokens": PROMPT,
@@ -180,7 +192,12 @@ def policy_spec(llama: LlamaSpec) -> Any:
     }
 
 
-WAYS: dict[str, Callable[..., Any]] = {"plain": plain, "ours": ours, "policy": WholePolicy}
+WAYS: dict[str, Callable[..., Any]] = {
+    "plain": plain,
+    "ours": ours,
+    "policy": WholePolicy,
+    "features": partial(WholePolicy, reuses_features=True),
+}
 RECOMPUTED = "+ckpt"
 
 

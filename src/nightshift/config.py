@@ -497,7 +497,7 @@ class Lora(Section):
     alpha: Positive
     """The change of a layer is scaled by alpha / rank."""
     targets: Annotated[Names, Field(min_length=1)]
-    """Names of linear layers, in the vision towers as well as in Llama, e.g. q_proj, qkv, fc1."""
+    """Names of linear layers, in the vision encoder as well as in the language model, e.g. q_proj, qkv, fc1."""
 
 
 class OpenVlaOft(Section):
@@ -520,6 +520,9 @@ class OpenVlaOft(Section):
     """Of the weights."""
     lora: Lora | None
     """null = all weights are trained."""
+    reuse_vision_features: Flag
+    """Record with every decision the features that the vision encoder, which must be frozen, gives of the images; the
+    update of rloo takes them in the place of images."""
     augmentation: Augmentation
 
     @model_validator(mode="after")
@@ -557,8 +560,13 @@ class Pi0(Section):
     denoising_steps: Count
     flow_sde: FlowSde | None
     flow_noise: FlowNoise | None
-    train: Literal["expert", "all"]
-    """Which weights: those of the expert and its projections, or PaliGemma's as well."""
+    train: Literal["expert", "language_model", "all"]
+    """Which parts: the expert and its projections; Gemma and the projector of images as well; or SigLIP, too."""
+    lora: Lora | None
+    """Adapters in the parts that train names; null = their weights are trained."""
+    reuse_vision_features: Flag
+    """Record with every decision the features that the vision encoder, which must be frozen, gives of the images; the
+    update of rloo takes them in the place of images."""
     augmentation: Augmentation
 
     @property

@@ -18,8 +18,8 @@ Observation = Mapping[str, NDArray[Any]]
 texts, str []. Several observations side by side have an axis more, in front."""
 
 Latents = Mapping[str, NDArray[Any]]
-"""What a policy drew on the way to its actions, by name, where their log-probs depend on it: the denoising chain of a
-flow policy. Most policies have none."""
+"""What a policy drew or computed on the way to its actions, by name, where the update needs it: the denoising chain of
+a flow policy, features of images. Most policies have none. policies/arrays.py has their dtypes."""
 
 INSTRUCTION = "instruction"
 """The name of the observation that is the task's instruction, a text."""

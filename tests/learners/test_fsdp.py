@@ -51,8 +51,11 @@ def policy_of(family: str) -> Policy:
     if not adapters:
         return examples.make_policy(name)
     torch.manual_seed(0)
-    network: Any = {**examples.NETWORK, "action_head": name.split()[1], "dtype": adapters.split()[0]}
-    policy = OpenVlaOft(**{**examples.OPENVLA_OFT, "network": network, "lora": LORA})
+    dtype, _, reuses_features = adapters.partition(" ")
+    network: Any = {**examples.NETWORK, "action_head": name.split()[1], "dtype": dtype}
+    of_language = {"lora": {**LORA, "targets": ["q_proj", "fc3"]}, "reuse_vision_features": True}
+    changes: Any = of_language if reuses_features else {"lora": LORA}
+    policy = OpenVlaOft(**{**examples.OPENVLA_OFT, "network": network, **changes})
     policy.normalise_by(examples.STATISTICS)
     for _, layer in lora.adapters(policy.network):
         nn.init.normal_(layer.lora_B, std=0.1)
@@ -144,6 +147,8 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], *,
 
 EVERYTHING: dict[str, Any] = {"learn_std": True, "kl.coef": 0.5, "bc_weight": 2.0, "advantage_estimator": "gae"}
 ADAPTERS = "openvla-oft tokens + float32"
+VISION_FEATURES = "openvla-oft tokens + float32 features"
+"""Adapters of the language model and the projector; updates take recorded features in the place of images."""
 MIXED_DTYPES = "openvla-oft l1 + bfloat16"
 """Adapters and the regression head are float32, the projector of the state vector is bfloat16, and all are trained."""
 
@@ -157,6 +162,7 @@ MIXED_DTYPES = "openvla-oft l1 + bfloat16"
         ("flow noise", 2, {"learn_std": True, "bc_weight": 2.0}),
         ("pi0 sde", 3, {"kl.coef": 0.5}),
         (ADAPTERS, 3, {}),
+        (VISION_FEATURES, 3, {"advantage_estimator": "gae"}),
     ],
 )
 def test_ranks_that_share_out_a_policy_make_the_updates_of_one(

@@ -61,6 +61,8 @@ PI0: dict[str, Any] = {
     "action_dim": ACTION_DIM,
     "max_tokens": 40,
     "train": "all",
+    "lora": None,
+    "reuse_vision_features": False,
     "delta_actions": False,
     "actions": {"mean": [0.1, -0.3, 0.5], "std": [0.2, 0.7, 0.01]},
     "state": {"mean": [0.1, -0.2, 0.0, 0.3], "std": [1.0, 0.5, 2.0, 0.01]},
@@ -99,6 +101,7 @@ OPENVLA_OFT: dict[str, Any] = {
     "pixels": {"mean": [0.5] * 6, "std": [0.5] * 6},
     "max_tokens": 20,
     "lora": None,
+    "reuse_vision_features": False,
     "augmentation": {"crop": 2, "jitter": 0.2},
     "published": None,
 }

@@ -34,11 +34,12 @@ def group(request: RolloutRequest, solved: int, *, valid: bool = True) -> Group:
         Trajectory(
             request=request,
             member=member,
-            observations={},
+            observations={"proprio": nothing},
             final={},
             actions=nothing,
             executed=nothing,
             log_probs=nothing,
+            latents={"denoising_chain": nothing},
             chunk=1,
             success=member < solved,
             valid=valid,
@@ -99,6 +100,16 @@ def test_a_round_accepts_exactly_what_was_asked_for_or_all_there_is(
     assert found.surplus == kept[5:]
     assert found.missing == max(5 - len(kept), 0)
     assert len(found.played) <= waves * int(np.ceil(5 * oversample))
+
+
+def test_of_groups_that_are_not_learned_from_only_the_outcomes_stay_in_memory() -> None:
+    chosen = settings(groups=2, waves=3, oversample=2.0, min_success_rate=0.1, max_success_rate=0.9)
+    found = searched(Sampler(TASKS, chosen, seed=0), 0, 2, 4, 1, 3)
+    assert [sum(episode.success for episode in g) for g in found.played] == [0, 2, 4, 1]
+    unsolved, first, solved, second = found.played
+    assert found.accepted[0] is first and found.accepted[1] is second
+    assert all(episode.observations and episode.latents for episode in first + second)
+    assert not any(episode.observations or episode.latents for episode in unsolved + solved)
 
 
 @pytest.mark.parametrize("solved", [0, 4])

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nightshift.policies.arrays import to_tensor
 from nightshift.policies.base import Inputs, Policy, observation_dtype
-from nightshift.types import Trajectory
+from nightshift.types import Observation, Trajectory
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,14 @@ def collate(policy: Policy, episodes: Sequence[Trajectory]) -> DecisionBatch:
         return _empty(policy)
     chunks = [_chunked(episode) for episode in episodes]
     actions, mask, log_probs = (torch.cat(column) for column in zip(*chunks, strict=True))
-    seen = {name: np.concatenate([episode.observations[name] for episode in episodes]) for name in policy.observations}
+    names = policy.update_observations
+    seen = {name: np.concatenate([episode.observations[name] for episode in episodes]) for name in names}
     latents = {
-        name: torch.tensor(np.concatenate([episode.latents[name] for episode in episodes]))
-        for name in episodes[0].latents
+        name: to_tensor(np.concatenate([episode.latents[name] for episode in episodes])) for name in episodes[0].latents
     }
     zeros = torch.zeros(len(actions))
     return DecisionBatch(
-        inputs={**policy.inputs(seen), **latents},
+        inputs=policy.update_inputs(seen, latents),
         actions=actions,
         mask=mask,
         log_probs=log_probs,
@@ -94,7 +95,7 @@ def _empty(policy: Policy) -> DecisionBatch:
     actions = torch.zeros(0, policy.chunk, policy.action_dim)
     zeros = torch.zeros(0)
     return DecisionBatch(
-        inputs={},
+        inputs=policy.update_inputs(nothing_seen(0, policy, policy.update_observations), policy.idle_latents(0)),
         actions=actions,
         mask=torch.zeros(0, policy.chunk, dtype=torch.bool),
         log_probs=actions,
@@ -107,11 +108,11 @@ def _empty(policy: Policy) -> DecisionBatch:
 
 def idle(policy: Policy) -> DecisionBatch:
     """One decision that counts for nothing: a rank without data runs the policy on it where others run it on theirs."""
-    seen = {name: np.zeros((1, *shape), observation_dtype(shape)) for name, shape in policy.shapes.items()}
+    seen = nothing_seen(1, policy, policy.update_observations)
     actions = torch.zeros(1, policy.chunk, policy.action_dim)
     zeros = torch.zeros(1)
     return DecisionBatch(
-        inputs={**policy.inputs(seen), **policy.idle_latents(1)},
+        inputs=policy.update_inputs(seen, policy.idle_latents(1)),
         actions=actions,
         mask=torch.zeros(1, policy.chunk, dtype=torch.bool),
         log_probs=actions,
@@ -120,6 +121,11 @@ def idle(policy: Policy) -> DecisionBatch:
         returns=zeros,
         critic_features=torch.zeros(1, policy.critic_size),
     )
+
+
+def nothing_seen(count: int, policy: Policy, names: Sequence[str]) -> Observation:
+    """`count` observations of a policy, with zeros."""
+    return {name: np.zeros((count, *policy.shapes[name]), observation_dtype(policy.shapes[name])) for name in names}
 
 
 def _select(decision: Tensor, values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nightshift.algorithms import advantages
-from nightshift.algorithms.batch import DecisionBatch, collate
+from nightshift.algorithms.batch import DecisionBatch, collate, nothing_seen
 from nightshift.algorithms.collective import global_moments
 from nightshift.algorithms.critic import ValueNetwork, with_gae
 from nightshift.algorithms.strategy import Strategy
@@ -56,7 +56,7 @@ def estimate_advantages(
 
 def _final_inputs(policy: Policy, episodes: Sequence[Trajectory]) -> Inputs:
     if not episodes:
-        return {}
+        return policy.inputs(nothing_seen(0, policy, policy.observations))
     return policy.inputs(
         {name: np.stack([episode.final[name] for episode in episodes]) for name in policy.observations}
     )

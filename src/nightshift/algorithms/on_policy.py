@@ -255,7 +255,8 @@ class OnPolicyLearner:
     def _critic_features(self, inputs: Inputs, count: int) -> Tensor:
         parts = []
         for index in self._microbatches(count):
-            seen = {name: tensor[index] for name, tensor in inputs.items()} if len(index) else self._idle.inputs
+            # A pass without data sees zeros of the same names: with and without latents other weights are used.
+            seen = {name: t[index] if len(index) else t.new_zeros(1, *t.shape[1:]) for name, t in inputs.items()}
             features = self.policy.critic_features(to_device(seen, self.policy.device))
             parts.append(features[: len(index)].float().cpu())
         return torch.cat([torch.zeros(0, self.policy.critic_size), *parts])

@@ -29,7 +29,7 @@ class Decision(NamedTuple):
 
     actions: Tensor  # [B, C, A]
     log_probs: Tensor  # [B, C, A]
-    latents: Inputs  # by name, each [B, …]: what else was drawn that the log-probs depend on; empty for most families
+    latents: Inputs  # by name, each [B, …]: what else the update needs of it; empty for most families
 
 
 class Policy(nn.Module, ABC):
@@ -120,6 +120,15 @@ class Policy(nn.Module, ABC):
     def decide(self, inputs: Inputs, generators: Sequence[np.random.Generator], temperature: float) -> Decision:
         """As `sample`, with the latents. They are recorded with the decision."""
         return Decision(*self.sample(inputs, generators, temperature), latents={})
+
+    @property
+    def update_observations(self) -> Sequence[str]:
+        """The names of the observations that an update reads: all, but for those that latents stand for."""
+        return self.observations
+
+    def update_inputs(self, observations: Observation, latents: Inputs) -> dict[str, Tensor]:
+        """Inputs of decisions that were recorded, from their `update_observations` and latents [B, …]."""
+        return {**self.inputs(observations), **latents}
 
     def idle_latents(self, count: int) -> Inputs:
         """Latents of `count` decisions, with the names, shapes and dtypes of those that `decide` gives.

@@ -7,9 +7,9 @@ adapter changes nothing. A and B are float32 whatever the dtype of W: Adam's ste
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from safetensors.torch import save_file
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nightshift.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nightshift import config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -55,14 +58,26 @@ class LoraLinear(nn.Module):
         return (self.weight.float() + change).to(self.weight.dtype)
 
 
-def adapt(network: nn.Module, spec: LoraSpec, *, trained_whole: Sequence[nn.Module] = ()) -> None:
+def lora_spec(settings: config.Lora | None) -> LoraSpec | None:
+    if settings is None:
+        return None
+    return {"rank": settings.rank, "alpha": settings.alpha, "targets": list(settings.targets)}
+
+
+def adapt(
+    network: nn.Module,
+    spec: LoraSpec,
+    *,
+    trained_whole: Sequence[nn.Module] = (),
+    untrained: Sequence[nn.Module] = (),
+) -> None:
     """Freeze `network`, and give an adapter to every linear layer that the targets name.
 
-    Modules of it that are `trained_whole` are neither frozen nor adapted.
+    Modules of it that are `trained_whole` are neither frozen nor adapted; those that are `untrained` are not adapted.
     """
-    whole = {part for module in trained_whole for part in module.modules()}
+    without = {part for module in (*trained_whole, *untrained) for part in module.modules()}
     linear = [(path, layer) for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
-    layers = [(path, layer) for path, layer in linear if layer not in whole]
+    layers = [(path, layer) for path, layer in linear if layer not in without]
     _require_targets(spec["targets"], {_last(path) for path, _ in layers})
     network.requires_grad_(False)
     for module in trained_whole:
@@ -79,10 +94,11 @@ def adapters(network: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
             yield path, module
 
 
-def save_adapter(network: nn.Module, spec: LoraSpec, folder: Path) -> None:
-    """The two files that peft reads, into a folder that is being written."""
+def save_adapter(network: nn.Module, spec: LoraSpec, folder: Path, published_name: Callable[[str], str]) -> None:
+    """The two files that peft reads, into a folder that is being written; `published_name` turns the names of our
+    tensors into those of the published model."""
     tensors = {
-        f"{PREFIX}{path}.{name}.weight": getattr(layer, name).detach().cpu().contiguous()
+        PREFIX + published_name(f"{path}.{name}.weight"): getattr(layer, name).detach().cpu().contiguous()
         for path, layer in adapters(network)
         for name in ("lora_A", "lora_B")
     }
@@ -106,6 +122,7 @@ def _require_targets(targets: Sequence[str], known: set[str]) -> None:
     unknown = [name for name in targets if name not in known]
     if unknown:
         raise ConfigError(
-            f"policy.lora.targets has {', '.join(unknown)}, and this network has no linear layer of that name",
+            f"policy.lora.targets has {', '.join(unknown)}, and no part of the network that is trained has a linear "
+            "layer of that name",
             f"choose from {', '.join(sorted(known))}",
         )

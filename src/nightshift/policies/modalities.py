@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nightshift.errors import ConfigError, DataError
@@ -44,9 +43,11 @@ class Modalities:
 
     def tensors(self, observations: Observation) -> dict[str, Tensor]:
         """Images uint8 [B, H, W, 3], vectors float32 [B, D], the instruction's words int32 [B, L], on the CPU."""
-        return {name: self._tensor(name, observed(observations, name)) for name in self.shapes}
+        return {name: self.tensor(observations, name) for name in self.shapes}
 
-    def _tensor(self, name: str, values: NDArray[Any]) -> Tensor:
+    def tensor(self, observations: Observation, name: str) -> Tensor:
+        """One of them."""
+        values = observed(observations, name)
         if name == INSTRUCTION:
             return instruction.encode(values, self.max_words)
         if values.shape[1:] != self.shapes[name]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from nightshift.policies.arrays import to_array
 from nightshift.policies.base import Policy, to_device
 from nightshift.policies.device import out_of_memory_advice
 from nightshift.rollouts.rollout import GroupPlay, Lanes
@@ -53,14 +54,15 @@ class Actor:
         request = rows[0][0].request
         if request.controller == "greedy":
             actions = self._policy.greedy(inputs)
-            return _to_array(actions), np.zeros(actions.shape, np.float32), {}
+            return to_array(actions.float()), np.zeros(actions.shape, np.float32), {}
         generators = [group.generators[lane] for group, lanes in rows for lane in lanes.tolist()]
         if request.controller == "random":
             shape = (self._policy.chunk, self._policy.action_dim)
             drawn = np.stack([generator.uniform(-1, 1, shape) for generator in generators]).astype(np.float32)
             return drawn, np.full_like(drawn, -np.log(2)), {}
         actions, log_probs, latents = self._policy.decide(inputs, generators, request.temperature)
-        return _to_array(actions), _to_array(log_probs), {name: t.cpu().numpy() for name, t in latents.items()}
+        recorded = {name: to_array(tensor) for name, tensor in latents.items()}
+        return to_array(actions.float()), to_array(log_probs.float()), recorded
 
 
 def _each(groups: Sequence[GroupPlay]) -> Iterator[Rows]:
@@ -75,8 +77,3 @@ def _merged(groups: Sequence[GroupPlay]) -> Iterator[Rows]:
         key = group.request.controller, group.request.temperature
         alike.setdefault(key, []).append((group, np.flatnonzero(group.active)))
     yield from alike.values()
-
-
-def _to_array(values: torch.Tensor) -> Array:
-    array: Array = values.float().cpu().numpy()
-    return array

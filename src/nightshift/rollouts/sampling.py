@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -150,12 +151,15 @@ class Round:
     def take(self, groups: Sequence[Group]) -> None:
         """Add the groups of a wave, in the order of its requests."""
         for group in groups:
-            self.played.append(group)
-            if not all(episode.valid for episode in group):
-                continue
-            self._sampler.observe(group)
-            if self._keeps(group):
-                (self.accepted if self.missing else self.surplus).append(group)
+            valid = all(episode.valid for episode in group)
+            if valid:
+                self._sampler.observe(group)
+            keeps = valid and self._keeps(group)
+            accepts = keeps and self.missing > 0
+            played = group if accepts else _outcomes(group)
+            self.played.append(played)
+            if keeps:
+                (self.accepted if accepts else self.surplus).append(played)
 
     def by_rank(self, ranks: int) -> list[list[Group]]:
         """What each rank learns from: consecutive parts of the accepted groups, as even as possible."""
@@ -168,6 +172,11 @@ class Round:
 
 def success_rate(group: Group) -> float:
     return sum(episode.success for episode in group) / len(group)
+
+
+def _outcomes(group: Group) -> Group:
+    """A group that is counted and not learned from: what it saw may be gigabytes."""
+    return [replace(episode, observations={}, latents={}) for episode in group]
 
 
 def _shuffled(task: Task, states: Sequence[int], seed: int) -> list[int]:

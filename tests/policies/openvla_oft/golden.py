@@ -117,4 +117,4 @@ def network(**changes: Any) -> OpenVlaOftNetwork:
 
 def logits(built: OpenVlaOftNetwork, images: Tensor, tokens: Tensor) -> Tensor:
     """[B, 56, 256]."""
-    return built.decode(built(images, tokens)).flatten(1, 2)
+    return built.decode(built(built.see(images), tokens)).flatten(1, 2)

@@ -42,6 +42,7 @@ def settings(folder: Path, **changes: Any) -> config.OpenVlaOft:
         "head": "tokens",
         "dtype": "float32",
         "lora": None,
+        "reuse_vision_features": False,
         "augmentation": {"crop": 0, "jitter": 0.0},
     }
     return config.OpenVlaOft.model_validate(config.merged(section, changes))

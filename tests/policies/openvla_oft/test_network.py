@@ -32,7 +32,7 @@ def test_projected_patches_are_those_of_the_published_code() -> None:
 @pytest.mark.parametrize("sample", range(golden.SAMPLES))
 def test_hidden_states_and_logits_are_those_of_openvla_oft(sample: int) -> None:
     built = golden.network()
-    hidden = built(golden.pixels()[sample : sample + 1], golden.prompt(sample))
+    hidden = built(built.see(golden.pixels()[sample : sample + 1]), golden.prompt(sample))
     torch.testing.assert_close(hidden[0], golden.tensor(f"oft_hidden_{sample}"), rtol=0, atol=golden.TOLERANCE)
     assert error(built, sample) < golden.TOLERANCE
 
@@ -53,7 +53,7 @@ def test_without_a_stop_token_logits_are_those_of_rlinf() -> None:
 
 def test_two_images_and_a_state_vector_have_the_published_hidden_states() -> None:
     built = golden.network(proprio=8)
-    hidden = built(golden.pixels_of_two_images(), golden.prompt(0), torch.linspace(-1, 1, 8)[None])
+    hidden = built(built.see(golden.pixels_of_two_images()), golden.prompt(0), torch.linspace(-1, 1, 8)[None])
     expected = golden.tensor("two_images_proprio_hidden")
     torch.testing.assert_close(hidden[0], expected, rtol=0, atol=golden.TOLERANCE)
 

@@ -37,6 +37,7 @@ def section(**changes: Any) -> dict[str, Any]:
         "head": "tokens",
         "dtype": "float32",
         "lora": None,
+        "reuse_vision_features": False,
         "augmentation": {"crop": 2, "jitter": 0.2},
         **changes,
     }

@@ -39,6 +39,7 @@ CHANGES: dict[str, Any] = {
         "chunk": 4,
         "dtype": "float32",
         "lora": None,
+        "reuse_vision_features": False,
         "augmentation": {"crop": 2, "jitter": 0.1},
     },
     "sft": {"steps": 40, "batch_size": 16, "learning_rate": 5.0e-3},
@@ -132,11 +133,22 @@ def test_it_is_cloned_and_reinforced(job: Callable[[str], Job], head: str) -> No
     assert not {name for name in learned if "bounds" in name}
 
 
+RECORDED_BFLOAT16 = {"dtype": "bfloat16", "reuse_vision_features": True}
+
+
 @pytest.mark.usefixtures("project")
-def test_adapters_are_cloned_and_reinforced_and_their_base_stays(job: Callable[[str], Job]) -> None:
-    adapters = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "qkv"]}
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed, switching to BLAS")
+@pytest.mark.parametrize(
+    ("targets", "changes"),
+    [(["q_proj", "qkv"], {}), (["q_proj", "gate_proj"], RECORDED_BFLOAT16)],
+    ids=["images", "recorded features"],
+)
+def test_adapters_are_cloned_and_reinforced_and_their_base_stays(
+    job: Callable[[str], Job], targets: list[str], changes: dict[str, Any]
+) -> None:
+    adapters = {"rank": 2, "alpha": 4.0, "targets": targets}
     params = with_policy(
-        policy={"head": "tokens", "lora": adapters},
+        policy={"head": "tokens", "lora": adapters, **changes},
         sft={"steps": 4},
         rloo={"kl": {"coef": 0.1}},
         machine={"gradient_checkpointing": True, "checkpoint_every": {"sft_steps": 2}},

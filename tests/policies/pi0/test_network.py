@@ -244,7 +244,7 @@ def silu(values: Tensor) -> Tensor:
 def transcribed(made: Any, given: tiny.Batch) -> Tensor:
     """pi0.5's expert written down a second time, in double precision and row by row of the attention, from the keys and
     values of the prefix, which pi0 has as well."""
-    prefix = made.prefix(given.images, given.cameras, given.prompt, given.words)
+    prefix = made.prefix(made.see(given.images), given.cameras, given.prompt, given.words)
     condition = silu(linear(made.time_mlp_out, silu(linear(made.time_mlp_in, embed_time(given.times).double()))))
     tokens = linear(made.action_in_proj, given.noisy.double())
     (batch, count, _), heads, width = tokens.shape, 4, 8

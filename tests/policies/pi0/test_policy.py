@@ -30,6 +30,11 @@ from tests.policies.openvla_oft.test_stages import HalfSolved
 from tests.policies.pi0 import test_checkpoint as published
 
 ROWS = 3
+ADAPTERS = {
+    "train": "language_model",
+    "lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "down_proj"]},
+    "reuse_vision_features": True,
+}
 
 
 def policy(**changes: Any) -> Pi0:
@@ -155,6 +160,8 @@ def section(folder: Path, **changes: Any) -> dict[str, Any]:
         "denoising_steps": 3,
         **examples.FLOW["sde"],
         "train": "expert",
+        "lora": None,
+        "reuse_vision_features": False,
         "augmentation": {"crop": 0, "jitter": 0.0},
         **changes,
     }
@@ -260,8 +267,11 @@ def test_more_actions_than_are_denoised_cannot_be_played(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("project")
-def test_published_weights_are_handed_on_and_reinforced(job: Callable[[str], Job], tmp_path: Path) -> None:
-    chosen = params(tmp_path)
+@pytest.mark.parametrize("changes", [{}, ADAPTERS], ids=["expert", "adapters and recorded features"])
+def test_published_weights_are_handed_on_and_reinforced(
+    job: Callable[[str], Job], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    chosen = params(tmp_path, **changes)
     precheck.check_policy(chosen)
     collect.run(job("collect"), seed=0, env=chosen.env, states=chosen.states, collect=chosen.collect)
     dataset.run(job("dataset"), seed=0, dataset=chosen.dataset)

@@ -66,5 +66,5 @@ def batch() -> Batch:
 
 @torch.no_grad()
 def velocity(network: Pi0Network, given: Batch) -> Tensor:
-    prefix = network.prefix(given.images, given.cameras, given.prompt, given.words)
+    prefix = network.prefix(network.see(given.images), given.cameras, given.prompt, given.words)
     return network.velocity(given.state, given.noisy, given.times, prefix)[0]

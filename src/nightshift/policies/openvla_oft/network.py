@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from nightshift.policies.openvla_oft.llama import Llama, LlamaSpec
 from nightshift.policies.openvla_oft.vit import TowerSpec, VisionTransformer
+from nightshift.policies.published import PublishedNetwork
 
 BOS, STOP, PAD = 1, 2, 32000
 """Token ids of Llama 2's vocabulary, and the first one after it, which OpenVLA added for padding."""
@@ -164,7 +165,7 @@ class L1RegressionHead(nn.Module):
         return actions
 
 
-class OpenVlaOftNetwork(nn.Module):
+class OpenVlaOftNetwork(PublishedNetwork):
     """The sequence is BOS, patches, state vector, padding, prompt, a place per action dimension, stop token.
 
     Published code puts padding at the end (SimpleVLA-RL) or before the prompt (RLinf). Both are the same computation:
@@ -193,6 +194,10 @@ class OpenVlaOftNetwork(nn.Module):
         return [*vision.featurizer.blocks, *vision.fused_featurizer.blocks, *self.language_model.model.layers]
 
     @property
+    def vision_encoder(self) -> VisionBackbone:
+        return self.vision_backbone
+
+    @property
     def always_trained(self) -> dict[str, nn.Module]:
         """Modules that a published language model comes without: they are trained also where it has adapters."""
         return {name: getattr(self, name) for name in PARTS if hasattr(self, name)}
@@ -202,14 +207,19 @@ class OpenVlaOftNetwork(nn.Module):
         """Of actions: one per dimension of each action of the chunk."""
         return self._spec["chunk"] * self._spec["action_dim"]
 
-    def forward(self, pixels: Tensor, prompt: Tensor, proprio: Tensor | None = None) -> Tensor:
+    def see(self, pixels: Tensor) -> Tensor:
+        """Features [B, n N, vision width] of images, whose normalised pixels are [B, 6 n, H, W]."""
+        features: Tensor = self.vision_backbone(pixels.to(self._dtype))
+        return features
+
+    def forward(self, features: Tensor, prompt: Tensor, proprio: Tensor | None = None) -> Tensor:
         """Hidden states [B, C A, width] that the actions are read from.
 
-        `pixels` are normalised [B, 6 n, H, W]; `prompt` [B, L] has the ids of the prompt's tokens after BOS, with PAD
-        on the left; `proprio` [B, D] is normalised.
+        `features` are those of `see`; `prompt` [B, L] has the ids of the prompt's tokens after BOS, with PAD on the
+        left; `proprio` [B, D] is normalised.
         """
         prompt = _without_common_padding(prompt)
-        tokens = self._embedded(pixels, prompt, proprio)
+        tokens = self._embedded(features, prompt, proprio)
         real = functional.pad(prompt != PAD, (tokens.shape[1] - self._tail - prompt.shape[1], self._tail), value=True)
         padded = bool((~real).any())
         positions = real.cumsum(1) - 1 if padded else torch.arange(tokens.shape[1], device=tokens.device)[None]
@@ -231,11 +241,15 @@ class OpenVlaOftNetwork(nn.Module):
         """Tokens after the prompt."""
         return self.places + self._spec["stop_token"]
 
-    def _embedded(self, pixels: Tensor, prompt: Tensor, proprio: Tensor | None) -> Tensor:
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.language_model.model.embed_tokens.weight.dtype
+
+    def _embedded(self, features: Tensor, prompt: Tensor, proprio: Tensor | None) -> Tensor:
         embed = self.language_model.model.embed_tokens
-        batch, width, dtype = len(prompt), embed.embedding_dim, embed.weight.dtype
+        batch, width, dtype = len(prompt), embed.embedding_dim, self._dtype
         bos, stop = (embed(torch.full((batch, 1), token, device=prompt.device)) for token in (BOS, STOP))
-        patches = self.projector(self.vision_backbone(pixels.to(dtype)))
+        patches = self.projector(features.to(dtype))
         state = [] if proprio is None else [self.proprio_projector(proprio.to(dtype))]
         places = bos.new_zeros(batch, self.places, width)
         end = [stop] if self._spec["stop_token"] else []

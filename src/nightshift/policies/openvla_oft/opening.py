@@ -9,7 +9,7 @@ import torch
 
 from nightshift.errors import ConfigError, DataError
 from nightshift.policies.base import Shapes
-from nightshift.policies.lora import LoraSpec
+from nightshift.policies.lora import lora_spec
 from nightshift.policies.modalities import Modalities
 from nightshift.policies.openvla_oft import architecture, norm_stats, tokenizer
 from nightshift.policies.openvla_oft.checkpoint import PublishedCheckpoint
@@ -79,15 +79,10 @@ def _common(settings: config.OpenVlaOft, inputs: Shapes, sizes: Sizes, action_di
         network=network,
         images=variant["images"],
         max_tokens=settings.max_tokens,
-        lora=_lora(settings.lora),
+        lora=lora_spec(settings.lora),
         augmentation=AugmentationSpec(crop=settings.augmentation.crop, jitter=settings.augmentation.jitter),
+        reuse_vision_features=settings.reuse_vision_features,
     )
-
-
-def _lora(settings: config.Lora | None) -> LoraSpec | None:
-    if settings is None:
-        return None
-    return {"rank": settings.rank, "alpha": settings.alpha, "targets": list(settings.targets)}
 
 
 def _variant(settings: config.OpenVlaOft) -> VariantSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from nightshift.policies import lora
-from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.heads import HeadPolicy
-from nightshift.policies.modalities import Modalities, observed, select
+from nightshift.policies.modalities import select
 from nightshift.policies.openvla_oft import opening
 from nightshift.policies.openvla_oft.checkpoint import save_part
 from nightshift.policies.openvla_oft.heads import HEADS, Gripper
@@ -22,32 +21,31 @@ from nightshift.policies.openvla_oft.network import OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.norm_stats import Bounds
 from nightshift.policies.openvla_oft.spec import OpenVlaOftSpec
 from nightshift.policies.openvla_oft.tokenizer import HashTokenizer, LlamaTokenizer, Prompts
-from nightshift.types import INSTRUCTION, Observation
+from nightshift.policies.openvla_oft.vit import PATCH
+from nightshift.policies.published import ADAPTER, PublishedPolicy
+from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:
     from nightshift import config
 
 FAMILY = "openvla-oft"
-ADAPTER = "adapter"
 _DECODERS = ("language_model.lm_head.", "action_head.")
 
 
-class OpenVlaOft(HeadPolicy):
+class OpenVlaOft(PublishedPolicy, HeadPolicy):
+    family = FAMILY
+    network_type = OpenVlaOftNetwork
+    network: OpenVlaOftNetwork
+    freezes_vision = "set policy.lora, and in its targets layers of the language model alone (q_proj, gate_proj, …)"
     pixel_mean: Tensor
     pixel_std: Tensor
+    _spec: OpenVlaOftSpec
 
     def __init__(self, loaded: OpenVlaOftNetwork | None = None, /, **spec: Unpack[OpenVlaOftSpec]) -> None:
         """`loaded` is a network with weights; None makes one with random weights."""
         parts, published = spec["network"], spec["published"]
-        super().__init__(chunk=parts["chunk"], action_dim=parts["action_dim"])
-        self._spec = spec
-        # The instruction is a prompt here, and not words.
-        self.modalities = Modalities({name: shape for name, shape in spec["inputs"].items() if name != INSTRUCTION}, 0)
-        self.network = OpenVlaOftNetwork(parts) if loaded is None else loaded
-        if spec["lora"] is not None:
-            lora.adapt(self.network, spec["lora"], trained_whole=list(self.network.always_trained.values()))
-        # By name: who only plays with a policy may freeze all its weights.
-        self._frozen = {f"network.{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
+        network = OpenVlaOftNetwork(parts) if loaded is None else loaded
+        super().__init__(spec, network, chunk=parts["chunk"], action_dim=parts["action_dim"])
         gripper: Gripper = "simulator" if published is None else "openvla"
         bounds = None if published is None else published["actions"]
         self.head = HEADS[parts["action_head"]](self.action_dim, gripper, bounds)
@@ -57,7 +55,7 @@ class OpenVlaOft(HeadPolicy):
         self.register_buffer("pixel_mean", torch.tensor(spec["pixels"]["mean"])[:, None, None], persistent=False)
         self.register_buffer("pixel_std", torch.tensor(spec["pixels"]["std"])[:, None, None], persistent=False)
         words = HashTokenizer() if published is None else LlamaTokenizer(published["tokenizer"])
-        self._prompts = Prompts(words, spec["max_tokens"])
+        self.prompts = Prompts(words, spec["max_tokens"])
 
     @classmethod
     def from_config(cls, settings: config.OpenVlaOft, shapes: Shapes, action_dim: int) -> OpenVlaOft:
@@ -66,23 +64,6 @@ class OpenVlaOft(HeadPolicy):
             return cls(**opening.random_spec(settings, inputs, action_dim))
         spec, network = opening.published(settings, inputs, action_dim)
         return cls(network, **spec)
-
-    @classmethod
-    def with_weights(cls, weights: Mapping[str, Tensor], **spec: Any) -> OpenVlaOft:
-        """Takes the tensors themselves: billions of weights are neither drawn at random nor copied."""
-        with torch.device("meta"):
-            network = OpenVlaOftNetwork(spec["network"])
-        policy = cls(network, **spec)
-        policy.load_state_dict(weights, assign=True)
-        return policy
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        return {"family": FAMILY, **self._spec, "inputs": {name: list(shape) for name, shape in self.shapes.items()}}
-
-    @property
-    def shapes(self) -> Shapes:
-        return {name: tuple(shape) for name, shape in self._spec["inputs"].items()}
 
     @property
     def critic_size(self) -> int:
@@ -95,14 +76,6 @@ class OpenVlaOft(HeadPolicy):
     def encoder_parameters(self) -> Sequence[nn.Parameter]:
         return [p for name, p in self.network.named_parameters() if not name.startswith(_DECODERS)]
 
-    @property
-    def transformer_blocks(self) -> Sequence[nn.Module]:
-        return self.network.transformer_blocks
-
-    @property
-    def frozen(self) -> Set[str]:
-        return self._frozen
-
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Statistics of a checkpoint belong to its weights: those of the demos do not replace them."""
         self.head.normalise_by(statistics["actions"])
@@ -110,36 +83,32 @@ class OpenVlaOft(HeadPolicy):
             for name in self.modalities.vectors:
                 self.proprio_bounds.set_to_demos(statistics[f"observations.{name}"])
 
-    def inputs(self, observations: Observation) -> dict[str, Tensor]:
-        """Images as the towers take them but in bytes, the state vector, and the prompt's tokens int32 [B, L]."""
-        preprocess, size = PREPROCESSING[self._spec["images"]], self._spec["network"]["image_size"]
-        tensors = self.modalities.tensors(observations)
-        images = {name: preprocess(tensors[name], size) for name in self.modalities.cameras}
-        return {**tensors, **images, INSTRUCTION: self._prompts(observed(observations, INSTRUCTION))}
+    def preprocess(self, images: Tensor) -> Tensor:
+        return PREPROCESSING[self._spec["images"]](images, self._spec["network"]["image_size"])
+
+    def see(self, inputs: Inputs) -> Tensor:
+        with self._autocast():
+            return self.network.see(self._pixels(inputs))
 
     @property
-    def augmentation_draws(self) -> int:
-        return DRAWS * len(self.modalities.cameras)
-
-    def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
-        return augment_cameras(inputs, self.modalities.cameras, draws, **self._spec["augmentation"])
+    def features_shape(self) -> tuple[int, int]:
+        patches = (self._spec["network"]["image_size"] // PATCH) ** 2
+        return patches * len(self.modalities.cameras), self.network.vision_backbone.width
 
     def encode(self, inputs: Inputs) -> Tensor:
         """Hidden states of the places of actions, [B, C A, width] in float32."""
-        device = self.device.type
         vectors = [self.proprio_bounds.scale(inputs[name]).clamp(-1, 1) for name in self.modalities.vectors]
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            hidden: Tensor = self.network(self._pixels(inputs), inputs[INSTRUCTION], *vectors)
+        with self._autocast():
+            hidden: Tensor = self.network(self.vision_features(inputs), inputs[INSTRUCTION], *vectors)
         return hidden.float()
 
     def decode(self, encoded: Tensor) -> Tensor:
         return self.network.decode(encoded)
 
     def export(self, folder: Path) -> None:
-        """The adapter as peft reads it, and what was trained whole in files of its own."""
+        """And what was trained whole in files of its own."""
+        super().export(folder)
         if self._spec["lora"] is not None:
-            (folder / ADAPTER).mkdir()
-            lora.save_adapter(self.network, self._spec["lora"], folder / ADAPTER)
             for name, module in self.network.always_trained.items():
                 save_part(name, module, folder / ADAPTER)
 
@@ -147,3 +116,7 @@ class OpenVlaOft(HeadPolicy):
         """Normalised for both towers, [B, 6 n, H, W] of n cameras."""
         images = [inputs[name].permute(0, 3, 1, 2) / 255 for name in self.modalities.cameras]
         return torch.cat([(image.repeat(1, 2, 1, 1) - self.pixel_mean) / self.pixel_std for image in images], dim=1)
+
+    def _freeze(self) -> None:
+        if self._spec["lora"] is not None:
+            lora.adapt(self.network, self._spec["lora"], trained_whole=list(self.network.always_trained.values()))

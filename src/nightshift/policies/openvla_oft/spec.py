@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from nightshift.policies.base import Shapes
-from nightshift.policies.lora import LoraSpec
 from nightshift.policies.openvla_oft.images import Preprocessing
 from nightshift.policies.openvla_oft.network import NetworkSpec
 from nightshift.policies.openvla_oft.norm_stats import BoundsSpec
 from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec
-from nightshift.policies.vision import AugmentationSpec
+from nightshift.policies.published import PublishedPolicySpec
 
 
 class PixelsSpec(TypedDict):
@@ -28,17 +26,11 @@ class PublishedSpec(TypedDict):
     proprio: BoundsSpec | None
 
 
-class CommonSpec(TypedDict):
-    """With published weights and with random ones."""
+class CommonSpec(PublishedPolicySpec):
+    """With published weights and with random ones; at most one state vector."""
 
-    inputs: Shapes
-    """Cameras in the order in which the network takes them, the instruction, and at most one state vector."""
     network: NetworkSpec
     images: Preprocessing
-    max_tokens: int
-    lora: LoraSpec | None
-    """None = all weights are trained."""
-    augmentation: AugmentationSpec
 
 
 class OpenVlaOftSpec(CommonSpec):

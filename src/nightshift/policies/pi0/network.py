@@ -31,6 +31,7 @@ from nightshift.policies.pi0.gemma import (
     rotation_of,
 )
 from nightshift.policies.pi0.siglip import Siglip, SiglipSpec
+from nightshift.policies.published import PublishedNetwork
 
 
 class NetworkSpec(TypedDict):
@@ -97,7 +98,7 @@ class AdaptiveExpert(nn.Module):
         return found
 
 
-class Pi0Network(nn.Module):
+class Pi0Network(PublishedNetwork):
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
         self._spec = spec
@@ -126,11 +127,22 @@ class Pi0Network(nn.Module):
     def transformer_blocks(self) -> list[nn.Module]:
         return [*self.vision_tower.encoder.layers, *self.language_model.layers, *self.expert.layers]
 
-    def prefix(self, images: Tensor, cameras: Tensor, prompt: Tensor, words: Tensor) -> Prefix:
-        """Images [B, n, 3, H, W] of n cameras, of which those are there where `cameras` [B, n] is true; the prompt's
-        tokens [B, L], which are no padding where `words` [B, L] is true."""
-        tokens = torch.cat([self._see(images), self._read(prompt)], dim=1)
-        patches = (tokens.shape[1] - prompt.shape[1]) // images.shape[1]
+    @property
+    def vision_encoder(self) -> Siglip:
+        return self.vision_tower
+
+    def see(self, images: Tensor) -> Tensor:
+        """Features [B, n N, vision width] of images [B, n, 3, H, W] of n cameras."""
+        batch, cameras = images.shape[:2]
+        features: Tensor = self.vision_tower(images.flatten(0, 1))
+        return features.reshape(batch, cameras * features.shape[1], features.shape[2])
+
+    def prefix(self, features: Tensor, cameras: Tensor, prompt: Tensor, words: Tensor) -> Prefix:
+        """Features as those of `see`, of n cameras of which those are there where `cameras` [B, n] is true; the
+        prompt's tokens [B, L], which are no padding where `words` [B, L] is true."""
+        seen = self.projector(features.to(self.language_model.embed_tokens.weight.dtype))
+        tokens = torch.cat([seen, self._read(prompt)], dim=1)
+        patches = features.shape[1] // cameras.shape[1]
         present = torch.cat([cameras.repeat_interleave(patches, dim=1), words], dim=1)
         rotation = self._rotation(present.cumsum(1) - 1, tokens.dtype)
         mask, memories = present[:, None, None], []
@@ -160,11 +172,6 @@ class Pi0Network(nn.Module):
         rotation, mask = self._rotation(positions, tokens.dtype), suffix_mask(prefix.present, count, states)
         hidden: Tensor = self.expert(tokens, rotation, mask, prefix.memories, *condition)
         return hidden
-
-    def _see(self, images: Tensor) -> Tensor:
-        batch, cameras = images.shape[:2]
-        features: Tensor = self.projector(self.vision_tower(images.flatten(0, 1)))
-        return features.reshape(batch, cameras * features.shape[1], features.shape[2])
 
     def _read(self, prompt: Tensor) -> Tensor:
         embedded: Tensor = self.language_model.embed_tokens(prompt)

@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from nightshift.errors import ConfigError
-from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
-from nightshift.policies.modalities import Modalities, observed, select
+from nightshift.policies.lora import adapt, lora_spec
+from nightshift.policies.modalities import Modalities, select
 from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec
 from nightshift.policies.pi0 import norm_stats, prompt
-from nightshift.policies.pi0.checkpoint import Pi0Checkpoint
+from nightshift.policies.pi0.checkpoint import Pi0Checkpoint, published_name
 from nightshift.policies.pi0.images import resize_with_pad
 from nightshift.policies.pi0.network import NetworkSpec, Pi0Network, Prefix
 from nightshift.policies.pi0.norm_stats import MomentsSpec
 from nightshift.policies.pi0.prompt import PAD, Prompts
-from nightshift.policies.pi0.siglip import scaled
-from nightshift.policies.vision import AugmentationSpec
-from nightshift.types import INSTRUCTION, Observation
+from nightshift.policies.pi0.siglip import PATCH, scaled
+from nightshift.policies.published import PublishedPolicy, PublishedPolicySpec
+from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:
     from nightshift import config
 
 FAMILY = "pi0"
+Train = Literal["expert", "language_model", "all"]
+UNTRAINED: Mapping[Train, Sequence[str]] = {
+    "expert": ("vision_tower", "projector", "language_model"),
+    "language_model": ("vision_tower",),
+    "all": (),
+}
+"""Parts of the network that training leaves as they are."""
 _MOVES = 6
 """Dimensions of an action that move the hand; the last is the gripper."""
 
 
-class Pi0Spec(DenoisingSpec):
-    inputs: Shapes
+class Pi0Spec(DenoisingSpec, PublishedPolicySpec):
     network: NetworkSpec
     chunk: int
     action_dim: int
-    max_tokens: int
-    train: Literal["expert", "all"]
+    train: Train
     delta_actions: bool
     actions: MomentsSpec
     state: MomentsSpec
     tokenizer: TokenizerSpec
-    augmentation: AugmentationSpec
 
 
 class Context(NamedTuple):
@@ -53,28 +57,26 @@ class Context(NamedTuple):
     state: Tensor  # [B, state_dim] normalised, with zeros after the last dimension
 
 
-class Pi0(FlowPolicy[Context]):
+class Pi0(PublishedPolicy, FlowPolicy[Context]):
+    family = FAMILY
+    network_type = Pi0Network
+    network: Pi0Network
+    freezes_vision = "policy.train: expert or language_model"
     state_mean: Tensor
     state_std: Tensor
+    _spec: Pi0Spec
 
     def __init__(self, loaded: Pi0Network | None = None, /, **spec: Unpack[Pi0Spec]) -> None:
         """`loaded` is a network with weights; None makes one with random weights."""
-        super().__init__(chunk=spec["chunk"], action_dim=spec["action_dim"])
-        self._spec = spec
-        # The instruction is a prompt here, and not words.
-        self.modalities = Modalities({name: shape for name, shape in spec["inputs"].items() if name != INSTRUCTION}, 0)
-        self.network = Pi0Network(spec["network"]) if loaded is None else loaded
-        if spec["train"] == "expert":
-            for part in (self.network.vision_tower, self.network.projector, self.network.language_model):
-                part.requires_grad_(False)
-        self._frozen = {f"network.{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
+        network = Pi0Network(spec["network"]) if loaded is None else loaded
+        super().__init__(spec, network, chunk=spec["chunk"], action_dim=spec["action_dim"])
         self.denoising = denoising(spec, spec["network"]["expert"]["width"], spec["network"]["action_dim"])
         self.register_denoising_buffers()
         self.register_buffer("state_mean", torch.tensor(spec["state"]["mean"]))
         self.register_buffer("state_std", torch.tensor(spec["state"]["std"]))
         self.action_mean.copy_(torch.tensor(spec["actions"]["mean"]))
         self.action_std.copy_(torch.tensor(spec["actions"]["std"]))
-        self._prompts = Prompts(spec["tokenizer"], spec["max_tokens"])
+        self.prompts = Prompts(spec["tokenizer"], spec["max_tokens"])
 
     @classmethod
     def from_config(cls, settings: config.Pi0, shapes: Shapes, action_dim: int) -> Pi0:
@@ -97,6 +99,8 @@ class Pi0(FlowPolicy[Context]):
             "state": norm_stats.moments(statistics, "state", vectors, quantiles=is_pi05),
             "tokenizer": prompt.read_tokenizer(Path(settings.checkpoint.tokenizer), network_spec["vocabulary"]),
             "augmentation": {"crop": settings.augmentation.crop, "jitter": settings.augmentation.jitter},
+            "lora": lora_spec(settings.lora),
+            "reuse_vision_features": settings.reuse_vision_features,
         }
         with torch.device("meta"):
             network = Pi0Network(network_spec)
@@ -104,23 +108,6 @@ class Pi0(FlowPolicy[Context]):
         if torch.get_default_device().type != "meta":
             checkpoint.load(network, torch.float32)
         return cls(network, **spec)
-
-    @classmethod
-    def with_weights(cls, weights: Mapping[str, Tensor], **spec: Any) -> Pi0:
-        """Takes the tensors themselves: billions of weights are neither drawn at random nor copied."""
-        with torch.device("meta"):
-            network = Pi0Network(spec["network"])
-        policy = cls(network, **spec)
-        policy.load_state_dict(weights, assign=True)
-        return policy
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        return {"family": FAMILY, **self._spec, "inputs": {name: list(shape) for name, shape in self.shapes.items()}}
-
-    @property
-    def shapes(self) -> Shapes:
-        return {name: tuple(shape) for name, shape in self._spec["inputs"].items()}
 
     @property
     def horizon(self) -> int:
@@ -134,29 +121,11 @@ class Pi0(FlowPolicy[Context]):
     def critic_size(self) -> int:
         return self._spec["network"]["gemma"]["width"] + len(self._spec["state"]["mean"])
 
-    @property
-    def transformer_blocks(self) -> Sequence[nn.Module]:
-        return self.network.transformer_blocks
-
-    @property
-    def frozen(self) -> Set[str]:
-        return self._frozen
-
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Statistics of a checkpoint belong to its weights: those of the demos do not replace them."""
 
-    def inputs(self, observations: Observation) -> dict[str, Tensor]:
-        """Images as the tower takes them but in bytes, the state vector, and the prompt's tokens int32 [B, L]."""
-        tensors, size = self.modalities.tensors(observations), self._spec["network"]["image_size"]
-        images = {name: resize_with_pad(tensors[name], size) for name in self.modalities.cameras}
-        return {**tensors, **images, INSTRUCTION: self._prompts(observed(observations, INSTRUCTION))}
-
-    @property
-    def augmentation_draws(self) -> int:
-        return DRAWS * len(self.modalities.cameras)
-
-    def augment(self, inputs: Inputs, draws: Tensor) -> Inputs:
-        return augment_cameras(inputs, self.modalities.cameras, draws, **self._spec["augmentation"])
+    def preprocess(self, images: Tensor) -> Tensor:
+        return resize_with_pad(images, self._spec["network"]["image_size"])
 
     def normalise_actions(self, actions: Tensor, inputs: Inputs) -> Tensor:
         return super().normalise_actions(actions - self._moved_from(inputs), inputs)
@@ -172,20 +141,39 @@ class Pi0(FlowPolicy[Context]):
         pooled = (prefix.hidden.float() * present).sum(1) / present.sum(1)
         return torch.cat([pooled, state[:, : len(self.state_mean)]], dim=-1)
 
-    def context(self, inputs: Inputs) -> Context:
-        device, words = self.device.type, inputs[INSTRUCTION].long()
+    def see(self, inputs: Inputs) -> Tensor:
         images = torch.stack([scaled(inputs[name]) for name in self.modalities.cameras], dim=1)
-        cameras = torch.ones(images.shape[:2], dtype=torch.bool, device=self.device)
+        with self._autocast():
+            return self.network.see(images)
+
+    @property
+    def features_shape(self) -> tuple[int, int]:
+        network = self._spec["network"]
+        patches = (network["image_size"] // PATCH) ** 2
+        return patches * len(self.modalities.cameras), network["siglip"]["width"]
+
+    def context(self, inputs: Inputs) -> Context:
+        words = inputs[INSTRUCTION].long()
+        cameras = torch.ones(len(words), len(self.modalities.cameras), dtype=torch.bool, device=self.device)
         state = (self._state(inputs) - self.state_mean) / self.state_std
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            prefix = self.network.prefix(images, cameras, words, words != PAD)
+        with self._autocast():
+            prefix = self.network.prefix(self.vision_features(inputs), cameras, words, words != PAD)
         return Context(prefix, functional.pad(state, (0, self._spec["network"]["state_dim"] - state.shape[1])))
 
     def velocity(self, noisy: Tensor, times: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        device = self.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with self._autocast():
             velocity, hidden = self.network.velocity(context.state, noisy, times, context.prefix)
         return velocity.float(), hidden.float()
+
+    def published_name(self, name: str) -> str:
+        return published_name(name)
+
+    def _freeze(self) -> None:
+        untrained = [self.network.get_submodule(name) for name in UNTRAINED[self._spec["train"]]]
+        if self._spec["lora"] is not None:
+            adapt(self.network, self._spec["lora"], untrained=untrained)
+        for part in untrained:
+            part.requires_grad_(False)
 
     def _state(self, inputs: Inputs) -> Tensor:
         """[B, D]; pi0.5 sees none."""
