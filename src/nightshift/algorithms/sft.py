@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -216,7 +216,8 @@ class SftLearner:
         )
 
 
-class SftSteps(NamedTuple):
+@dataclass(frozen=True)
+class SftSteps:
     """What every rank does in one update."""
 
     count: int

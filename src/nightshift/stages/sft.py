@@ -17,7 +17,7 @@ from nightshift.learners.opening import open_learners
 from nightshift.pipeline.job import Job
 from nightshift.policies import device
 from nightshift.policies.base import Policy
-from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
+from nightshift.policies.snapshot import restore, snapshot
 from nightshift.policies.start import check_same_network
 from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
@@ -32,7 +32,7 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     ranks = job.machine.ranks
     check_batch_size(sft, ranks)
     spec = LearnerSpec(
-        policy=_start(policy),
+        policy=snapshot(_start(_fresh_policy(policy, dataset_store.read(paths.DATASET)))),
         algorithm=Cloning(settings=sft, dataset=paths.DATASET.resolve()),
         seed=seed,
         microbatch_size=job.machine.microbatch_size,
@@ -52,22 +52,21 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
         policies.save(cloned, folder)
 
 
-def _start(policy: config.Policy) -> PolicySnapshot:
-    """The policy that cloning begins with: the champion if the stage `start` took it, with its own normalisation."""
-    fresh = _fresh_policy(policy, dataset_store.read(paths.DATASET))
-    if not (paths.START / paths.CHAMPION_VERSION).exists():
-        return snapshot(fresh)
-    files.verify_folder(paths.START, "nightshift stage start")
-    champion = policies.load(paths.START)
-    check_same_network(champion, fresh)
-    return snapshot(champion)
-
-
 def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> Policy:
     shapes = data.shapes()
     fresh = policies.fresh(policy, shapes, action_dim=data.schema.fields["actions"].shape[0])
     fresh.normalise_by(data.statistics)
     return fresh
+
+
+def _start(fresh: Policy) -> Policy:
+    """The policy that cloning begins with: the champion if the stage `start` took it, with its own normalisation."""
+    if not (paths.START / paths.CHAMPION_VERSION).exists():
+        return fresh
+    files.verify_folder(paths.START, "nightshift stage start")
+    champion = policies.load(paths.START)
+    check_same_network(champion, fresh)
+    return champion
 
 
 def _train(job: Job, learners: Learners[SftSteps], sft: config.Sft) -> None:
