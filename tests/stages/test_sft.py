@@ -10,6 +10,7 @@ import ray
 import torch
 
 from nightshift import config, policies
+from nightshift.adapters.tracking import JsonlTracker
 from nightshift.data import dataset_store
 from nightshift.errors import ConfigError, DeviceError, RolloutError
 from nightshift.learners import checkpoint
@@ -115,18 +116,35 @@ def test_cloning_whose_sharded_rank_is_lost_ends_and_resumes_in_one_process_with
         torch.testing.assert_close(resumed[name], value, atol=1e-5, rtol=1e-4)
 
 
+class Stopping(JsonlTracker):
+    """Ctrl-C before the second checkpoint is written."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        super().log(metrics, step)
+        if step == 4:
+            raise KeyboardInterrupt
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("data", "shared_ray")
 @pytest.mark.parametrize("strategy", ["data_parallel", "fsdp"])
-def test_two_ranks_clone_the_policy_that_one_process_clones(
+def test_two_ranks_clone_as_one_process_does_and_where_they_are_interrupted_to_the_same_bits(
     job: Callable[[str], Job], params: config.Params, strategy: str
 ) -> None:
     few = params.model_copy(update={"sft": params.sft.model_copy(update={"steps": 6})})
-    expected = run(job, few)
+    often = on_machine(job, checkpoint_every=config.CheckpointEvery(sft_steps=2, rloo_iterations=1, rlpd_decisions=1))
+    alone = run(often, few)
     shutil.rmtree(job("sft").state)
-    found = run(on_machine(job, ranks=2, strategy=strategy), few)
+    together = on_machine(often, ranks=2, strategy=strategy)
+    expected = run(together, few)
+    shutil.rmtree(job("sft").state)
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda stage: replace(together(stage), tracker=Stopping(job(stage).state / "stopped.jsonl")), few)
+    assert [path.name for path in job("sft").state.glob("step-*")] == ["step-00000002"]
+    resumed = run(together, few)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
+        assert torch.equal(resumed[name], value), name
+        torch.testing.assert_close(value, alone[name], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("data")

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from nightshift.learners.base import Learners, LearnerSpec, Work_contra
+from nightshift import config
+from nightshift.learners.base import Algorithm, Learners, LearnerSpec, Work_contra
 from nightshift.learners.local import LocalLearner
+from nightshift.policies import device
+from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import packages
+
+
+def learner_spec(
+    machine: config.Machine, *, policy: PolicySnapshot, algorithm: Algorithm[Work_contra], seed: int
+) -> LearnerSpec[Work_contra]:
+    return LearnerSpec(
+        policy=policy,
+        algorithm=algorithm,
+        seed=seed,
+        microbatch_size=machine.microbatch_size,
+        gradient_checkpointing=machine.gradient_checkpointing,
+        compile=machine.compile,
+        device=device.resolve(machine.device),
+        strategy=machine.strategy,
+        cpu_offload=machine.cpu_offload,
+    )
 
 
 def open_learners(spec: LearnerSpec[Work_contra], ranks: int) -> Learners[Work_contra]:

@@ -18,11 +18,10 @@ from nightshift.data.dataset_store import CloningSteps
 from nightshift.envs.splits import split_training_states
 from nightshift.learners import checkpoint
 from nightshift.learners.algorithms import OnPolicy
-from nightshift.learners.base import Learners, LearnerSpec, LearnerState
+from nightshift.learners.base import Learners, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
-from nightshift.learners.opening import open_learners
+from nightshift.learners.opening import learner_spec, open_learners
 from nightshift.pipeline.job import Job
-from nightshift.policies import device
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
@@ -48,17 +47,8 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     sampler = Sampler({task: split.train for task, split in splits.items()}, rloo, seed=seed)
     start = snapshot(cloned)
     selection = Selection(Validator(pool, by_name), start)
-    spec = LearnerSpec(
-        policy=start,
-        algorithm=OnPolicy(settings=rloo, demos=_demos(cloned, rloo)),
-        seed=seed,
-        microbatch_size=job.machine.microbatch_size,
-        gradient_checkpointing=job.machine.gradient_checkpointing,
-        compile=job.machine.compile,
-        device=device.resolve(job.machine.device),
-        strategy=job.machine.strategy,
-        cpu_offload=job.machine.cpu_offload,
-    )
+    on_policy = OnPolicy(settings=rloo, demos=_demos(cloned, rloo))
+    spec = learner_spec(job.machine, policy=start, algorithm=on_policy, seed=seed)
     ranks = job.machine.ranks
     with contextlib.closing(open_learners(spec, ranks)) as learners, IterationPlayer(pool, sampler, rloo) as player:
         history = _resume(job, learners, sampler, player, selection, rloo.iterations)

@@ -11,11 +11,10 @@ from nightshift.algorithms.sft import SftSteps
 from nightshift.data import dataset_store
 from nightshift.learners import checkpoint
 from nightshift.learners.algorithms import Cloning, check_batch_size
-from nightshift.learners.base import Learners, LearnerSpec, LearnerState
+from nightshift.learners.base import Learners, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
-from nightshift.learners.opening import open_learners
+from nightshift.learners.opening import learner_spec, open_learners
 from nightshift.pipeline.job import Job
-from nightshift.policies import device
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import restore, snapshot
 from nightshift.policies.start import check_same_network
@@ -31,17 +30,9 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     ranks = job.machine.ranks
     check_batch_size(sft, ranks)
-    spec = LearnerSpec(
-        policy=snapshot(_start(_fresh_policy(policy, dataset_store.read(paths.DATASET)))),
-        algorithm=Cloning(settings=sft, dataset=paths.DATASET.resolve()),
-        seed=seed,
-        microbatch_size=job.machine.microbatch_size,
-        gradient_checkpointing=job.machine.gradient_checkpointing,
-        compile=job.machine.compile,
-        device=device.resolve(job.machine.device),
-        strategy=job.machine.strategy,
-        cpu_offload=job.machine.cpu_offload,
-    )
+    start = snapshot(_start(_fresh_policy(policy, dataset_store.read(paths.DATASET))))
+    cloning = Cloning(settings=sft, dataset=paths.DATASET.resolve())
+    spec = learner_spec(job.machine, policy=start, algorithm=cloning, seed=seed)
     with contextlib.closing(open_learners(spec, ranks)) as learners:
         if sft.steps:
             _train(job, learners, sft)
