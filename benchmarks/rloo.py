@@ -32,7 +32,9 @@ import ray
 import torch
 
 from nightshift import config, envs, policies
+from nightshift.algorithms.on_policy import Iteration
 from nightshift.envs.splits import split_training_states
+from nightshift.learners.algorithms import OnPolicy
 from nightshift.learners.base import LearnerSpec
 from nightshift.learners.local import LocalLearner
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
@@ -85,9 +87,8 @@ def iteration(policy: PolicySnapshot) -> None:
     microbatch_size = PARAMS.machine.microbatch_size
     spec = LearnerSpec(
         policy=policy,
-        settings=settings,
+        algorithm=OnPolicy(settings=settings, demos=None),
         seed=0,
-        demos=None,
         microbatch_size=microbatch_size,
         gradient_checkpointing=False,
         compile=False,
@@ -112,10 +113,10 @@ def iteration(policy: PolicySnapshot) -> None:
     report("iteration", lost, [GOAL] * ROUNDS, **shares, update=update, seconds=round(rounds[-1]["whole"], 2))
 
 
-def _iterate(player: IterationPlayer, learner: LocalLearner) -> tuple[Any, float]:
+def _iterate(player: IterationPlayer, learner: LocalLearner[Iteration]) -> tuple[Any, float]:
     found = player.play(learner.policy())
     half_solved = [[replace(episode, success=episode.member % 2 == 0) for episode in group] for group in found.accepted]
-    update, _ = timed(lambda: learner.update([half_solved], 0.0))
+    update, _ = timed(lambda: learner.update([Iteration(half_solved, 0.0)]))
     return found, update
 
 

@@ -82,6 +82,12 @@ def test_a_strategy_without_effect_is_refused(tmp_path: Path, changes: dict[str,
         config.load(write(tmp_path, changed("machine", **changes)))
 
 
+def test_one_rank_may_shard_where_it_offloads(tmp_path: Path) -> None:
+    machine = config.load(write(tmp_path, changed("machine", strategy="fsdp", cpu_offload=True))).machine
+    assert machine.ranks == 1
+    assert machine.has_rank_processes
+
+
 def test_an_address_for_actors_of_other_machines_without_actors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"machine: .*listen is 0\.0\.0\.0:7777, and with actors 0"):
         config.load(write(tmp_path, changed("machine", actors=0, listen="0.0.0.0:7777")))

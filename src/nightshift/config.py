@@ -114,7 +114,7 @@ class Machine(Section):
     listen: Annotated[str, Field(pattern=r"^$|^.+:[0-9]+$")]
     """HOST:PORT where the learner of rlpd takes actors of other machines, too; empty: this machine's only."""
     ranks: Count
-    """Learner processes that share the update of reinforcement learning."""
+    """Learner processes that share each update of cloning (sft) and of rloo."""
     strategy: Literal["data_parallel", "fsdp"]
     """What each of several ranks holds: the whole policy, or with FSDP2 a part of every weight, gradient and moment."""
     cpu_offload: Flag
@@ -137,10 +137,10 @@ class Machine(Section):
                 f"threads ({self.threads}) is above requests_at_once ({self.requests_at_once}): a thread steps one "
                 "request at a time, so raise requests_at_once or lower threads"
             )
-        if self.strategy == "fsdp" and self.ranks == 1:
+        if self.strategy == "fsdp" and self.ranks == 1 and not self.cpu_offload:
             raise ValueError(
-                "strategy is fsdp, and ranks is 1, which leaves nothing to shard: set ranks to the number of GPUs, or "
-                "strategy to data_parallel"
+                "strategy is fsdp, and ranks is 1, which leaves nothing to shard: set ranks to the number of GPUs, "
+                "cpu_offload to true, or strategy to data_parallel"
             )
         if self.cpu_offload and self.strategy != "fsdp":
             raise ValueError(
@@ -153,6 +153,11 @@ class Machine(Section):
                 'set actors to 1 or more, or listen to ""'
             )
         return self
+
+    @property
+    def has_rank_processes(self) -> bool:
+        """Whether learners are processes of their own, with a GPU each where there are any."""
+        return self.ranks > 1 or self.strategy == "fsdp"
 
 
 class Cameras(Section):

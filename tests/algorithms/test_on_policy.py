@@ -14,7 +14,7 @@ from nightshift import config
 from nightshift.algorithms.batch import collate
 from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.objectives import RatioLevel, elements
-from nightshift.algorithms.on_policy import OnPolicyLearner
+from nightshift.algorithms.on_policy import Iteration, OnPolicyLearner
 from nightshift.algorithms.sft import Demos
 from nightshift.algorithms.strategy import SingleProcess
 from nightshift.data.dataset_store import CloningSteps
@@ -116,7 +116,7 @@ def updated(chosen: config.Rloo, *, times: int = 2, microbatch_size: int = 16) -
     learner = make_learner(actor, chosen, microbatch_size=microbatch_size, demos=demos())
     played = groups(actor, *MIXED)
     for time in range(times):
-        learner.update(played, time / times)
+        learner.update(Iteration(played, time / times))
     return {name: value.clone() for name, value in actor.state_dict().items()}
 
 
@@ -216,7 +216,7 @@ def test_passes_without_data_change_nothing(chosen: dict[str, Any]) -> None:
         learner = OnPolicyLearner(
             actor, settings(**chosen), generator, microbatch_size=7, demos=demos(), strategy=strategy
         )
-        metrics = learner.update(groups(policy(), *MIXED), 0.0)
+        metrics = learner.update(Iteration(groups(policy(), *MIXED), 0.0))
         learned.append((learner.tensors(), metrics, learner.microbatches))
     (tensors, metrics, count), (with_more, same_metrics, more) = learned
     assert same(tensors, with_more)
@@ -257,7 +257,7 @@ def test_actions_that_worked_become_likelier_and_those_that_failed_less_likely(a
     actor = policy()
     played = groups(actor, *([True, False, True, False],) * 2)
     chosen = settings(advantage_estimator=advantage, **{"critic.gae_lambda": 1.0, "epochs": 10})
-    make_learner(actor, chosen).update(played, 0.0)
+    make_learner(actor, chosen).update(Iteration(played, 0.0))
     assert change(actor, played, True) > 0 > change(actor, played, False)
 
 
@@ -265,7 +265,7 @@ def test_the_update_stops_at_the_target_kl() -> None:
     actor = policy()
     played = groups(actor, *([True, False, True, False],) * 2)
     chosen = settings(target_kl=0.02, epochs=50)
-    metrics = make_learner(actor, chosen).update(played, 0.0)
+    metrics = make_learner(actor, chosen).update(Iteration(played, 0.0))
     assert 0 < metrics["update/gradients"] < 50
     assert 0.02 < metrics["update/kl"] < 1
 
@@ -274,7 +274,7 @@ def test_without_a_target_kl_the_update_is_that_of_one_too_far_to_reach() -> Non
     def learned(limit: float | None) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         actor = policy()
         learner = make_learner(actor, settings(target_kl=limit))
-        return actor.state_dict(), learner.update(groups(actor, *MIXED), 0.0)
+        return actor.state_dict(), learner.update(Iteration(groups(actor, *MIXED), 0.0))
 
     (free, of_free), (bound, of_bound) = learned(None), learned(1000.0)
     assert same(free, bound)
@@ -288,7 +288,7 @@ def test_the_count_of_microbatches_rises_with_every_one_of_them() -> None:
     decisions = len(collate(actor, [e for group in played for e in group]))
     chosen = settings(minibatch_size=8, epochs=3, advantage_estimator="gae", bc_weight=0.5, target_kl=None)
     learner = make_learner(actor, chosen, microbatch_size=1, demos=demos())
-    gradients = learner.update(played, 0.0)["update/gradients"]
+    gradients = learner.update(Iteration(played, 0.0))["update/gradients"]
     passes = 1 + 1 + chosen.epochs + 1 + chosen.epochs  # the critic's inputs, before, the policy's, after, the critic's
     finals = len(played) * 4
     assert learner.microbatches == passes * decisions + finals + gradients * chosen.minibatch_size
@@ -314,7 +314,7 @@ def test_without_a_target_kl_log_probs_are_computed_before_the_first_gradient_an
     decisions = len(collate(actor, [e for group in played for e in group]))
     chosen = settings(target_kl=None, epochs=3, old_log_probs=old)
     actor.scored = 0
-    make_learner(actor, chosen).update(played, 0.0)
+    make_learner(actor, chosen).update(Iteration(played, 0.0))
     assert actor.scored == (1 + chosen.epochs + 1) * decisions
 
 
@@ -323,7 +323,7 @@ def test_every_step_or_every_episode_weighs_the_same(aggregation: str, weigh: li
     actor = policy()
     chosen = settings(loss_aggregation=aggregation, epochs=1, minibatch_size=1000)
     learner = make_learner(actor, chosen, microbatch_size=2)
-    metrics = learner.update(groups(actor, [True, False, False, False]), 0.0)
+    metrics = learner.update(Iteration(groups(actor, [True, False, False, False]), 0.0))
     of_episodes = np.array([1, -1 / 3, -1 / 3, -1 / 3])  # before the first step every ratio is one
     assert metrics["update/loss"] == pytest.approx(-np.average(of_episodes, weights=weigh), abs=1e-6)
 
@@ -332,19 +332,19 @@ def test_ppo_kl_is_what_the_policy_moved_on_average_before_each_gradient() -> No
     actor = policy()
     learner = make_learner(actor, settings(epochs=1, minibatch_size=1000))
     played = groups(actor, *MIXED[:2])
-    assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(0, abs=1e-6)
+    assert learner.update(Iteration(played, 0.0))["update/ppo_kl"] == pytest.approx(0, abs=1e-6)
     batch = collate(actor, [e for group in played for e in group])
     with torch.no_grad():
         now = actor.log_prob(batch.inputs, batch.actions, TEMPERATURE)
     moved = ((batch.log_probs - now) * batch.mask[..., None]).sum() / batch.mask.sum()
-    assert learner.update(played, 0.0)["update/ppo_kl"] == pytest.approx(moved.item(), rel=1e-4)
+    assert learner.update(Iteration(played, 0.0))["update/ppo_kl"] == pytest.approx(moved.item(), rel=1e-4)
 
 
 def test_uniform_groups_leave_the_policy_alone() -> None:
     actor = policy()
     before = copy.deepcopy(actor.state_dict())
     played = groups(actor, [True] * 4, [False] * 4)
-    metrics = make_learner(actor, settings()).update(played, 0.0)
+    metrics = make_learner(actor, settings()).update(Iteration(played, 0.0))
     assert metrics["update/gradients"] == 0
     assert same(before, actor.state_dict())
 
@@ -356,8 +356,8 @@ def test_an_iteration_without_episodes_changes_nothing_and_harms_nothing(advanta
         learner = make_learner(actor, settings(advantage_estimator=advantage))
         torch.manual_seed(7)
         if idle_first:
-            assert learner.update([], 0.0)["update/gradients"] == 0
-        learner.update(groups(actor, *MIXED), 0.0)
+            assert learner.update(Iteration([], 0.0))["update/gradients"] == 0
+        learner.update(Iteration(groups(actor, *MIXED), 0.0))
         return actor.state_dict()
 
     assert same(learned(idle_first=True), learned(idle_first=False))
@@ -381,7 +381,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
     actor = policy()
     before = copy.deepcopy(actor.state_dict())
     learner = make_learner(actor, settings(epochs=1, minibatch_size=1000))
-    metrics = learner.update(blind(groups(actor, *MIXED)), 0.0)
+    metrics = learner.update(Iteration(blind(groups(actor, *MIXED)), 0.0))
     assert metrics["update/skipped_steps"] == 1
     assert "update/critic_skipped_steps" not in metrics
     assert same(before, actor.state_dict())
@@ -391,21 +391,21 @@ def test_skipped_steps_of_the_critic_are_counted_and_kept() -> None:
     chosen = settings(advantage_estimator="gae", epochs=2, minibatch_size=1000)
     actor = policy()
     learner = make_learner(actor, chosen)
-    assert learner.update(groups(actor, *MIXED), 0.0)["update/critic_skipped_steps"] == 0
+    assert learner.update(Iteration(groups(actor, *MIXED), 0.0))["update/critic_skipped_steps"] == 0
     assert learner.critic is not None
     before = copy.deepcopy(learner.critic.state_dict())
-    assert learner.update(blind(groups(actor, *MIXED)), 0.0)["update/critic_skipped_steps"] == 2
+    assert learner.update(Iteration(blind(groups(actor, *MIXED)), 0.0))["update/critic_skipped_steps"] == 2
     assert same(before, learner.critic.state_dict())
     other = make_learner(policy(), chosen)
     other.restore(learner.tensors(), learner.counters)
     assert other.counters == learner.counters
-    assert other.update([], 0.0)["update/critic_skipped_steps"] == 2
+    assert other.update(Iteration([], 0.0))["update/critic_skipped_steps"] == 2
 
 
 def test_an_update_uses_the_temperature_that_its_episodes_were_sampled_at() -> None:
     """Log-probs at any other temperature would give ratios other than 1 before the first gradient step."""
     actor = policy()
     learner = OnPolicyLearner(actor, settings(epochs=1, minibatch_size=1000), torch.Generator(), microbatch_size=1000)
-    metrics = learner.update(groups(actor, *MIXED), 0.0)
+    metrics = learner.update(Iteration(groups(actor, *MIXED), 0.0))
     assert metrics["update/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["update/clip_fraction"] == 0

@@ -129,15 +129,19 @@ def test_cloning_does_not_depend_on_the_microbatch_size() -> None:
             torch.testing.assert_close(value, whole[name], atol=1e-6, rtol=1e-4)
 
 
+def loader(seed: int) -> DemoLoader:
+    return DemoLoader(demos(), 4, torch.Generator().manual_seed(seed), SingleProcess(), pin=False)
+
+
 def test_a_loader_continues_from_the_state_after_the_batch_that_was_handed_out_last() -> None:
-    with DemoLoader(demos(), 4, torch.Generator().manual_seed(3), pin=False) as loader:
-        loader.take()
-        state = loader.state
-        expected = [loader.take().actions for _ in range(3)]
-    resumed = torch.Generator()
-    resumed.set_state(state)
-    with DemoLoader(demos(), 4, resumed, pin=False) as loader:
-        assert all(torch.equal(loader.take().actions, actions) for actions in expected)
+    first, resumed = loader(3), loader(4)
+    first.take()
+    state = first.state
+    expected = [first.take().actions for _ in range(3)]
+    resumed.take()
+    resumed.restore(state)
+    assert torch.equal(resumed.state, state)
+    assert all(torch.equal(resumed.take().actions, actions) for actions in expected)
 
 
 def test_augmentation_does_not_depend_on_the_microbatch_size() -> None:

@@ -19,7 +19,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 from nightshift import config, envs
-from nightshift.cluster import capacity, version_check
+from nightshift.cluster import capacity, learning_versions, version_check
 from nightshift.cluster.capacity import Capacity
 from nightshift.cluster.connection import start_ray
 from nightshift.errors import RolloutError
@@ -244,7 +244,7 @@ def test_a_node_with_other_code_is_refused_by_name(add_node: AddNode, tmp_path: 
     add_node(1, forks=False, env_vars={"PYTHONPATH": str(tmp_path)})
     with pytest.raises(RolloutError, match=f"node {socket.gethostname()} is not like the driver's") as caught:
         list(RayPool(1, ENV).run(requests(1), POLICY))
-    assert version_check.CODE in caught.value.what
+    assert learning_versions.CODE in caught.value.what
     assert "install the driver's commit" in caught.value.next_step
 
 

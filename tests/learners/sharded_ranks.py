@@ -1,4 +1,4 @@
-"""Sharded ranks as plain processes with gloo: Ray would take longer to start than they take to learn."""
+"""Ranks as plain processes with gloo: Ray would take longer to start than they take to learn."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from nightshift.algorithms.estimators import Groups
 from nightshift.learners.base import LearnerSpec, LearnerState
+from nightshift.learners.data_parallel import DataParallel
 from nightshift.learners.fsdp import FullySharded
 from nightshift.learners.local import Rank
 from nightshift.policies.snapshot import PolicySnapshot
@@ -27,11 +28,9 @@ _SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    spec: LearnerSpec
-    parts: Sequence[Groups]
-    """One per rank."""
-    progress: Sequence[float]
-    """Of each update."""
+    spec: LearnerSpec[Any]
+    updates: Sequence[Sequence[Any]]
+    """Of each update, one part of the work per rank."""
     start: LearnerState | None = None
     save: Path | None = None
     """Where to write the state after the last update."""
@@ -53,11 +52,11 @@ class Result:
 
 
 def run(work: Work) -> list[Result]:
-    """The same work on as many processes as there are parts."""
+    """On as many processes as an update has parts."""
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = f"file://{folder}/{uuid.uuid4().hex}"
         copied = pickle.dumps(work)  # multiprocessing would share the memory of its tensors
-        ranks = [fork(_rank, rendezvous, number, copied, folder) for number in range(len(work.parts))]
+        ranks = [fork(_rank, rendezvous, number, copied, folder) for number in range(len(work.updates[0]))]
         for process in ranks:
             process.join(_SECONDS)
             if process.is_alive():
@@ -73,27 +72,32 @@ def run(work: Work) -> list[Result]:
 def _rank(rendezvous: str, number: int, copied: bytes, folder: str) -> None:
     try:
         work: Work = pickle.loads(copied)
-        offload = work.spec.cpu_offload
-        strategy = FullySharded(rendezvous, number, len(work.parts), work.spec.device, cpu_offload=offload)
-        result: Result | str = _work(strategy, work)
+        result: Result | str = _work(_connect(rendezvous, number, work), work)
         dist.destroy_process_group()
     except Exception:  # noqa: BLE001 - the test shows it
         result = traceback.format_exc()
     (Path(folder) / str(number)).write_bytes(pickle.dumps(result))
 
 
-def _work(strategy: FullySharded, work: Work) -> Result:
-    rank = Rank(work.spec, strategy)
+def _connect(rendezvous: str, number: int, work: Work) -> DataParallel:
+    spec, size = work.spec, len(work.updates[0])
+    if spec.strategy == "fsdp":
+        return FullySharded(rendezvous, number, size, spec.device, cpu_offload=spec.cpu_offload)
+    return DataParallel(rendezvous, number, size, spec.device)
+
+
+def _work(strategy: DataParallel, work: Work) -> Result:
+    rank: Rank[Any] = Rank(work.spec, strategy)
     if work.start is not None:
         rank.restore(work.start)
     metrics: Mapping[str, float] = {}
-    for progress in work.progress:
-        metrics = rank.update(work.parts[strategy.rank], progress)
+    for parts in work.updates:
+        metrics = rank.update(parts[strategy.rank])
     return Result(
         policy=rank.policy(),
         state=rank.state(),
         metrics=metrics,
-        sums=rank.write_shards(work.save) if work.save else {},
+        sums=rank.write_shards(work.save) if work.save and strategy.shards else {},
         held=sum(_local(tensor).numel() for tensor in rank._learner.policy.parameters()),
         microbatches=rank.microbatches,
     )

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from nightshift import files
 from nightshift.algorithms.estimators import Groups
+from nightshift.algorithms.on_policy import Iteration
 from nightshift.data.dataset_store import CloningSteps
 from nightshift.errors import DataError
 from nightshift.learners import checkpoint, shards
+from nightshift.learners.algorithms import OnPolicy
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.learners.local import LocalLearner
@@ -101,13 +103,12 @@ def demos(policy: Policy, count: int = 5) -> CloningSteps:
     return CloningSteps(observations=seen, actions=actions, mask=mask)
 
 
-def make_spec(policy: Policy, *, microbatch_size: int = 3, **changes: Any) -> LearnerSpec:
+def make_spec(policy: Policy, *, microbatch_size: int = 3, **changes: Any) -> LearnerSpec[Iteration]:
     chosen = {"minibatch_size": 9, "epochs": 1, "optimizer.learning_rate": 1e-3, "target_kl": None, **changes}
     return LearnerSpec(
         policy=snapshot(policy),
-        settings=settings(**chosen),
+        algorithm=OnPolicy(settings=settings(**chosen), demos=demos(policy) if chosen.get("bc_weight") else None),
         seed=0,
-        demos=demos(policy) if chosen.get("bc_weight") else None,
         microbatch_size=microbatch_size,
         gradient_checkpointing=False,
         compile=False,
@@ -117,18 +118,22 @@ def make_spec(policy: Policy, *, microbatch_size: int = 3, **changes: Any) -> Le
     )
 
 
-def parts(played: Groups, ranks: int) -> list[Groups]:
-    return [played[a:b] for a, b in pairwise(BOUNDS[ranks])]
+def updates(played: Groups, ranks: int, progress: Sequence[float] = PROGRESS) -> list[list[Iteration]]:
+    """Of each update, the part of each rank."""
+    return [[Iteration(played[a:b], each) for a, b in pairwise(BOUNDS[ranks])] for each in progress]
 
 
 def alone(
-    spec: LearnerSpec, played: Groups, progress: Sequence[float] = PROGRESS, start: LearnerState | None = None
-) -> tuple[LocalLearner, Mapping[str, float]]:
+    spec: LearnerSpec[Iteration],
+    played: Groups,
+    progress: Sequence[float] = PROGRESS,
+    start: LearnerState | None = None,
+) -> tuple[LocalLearner[Iteration], Mapping[str, float]]:
     """A learner of one process after some updates, and the metrics of the last."""
     learner = LocalLearner(spec)
     if start is not None:
         learner.restore(start)
-    return learner, [learner.update([played], each) for each in progress][-1]
+    return learner, [learner.update(parts) for parts in updates(played, 1, progress)][-1]
 
 
 KEY_BIAS = "queries_keys_values.bias"
@@ -172,7 +177,7 @@ def test_ranks_that_share_out_a_policy_make_the_updates_of_one(
     policy = policy_of(family)
     played = groups(policy)
     spec = make_spec(policy, **changes)
-    results = sharded_ranks.run(Work(spec=spec, parts=parts(played, ranks), progress=PROGRESS, save=tmp_path))
+    results = sharded_ranks.run(Work(spec=spec, updates=updates(played, ranks, PROGRESS), save=tmp_path))
     single, metrics = alone(spec, played)
     assert_close(shards.read(tmp_path), single.state().tensors)
     assert len({result.microbatches for result in results}) == 1
@@ -187,12 +192,12 @@ def test_ranks_that_share_out_a_policy_make_the_updates_of_one(
     assert not any(result.policy.weights for result in results[1:]), "only rank 0 keeps what was gathered"
 
 
-def saved_on_two(spec: LearnerSpec, played: Groups, folder: Path) -> LearnerState:
+def saved_on_two(spec: LearnerSpec[Iteration], played: Groups, folder: Path) -> LearnerState:
     """The state that two ranks checkpointed after the first update."""
     results: list[sharded_ranks.Result] = []
 
     def write(into: Path) -> Mapping[str, str]:
-        results.extend(sharded_ranks.run(Work(spec=spec, parts=parts(played, 2), progress=PROGRESS[:1], save=into)))
+        results.extend(sharded_ranks.run(Work(spec=spec, updates=updates(played, 2, PROGRESS[:1]), save=into)))
         return {name: digest for result in results for name, digest in result.sums.items()}
 
     checkpoint.save(folder, Checkpoint(step=1, tensors={}, state={}), write)
@@ -219,7 +224,7 @@ def test_saved_on_two_ranks_and_resumed_on_one_and_on_three_training_ends_as_if_
     assert_close(on_one.state().tensors, expected.tensors)
     assert on_one.state().counters == pytest.approx(expected.counters)
     last = tmp_path / "three"
-    on_three = Work(spec=spec, parts=parts(played, 3), progress=PROGRESS[1:], start=start, save=last)
+    on_three = Work(spec=spec, updates=updates(played, 3, PROGRESS[1:]), start=start, save=last)
     results = sharded_ranks.run(on_three)
     assert_close(shards.read(last), expected.tensors)
     assert results[0].state.counters == pytest.approx(expected.counters)
@@ -230,9 +235,9 @@ def test_a_checkpoint_of_one_process_is_resumed_by_sharded_ranks(tmp_path: Path)
     played = groups(policy)
     spec = make_spec(policy, advantage_estimator="gae")
     first, _ = alone(spec, played, PROGRESS[:1])
-    work = Work(spec=spec, parts=parts(played, 2), progress=PROGRESS[1:], start=first.state(), save=tmp_path)
+    work = Work(spec=spec, updates=updates(played, 2, PROGRESS[1:]), start=first.state(), save=tmp_path)
     sharded_ranks.run(work)
-    first.update([played], PROGRESS[1])
+    first.update(*updates(played, 1, PROGRESS[1:]))
     assert_close(shards.read(tmp_path), first.state().tensors)
 
 
@@ -248,7 +253,7 @@ def test_offloading_recomputing_and_compiling_change_nothing(changes: dict[str, 
     policy = policy_of("vla")
     played = groups(policy)
     spec = make_spec(policy)
-    sharded_ranks.run(Work(spec=replace(spec, **changes), parts=parts(played, 2), progress=PROGRESS[:1], save=tmp_path))
+    sharded_ranks.run(Work(spec=replace(spec, **changes), updates=updates(played, 2, PROGRESS[:1]), save=tmp_path))
     single, _ = alone(spec, played, PROGRESS[:1])
     assert_close(shards.read(tmp_path), single.state().tensors)
 
@@ -259,7 +264,7 @@ def test_trained_weights_of_several_dtypes_keep_them_and_make_the_update_of_one_
     policy = policy_of(MIXED_DTYPES)
     played = groups(policy)
     spec = make_spec(policy, learn_std=True)
-    results = sharded_ranks.run(Work(spec=spec, parts=parts(played, 2), progress=PROGRESS[:1], save=tmp_path))
+    results = sharded_ranks.run(Work(spec=spec, updates=updates(played, 2, PROGRESS[:1]), save=tmp_path))
     single, metrics = alone(spec, played, PROGRESS[:1])
     found, expected = shards.read(tmp_path), single.state().tensors
     assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in expected.items()}
@@ -279,7 +284,7 @@ def test_on_a_gpu_a_sharded_policy_keeps_float32_weights_and_makes_the_update_of
     policy = policy_of("vla")
     played = groups(policy)
     spec = replace(make_spec(policy), device=torch.device("cuda"), cpu_offload=cpu_offload)
-    (result,) = sharded_ranks.run(Work(spec=spec, parts=[played], progress=PROGRESS[:1], save=tmp_path))
+    (result,) = sharded_ranks.run(Work(spec=spec, updates=updates(played, 1, PROGRESS[:1]), save=tmp_path))
     single, metrics = alone(spec, played, PROGRESS[:1])
     found, expected = shards.read(tmp_path), single.state().tensors
     assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in expected.items()}

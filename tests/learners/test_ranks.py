@@ -19,10 +19,12 @@ import torch
 
 from nightshift import config
 from nightshift.algorithms import strategy
+from nightshift.algorithms.on_policy import Iteration
 from nightshift.cluster.object_store import ObjectStoreWeights
 from nightshift.envs import fake
 from nightshift.errors import DataError, DeviceError, RolloutError
 from nightshift.learners import checkpoint
+from nightshift.learners.algorithms import OnPolicy
 from nightshift.learners.base import LearnerSpec, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
 from nightshift.learners.local import LocalLearner
@@ -50,12 +52,11 @@ def policy() -> GaussianMlp:
     return GaussianMlp(inputs={"proprio": 3}, hidden=[64], chunk=CHUNK, action_dim=7)
 
 
-def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec:
+def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec[Iteration]:
     return LearnerSpec(
         policy=snapshot(policy()),
-        settings=settings(**changes),
+        algorithm=OnPolicy(settings=settings(**changes), demos=demo_steps()),
         seed=0,
-        demos=demo_steps(),
         microbatch_size=microbatch_size,
         gradient_checkpointing=False,
         compile=False,
@@ -65,17 +66,17 @@ def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec:
     )
 
 
-def parts(ranks: int) -> list[Any]:
+def parts(ranks: int, progress: float) -> list[Iteration]:
     """The same groups in the same order, dealt out in runs; the last rank may get none."""
     played = groups(policy(), *MIXED)
     bounds = {1: [0, 3], 2: [0, 1, 3], 3: [0, 1, 3, 3]}[ranks]
-    return [played[a:b] for a, b in pairwise(bounds)]
+    return [Iteration(played[a:b], progress) for a, b in pairwise(bounds)]
 
 
 def trained(ranks: int, *, updates: int = 2, **changes: Any) -> LearnerState:
     learners = open_learners(spec(**changes), ranks)
     for number in range(updates):
-        learners.update(parts(ranks), number / updates)
+        learners.update(parts(ranks, number / updates))
     state = learners.state()
     learners.close()
     return state
@@ -94,18 +95,18 @@ def assert_close(together: LearnerState, alone: LearnerState) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(shared_ray: None) -> Iterator[RayLearners]:
+def two_ranks(shared_ray: None) -> Iterator[RayLearners[Iteration]]:
     """Shared by the tests that end none of them: a rank takes seconds to start."""
     with closing(RayLearners(spec(), 2)) as learners:
         yield learners
 
 
 @pytest.fixture(scope="module")
-def undisturbed(two_ranks: RayLearners) -> list[LearnerState]:
+def undisturbed(two_ranks: RayLearners[Iteration]) -> list[LearnerState]:
     """The states after each update of two ranks."""
     states = []
     for number in range(UPDATES):
-        two_ranks.update(parts(2), number / UPDATES)
+        two_ranks.update(parts(2, number / UPDATES))
         states.append(two_ranks.state())
     return states
 
@@ -143,9 +144,8 @@ def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState
     actor = GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7)
     start = LearnerSpec(
         policy=snapshot(actor),
-        settings=chosen,
+        algorithm=OnPolicy(settings=chosen, demos=None),
         seed=0,
-        demos=None,
         microbatch_size=64,
         gradient_checkpointing=False,
         compile=False,
@@ -160,7 +160,7 @@ def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState
         for iteration in range(3):
             played = player.play(learners.policy())
             requests += [group[0].request for group in played.played]
-            learners.update(played.by_rank(ranks), iteration / 3)
+            learners.update([Iteration(part, iteration / 3) for part in played.by_rank(ranks)])
         return requests, learners.state()
 
 
@@ -195,14 +195,14 @@ def test_any_number_of_ranks_clones_what_one_would(ranks: int, microbatch_size: 
 def test_a_rank_that_is_killed_between_updates_is_replaced_and_the_update_is_the_same() -> None:
     expected = trained(2)
     learners = RayLearners(spec(), 2)
-    learners.update(parts(2), 0.0)
+    learners.update(parts(2, 0.0))
     ray.kill(learners._ranks[1])
-    learners.update(parts(2), 0.5)
+    learners.update(parts(2, 0.5))
     assert_same(learners.state(), expected)
     learners.close()
 
 
-def strike_in_next_update(learners: RayLearners, number: int, blow: signal.Signals) -> Any:
+def strike_in_next_update(learners: RayLearners[Iteration], number: int, blow: signal.Signals) -> Any:
     """Make a rank send itself a signal between two sums of its next update; returns the rank."""
 
     def arm(actor: Any) -> None:
@@ -227,10 +227,10 @@ def test_a_rank_that_hangs_or_dies_in_the_middle_of_an_update_changes_nothing(
 ) -> None:
     """No checkpoint is made, so the new ranks can only begin with the copy that the other rank kept."""
     learners = RayLearners(spec(), 2, timeout=3.0)
-    learners.update(parts(2), 0.0)
+    learners.update(parts(2, 0.0))
     for progress, number, blow in ((1 / 3, hangs, signal.SIGSTOP), (2 / 3, dies, signal.SIGKILL)):
         struck = strike_in_next_update(learners, number, blow)
-        learners.update(parts(2), progress)
+        learners.update(parts(2, progress))
         assert struck not in learners._ranks
     assert_same(learners.state(), undisturbed[-1])
     learners.close()
@@ -241,28 +241,28 @@ def test_when_all_ranks_die_training_goes_on_from_a_checkpoint_of_the_last_updat
 ) -> None:
     learners = RayLearners(spec(), 2)
     learners.restore(undisturbed[0])
-    learners.update(parts(2), 1 / 3)
+    learners.update(parts(2, 1 / 3))
     assert_same(learners.state(), undisturbed[1])
     kill_all(learners)
-    learners.update(parts(2), 2 / 3)
+    learners.update(parts(2, 2 / 3))
     assert_same(learners.state(), undisturbed[2])
-    learners.update(parts(2), 2 / 3)
+    learners.update(parts(2, 2 / 3))
     kill_all(learners)
     with pytest.raises(
         RolloutError, match=r"weights after update 4\s+→ run again: it resumes from the last checkpoint"
     ):
-        learners.update(parts(2), 2 / 3)
+        learners.update(parts(2, 2 / 3))
     learners.close()
 
 
-def kill_all(learners: RayLearners) -> None:
+def kill_all(learners: RayLearners[Iteration]) -> None:
     for rank in learners._ranks:
         ray.kill(rank)
 
 
 @pytest.mark.usefixtures("undisturbed")  # these ranks have to make its updates first
 def test_only_metrics_come_back_after_an_update_and_the_state_where_it_is_asked_for(
-    two_ranks: RayLearners, monkeypatch: pytest.MonkeyPatch
+    two_ranks: RayLearners[Iteration], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[int] = []
     get = ray.get
@@ -274,7 +274,7 @@ def test_only_metrics_come_back_after_an_update_and_the_state_where_it_is_asked_
 
     monkeypatch.setattr(ray, "get", counting)
     for number in range(UPDATES, 2 * UPDATES):
-        two_ranks.update(parts(2), 1.0)
+        two_ranks.update(parts(2, 1.0))
         assert two_ranks.policy().version == number + 1
     weights = sum(parameter.nbytes for parameter in policy().parameters())
     assert max(fetched) < 2000 < weights
@@ -290,7 +290,7 @@ def test_only_metrics_come_back_after_an_update_and_the_state_where_it_is_asked_
 
 @pytest.mark.usefixtures("undisturbed")
 def test_weights_are_sent_as_the_reference_that_the_ranks_made_also_where_the_driver_has_fetched_them(
-    two_ranks: RayLearners,
+    two_ranks: RayLearners[Iteration],
 ) -> None:
     policy = two_ranks.policy()
     here = policy.tensors()
@@ -308,19 +308,19 @@ def test_weights_are_sent_as_the_reference_that_the_ranks_made_also_where_the_dr
 def test_sharded_ranks_make_the_updates_of_one_go_on_from_a_checkpoint_and_end_where_one_dies(tmp_path: Path) -> None:
     sharded = replace(spec(), strategy="fsdp")
     with closing(RayLearners(sharded, 2)) as learners:
-        learners.update(parts(2), 0.0)
+        learners.update(parts(2, 0.0))
         state = learners.state()
         checkpoint.save(tmp_path, Checkpoint(step=1, tensors=state.tensors, state={}), learners.write_shards)
         saved = checkpoint.newest(tmp_path)
         assert saved is not None
         learners.restore(LearnerState(tensors=saved.tensors, counters=state.counters, shards=saved.shards))
-        learners.update(parts(2), 0.5)
+        learners.update(parts(2, 0.5))
         expected = strategy.weights(trained(1).tensors, "policy")
         for name, values in learners.policy().tensors().items():
             np.testing.assert_allclose(values, expected[name], atol=2e-6, rtol=1e-4, err_msg=name)
         ray.kill(learners._ranks[1])
         with pytest.raises(RolloutError, match=r"weights after update 2\s+→ run again: it resumes"):
-            learners.update(parts(2), 0.5)
+            learners.update(parts(2, 0.5))
 
 
 def test_a_checkpoint_of_another_policy_is_refused_before_the_ranks_start() -> None:
@@ -341,10 +341,10 @@ def test_restored_learners_go_on_where_they_were(limit: float | None) -> None:
         "bc_weight": 0.5,
     }
     first = LocalLearner(spec(**changes))
-    first.update(parts(1), 0.0)
+    first.update(parts(1, 0.0))
     middle = first.state()
-    first.update(parts(1), 0.5)
+    first.update(parts(1, 0.5))
     second = LocalLearner(spec(**changes))
     second.restore(middle)
-    second.update(parts(1), 0.5)
+    second.update(parts(1, 0.5))
     assert_same(first.state(), second.state())

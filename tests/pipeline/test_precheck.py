@@ -113,22 +113,49 @@ def test_more_ranks_than_gpus_are_refused_before_the_first_stage(monkeypatch: py
     check(chosen)
 
 
-def not_cloned(chosen: config.Params) -> config.Params:
-    return chosen.model_copy(update={"sft": chosen.sft.model_copy(update={"steps": 0})})
-
-
-def test_where_ranks_share_out_a_policy_that_is_not_cloned_gradients_and_moments_need_no_room(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("machine", "copies"),
+    [
+        ({}, 4),
+        ({"ranks": 2}, 4),
+        ({"ranks": 2, "strategy": "fsdp"}, 2),
+        ({"ranks": 8, "strategy": "fsdp"}, 1),
+        ({"ranks": 1, "strategy": "fsdp", "cpu_offload": True}, 1),
+    ],
+)
+def test_a_gpu_has_room_for_its_part_of_weights_gradients_and_moments_and_for_the_weights_of_a_policy_that_acts(
+    monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any], copies: int
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 9)
     weights = sum(p.numel() * p.element_size() for p in precheck._weightless(params()).parameters())
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2 * weights, 80_000_000_000))
-    sharded = params(machine={"device": "cuda", "ranks": 2, "strategy": "fsdp"})
-    whole = params(machine={"device": "cuda"})
-    check(not_cloned(sharded), "sft")
-    for chosen in (sharded, not_cloned(whole)):
-        with pytest.raises(DeviceError, match="memory left"):
-            check(chosen, "sft")
+    chosen = params(machine={"device": "cuda", **machine})
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (copies * weights, 80_000_000_000))
+    check(chosen, "sft")
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (copies * weights - 1, 80_000_000_000))
+    with pytest.raises(DeviceError, match="memory left"):
+        check(chosen, "sft")
+
+
+@pytest.mark.parametrize("stage", ["sft", "rloo"])
+def test_both_stages_that_share_an_update_ask_for_a_gpu_for_each_rank(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (80_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(DeviceError, match=r"machine\.ranks is 3, one GPU each, and this machine has 2"):
+        check(params(machine={"device": "cuda", "ranks": 3, "workers": 0}), stage)
+
+
+def test_more_ranks_than_a_batch_has_demos_are_refused() -> None:
+    chosen = params(machine={"ranks": 3}, sft={"batch_size": 2})
+    with pytest.raises(
+        ConfigError, match=r"machine\.ranks is 3, and a batch of sft\.batch_size 2 has no demo for each"
+    ):
+        check(chosen, "sft")
+    check(params(machine={"ranks": 2}, sft={"batch_size": 2}), "sft")
+    check(chosen.model_copy(update={"sft": chosen.sft.model_copy(update={"steps": 0})}), "sft")
 
 
 def test_a_policy_that_does_not_fit_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

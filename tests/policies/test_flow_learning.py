@@ -12,7 +12,7 @@ import yaml
 
 from nightshift import config
 from nightshift.algorithms.estimators import Groups
-from nightshift.algorithms.on_policy import OnPolicyLearner
+from nightshift.algorithms.on_policy import Iteration, OnPolicyLearner
 from nightshift.algorithms.sft import DemoBatch, Demos, SftLearner
 from nightshift.policies.flow import Flow
 from nightshift.types import Trajectory
@@ -73,7 +73,7 @@ def reinforced(kind: str, microbatch_size: int, *, epochs: int) -> tuple[Flow, d
     learner = OnPolicyLearner(
         actor, chosen, torch.Generator().manual_seed(0), microbatch_size=microbatch_size, demos=demos(actor)
     )
-    return actor, learner.update(played, 0.0)
+    return actor, learner.update(Iteration(played, 0.0))
 
 
 def assert_same(one: Flow, other: Flow, kind: str) -> None:

@@ -1,14 +1,20 @@
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from nightshift import config, policies
+from nightshift.adapters.tracking import JsonlTracker
 from nightshift.data import dataset_store
-from nightshift.errors import ConfigError, DeviceError
+from nightshift.errors import ConfigError, DeviceError, RolloutError
 from nightshift.learners import checkpoint
+from nightshift.learners.ranks import RayLearners
 from nightshift.pipeline.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.project import paths
@@ -79,3 +85,70 @@ def test_the_seed_decides_the_weights(job: Callable[[str], Job], params: config.
     first, again, other = trained(0), trained(0), trained(1)
     assert all(torch.equal(first[name], value) for name, value in again.items())
     assert not torch.equal(first["net.0.weight"], other["net.0.weight"])
+
+
+def on_machine(job: Callable[[str], Job], **machine: Any) -> Callable[[str], Job]:
+    return lambda stage: replace(job(stage), machine=job(stage).machine.model_copy(update=machine))
+
+
+@pytest.mark.usefixtures("data", "shared_ray")
+def test_cloning_whose_sharded_rank_is_lost_ends_and_resumes_in_one_process_with_the_same_weights(
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = params.model_copy(update={"sft": params.sft.model_copy(update={"steps": 6})})
+    often = on_machine(job, checkpoint_every=config.CheckpointEvery(sft_steps=2, rloo_iterations=1, rlpd_decisions=1))
+    expected = run(often, few)
+    shutil.rmtree(job("sft").state)
+    write = RayLearners.write_shards
+
+    def lose_a_rank_after_writing(learners: RayLearners[Any], folder: Path) -> Mapping[str, str]:
+        sums = write(learners, folder)
+        ray.kill(learners._ranks[1])
+        return sums
+
+    monkeypatch.setattr(RayLearners, "write_shards", lose_a_rank_after_writing)
+    with pytest.raises(RolloutError, match=r"weights after update 2\s+→ run again: it resumes"):
+        run(on_machine(often, ranks=2, strategy="fsdp"), few)
+    assert [path.name for path in job("sft").state.glob("step-*")] == ["step-00000002"]
+    resumed = run(often, few)
+    assert expected.keys() == resumed.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(resumed[name], value, atol=1e-5, rtol=1e-4)
+
+
+class Stopping(JsonlTracker):
+    """Ctrl-C before the second checkpoint is written."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        super().log(metrics, step)
+        if step == 4:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("data", "shared_ray")
+@pytest.mark.parametrize("strategy", ["data_parallel", "fsdp"])
+def test_two_ranks_clone_as_one_process_does_and_where_they_are_interrupted_to_the_same_bits(
+    job: Callable[[str], Job], params: config.Params, strategy: str
+) -> None:
+    few = params.model_copy(update={"sft": params.sft.model_copy(update={"steps": 6})})
+    often = on_machine(job, checkpoint_every=config.CheckpointEvery(sft_steps=2, rloo_iterations=1, rlpd_decisions=1))
+    alone = run(often, few)
+    shutil.rmtree(job("sft").state)
+    together = on_machine(often, ranks=2, strategy=strategy)
+    expected = run(together, few)
+    shutil.rmtree(job("sft").state)
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda stage: replace(together(stage), tracker=Stopping(job(stage).state / "stopped.jsonl")), few)
+    assert [path.name for path in job("sft").state.glob("step-*")] == ["step-00000002"]
+    resumed = run(together, few)
+    for name, value in expected.items():
+        assert torch.equal(resumed[name], value), name
+        torch.testing.assert_close(value, alone[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("data")
+def test_more_ranks_than_a_batch_has_demos_are_refused(job: Callable[[str], Job], params: config.Params) -> None:
+    ranks = params.sft.batch_size + 1
+    with pytest.raises(ConfigError, match=rf"machine\.ranks is {ranks}, and a batch of sft\.batch_size"):
+        run(on_machine(job, ranks=ranks), params)

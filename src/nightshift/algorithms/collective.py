@@ -41,8 +41,16 @@ class RankSlice(NamedTuple):
 
 
 def rank_slice(strategy: Strategy, count: int) -> RankSlice:
+    """Where this rank has `count` samples of its own."""
     counts = torch.zeros(strategy.size, dtype=torch.int64)
     counts[strategy.rank] = count
     strategy.sum([counts])
     ends = counts.cumsum(0).tolist()
     return RankSlice(ends[strategy.rank] - count, ends[strategy.rank], ends[-1])
+
+
+def share_out(strategy: Strategy, total: int) -> RankSlice:
+    """Where all ranks know the same `total` samples: parts that differ by one sample at most."""
+    smaller, larger = divmod(total, strategy.size)
+    start = strategy.rank * smaller + min(strategy.rank, larger)
+    return RankSlice(start, start + smaller + (strategy.rank < larger), total)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nightshift.algorithms.batch import DecisionBatch, idle
-from nightshift.algorithms.collective import RankSlice, rank_slice
+from nightshift.algorithms.collective import RankSlice, rank_slice, share_out
 from nightshift.algorithms.critic import ValueNetwork
 from nightshift.algorithms.estimators import Groups, estimate_advantages
 from nightshift.algorithms.objectives import AdaptiveKlCoef, approx_kl, clipped_surrogate, elements, kl_penalty
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 _TERMS = ("loss", "clip_fraction", "ppo_kl", "entropy", "kl_reference")
 _AVERAGED = (*_TERMS, "grad_norm")
 _GENERATOR = "generator"
+
+
+class Iteration(NamedTuple):
+    """What a rank learns from in one update."""
+
+    groups: Groups
+    """This rank's part; none where the others have all of them."""
+    progress: float
+    """The share of all iterations that is done, for the schedule."""
 
 
 class OnPolicyLearner:
@@ -68,8 +77,8 @@ class OnPolicyLearner:
         self._temperature = settings.temperature
         """That the episodes of the current update were sampled at."""
 
-    def update(self, groups: Groups, progress: float) -> dict[str, float]:
-        """One iteration's update; `progress` is the share of all iterations that is done, for the schedule."""
+    def update(self, iteration: Iteration) -> dict[str, float]:
+        groups, progress = iteration
         if groups:
             self._temperature = groups[0][0].request.temperature
         batch = estimate_advantages(
@@ -222,9 +231,9 @@ class OnPolicyLearner:
         chosen = torch.randint(len(self._demos), (self._settings.minibatch_size,), generator=self.generator)
         draws = torch.rand(len(chosen), self.policy.loss_draws, generator=self.generator)
         total = self._demos.mask[chosen].sum()
-        local = torch.tensor_split(torch.arange(len(chosen)), self._strategy.size)[self._strategy.rank]
-        for index in self._microbatches(len(local)):
-            own = local[index] if len(index) else torch.zeros(1, dtype=torch.long)
+        local = share_out(self._strategy, len(chosen))
+        for index in self._microbatches(local.end - local.start):
+            own = local.start + index if len(index) else torch.zeros(1, dtype=torch.long)
             demos = self._demos[chosen[own]].with_loss_draws(self.policy, draws[own]).to(self.policy.device)
             loss = self.policy.bc_loss(demos.inputs, demos.actions, demos.mask)
             share = demos.mask.sum() / total if len(index) else 0.0

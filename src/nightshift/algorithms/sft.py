@@ -1,11 +1,15 @@
-"""Supervised fine-tuning: behaviour cloning of demos."""
+"""Supervised fine-tuning: behaviour cloning of demos.
+
+Every rank draws the same batches and reads its part of each. Every sum runs over all ranks, so a step depends neither
+on the number of ranks nor on the size of a microbatch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -13,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from nightshift.algorithms.strategy import SingleProcess, Trained
+from nightshift.algorithms.collective import rank_slice, share_out
+from nightshift.algorithms.strategy import SingleProcess, Strategy, Trained
 from nightshift.policies.base import Inputs, Policy, with_loss_draws
 from nightshift.types import Array, Observation
 
@@ -22,6 +27,11 @@ if TYPE_CHECKING:
 
 Observe = Callable[[NDArray[np.int64]], Observation]
 """The observations of some steps of the demos, by their numbers."""
+
+_GENERATOR = "generator"
+"""The name of the state of the loader's random generator in a checkpoint."""
+_SEEDS_APART = 2**32
+"""More than a run has steps, so that no step of two seeds has the same augmentation."""
 
 
 @dataclass(frozen=True)
@@ -71,32 +81,36 @@ class Demos:
 
 
 class DemoLoader:
-    """Endless batches of randomly drawn steps. The next one is read while the learner works on the present one."""
+    """Endless batches of randomly drawn steps, of which each rank reads its part. The next batch is read while the
+    learner works on the present one."""
 
-    def __init__(self, demos: Demos, batch_size: int, generator: torch.Generator, *, pin: bool) -> None:
+    def __init__(
+        self, demos: Demos, batch_size: int, generator: torch.Generator, strategy: Strategy, *, pin: bool
+    ) -> None:
+        """`generator` is in the same state on every rank, so all ranks draw alike."""
         self._demos = demos
         self._batch_size = batch_size
+        self._own = share_out(strategy, batch_size)
         self._generator = generator
         self._pin = pin
-        self._executor = ThreadPoolExecutor(1)
-        self._next = self._prefetch()
+        self._executor = ThreadPoolExecutor(1)  # its thread ends when the loader is not used any more
+        self._next: Future[DemoBatch] | None = None
         self.state = generator.get_state()
         """Of the generator, after drawing the batch that was handed out last: what a checkpoint must hold."""
 
-    def __enter__(self) -> DemoLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._executor.shutdown(cancel_futures=True)
-
     def take(self) -> DemoBatch:
-        batch, self.state = self._next.result(), self._generator.get_state()
+        """This rank's part of the next batch."""
+        batch, self.state = (self._next or self._prefetch()).result(), self._generator.get_state()
         self._next = self._prefetch()
         return batch
 
+    def restore(self, state: Tensor) -> None:
+        self._generator.set_state(state)
+        self.state, self._next = state, None
+
     def _prefetch(self) -> Future[DemoBatch]:
         index = torch.randint(len(self._demos), (self._batch_size,), generator=self._generator)
-        return self._executor.submit(self._read, index)
+        return self._executor.submit(self._read, index[self._own.start : self._own.end])
 
     def _read(self, index: Tensor) -> DemoBatch:
         batch = self._demos[index]
@@ -104,72 +118,173 @@ class DemoLoader:
 
 
 class SftLearner:
-    def __init__(self, policy: Policy, settings: config.Sft, *, microbatch_size: int) -> None:
-        self._strategy = SingleProcess()
-        self.policy = self._strategy.wrap(policy)
-        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.Adam(trained, lr=settings.learning_rate)
-        self._settings = settings
+    """Gradient steps on batches of demos."""
+
+    def __init__(
+        self, policy: Policy, settings: config.Sft, *, microbatch_size: int, strategy: Strategy | None = None
+    ) -> None:
+        self.strategy = strategy or SingleProcess()
+        self.policy = self.strategy.wrap(policy)
+        self._parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(self._parameters, lr=settings.learning_rate)
+        self.settings = settings
+        self.steps = 0
+        """Gradient steps so far."""
+        self.microbatches = 0
+        """Microbatches so far: rises during a step, so another thread can see that it is alive."""
         self._microbatch_size = microbatch_size
         self._scheduler = self._schedule(0)
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of what a checkpoint must hold."""
-        return self._strategy.state(self._trained)
+        return self.strategy.state(self.trained)
 
-    def resume(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Continue with what `tensors` returned after `step` updates."""
-        self._strategy.restore(tensors, self._trained)
-        self._scheduler = self._schedule(step)
+    def resume(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Continue with what `tensors` returned after `steps` updates."""
+        self.strategy.restore(tensors, self.trained)
+        self.steps = steps
+        self._scheduler = self._schedule(steps)
 
     def update(self, batch: DemoBatch, generator: torch.Generator) -> Tensor:
-        """One gradient step; its loss. `generator` draws the augmentation and what the loss needs."""
+        """One gradient step on a batch, of which this rank has a part that is not empty; its part of the loss.
+
+        `generator` draws the augmentation and what the loss needs, and is in the same state on every rank.
+        """
         self.optimizer.zero_grad()
+        own = rank_slice(self.strategy, len(batch))
+        total = batch.mask.sum().double()
+        self.strategy.sum([total])
+        augmentation = torch.rand(own.total, self.policy.augmentation_draws, generator=generator)[own.start : own.end]
+        draws = torch.rand(own.total, self.policy.loss_draws, generator=generator)[own.start : own.end]
+        batch = batch.with_loss_draws(self.policy, draws)
         loss = torch.zeros((), device=self.policy.device)
-        draws = torch.rand(len(batch), self.policy.augmentation_draws, generator=generator)
-        batch = batch.with_loss_draws(self.policy, torch.rand(len(batch), self.policy.loss_draws, generator=generator))
-        microbatches = zip(self._microbatches(batch), torch.split(draws, self._microbatch_size), strict=True)
-        for (part, share), own in microbatches:
-            inputs = self.policy.augment(part.inputs, own)
+        for rows, weight in self._passes(0, len(batch)):
+            share = weight * batch.mask[rows].sum().item() / total.item()
+            part = batch[rows].to(self.policy.device)
+            inputs = self.policy.augment(part.inputs, augmentation[rows])
             part_loss = self.policy.bc_loss(inputs, part.actions, part.mask) * share
             part_loss.backward()  # type: ignore[no-untyped-call]
             loss += part_loss.detach()
+        self.strategy.sum_gradients(self._parameters)
         self.optimizer.step()
         self._scheduler.step()
+        self.steps += 1
         return loss
 
     @torch.no_grad()
     def loss(self, demos: Demos) -> float:
         """Over all steps of `demos`, without augmentation, and with the same draws every time."""
         draws = torch.rand(len(demos), self.policy.loss_draws, generator=torch.Generator().manual_seed(0))
-        sums = [
-            self._weighted_loss(demos[index].with_loss_draws(self.policy, draws[index]))
-            for index in torch.split(torch.arange(len(demos)), self._microbatch_size)
-        ]
-        return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
+        own = share_out(self.strategy, len(demos))
+        sums = torch.zeros(2, dtype=torch.float64)
+        for rows, weight in self._passes(own.start, own.end):
+            index = torch.arange(len(demos))[rows]
+            sums += weight * self._weighted_loss(demos[index].with_loss_draws(self.policy, draws[index]))
+        self.strategy.sum([sums])
+        loss, count = sums.tolist()
+        return float(loss / count)
 
-    def _weighted_loss(self, batch: DemoBatch) -> tuple[float, float]:
-        """The loss times the number of actions, and that number."""
+    def _weighted_loss(self, batch: DemoBatch) -> Tensor:
+        """The loss times the number of actions, and that number: [2]."""
         count = batch.mask.sum().item()
         batch = batch.to(self.policy.device)
-        return self.policy.bc_loss(batch.inputs, batch.actions, batch.mask).item() * count, count
+        loss = self.policy.bc_loss(batch.inputs, batch.actions, batch.mask).item()
+        return torch.tensor([loss * count, count], dtype=torch.float64)
 
-    def _microbatches(self, batch: DemoBatch) -> Iterator[tuple[DemoBatch, float]]:
-        """Parts that fit into memory, on the policy's device, each with its share of the actions."""
-        total = batch.mask.sum().item()
-        for start in range(0, len(batch), self._microbatch_size):
-            part = batch[start : start + self._microbatch_size]
-            yield part.to(self.policy.device), part.mask.sum().item() / total
+    def _passes(self, start: int, end: int) -> Iterator[tuple[slice, float]]:
+        """Samples `start` to `end` in parts that fit into memory, with a weight of 1. For every further pass that the
+        strategy makes, the first sample with a weight of 0."""
+        starts = range(start, end, self._microbatch_size)
+        for number in range(self.strategy.passes(len(starts))):
+            if number < len(starts):
+                yield slice(starts[number], min(starts[number] + self._microbatch_size, end)), 1.0
+            else:
+                yield slice(0, 1), 0.0
+            self.microbatches += 1
 
     @property
-    def _trained(self) -> Trained:
+    def trained(self) -> Trained:
         return {"policy": (self.policy, self.optimizer)}
 
     def _schedule(self, step: int) -> LambdaLR:
         """The learning rate rises linearly during the warm-up, and falls linearly to zero over all steps."""
-        warmup, steps = self._settings.warmup_steps, self._settings.steps
+        warmup, steps = self.settings.warmup_steps, self.settings.steps
         return LambdaLR(
             self.optimizer,
             lambda done: min((done + 1) / (warmup + 1), 1.0) * (1 - done / max(steps, 1)),
             last_epoch=step - 1,
         )
+
+
+@dataclass(frozen=True)
+class SftSteps:
+    """What every rank does in one update."""
+
+    count: int
+    """Gradient steps."""
+    validate: bool
+    """Compute the validation loss after them."""
+
+
+class SftTraining:
+    """An `SftLearner` that draws its batches itself, and validates."""
+
+    def __init__(
+        self, learner: SftLearner, demos: Mapping[Literal["train", "validation"], Demos], *, seed: int
+    ) -> None:
+        self._learner = learner
+        self._validation = demos["validation"]
+        self._seed = seed
+        self._loader = DemoLoader(
+            demos["train"],
+            learner.settings.batch_size,
+            torch.Generator().manual_seed(seed),
+            learner.strategy,
+            pin=learner.policy.device.type == "cuda",
+        )
+
+    def update(self, steps: SftSteps) -> dict[str, float]:
+        """The training loss of the last step, and the validation loss after it."""
+        losses = [self._step() for _ in range(steps.count)]
+        metrics = {}
+        if losses:
+            last = losses[-1].cpu()
+            self._learner.strategy.sum([last])
+            metrics["sft/loss"] = last.item()
+        if steps.validate:
+            metrics["sft/validation_loss"] = self._learner.loss(self._validation)
+        return metrics
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of what a checkpoint must hold; `counters` are the rest."""
+        return {_GENERATOR: self._loader.state, **self._learner.tensors()}
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return {"version": self.version}
+
+    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
+        self._loader.restore(tensors[_GENERATOR])
+        self._learner.resume(tensors, int(counters["version"]))
+
+    @property
+    def policy(self) -> Policy:
+        return self._learner.policy
+
+    @property
+    def trained(self) -> Trained:
+        return self._learner.trained
+
+    @property
+    def version(self) -> int:
+        """Gradient steps so far."""
+        return self._learner.steps
+
+    @property
+    def microbatches(self) -> int:
+        return self._learner.microbatches
+
+    def _step(self) -> Tensor:
+        # Seeded by the step, so that a checkpoint need not hold its state.
+        augmentation = torch.Generator().manual_seed(self._seed * _SEEDS_APART + self._learner.steps)
+        return self._learner.update(self._loader.take(), augmentation)

@@ -120,6 +120,11 @@ def write(path: Path, splits: Mapping[DatasetSplit, Sequence[Episode]], schema: 
 def read(path: Path) -> EpisodeDataset:
     """Read the dataset after verifying every file against the manifest."""
     files.verify_folder(path, REMEDY)
+    return open_verified(path)
+
+
+def open_verified(path: Path) -> EpisodeDataset:
+    """A dataset that `read` has verified already, in this process or another one."""
     try:
         index = json.loads((path / INDEX).read_text())["episodes"]
         return EpisodeDataset(

@@ -5,29 +5,71 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from nightshift import config
 from nightshift.algorithms import strategy
-from nightshift.algorithms.estimators import Groups
-from nightshift.algorithms.strategy import Allocate, allocate_whole
-from nightshift.data.dataset_store import CloningSteps
+from nightshift.algorithms.strategy import Allocate, Strategy, Trained, allocate_whole
 from nightshift.errors import DataError
+from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot
+
+Work_contra = TypeVar("Work_contra", contravariant=True)
+"""What one rank is given for one update: a part of the episodes, or a number of gradient steps."""
+
+
+class Learner(Protocol[Work_contra]):
+    """An algorithm's update, with the networks and optimizers that it changes."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def trained(self) -> Trained: ...
+
+    @property
+    def version(self) -> int:
+        """Updates of the policy so far."""
+        ...
+
+    @property
+    def microbatches(self) -> int:
+        """So far: rises during an update, so another thread can see that it is alive."""
+        ...
+
+    def update(self, work: Work_contra, /) -> dict[str, float]:
+        """The metrics, which are the same on all ranks."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold; `counters` are the rest."""
+        ...
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """`version` is one of them."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None: ...
+
+
+class Algorithm(Protocol[Work_contra]):
+    """Settings and data of a learner (algorithms.py); sent to every rank."""
+
+    def learner(
+        self, policy: Policy, *, seed: int, microbatch_size: int, strategy: Strategy
+    ) -> Learner[Work_contra]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerSpec:
+class LearnerSpec(Generic[Work_contra]):
     """What every rank is built from."""
 
     policy: PolicySnapshot
-    settings: config.Rloo
+    algorithm: Algorithm[Work_contra]
     seed: int
-    demos: CloningSteps | None
-    """For the behaviour-cloning loss."""
     microbatch_size: int
     gradient_checkpointing: bool
     compile: bool
@@ -45,7 +87,7 @@ class LearnerState:
     tensors: Mapping[str, Tensor]
     """Weights, optimizer moments and the random generator."""
     counters: Mapping[str, float]
-    """`OnPolicyLearner.counters`."""
+    """`Learner.counters`."""
     shards: Path | None = None
     """A folder that holds the tensors instead, as sharded ranks wrote it."""
 
@@ -65,15 +107,15 @@ class LearnerState:
 
     @property
     def version(self) -> int:
-        """Updates so far."""
+        """Updates of the policy so far."""
         return int(self.counters["version"])
 
 
-class Learners(Protocol):
+class Learners(Protocol[Work_contra]):
     """One learner, or several ranks that behave as one."""
 
-    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
-        """One update from one part of the groups per rank; the metrics."""
+    def update(self, parts: Sequence[Work_contra]) -> dict[str, float]:
+        """One update from one part of the work per rank; the metrics."""
         ...
 
     def policy(self) -> PolicySnapshot: ...

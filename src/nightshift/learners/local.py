@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Generic
 
 import torch
 
-from nightshift.algorithms.estimators import Groups
-from nightshift.algorithms.on_policy import OnPolicyLearner
-from nightshift.algorithms.sft import Demos
 from nightshift.algorithms.strategy import SingleProcess, Strategy
-from nightshift.learners.base import LearnerSpec, LearnerState
+from nightshift.learners.base import Learner, LearnerSpec, LearnerState, Work_contra
 from nightshift.policies.blocks import compile_blocks, recompute_activations
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.snapshot import PolicySnapshot, restore
@@ -19,15 +17,16 @@ from nightshift.policies.snapshot import PolicySnapshot, restore
 _CPU = torch.device("cpu")
 
 
-class LocalLearner:
+class LocalLearner(Generic[Work_contra]):
     """One learner in this process."""
 
-    def __init__(self, spec: LearnerSpec) -> None:
+    def __init__(self, spec: LearnerSpec[Work_contra]) -> None:
         self._rank = Rank(spec, SingleProcess())
         self._start = spec.policy
 
-    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
-        return self._rank.update(parts[0], progress)
+    def update(self, parts: Sequence[Work_contra]) -> dict[str, float]:
+        (work,) = parts
+        return self._rank.update(work)
 
     def policy(self) -> PolicySnapshot:
         return self._rank.policy()
@@ -46,10 +45,10 @@ class LocalLearner:
         """Nothing to close."""
 
 
-class Rank:
+class Rank(Generic[Work_contra]):
     """A learner; `strategy` connects it to other ranks."""
 
-    def __init__(self, spec: LearnerSpec, strategy: Strategy) -> None:
+    def __init__(self, spec: LearnerSpec[Work_contra], strategy: Strategy) -> None:
         torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
         torch.manual_seed(spec.seed)  # for the initial weights of a critic
         self._frozen = spec.policy.frozen
@@ -57,9 +56,9 @@ class Rank:
         with out_of_memory_advice(POLICY_SIZE):
             self._learner = _make_learner(spec, strategy)
 
-    def update(self, groups: Groups, progress: float) -> dict[str, float]:
+    def update(self, work: Work_contra) -> dict[str, float]:
         with out_of_memory_advice("machine.microbatch_size"):
-            return self._learner.update(groups, progress)
+            return self._learner.update(work)
 
     def policy(self) -> PolicySnapshot:
         """Of ranks that shard it all have to ask, and rank 0 gets the weights."""
@@ -82,24 +81,21 @@ class Rank:
             self._learner.restore(tensors, state.counters)
 
     @property
+    def version(self) -> int:
+        """Updates of the policy so far."""
+        return self._learner.version
+
+    @property
     def microbatches(self) -> int:
         """Done so far."""
         return self._learner.microbatches
 
 
-def _make_learner(spec: LearnerSpec, strategy: Strategy) -> OnPolicyLearner:
+def _make_learner(spec: LearnerSpec[Work_contra], strategy: Strategy) -> Learner[Work_contra]:
     # What is sharded is moved to the device part by part: it may not fit there as a whole.
     policy = restore(spec.policy, _CPU if strategy.shards else spec.device)
     if spec.gradient_checkpointing:
         recompute_activations(policy)
     if spec.compile:
         compile_blocks(policy)
-    demos = None if spec.demos is None else Demos(policy, spec.demos.observe, spec.demos.actions, spec.demos.mask)
-    return OnPolicyLearner(
-        policy,
-        spec.settings,
-        torch.Generator().manual_seed(spec.seed),
-        microbatch_size=spec.microbatch_size,
-        demos=demos,
-        strategy=strategy,
-    )
+    return spec.algorithm.learner(policy, seed=spec.seed, microbatch_size=spec.microbatch_size, strategy=strategy)

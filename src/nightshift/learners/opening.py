@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from nightshift.learners.base import Learners, LearnerSpec
+from nightshift import config
+from nightshift.learners.base import Algorithm, Learners, LearnerSpec, Work_contra
 from nightshift.learners.local import LocalLearner
+from nightshift.policies import device
+from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import packages
 
 
-def open_learners(spec: LearnerSpec, ranks: int) -> Learners:
-    if ranks == 1:
+def learner_spec(
+    machine: config.Machine, *, policy: PolicySnapshot, algorithm: Algorithm[Work_contra], seed: int
+) -> LearnerSpec[Work_contra]:
+    return LearnerSpec(
+        policy=policy,
+        algorithm=algorithm,
+        seed=seed,
+        microbatch_size=machine.microbatch_size,
+        gradient_checkpointing=machine.gradient_checkpointing,
+        compile=machine.compile,
+        device=device.resolve(machine.device),
+        strategy=machine.strategy,
+        cpu_offload=machine.cpu_offload,
+    )
+
+
+def open_learners(spec: LearnerSpec[Work_contra], ranks: int) -> Learners[Work_contra]:
+    if ranks == 1 and spec.strategy != "fsdp":
         return LocalLearner(spec)
-    packages.require("ray", f"machine.ranks is {ranks}", "set machine.ranks: 1 in params.yaml")
+    packages.require(
+        "ray",
+        f"machine.ranks is {ranks} and machine.strategy {spec.strategy}",
+        "set machine.ranks: 1 and machine.strategy: data_parallel in params.yaml",
+    )
     from nightshift.learners.ranks import RayLearners
 
     return RayLearners(spec, ranks)

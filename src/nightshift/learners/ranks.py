@@ -1,12 +1,13 @@
-"""Learner ranks on Ray: each learns from its own part of the episodes, and all hold the same weights.
+"""Learner ranks on Ray: each learns from its own part of the episodes or demos, and all hold the same weights.
 
     stage (driver)                        ranks (Ray actors, one learner each; on cuda each has a GPU of its own)
     ──────────────                        ──────────────────────────────────────────────────────────────────────
-    update(parts) ── part r to rank r ──▶ copy of the state; advantages, minibatches; gradients summed over all ranks
-      │◀─ metrics of rank 0 ─────────────┘ weights of rank 0 ──▶ object store ──▶ workers that play the next iteration
+    update(parts) ── part r to rank r ──▶ copy of the state; gradient steps, their gradients summed over all ranks
+      │◀─ metrics of rank 0 ─────────────┘
       │─ heartbeats? ───────────────────▶ RankActor.heartbeats(), on a thread beside update's
       │◀─ a count that rises ────────────┘
       └─ a rank died or hangs: all are restarted from the copy of a rank that still answers, and the update is repeated
+    policy() ───────────────────────────▶ weights of rank 0 ──▶ object store ──▶ workers that play the next iteration
 
 The driver holds references: weights and moments reach it only where it writes a checkpoint. A rank blocks at every sum
 until all ranks have reached it, so one rank that hangs stalls all of them. The driver waits as long as any rank makes
@@ -27,21 +28,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import ray
 import torch
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
-from nightshift.algorithms.estimators import Groups
-from nightshift.cluster import version_check
 from nightshift.cluster.connection import start_ray
 from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, Heartbeat
+from nightshift.cluster.learning_versions import difference_error, learning_versions
 from nightshift.cluster.object_store import ObjectStoreWeights
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.errors import DeviceError, NightshiftError, RolloutError
-from nightshift.learners.base import LearnerSpec, LearnerState
+from nightshift.learners.base import LearnerSpec, LearnerState, Work_contra
 from nightshift.learners.data_parallel import DataParallel
 from nightshift.learners.local import Rank
 from nightshift.policies.snapshot import PolicySnapshot
@@ -55,25 +55,30 @@ _UNTIL_A_RANK_DIES = math.inf
 _Result = TypeVar("_Result")
 
 
-class RayLearners:
-    """Several ranks on Ray; rank r learns from part r of the groups."""
+class RayLearners(Generic[Work_contra]):
+    """Several ranks on Ray; rank r does part r of the work."""
 
-    def __init__(self, spec: LearnerSpec, ranks: int, *, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, spec: LearnerSpec[Work_contra], ranks: int, *, timeout: float = TIMEOUT_SECONDS) -> None:
         start_ray(ranks)
         _check_gpus(spec.device, ranks)
         self._spec = spec
         self._timeout = timeout
         self._count = ranks
         self._ranks: list[Any] = []
-        self._policy = spec.policy
+        self._version = spec.policy.version
+        """Of the policy that the ranks hold."""
+        self._policy: PolicySnapshot | None = spec.policy
+        """Of that version; None until somebody asks for it."""
         self._state: Any = None
-        """A reference to the state of the policy's version. None: the ranks alone hold it, or begin from `spec`."""
+        """A reference to the state of that version. None: the ranks alone hold it, or begin from `spec`."""
 
-    def update(self, parts: Sequence[Groups], progress: float) -> dict[str, float]:
+    def update(self, parts: Sequence[Work_contra]) -> dict[str, float]:
         references = [ray.put(part) for part in parts]
-        return self._retried(lambda: self._update_all(references, progress))
+        return self._retried(lambda: self._update_all(references))
 
     def policy(self) -> PolicySnapshot:
+        if self._policy is None:
+            self._policy = self._retried(self._fetch_policy)
         return self._policy
 
     def state(self) -> LearnerState:
@@ -89,8 +94,9 @@ class RayLearners:
         self.close()
         where = None if state.shards is None else state.shards.resolve()  # ranks may work in another folder
         self._state = ray.put(replace(state, shards=where))
-        weights = state.policy_weights(self._spec.policy)
-        self._policy = PolicySnapshot.of(self._policy.spec, weights, state.version, self._policy.frozen)
+        start = self._spec.policy
+        self._policy = PolicySnapshot.of(start.spec, state.policy_weights(start), state.version, start.frozen)
+        self._version = state.version
 
     def close(self) -> None:
         for rank in self._ranks:
@@ -116,22 +122,27 @@ class RayLearners:
             f"the learner ranks failed {MAX_ATTEMPTS} times: {cause!r}", "run again: it resumes"
         ) from failure
 
-    def _update_all(self, references: Sequence[Any], progress: float) -> dict[str, float]:
-        answers = [
-            rank.update.options(num_returns=2).remote(part, progress)
-            for rank, part in zip(self._ranks, references, strict=True)
-        ]
-        metrics: dict[str, float] = self._get([metrics for metrics, _ in answers], self._timeout)[0]
-        _, weights = answers[0]
-        self._policy = PolicySnapshot(
-            spec=self._policy.spec,
-            weights=ObjectStoreWeights(weights),
-            dtypes=self._policy.dtypes,
-            frozen=self._policy.frozen,
-            version=self._policy.version + 1,
-        )
-        self._state = None
+    def _update_all(self, references: Sequence[Any]) -> dict[str, float]:
+        answers = [rank.update.remote(part) for rank, part in zip(self._ranks, references, strict=True)]
+        metrics: dict[str, float]
+        metrics, version = self._get(answers, self._timeout)[0]
+        if version != self._version:
+            self._version, self._policy, self._state = version, None, None
         return metrics
+
+    def _fetch_policy(self) -> PolicySnapshot:
+        """With a reference to its weights, which are in the object store when this returns."""
+        answers = [rank.weights.options(num_returns=2).remote() for rank in self._ranks]
+        self._get([done for done, _ in answers], self._timeout)
+        _, weights = answers[0]
+        start = self._spec.policy
+        return PolicySnapshot(
+            spec=start.spec,
+            weights=ObjectStoreWeights(weights),
+            dtypes=start.dtypes,
+            frozen=start.frozen,
+            version=self._version,
+        )
 
     def _fetch_state(self) -> LearnerState:
         found = [self._state] if self._state is not None else [rank.state.remote() for rank in self._ranks]
@@ -149,7 +160,7 @@ class RayLearners:
 
         It goes to the new ranks by reference. Ranks that have not made an update yet begin from `spec` again.
         """
-        version = self._policy.version
+        version = self._version
         if self._state is not None or not version:
             return
         ask = {"num_returns": 2, "concurrency_group": HEARTBEAT_GROUP}  # the other thread may block at a sum
@@ -176,7 +187,7 @@ class RayLearners:
         spec = ray.put(self._spec)
         self._ranks = [actor.remote(spec) for _ in range(self._count)]
         timeout = max(self._timeout, TIMEOUT_SECONDS)  # a process needs time to start
-        driver = version_check.versions(None)
+        driver = learning_versions()
         try:
             self._get([rank.check_versions.remote(driver) for rank in self._ranks], timeout)
         except _RanksStalled:
@@ -208,9 +219,9 @@ class RankActor:
     """A learner in a process of its own; `join` builds it, connected to the other ranks."""
 
     _strategy: DataParallel
-    _rank: Rank
+    _rank: Rank[Any]
 
-    def __init__(self, spec: LearnerSpec) -> None:
+    def __init__(self, spec: LearnerSpec[Any]) -> None:
         self._spec = spec
         self._has_joined = False
         self._before: LearnerState | None = None
@@ -219,8 +230,8 @@ class RankActor:
 
     def check_versions(self, driver: Mapping[str, str]) -> None:
         """Refuse to learn with other code than the driver's."""
-        if mismatch := version_check.mismatch_error(driver, None):
-            raise mismatch
+        if difference := difference_error(driver, learning_versions()):
+            raise difference
 
     def rendezvous_address(self) -> str:
         """Where the other ranks connect to this one; asked of rank 0."""
@@ -244,14 +255,17 @@ class RankActor:
     def restore(self, state: LearnerState) -> None:
         self._rank.restore(state)
 
-    def update(self, groups: Groups, progress: float) -> tuple[dict[str, float], Mapping[str, NDArray[Any]] | None]:
-        """The metrics, and the new weights from rank 0: all ranks have the same, or gather them."""
+    def update(self, work: Any) -> tuple[dict[str, float], int]:
+        """The metrics, and the version of the policy after it."""
         with self._copying:
             self._before = self._rank.state()
-        metrics = self._rank.update(groups, progress)
+        return self._rank.update(work), self._rank.version
+
+    def weights(self) -> tuple[None, Mapping[str, NDArray[Any]] | None]:
+        """Of the policy, from rank 0: all ranks have the same, or gather them for it."""
         gathers = self._strategy.shards or self._strategy.rank == 0
         weights = self._rank.policy().weights if gathers else None
-        return metrics, weights if self._strategy.rank == 0 else None
+        return None, weights if self._strategy.rank == 0 else None
 
     def state(self) -> LearnerState | None:
         """Of rank 0: all ranks have the same."""

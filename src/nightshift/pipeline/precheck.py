@@ -21,6 +21,7 @@ from nightshift.envs.perturbations import randomisation
 from nightshift.envs.splits import evaluation_states, planned_training_states
 from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.interventions.opening import check_person
+from nightshift.learners.algorithms import check_batch_size
 from nightshift.policies import device
 from nightshift.policies.base import Policy
 from nightshift.policies.blocks import require_blocks
@@ -141,14 +142,21 @@ def _check_validation(params: config.Params, algorithm: str) -> None:
         check_validation_states(states, params.section(algorithm).validation.level, f"{algorithm}.validation.level")
 
 
+def _check_sft(params: config.Params) -> None:
+    check_batch_size(params.sft, params.machine.ranks)
+    _check_gpus(params.machine)
+
+
 def _check_rloo(params: config.Params) -> None:
     _check_validation(params, "rloo")
-    if "rloo" in params.algorithms and not os.environ.get(ADDRESS_VARIABLE):  # a cluster is asked by the stage
+    if "rloo" in params.algorithms:
         _check_gpus(params.machine)
 
 
 def _check_gpus(machine: config.Machine) -> None:
-    if machine.ranks == 1 or device.resolve(machine.device).type != "cuda":
+    if os.environ.get(ADDRESS_VARIABLE):  # a cluster is asked by the stage
+        return
+    if not machine.has_rank_processes or device.resolve(machine.device).type != "cuda":
         return
     gpus, acting = torch.cuda.device_count(), int(machine.workers > 0)
     if gpus < machine.ranks + acting:
@@ -184,6 +192,7 @@ _BY_SECTION: dict[str, Check] = {
     "start": _check_start,
     "dataset": _check_sources,
     "collect": _check_demos,
+    "sft": _check_sft,
     "rloo": _check_rloo,
     "rlpd": _check_rlpd,
     "evaluate": _check_evaluation,
@@ -195,10 +204,7 @@ def _check_device(params: config.Params, *, learns: bool) -> None:
     chosen = device.resolve(params.machine.device)
     if chosen.type != "cuda" or not learns:
         return
-    parameters = list(_weightless(params).parameters())
-    shared_out = params.machine.strategy == "fsdp" and not params.sft.steps
-    copies = 0 if shared_out else _COPIES_OF_TRAINED
-    needed = _bytes(parameters) + copies * _bytes(p for p in parameters if p.requires_grad)
+    needed = _gpu_bytes(_weightless(params), params.machine)
     free, _ = torch.cuda.mem_get_info()
     if needed > free:
         raise DeviceError(
@@ -206,6 +212,16 @@ def _check_device(params: config.Params, *, learns: bool) -> None:
             f"{needed / _GB:.1f}",
             f"end what else uses the GPU (nvidia-smi), or lower {device.POLICY_SIZE} in params.yaml",
         )
+
+
+def _gpu_bytes(policy: Policy, machine: config.Machine) -> int:
+    """What one GPU has to hold at least: where a policy acts, all its weights."""
+    parameters = list(policy.parameters())
+    weights = _bytes(parameters)
+    learning = weights + _COPIES_OF_TRAINED * _bytes(p for p in parameters if p.requires_grad)
+    if machine.strategy == "fsdp":
+        learning = 0 if machine.cpu_offload else learning // machine.ranks
+    return max(weights, learning)
 
 
 def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:

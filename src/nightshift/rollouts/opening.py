@@ -28,5 +28,5 @@ def engine_settings(machine: config.Machine, device: torch.device) -> EngineSett
         threads=machine.threads,
         requests_at_once=machine.requests_at_once,
         compile=machine.compile,
-        reserved_gpus=machine.ranks if machine.ranks > 1 else 0,
+        reserved_gpus=machine.ranks if machine.has_rank_processes else 0,
     )

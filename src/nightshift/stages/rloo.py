@@ -12,15 +12,16 @@ import scipy.stats  # noqa: F401 - the intervals at the end need it: if it is no
 import torch
 
 from nightshift import config, envs, files, policies
+from nightshift.algorithms.on_policy import Iteration
 from nightshift.data import dataset_store
 from nightshift.data.dataset_store import CloningSteps
 from nightshift.envs.splits import split_training_states
 from nightshift.learners import checkpoint
-from nightshift.learners.base import Learners, LearnerSpec, LearnerState
+from nightshift.learners.algorithms import OnPolicy
+from nightshift.learners.base import Learners, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
-from nightshift.learners.opening import open_learners
+from nightshift.learners.opening import learner_spec, open_learners
 from nightshift.pipeline.job import Job
-from nightshift.policies import device
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
@@ -46,18 +47,8 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     sampler = Sampler({task: split.train for task, split in splits.items()}, rloo, seed=seed)
     start = snapshot(cloned)
     selection = Selection(Validator(pool, by_name), start)
-    spec = LearnerSpec(
-        policy=start,
-        settings=rloo,
-        seed=seed,
-        demos=_demos(cloned, rloo),
-        microbatch_size=job.machine.microbatch_size,
-        gradient_checkpointing=job.machine.gradient_checkpointing,
-        compile=job.machine.compile,
-        device=device.resolve(job.machine.device),
-        strategy=job.machine.strategy,
-        cpu_offload=job.machine.cpu_offload,
-    )
+    on_policy = OnPolicy(settings=rloo, demos=_demos(cloned, rloo))
+    spec = learner_spec(job.machine, policy=start, algorithm=on_policy, seed=seed)
     ranks = job.machine.ranks
     with contextlib.closing(open_learners(spec, ranks)) as learners, IterationPlayer(pool, sampler, rloo) as player:
         history = _resume(job, learners, sampler, player, selection, rloo.iterations)
@@ -71,7 +62,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
                 if iteration + 1 < rloo.iterations:
                     player.prefetch(learners.policy())
                 with watch.timing("time/update"):
-                    update = learners.update(_parts(found, rloo, ranks), iteration / rloo.iterations)
+                    update = learners.update(_parts(found, rloo, ranks, iteration))
                 metrics = {**_outcome(found), **_faults(found.played), **update}
                 history.append(metrics)
                 job.tracker.log({**metrics, **found.times, **watch.seconds, **gpu.sample()}, iteration + 1)
@@ -99,7 +90,11 @@ def _demos(policy: Policy, rloo: config.Rloo) -> CloningSteps | None:
     return dataset_store.read(paths.DATASET).steps("train", policy.observations, policy.horizon)
 
 
-def _parts(found: Round, rloo: config.Rloo, ranks: int) -> list[list[Group]]:
+def _parts(found: Round, rloo: config.Rloo, ranks: int, iteration: int) -> list[Iteration]:
+    return [Iteration(part, iteration / rloo.iterations) for part in _groups(found, rloo, ranks)]
+
+
+def _groups(found: Round, rloo: config.Rloo, ranks: int) -> list[list[Group]]:
     """What each rank learns from; nothing if too few groups were accepted and that ends the iteration."""
     if found.missing:
         _log.warning(
@@ -155,7 +150,9 @@ History = list[dict[str, float]]
 """Metrics of every iteration."""
 
 
-def _save(job: Job, learners: Learners, player: IterationPlayer, selection: Selection, history: History) -> None:
+def _save(
+    job: Job, learners: Learners[Iteration], player: IterationPlayer, selection: Selection, history: History
+) -> None:
     learned = learners.state()
     ahead = player.prefetched_with or learners.policy()
     acting = {f"{_ACTING}{name}": tensor for name, tensor in ahead.tensors().items()}
@@ -171,7 +168,12 @@ def _save(job: Job, learners: Learners, player: IterationPlayer, selection: Sele
 
 
 def _resume(
-    job: Job, learners: Learners, sampler: Sampler, player: IterationPlayer, selection: Selection, iterations: int
+    job: Job,
+    learners: Learners[Iteration],
+    sampler: Sampler,
+    player: IterationPlayer,
+    selection: Selection,
+    iterations: int,
 ) -> History:
     """Restore the newest complete checkpoint; without one, training begins."""
     newest = checkpoint.newest(job.state)

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
 
 import torch
 
 from nightshift import config, files, policies
-from nightshift.algorithms.sft import DemoLoader, Demos, SftLearner
+from nightshift.algorithms.sft import SftSteps
 from nightshift.data import dataset_store
 from nightshift.learners import checkpoint
+from nightshift.learners.algorithms import Cloning, check_batch_size
+from nightshift.learners.base import Learners, LearnerState
 from nightshift.learners.checkpoint import Checkpoint
+from nightshift.learners.opening import learner_spec, open_learners
 from nightshift.pipeline.job import Job
-from nightshift.policies import device
 from nightshift.policies.base import Policy
-from nightshift.policies.blocks import compile_blocks, recompute_activations
+from nightshift.policies.snapshot import restore, snapshot
 from nightshift.policies.start import check_same_network
 from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
 
-_SHOW_EVERY = 20
-"""Steps between two losses on the progress bar: reading one waits for the GPU."""
-_GENERATOR = "generator"
-"""The name of the random generator's state in a checkpoint."""
-_SEEDS_APART = 2**32
-"""More than a run has steps, so that no step of two seeds has the same augmentation."""
+_STEPS_AT_ONCE = 20
+"""Of the learners, between two movements of the progress bar: reading a loss waits for the GPU."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
-    data = dataset_store.read(paths.DATASET)
-    with device.out_of_memory_advice(device.POLICY_SIZE):
-        start = _start(_fresh_policy(policy, data)).to(device.resolve(job.machine.device))
-    if job.machine.gradient_checkpointing:
-        recompute_activations(start)
-    if job.machine.compile:
-        compile_blocks(start)
-    learner = SftLearner(start, sft, microbatch_size=job.machine.microbatch_size)
-    parts = {part: _demos(learner.policy, data, part) for part in dataset_store.SPLITS}
-    with device.out_of_memory_advice("machine.microbatch_size or sft.batch_size"):
+    ranks = job.machine.ranks
+    check_batch_size(sft, ranks)
+    start = snapshot(_start(_fresh_policy(policy, dataset_store.read(paths.DATASET))))
+    cloning = Cloning(settings=sft, dataset=paths.DATASET.resolve())
+    spec = learner_spec(job.machine, policy=start, algorithm=cloning, seed=seed)
+    with contextlib.closing(open_learners(spec, ranks)) as learners:
         if sft.steps:
-            _train(job, learner, parts, seed, sft)
+            _train(job, learners, sft)
         else:
-            job.tracker.log({"sft/validation_loss": learner.loss(parts["validation"])}, 0)
+            job.tracker.log(learners.update([SftSteps(0, validate=True)] * ranks), 0)
+        cloned = restore(learners.policy(), torch.device("cpu"))
     with files.new_folder(paths.SFT_POLICY) as folder:
-        policies.save(learner.policy, folder)
+        policies.save(cloned, folder)
 
 
 def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> Policy:
@@ -65,44 +60,33 @@ def _start(fresh: Policy) -> Policy:
     return champion
 
 
-def _demos(policy: Policy, data: dataset_store.EpisodeDataset, part: dataset_store.DatasetSplit) -> Demos:
-    steps = data.steps(part, policy.observations, policy.horizon)
-    return Demos(policy, steps.observe, steps.actions, steps.mask)
+def _train(job: Job, learners: Learners[SftSteps], sft: config.Sft) -> None:
+    every = job.machine.checkpoint_every.sft_steps
+    step = _resume(job, learners)
+    with progress.bar("sft", total=sft.steps, done=step) as advance:
+        while step < sft.steps:
+            count = min(_STEPS_AT_ONCE, every - step % every, sft.steps - step)
+            step += count
+            due = step % every == 0 or step == sft.steps
+            metrics = learners.update([SftSteps(count, validate=due)] * job.machine.ranks)
+            for _ in range(count):
+                advance(f"loss {metrics['sft/loss']:.4f}")
+            if due:
+                job.tracker.log({**metrics, **gpu.sample()}, step)
+                _save(job, learners, step)
 
 
-def _train(
-    job: Job,
-    learner: SftLearner,
-    parts: Mapping[dataset_store.DatasetSplit, Demos],
-    seed: int,
-    sft: config.Sft,
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    start = _resume(job, learner, generator)
-    pin = learner.policy.device.type == "cuda"
-    shown = ""
-    with (
-        DemoLoader(parts["train"], sft.batch_size, generator, pin=pin) as loader,
-        progress.bar("sft", total=sft.steps, done=start) as advance,
-    ):
-        for step in range(start, sft.steps):
-            # Seeded by the step, so that a checkpoint need not hold its state.
-            augmentation = torch.Generator().manual_seed(seed * _SEEDS_APART + step)
-            loss = learner.update(loader.take(), augmentation)
-            if step % _SHOW_EVERY == 0:
-                shown = f"loss {loss.item():.4f}"
-            advance(shown)
-            if (step + 1) % job.machine.checkpoint_every.sft_steps == 0 or step + 1 == sft.steps:
-                metrics = {"sft/loss": loss.item(), "sft/validation_loss": learner.loss(parts["validation"])}
-                job.tracker.log({**metrics, **gpu.sample()}, step + 1)
-                tensors = {_GENERATOR: loader.state, **learner.tensors()}
-                checkpoint.save(job.state, Checkpoint(step=step + 1, tensors=tensors, state={}))
+def _save(job: Job, learners: Learners[SftSteps], step: int) -> None:
+    learned = learners.state()
+    state = {"learner": learned.counters}
+    checkpoint.save(job.state, Checkpoint(step=step, tensors=learned.tensors, state=state), learners.write_shards)
 
 
-def _resume(job: Job, learner: SftLearner, generator: torch.Generator) -> int:
+def _resume(job: Job, learners: Learners[SftSteps]) -> int:
+    """Restore the newest complete checkpoint; the steps that are done."""
     newest = checkpoint.newest(job.state)
     if newest is None:
         return 0
-    generator.set_state(newest.tensors[_GENERATOR])
-    learner.resume(newest.tensors, newest.step)
+    state = LearnerState(tensors=newest.tensors, counters=newest.state["learner"], shards=newest.shards)
+    learners.restore(state)
     return newest.step
