@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nightshift import config, policies
 from nightshift.algorithms.batch import collate, idle
-from nightshift.algorithms.on_policy import OnPolicyLearner
+from nightshift.algorithms.on_policy import Iteration, OnPolicyLearner
 from nightshift.errors import ConfigError
 from nightshift.policies import lora
 from nightshift.policies.arrays import to_array, to_tensor
@@ -140,7 +140,7 @@ def test_an_update_on_recorded_features_sees_no_image_and_is_the_one_on_images(f
     reusing, plain = make(family), make(family, reuse=False)
     played = [[[episode(p, member=m, success=m == 0) for m in range(2)]] for p in (reusing, plain)]
     passes = [count_images(reusing), count_images(plain)]
-    metrics = [learner(p).update(groups, 0.0) for p, groups in zip((reusing, plain), played, strict=True)]
+    metrics = [learner(p).update(Iteration(groups, 0.0)) for p, groups in zip((reusing, plain), played, strict=True)]
     assert passes[0] == [] and passes[1]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-3, abs=1e-6)
     start, expected = make(family).state_dict(), plain.state_dict()
@@ -153,7 +153,7 @@ def test_the_critic_of_gae_sees_images_of_the_ends_of_episodes_alone() -> None:
     policy = make("openvla-oft tokens")
     groups = [[episode(policy, member=member, success=member == 0) for member in range(2)]]
     passes = count_images(policy)
-    learner(policy, advantage_estimator="gae").update(groups, 0.0)
+    learner(policy, advantage_estimator="gae").update(Iteration(groups, 0.0))
     assert passes == [2], "one pass over the last observations of two episodes"
 
 
