@@ -155,6 +155,11 @@ class Machine(Section):
         return self
 
     @property
+    def simulator_cpus(self) -> int:
+        """That all workers reserve on Ray."""
+        return self.workers * self.threads
+
+    @property
     def has_rank_processes(self) -> bool:
         """Whether learners are processes of their own, with a GPU each where there are any."""
         return self.ranks > 1 or self.strategy == "fsdp"
@@ -502,7 +507,7 @@ class Lora(Section):
     alpha: Positive
     """The change of a layer is scaled by alpha / rank."""
     targets: Annotated[Names, Field(min_length=1)]
-    """Names of linear layers, in the vision encoder as well as in the language model, e.g. q_proj, qkv, fc1."""
+    """Names of linear layers in the parts that are trained: vision encoder, projectors, language model, expert."""
 
 
 class OpenVlaOft(Section):

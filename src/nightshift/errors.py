@@ -65,6 +65,10 @@ class DataError(NightshiftError):
     """An episode or dataset file is damaged or breaks its schema."""
 
 
+class OtherVersion(DataError):
+    """A policy that another version of Nightshift saved, and this one cannot build."""
+
+
 class CacheError(NightshiftError):
     """DVC refuses."""
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY
 
 PROGRAM = """
@@ -40,3 +42,23 @@ def test_ray_listens_on_loopback_and_its_folder_is_private_and_removed(tmp_path:
     assert found["mode"] == 0o700
     assert not Path(found["folder"]).exists()
     assert not dead.exists(), "what a killed process left is removed"
+
+
+LEARNERS_FIRST = """
+import ray
+from nightshift.learners.opening import open_learners
+from tests.learners.test_ranks import spec
+
+open_learners(spec(), 2, simulator_cpus=3)
+print(ray.cluster_resources()["CPU"])
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_learners_that_start_ray_leave_room_for_the_simulators_of_later_stages(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    command = [sys.executable, "-c", LEARNERS_FIRST]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "3.0"

@@ -60,7 +60,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_spec(family: str, dataset: Path, **changes: Any) -> LearnerSpec[SftSteps]:
     spec = LearnerSpec(
         policy=snapshot(examples.make_policy(family)),
-        algorithm=Cloning(settings=SFT, dataset=dataset),
+        algorithm=Cloning.of(dataset, SFT),
         seed=0,
         microbatch_size=2,
         gradient_checkpointing=False,
@@ -171,10 +171,16 @@ def test_saved_on_two_ranks_and_resumed_on_one_and_on_three_cloning_ends_as_if_i
         assert found.counters == expected.counters
 
 
-def test_a_dataset_that_a_rank_does_not_see_is_named(tmp_path: Path) -> None:
-    cloning = Cloning(settings=SFT, dataset=tmp_path / "elsewhere")
-    policy = examples.make_policy("gaussian_mlp")
-    with pytest.raises(ProjectError, match=r"reads demos from .*elsewhere, which its machine does not see"):
+def test_a_dataset_that_a_rank_does_not_see_and_another_one_in_its_place_are_named(
+    dataset: Path, tmp_path: Path
+) -> None:
+    policy, there = examples.make_policy("gaussian_mlp"), tmp_path / "dataset"
+    cloning = replace(Cloning.of(dataset, SFT), dataset=there)
+    with pytest.raises(ProjectError, match=r"reads demos from .*dataset, which its machine does not see"):
+        cloning.learner(policy, seed=0, microbatch_size=2, strategy=SingleProcess())
+    older = [demo(4, 7, "lift the cube")]
+    dataset_store.write(there, {"train": older, "validation": older}, Schema.of(older[0]))
+    with pytest.raises(ProjectError, match="which is another dataset on its machine"):
         cloning.learner(policy, seed=0, microbatch_size=2, strategy=SingleProcess())
 
 

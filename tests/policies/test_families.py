@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nightshift import policies
 from nightshift.algorithms.batch import idle
-from nightshift.errors import DataError
+from nightshift.errors import DataError, OtherVersion
 from nightshift.policies.base import Inputs, Policy
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.heads import HeadPolicy
@@ -215,7 +215,7 @@ def test_a_damaged_file_of_weights_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("family", "other"), [("vla", "cnn"), ("cnn", "gaussian_mlp"), ("gaussian_mlp", "vla")])
 def test_a_spec_of_another_family_is_one_sentence(family: str, other: str) -> None:
-    with pytest.raises(DataError, match=f"not the spec of a {family} policy"):
+    with pytest.raises(OtherVersion, match=f"none of the family {family} in this version of Nightshift"):
         policies.build({**make(other).spec, "family": family})
 
 

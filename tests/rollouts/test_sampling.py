@@ -109,7 +109,10 @@ def test_of_groups_that_are_not_learned_from_only_the_outcomes_stay_in_memory() 
     unsolved, first, solved, second = found.played
     assert found.accepted[0] is first and found.accepted[1] is second
     assert all(episode.observations and episode.latents for episode in first + second)
-    assert not any(episode.observations or episode.latents for episode in unsolved + solved)
+    assert not any(episode.observations or episode.latents or episode.final for episode in unsolved + solved)
+    assert all(array.base is None for e in unsolved + solved for array in (e.actions, e.executed, e.log_probs)), (
+        "a view holds the object of the worker that played it"
+    )
 
 
 @pytest.mark.parametrize("solved", [0, 4])

@@ -16,6 +16,8 @@ from nightshift.adapters.mlflow_registration import Proposal
 from nightshift.config import merged
 from nightshift.envs.grid import digest
 from nightshift.pipeline.job import Job
+from nightshift.policies import families
+from nightshift.policies.base import Policy
 from nightshift.project import packages, paths
 from nightshift.reports import gate
 from nightshift.reports.candidates import read_opponent
@@ -93,6 +95,27 @@ def test_a_champion_that_cannot_play_here_is_left_out_and_the_reason_is_said(
     assert is_empty(paths.OPPONENT)
     said = " ".join(capsys.readouterr().out.split())
     assert "cannot play this grid: it reads objects of shape [4], and here it is [3]" in said
+
+
+def test_a_champion_of_another_version_of_nightshift_is_left_out_after_a_nights_training(
+    registry: Path,
+    params: config.Params,
+    job: Callable[[str], Job],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    register_champion(registry, params.section("register").model, "old")
+
+    def newer(**spec: Any) -> Policy:
+        raise KeyError("film")  # as a family that has one more key
+
+    monkeypatch.setattr(families, "find", lambda family, release="": newer)
+    monkeypatch.setattr(newer, "with_weights", lambda weights, **spec: newer(**spec), raising=False)
+    take(job("opponent"))
+    assert is_empty(paths.OPPONENT)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cannot play this grid: the description of this policy is none of the family gaussian_mlp" in said
+    assert "film is missing" in said
 
 
 def test_a_compute_node_takes_nothing(

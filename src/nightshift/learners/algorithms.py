@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from nightshift import config
+from nightshift import config, files
 from nightshift.algorithms.on_policy import OnPolicyLearner
 from nightshift.algorithms.sft import Demos, SftLearner, SftTraining
 from nightshift.algorithms.strategy import Strategy
@@ -43,13 +43,16 @@ class Cloning:
     settings: config.Sft
     dataset: Path
     """Its absolute path. Every rank reads from it: images of all steps may not fit into the object store."""
+    manifest: str
+    """The sha256 of its manifest: a node may have an older dataset under the same path."""
+
+    @classmethod
+    def of(cls, dataset: Path, settings: config.Sft) -> Cloning:
+        """From a dataset that is verified."""
+        return cls(settings=settings, dataset=dataset.resolve(), manifest=files.sha256(dataset / files.MANIFEST))
 
     def learner(self, policy: Policy, *, seed: int, microbatch_size: int, strategy: Strategy) -> SftTraining:
-        if not self.dataset.exists():
-            raise ProjectError(
-                f"a learner rank reads demos from {self.dataset}, which its machine does not see",
-                "give all nodes the project's folder under the same path (NFS, for example)",
-            )
+        self._check_dataset()
         data = dataset_store.open_verified(self.dataset)
         demos = {
             split: _demos(policy, data.steps(split, policy.observations, policy.horizon))
@@ -57,6 +60,17 @@ class Cloning:
         }
         learner = SftLearner(policy, self.settings, microbatch_size=microbatch_size, strategy=strategy)
         return SftTraining(learner, demos, seed=seed)
+
+    def _check_dataset(self) -> None:
+        remedy = "give all nodes the project's folder under the same path (NFS, for example)"
+        if not (self.dataset / files.MANIFEST).exists():
+            raise ProjectError(
+                f"a learner rank reads demos from {self.dataset}, which its machine does not see", remedy
+            )
+        if files.sha256(self.dataset / files.MANIFEST) != self.manifest:
+            raise ProjectError(
+                f"a learner rank reads demos from {self.dataset}, which is another dataset on its machine", remedy
+            )
 
 
 def check_batch_size(sft: config.Sft, ranks: int) -> None:

@@ -26,7 +26,8 @@ def learner_spec(
     )
 
 
-def open_learners(spec: LearnerSpec[Work_contra], ranks: int) -> Learners[Work_contra]:
+def open_learners(spec: LearnerSpec[Work_contra], ranks: int, *, simulator_cpus: int = 0) -> Learners[Work_contra]:
+    """`simulator_cpus`: that workers of this or a later stage ask of a Ray that is started here."""
     if ranks == 1 and spec.strategy != "fsdp":
         return LocalLearner(spec)
     packages.require(
@@ -36,4 +37,4 @@ def open_learners(spec: LearnerSpec[Work_contra], ranks: int) -> Learners[Work_c
     )
     from nightshift.learners.ranks import RayLearners
 
-    return RayLearners(spec, ranks)
+    return RayLearners(spec, ranks, simulator_cpus=simulator_cpus)

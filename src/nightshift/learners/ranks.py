@@ -58,8 +58,15 @@ _Result = TypeVar("_Result")
 class RayLearners(Generic[Work_contra]):
     """Several ranks on Ray; rank r does part r of the work."""
 
-    def __init__(self, spec: LearnerSpec[Work_contra], ranks: int, *, timeout: float = TIMEOUT_SECONDS) -> None:
-        start_ray(ranks)
+    def __init__(
+        self,
+        spec: LearnerSpec[Work_contra],
+        ranks: int,
+        *,
+        simulator_cpus: int = 0,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        start_ray(max(ranks, simulator_cpus))  # ranks reserve no CPU, and later stages get the same Ray
         _check_gpus(spec.device, ranks)
         self._spec = spec
         self._timeout = timeout
@@ -258,6 +265,7 @@ class RankActor:
     def update(self, work: Any) -> tuple[dict[str, float], int]:
         """The metrics, and the version of the policy after it."""
         with self._copying:
+            self._before = None  # before the next copy is made: with 7 billion weights two are too many
             self._before = self._rank.state()
         return self._rank.update(work), self._rank.version
 

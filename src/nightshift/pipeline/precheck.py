@@ -144,13 +144,20 @@ def _check_validation(params: config.Params, algorithm: str) -> None:
 
 def _check_sft(params: config.Params) -> None:
     check_batch_size(params.sft, params.machine.ranks)
-    _check_gpus(params.machine)
+    _check_ranks(params.machine)
 
 
 def _check_rloo(params: config.Params) -> None:
     _check_validation(params, "rloo")
     if "rloo" in params.algorithms:
         _check_gpus(params.machine)
+
+
+def _check_ranks(machine: config.Machine) -> None:
+    if machine.has_rank_processes:
+        needed = f"machine.ranks is {machine.ranks} and machine.strategy {machine.strategy}"
+        packages.require("ray", needed, "set machine.ranks: 1 and machine.strategy: data_parallel in params.yaml")
+    _check_gpus(machine)
 
 
 def _check_gpus(machine: config.Machine) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nightshift.errors import DataError
+from nightshift.errors import DataError, OtherVersion
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,11 @@ def build(spec: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) 
     try:
         return chosen(**arguments) if weights is None else chosen.with_weights(weights, **arguments)
     except (TypeError, KeyError) as error:
-        raise DataError(f"this is not the spec of a {family} policy: {error}") from None
+        lacks = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise OtherVersion(
+            f"the description of this policy is none of the family {family} in this version of Nightshift: {lacks}",
+            "train it again, or use the version that saved it",
+        ) from None
 
 
 def save(policy: Policy, folder: Path) -> None:

@@ -97,9 +97,10 @@ def adapters(network: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 def save_adapter(network: nn.Module, spec: LoraSpec, folder: Path, published_name: Callable[[str], str]) -> None:
     """The two files that peft reads, into a folder that is being written; `published_name` turns the names of our
     tensors into those of the published model."""
+    published = {published_name(f"{path}.weight").removesuffix(".weight"): layer for path, layer in adapters(network)}
     tensors = {
-        PREFIX + published_name(f"{path}.{name}.weight"): getattr(layer, name).detach().cpu().contiguous()
-        for path, layer in adapters(network)
+        f"{PREFIX}{path}.{name}.weight": getattr(layer, name).detach().cpu().contiguous()
+        for path, layer in published.items()
         for name in ("lora_A", "lora_B")
     }
     save_file(tensors, folder / WEIGHTS)
@@ -107,7 +108,7 @@ def save_adapter(network: nn.Module, spec: LoraSpec, folder: Path, published_nam
         "peft_type": "LORA",
         "r": spec["rank"],
         "lora_alpha": spec["alpha"],
-        "target_modules": spec["targets"],
+        "target_modules": sorted(set(map(_last, published))),
         "lora_dropout": 0.0,
         "bias": "none",
     }
@@ -122,7 +123,6 @@ def _require_targets(targets: Sequence[str], known: set[str]) -> None:
     unknown = [name for name in targets if name not in known]
     if unknown:
         raise ConfigError(
-            f"policy.lora.targets has {', '.join(unknown)}, and no part of the network that is trained has a linear "
-            "layer of that name",
+            f"policy.lora.targets has {', '.join(unknown)}, and no linear layer of that name can have an adapter",
             f"choose from {', '.join(sorted(known))}",
         )

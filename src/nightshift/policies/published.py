@@ -139,7 +139,8 @@ class PublishedPolicy(EncoderPolicy):
         if not self._spec["reuse_vision_features"]:
             return latents
         dtype = next(self.network.projector.parameters()).dtype
-        return {**latents, VISION_FEATURES: torch.zeros(count, *self.features_shape, dtype=dtype)}
+        features = self._as_projected(torch.zeros(count, *self.features_shape, dtype=dtype))
+        return {**latents, VISION_FEATURES: features}
 
     def vision_features(self, inputs: Inputs) -> Tensor:
         """Those that were recorded, or else those of the images: [B, N, width]."""

@@ -175,8 +175,22 @@ def success_rate(group: Group) -> float:
 
 
 def _outcomes(group: Group) -> Group:
-    """A group that is counted and not learned from: what it saw may be gigabytes."""
-    return [replace(episode, observations={}, latents={}) for episode in group]
+    """A group that is counted and not learned from: what it saw may be gigabytes.
+
+    Arrays are copied: those of a Ray worker are views of one object, which each of them would hold in the store.
+    """
+    return [
+        replace(
+            episode,
+            observations={},
+            final={},
+            latents={},
+            actions=episode.actions.copy(),
+            executed=episode.executed.copy(),
+            log_probs=episode.log_probs.copy(),
+        )
+        for episode in group
+    ]
 
 
 def _shuffled(task: Task, states: Sequence[int], seed: int) -> list[int]:

@@ -6,10 +6,12 @@ The registry is outside DVC's graph. What is taken from it is an output here, so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nightshift import config
 from nightshift.envs.grid import cameras_in, digest, misfit
+from nightshift.errors import OtherVersion
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import _champion
@@ -30,9 +32,16 @@ def _must_play(champion: Champion, env: config.Env, policy: config.Policy, evalu
     cameras = cameras_in(env, policy.inputs)
     if champion.has_played(digest(env, evaluate, cameras)):
         return False
-    shapes = champion.policy().shapes
-    unseen = [camera for camera in cameras_in(env, list(shapes)) if camera not in cameras]
-    why = f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, shapes)
-    if why:
+    if why := _why_not(champion, env, cameras):
         console.print(f"version {champion.version}, the champion, cannot play this grid: {why}", markup=False)
     return not why
+
+
+def _why_not(champion: Champion, env: config.Env, cameras: Sequence[str]) -> str:
+    """Why it cannot play where candidates see these cameras; empty if it can."""
+    try:
+        shapes = champion.policy().shapes
+    except OtherVersion as error:  # a night's training must not be lost to an old champion
+        return error.what
+    unseen = [camera for camera in cameras_in(env, list(shapes)) if camera not in cameras]
+    return f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, shapes)

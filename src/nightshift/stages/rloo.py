@@ -50,7 +50,8 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     on_policy = OnPolicy(settings=rloo, demos=_demos(cloned, rloo))
     spec = learner_spec(job.machine, policy=start, algorithm=on_policy, seed=seed)
     ranks = job.machine.ranks
-    with contextlib.closing(open_learners(spec, ranks)) as learners, IterationPlayer(pool, sampler, rloo) as player:
+    opened = open_learners(spec, ranks, simulator_cpus=job.machine.simulator_cpus)
+    with contextlib.closing(opened) as learners, IterationPlayer(pool, sampler, rloo) as player:
         history = _resume(job, learners, sampler, player, selection, rloo.iterations)
         done = len(history)
         with progress.bar("rloo", total=rloo.iterations, done=done) as advance:
@@ -69,6 +70,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
                 if _checkpoint_due(job, iteration + 1, rloo.iterations):
                     _save(job, learners, player, selection, history)
                 advance(f"success {metrics['rollout/success']:.0%}, kl {metrics['update/kl']:.3f}")
+                del found  # with images or features gigabytes: not beside those of the next iteration
         _validate(job, selection, learners.policy(), rloo.iterations)
     kept = selection.kept(rloo.validation.level)
     job.tracker.log({"validation/kept_iteration": float(kept.iteration)}, rloo.iterations)

@@ -31,9 +31,9 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     ranks = job.machine.ranks
     check_batch_size(sft, ranks)
     start = snapshot(_start(_fresh_policy(policy, dataset_store.read(paths.DATASET))))
-    cloning = Cloning(settings=sft, dataset=paths.DATASET.resolve())
+    cloning = Cloning.of(paths.DATASET, sft)
     spec = learner_spec(job.machine, policy=start, algorithm=cloning, seed=seed)
-    with contextlib.closing(open_learners(spec, ranks)) as learners:
+    with contextlib.closing(open_learners(spec, ranks, simulator_cpus=job.machine.simulator_cpus)) as learners:
         if sft.steps:
             _train(job, learners, sft)
         else:

@@ -177,11 +177,19 @@ def test_a_saved_policy_is_the_same_and_has_the_adapter_beside_it_under_publishe
     policies.save(policy, tmp_path)
     assert np.array_equal(policies.load(tmp_path).act(examples.observe(3)), policy.act(examples.observe(3)))
     settings = json.loads((tmp_path / "adapter" / lora.CONFIG).read_text())
-    assert (settings["r"], settings["lora_alpha"], settings["target_modules"]) == (2, 4.0, LORA["targets"])
+    assert (settings["r"], settings["lora_alpha"], settings["target_modules"]) == (2, 4.0, sorted(LORA["targets"]))
     saved = load_file(tmp_path / "adapter" / lora.WEIGHTS)
     name = "base_model.model.paligemma_with_expert.gemma_expert.model.layers.0.self_attn.q_proj.lora_A.weight"
     assert torch.equal(saved[name], policy.state_dict()["network.expert.layers.0.self_attn.q_proj.lora_A"])
     assert "base_model.model.action_out_proj.lora_B.weight" in saved
+
+
+def test_peft_is_told_the_published_name_of_a_layer_that_has_another_one_here(tmp_path: Path) -> None:
+    policies.save(adapted(train="language_model", lora={**LORA, "targets": ["projector"]}), tmp_path)
+    settings = json.loads((tmp_path / "adapter" / lora.CONFIG).read_text())
+    saved = load_file(tmp_path / "adapter" / lora.WEIGHTS)
+    assert all(name.split(".")[-3] in settings["target_modules"] for name in saved)
+    assert any(name.endswith("multi_modal_projector.linear.lora_A.weight") for name in saved)
 
 
 @pytest.mark.parametrize(("chosen", "target"), [("all", "qkv"), ("expert", "out_proj"), ("expert", "projector")])
