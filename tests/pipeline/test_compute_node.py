@@ -130,7 +130,7 @@ def test_learner_ranks_on_ray_are_refused_before_any_work(done: Node, tmp_path: 
     node = done.copy(tmp_path / "node")
     edit(node.root, "machine", ranks=2)
     edit(node.root, "rloo", iterations=2)
-    assert "machine.ranks is 2, and ray is not installed here" in refused(node, "stage", "rloo")
+    assert "machine.ranks is 2 and machine.strategy data_parallel, and ray is not installed here" in refused(node, "stage", "rloo")
 
 
 def test_registering_says_that_it_needs_mlflow(node: Node) -> None:
@@ -315,7 +315,7 @@ def other_code(project: Path, _: Path) -> None:
 
 def other_deps(project: Path, _: Path) -> None:
     path = project / paths.DVC_YAML
-    path.write_text(path.read_text().replace("      - src/nightshift/learners/checkpoint.py\n", ""))
+    path.write_text(path.read_text().replace("      - src/nightshift/cluster/heartbeat.py\n", ""))
 
 
 def other_input(_: Path, brought: Path) -> None:
