@@ -30,11 +30,12 @@ from nightshift.policies.snapshot import snapshot
 from tests.data.examples import PROVENANCE, make
 from tests.learners import sharded_ranks
 from tests.learners.sharded_ranks import Result, Work
-from tests.learners.test_fsdp import assert_close
+from tests.learners.test_fsdp import assert_close, policy_of
 from tests.policies import examples
 
 SFT = config.Sft(steps=6, batch_size=5, learning_rate=1e-3, warmup_steps=2)
 """Two ranks have three and two rows of a batch: with two rows per microbatch the second runs one pass for nothing."""
+ADAPTED = "openvla-oft tokens + float32 features"
 FIRST, REST = SftSteps(2, validate=False), SftSteps(2, validate=True)
 
 
@@ -122,6 +123,17 @@ def test_ranks_make_the_gradient_steps_of_one_process(
     for result in results:
         assert result.metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
         assert result.state.counters == expected.counters == {"version": 4}
+
+
+@pytest.mark.slow
+def test_sharded_ranks_clone_adapters_of_a_policy_whose_base_is_frozen(dataset: Path, tmp_path: Path) -> None:
+    """Also where rollouts record vision features: cloning runs the vision encoder, on images that are augmented."""
+    spec = make_spec("gaussian_mlp", dataset, policy=snapshot(policy_of(ADAPTED)), strategy="fsdp")
+    expected, metrics = alone(spec, [FIRST])
+    found, results = together(spec, 2, [FIRST], tmp_path)
+    assert_close(found.tensors, expected.tensors)
+    assert results[0].metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    assert any("lora_B" in name for name in found.tensors)
 
 
 def test_the_order_of_the_demos_is_that_of_one_process_to_the_bit(dataset: Path, tmp_path: Path) -> None:
