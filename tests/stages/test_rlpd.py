@@ -392,7 +392,7 @@ def test_a_policy_that_sees_learns_in_chunks_and_resumes(
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
     encoder = [name for name in whole if name.startswith("policy.weights.encoder.")]
     clone = policies.load(paths.SFT_POLICY).state_dict()
-    assert any(not torch.equal(whole[name], clone[name.removeprefix("policy.weights.")]) for name in encoder)
+    assert encoder and all(torch.equal(whole[name], clone[name.removeprefix("policy.weights.")]) for name in encoder)
     first = next(iter(EpisodeStore(job("rlpd").state / "episodes")))
     assert first.actions.shape[1] == 2 * 7
     assert first.observations["agentview"].shape[1:] == (16, 16, 3)

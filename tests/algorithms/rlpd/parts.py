@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "batch_size": ROWS,
     "discount": 0.9,
     "critics": {"num_qs": 4, "num_min_qs": 2, "hidden": [8, 8], "learning_rate": 1e-2, "tau": 0.1},
-    "actor": {"learning_rate": 1e-2, "bc_weight": 0.0, "bc_steps": 0, "ema_decay": 0.9},
+    "actor": {"start": "scratch", "learning_rate": 1e-2, "bc_weight": 0.0, "bc_steps": 0, "ema_decay": 0.9},
     "entropy": {"initial_temperature": 0.5, "learning_rate": 1e-2, "target": -0.5, "backup": True},
 }
 

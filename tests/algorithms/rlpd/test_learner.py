@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nightshift.algorithms.rlpd.learner import Draws, RlpdLearner
+from nightshift.algorithms.rlpd.learner import Draws, RlpdLearner, _adam, _descend
 from nightshift.algorithms.rlpd.transitions import Transitions
 from nightshift.errors import ConfigError
 from nightshift.policies.heads import HeadPolicy
@@ -63,6 +63,27 @@ def test_warming_up_trains_a_shared_encoder_but_nothing_that_only_acts() -> None
     learner.update(batch(learner.policy), train_actor=False)
     changed = {name for name, p in learner.policy.named_parameters() if not torch.equal(p, before[name])}
     assert changed == set(before) - acting
+
+
+def test_the_encoder_of_a_clone_stays_bit_for_bit_while_critics_and_actor_learn() -> None:
+    learner = RlpdLearner(seeing_policy(), settings(actor={"start": "clone"}), seed=0)
+    shared = {id(parameter) for parameter in learner.policy.encoder_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in learner.policy.named_parameters()}
+    critics = weights(learner.critics)
+    for train_actor in (False, True):
+        learner.update(batch(learner.policy), train_actor=train_actor)
+    changed = {name for name, p in learner.policy.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name, p in learner.policy.named_parameters() if id(p) not in shared}
+    assert not same(weights(learner.critics), critics)
+
+
+def test_a_gradient_has_the_strides_of_its_parameter() -> None:
+    """On a GPU, gradients of convolutions may have their channels last, and fused Adam refuses them."""
+    weight = torch.nn.Parameter(torch.ones(4, 3, 2, 2))
+    factor = torch.rand(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    _descend((weight * factor).sum(), _adam([weight], 1e-3))
+    assert weight.grad is not None and weight.grad.stride() == weight.stride()
+    assert torch.equal(weight.grad, factor)
 
 
 def test_an_update_changes_the_actor_once_whatever_the_update_to_data_ratio(learner: RlpdLearner) -> None:

@@ -4,7 +4,8 @@ One update belongs to one decision of the actor. With an update-to-data ratio U 
 
     critics ─ Polyak ─ critics ─ Polyak ─ … U times, each on its own slice ─▶ actor, temperature on the last slice
 
-An encoder that the policy shares with its critics is trained by the critics' loss; the actor's gradient stops at it.
+An encoder that the policy shares with its critics is the clone's and stays as it is: the critics' loss would take away
+what the clone sees by. From scratch it is trained by the critics' loss, and the actor's gradient stops at it.
 `averaged` is an exponential moving average of the policy's weights over its updates: the policy that acts greedily.
 """
 
@@ -82,10 +83,11 @@ class RlpdLearner:
         self.temperature = Temperature(settings.entropy.initial_temperature).to(policy.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         shared = policy.encoder_parameters()
-        self._target_policy = copy.deepcopy(policy).requires_grad_(False) if shared else policy
-        self._target_encoder = self._target_policy.encoder_parameters()
+        trained_encoder = shared if settings.actor.start == "scratch" else []
+        self._target_policy = copy.deepcopy(policy).requires_grad_(False) if trained_encoder else policy
+        self._target_encoder = self._target_policy.encoder_parameters() if trained_encoder else []
         self.averaged = copy.deepcopy(policy).requires_grad_(False)
-        self._trained_by_critics = [*self.critics.parameters(), *shared]
+        self._trained_by_critics = [*self.critics.parameters(), *trained_encoder]
         self._polyak = [*self.target_critics.parameters(), *self._target_encoder]
         own = {id(parameter) for parameter in shared}
         acting = [parameter for parameter in policy.parameters() if id(parameter) not in own]
@@ -138,7 +140,8 @@ class RlpdLearner:
 
     def _update_critics(self, part: Transitions, members: Tensor, next_noise: Tensor) -> Metrics:
         targets = self._targets(part, members, next_noise)
-        features = self.policy.critic_view(self.policy.encode(part.inputs))
+        with torch.set_grad_enabled(bool(self._target_encoder)):
+            features = self.policy.critic_view(self.policy.encode(part.inputs))
         values = self.critics(features, part.actions.flatten(1))
         loss = critic_loss(values, targets)
         _descend(loss, self._critic_optimizer)
@@ -266,5 +269,12 @@ def _descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step. Only the gradients of the optimizer's own parameters are computed."""
     parameters = optimizer.param_groups[0]["params"]
     for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        parameter.grad = gradient
+        parameter.grad = _strided_like(parameter, gradient)
     optimizer.step()
+
+
+def _strided_like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """A convolution of images whose channels lie last gives such gradients, too, which fused Adam refuses."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
