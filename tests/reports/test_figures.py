@@ -55,6 +55,14 @@ def test_a_training_without_validation_or_kl_shows_what_there_is(axes: Axes) -> 
     assert set(labels(axes)) == {"sampled, training", "kept: iteration 1"}
 
 
+def test_a_kl_that_overflowed_is_left_out(axes: Axes) -> None:
+    metrics = [{"rollout/success": 0.5, "update/kl": kl} for kl in (np.inf, 0.2, np.nan)]
+    figures._training(axes, "RLOO", History(algorithm="", iterations=metrics, validation={}, kept=1))
+    (distance,) = (one for one in axes.figure.axes if one is not axes)
+    (line,) = distance.get_lines()
+    assert np.asarray(line.get_ydata()).tolist() == [0.2]
+
+
 def test_a_training_with_interventions_shows_how_much_the_policy_was_helped(axes: Axes) -> None:
     metrics = [{"rollout/success": 0.9, "intervention/share": share} for share in (0.6, 0.2)]
     figures._training(axes, "RLPD", History(algorithm="", iterations=metrics, validation={}, kept=1))

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import ks_2samp
 
 from nightshift import config, envs, files
 from nightshift.envs.libero.drawing import SAME, draw
-from nightshift.envs.libero.env import LiberoEnv
+from nightshift.envs.libero.env import LiberoEnv, _numpy_seed
+from nightshift.envs.libero.setup import quiet
 from nightshift.envs.libero.suites import LIBERO_OBJECT, LIBERO_SPATIAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
@@ -118,6 +120,29 @@ def test_the_arm_starts_as_differently_as_in_liberos_evaluation_states(job: Call
     rest = held_out.mean(axis=0)
     assert 0.7 < np.std(drawn - rest) / np.std(held_out - rest) < 1.4, "28 and 350 joint angles"
     assert np.abs(drawn - rest).max() < 5 * np.std(held_out - rest)
+
+
+@needs_assets
+def test_objects_on_fixtures_start_as_differently_as_in_liberos_evaluation_states() -> None:
+    """Bowls stand on a cabinet and a stove. LIBERO moved both for every state that it drew, and the bowls with them."""
+    (task,) = (task for task in LIBERO_SPATIAL.tasks() if "on_the_wooden_cabinet" in task.name)
+    env = LIBERO_SPATIAL.make_env(task)
+    fixtures = env._model.body_pos.copy(), env._model.body_quat.copy()
+    drawn = np.array([placed(env, seed) for seed in range(200)])
+    known = LIBERO_SPATIAL.load_init_states(task, "eval")
+    held_out = np.array([env.positions_in(state)[env._objects_xy] for state in known])
+    agreement = ks_2samp(drawn.reshape(200, -1), held_out.reshape(50, -1)).pvalue
+    assert agreement.min() > 1e-3, "of each coordinate of each object"
+    np.testing.assert_array_equal(fixtures[0], env._model.body_pos)
+    np.testing.assert_array_equal(fixtures[1], env._model.body_quat)
+
+
+def placed(env: LiberoEnv, seed: int) -> NDArray[np.float64]:
+    """Where the samplers put the objects, before they settle."""
+    with env._bound(), quiet(), _numpy_seed(seed):
+        env._clear()
+        env._placement.draw()
+    return np.array(env._data.qpos[env._objects_xy])
 
 
 @needs_assets

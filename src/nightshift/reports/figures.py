@@ -108,7 +108,8 @@ def _training(axes: Axes, label: str, history: History) -> None:
     """Sampled and greedy success with the iteration that was kept, and how much it was helped; KL on an axis of its
     own."""
     _show_success(axes)
-    sampled, kl = history.metric(SAMPLED_SUCCESS), history.metric(KL)
+    sampled = history.metric(SAMPLED_SUCCESS)
+    kl = {iteration: value for iteration, value in history.metric(KL).items() if np.isfinite(value)}  # it may overflow
     axes.plot(list(sampled), list(sampled.values()), "o-", color=_SAMPLED, markersize=4, label="sampled, training")
     if helped := history.metric(INTERVENED):
         axes.plot(list(helped), list(helped.values()), "-.", color=_INTERVENED, label="intervened steps, training")
@@ -133,7 +134,7 @@ def _training(axes: Axes, label: str, history: History) -> None:
     if kl:
         distance = axes.twinx()
         distance.plot(list(kl), list(kl.values()), "-", color=_KL, linewidth=1, label="KL per iteration (right)")
-        distance.set_ylim(0, _KL_HEADROOM * np.nanmax([*kl.values(), history.kl_limit or 0.0, 1e-6]))
+        distance.set_ylim(0, _KL_HEADROOM * max(*kl.values(), history.kl_limit or 0.0, 1e-6))
         distance.set_ylabel("KL per iteration (nats)")
         if history.kl_limit is not None:
             limit = f"KL limit {history.kl_limit:g} (right)"
