@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nightshift import config, policies
 from nightshift.algorithms.reference import Reference
-from nightshift.algorithms.sft import DemoBatch, SftLearner
+from nightshift.algorithms.sft import DemoBatch, SftOptimizer
 from nightshift.algorithms.strategy import SingleProcess
 from nightshift.errors import ConfigError
 from nightshift.policies import lora, snapshot
@@ -55,11 +55,11 @@ def log_probs(policy: OpenVlaOft, of: DemoBatch) -> Tensor:
         return policy.log_prob(of.inputs, of.actions, 1.0)
 
 
-def train(policy: OpenVlaOft, steps: int = 2) -> SftLearner:
-    learner = SftLearner(policy, SFT, microbatch_size=3)
+def train(policy: OpenVlaOft, steps: int = 2) -> SftOptimizer:
+    optimizer = SftOptimizer(policy, SFT, microbatch_size=3)
     for step in range(steps):
-        learner.update(batch(policy), torch.Generator().manual_seed(step))
-    return learner
+        optimizer.update(batch(policy), torch.Generator().manual_seed(step))
+    return optimizer
 
 
 def test_a_layer_with_an_adapter_computes_what_its_merged_weight_does() -> None:
@@ -129,7 +129,7 @@ def test_a_checkpoint_has_no_frozen_weight_and_resumes_bit_for_bit() -> None:
     tensors = part.tensors()
     names = {name.removeprefix("policy.weights.") for name in tensors}
     assert names.isdisjoint(part.policy.frozen)
-    resumed = SftLearner(adapted(), SFT, microbatch_size=3)
+    resumed = SftOptimizer(adapted(), SFT, microbatch_size=3)
     resumed.resume(tensors, 2)
     assert isinstance(resumed.policy, OpenVlaOft)
     resumed.update(batch(resumed.policy), torch.Generator().manual_seed(2))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nightshift import config, policies
 from nightshift.algorithms.reference import Reference
-from nightshift.algorithms.sft import DemoBatch, SftLearner
+from nightshift.algorithms.sft import DemoBatch, SftOptimizer
 from nightshift.algorithms.strategy import SingleProcess
 from nightshift.errors import ConfigError
 from nightshift.policies import lora, snapshot
@@ -60,19 +60,19 @@ def decided(policy: Pi0) -> tuple[Inputs, Tensor]:
     return {**inputs, **latents}, actions
 
 
-def update(learner: SftLearner, step: int) -> None:
-    policy = learner.policy
+def update(optimizer: SftOptimizer, step: int) -> None:
+    policy = optimizer.policy
     mask = torch.ones(ROWS, policy.horizon, dtype=torch.bool)
     actions = examples.demo_actions(ROWS, horizon=policy.horizon)
     batch = DemoBatch(policy.inputs(examples.observe(ROWS)), actions, mask)
-    learner.update(batch, torch.Generator().manual_seed(step))
+    optimizer.update(batch, torch.Generator().manual_seed(step))
 
 
-def train(policy: Pi0, steps: int = 2) -> SftLearner:
-    learner = SftLearner(policy, SFT, microbatch_size=3)
+def train(policy: Pi0, steps: int = 2) -> SftOptimizer:
+    optimizer = SftOptimizer(policy, SFT, microbatch_size=3)
     for step in range(steps):
-        update(learner, step)
-    return learner
+        update(optimizer, step)
+    return optimizer
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_checkpoint_has_no_frozen_weight_and_resumes_bit_for_bit() -> None:
     whole, part = train(adapted(), steps=3), train(adapted(), steps=2)
     tensors = part.tensors()
     assert {name.removeprefix("policy.weights.") for name in tensors}.isdisjoint(part.policy.frozen)
-    resumed = SftLearner(adapted(), SFT, microbatch_size=3)
+    resumed = SftOptimizer(adapted(), SFT, microbatch_size=3)
     resumed.resume(tensors, 2)
     update(resumed, 2)
     expected = whole.policy.state_dict()
