@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import torch
 
@@ -21,8 +22,10 @@ from nightshift.policies.start import check_same_network
 from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
 
-_STEPS_AT_ONCE = 20
+_MOST_STEPS = 20
 """Of the learners, between two movements of the progress bar: reading a loss waits for the GPU."""
+_SECONDS = 2.0
+"""Between those, about, where a step is so slow that fewer are made."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
@@ -62,18 +65,25 @@ def _start(fresh: Policy) -> Policy:
 
 def _train(job: Job, learners: Learners[SftSteps], sft: config.Sft) -> None:
     every = job.machine.checkpoint_every.sft_steps
-    step = _resume(job, learners)
+    step, at_once = _resume(job, learners), 1
     with progress.bar("sft", total=sft.steps, done=step) as advance:
         while step < sft.steps:
-            count = min(_STEPS_AT_ONCE, every - step % every, sft.steps - step)
+            count = min(at_once, every - step % every, sft.steps - step)
             step += count
             due = step % every == 0 or step == sft.steps
+            started = time.monotonic()
             metrics = learners.update([SftSteps(count, validate=due)] * job.machine.ranks)
+            at_once = _steps_at_once((time.monotonic() - started) / count)
             for _ in range(count):
                 advance(f"loss {metrics['sft/loss']:.4f}")
             if due:
                 job.tracker.log({**metrics, **gpu.sample()}, step)
                 _save(job, learners, step)
+
+
+def _steps_at_once(seconds: float) -> int:
+    """For steps that take so many seconds. It changes when the progress bar moves, and nothing else."""
+    return int(min(max(_SECONDS / max(seconds, 1e-6), 1), _MOST_STEPS))
 
 
 def _save(job: Job, learners: Learners[SftSteps], step: int) -> None:

@@ -21,8 +21,8 @@ _NORM_EPS = 1e-6
 class _StackedProduct(torch.autograd.Function):
     """`torch.baddbmm` with a backward pass that is faster on the CPU, with the same results.
 
-    The gradient of the values is a product with the transposed weights. For those torch on ARM leaves BLAS for a library
-    that arranges them anew, member by member; a transposed copy of all of them is cheaper.
+    The gradient of the values is a product with the transposed weights. For those torch on ARM leaves BLAS for oneDNN,
+    which arranges them anew, network by network; a transposed copy of all of them costs less.
     """
 
     @staticmethod
