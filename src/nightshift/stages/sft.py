@@ -54,13 +54,13 @@ def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> 
 
 
 def _start(fresh: Policy) -> Policy:
-    """The policy that cloning begins with: the champion if the stage `start` took it, with its own normalisation."""
+    """The policy that cloning begins with: the champion's weights and normalisation, if the stage `start` took it."""
     if not (paths.START / paths.CHAMPION_VERSION).exists():
         return fresh
     files.verify_folder(paths.START, "nightshift stage start")
     champion = policies.load(paths.START)
     check_same_network(champion, fresh)
-    return champion
+    return policies.build(fresh.spec, champion.state_dict())
 
 
 def _train(job: Job, learners: Learners[SftSteps], sft: config.Sft) -> None:
