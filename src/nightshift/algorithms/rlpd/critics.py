@@ -52,7 +52,8 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(count, 1, outputs))
 
     def forward(self, values: Tensor, members: Tensor | None) -> Tensor:
-        product: Tensor = _StackedProduct.apply(_chosen(self.bias, members), values, _chosen(self.weight, members))
+        bias, weight = _chosen(self.bias, members), _chosen(self.weight, members)
+        product: Tensor = _StackedProduct.apply(bias, values, weight)  # type: ignore[no-untyped-call]
         return product
 
 
