@@ -3,12 +3,14 @@
 Ways to make the same update, in one run, round by round in turn:
   loop      a list of ten networks out of torch's layers and a loop over them, one Adam, averages one by one:
             how SAC with an ensemble is usually written
-  sb3       stable-baselines3's SAC with ten critics, where it is installed and with --utd 1: it steps the actor with
-            every step of the critics. It has no LayerNorm, and takes the minimum over all critics
+  sb3       stable-baselines3's SAC with ten critics and `gradient_steps` = UTD, where it is installed. It differs: no
+            LayerNorm, the minimum over all critics, and a step of the actor and one of the temperature with every step
+            of the critics, so that it is set up alike with --utd 1 alone. It samples its replay in that time
   batched   the ensemble as one batched computation (`RlpdLearner`)
   graph     the same as one CUDA graph per update (on a GPU, as `RlpdLearner` does by itself)
+  products  the matrix products of `batched` and nothing else: what its speed is limited by
 
-It prints a table: medians over rounds, and the ratio to the loop with the least and the most of all rounds.
+It prints a table: medians over rounds, and the ratio to the loop and to sb3 with the least and the most of all rounds.
 
 Example: benchmarks/rlpd.py --device cpu --utd 1
 """
@@ -18,9 +20,10 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +134,52 @@ class Loop:
         self._temperature_optimizer.step()
 
 
-def stable_baselines(device: torch.device) -> Callable[[], object]:
-    """One gradient step of its SAC, the sampling from its replay included."""
+class Products:
+    """The matrix products of an update; every operand lies in memory as BLAS likes it best."""
+
+    def __init__(self, device: torch.device, utd_ratio: int, num_min_qs: int) -> None:
+        sizes = [STATES + ACTIONS, WIDTH, WIDTH, 1]
+        self._critics = self._layers(CRITICS, sizes, device)
+        self._drawn = self._layers(num_min_qs, sizes, device)
+        self._actor = self._layers(1, [STATES, WIDTH, WIDTH, 2 * ACTIONS], device)
+        self._utd_ratio = utd_ratio
+
+    @staticmethod
+    def _layers(count: int, sizes: Sequence[int], device: torch.device) -> list[tuple[Tensor, ...]]:
+        """Of each layer: inputs, weights, gradients of outputs, transposed weights."""
+        shapes = [
+            ((count, BATCH, a), (count, a, b), (count, BATCH, b), (count, b, a)) for a, b in itertools.pairwise(sizes)
+        ]
+        return [tuple(torch.rand(shape, device=device) for shape in layer) for layer in shapes]
+
+    def update(self) -> None:
+        for _ in range(self._utd_ratio):
+            self._forward(self._actor)
+            self._forward(self._drawn)
+            self._forward(self._critics)
+            self._weight_gradients(self._critics)
+            self._input_gradients(self._critics[1:])
+        self._forward(self._actor)
+        self._forward(self._critics)
+        self._input_gradients(self._critics)
+        self._weight_gradients(self._actor)
+        self._input_gradients(self._actor[1:])
+
+    def _forward(self, layers: list[tuple[Tensor, ...]]) -> None:
+        for inputs, weights, _, _ in layers:
+            torch.bmm(inputs, weights)
+
+    def _weight_gradients(self, layers: list[tuple[Tensor, ...]]) -> None:
+        for inputs, _, gradients, _ in layers:
+            torch.bmm(inputs.transpose(1, 2), gradients)
+
+    def _input_gradients(self, layers: list[tuple[Tensor, ...]]) -> None:
+        for _, _, gradients, transposed in layers:
+            torch.bmm(gradients, transposed)
+
+
+def stable_baselines(device: torch.device, utd_ratio: int) -> Callable[[], object]:
+    """As many gradient steps of its SAC, the sampling from its replay included."""
     import gymnasium
     from stable_baselines3 import SAC
     from stable_baselines3.common.logger import configure
@@ -148,7 +195,7 @@ def stable_baselines(device: torch.device) -> Callable[[], object]:
     for _ in range(sac.buffer_size):
         states, actions = draw.uniform(-1, 1, (2, 1, STATES)), draw.uniform(-1, 1, (1, ACTIONS))
         sac.replay_buffer.add(*states, actions, draw.uniform(-1, 1, 1), np.zeros(1), [{}])
-    return lambda: sac.train(1, BATCH)
+    return lambda: sac.train(utd_ratio, BATCH)
 
 
 def ways(device: torch.device, utd_ratio: int) -> dict[str, Callable[[], object]]:
@@ -159,22 +206,41 @@ def ways(device: torch.device, utd_ratio: int) -> dict[str, Callable[[], object]
         "loop": lambda: loop.update(batch),
         "batched": lambda: batched.update(batch),
     }
-    if utd_ratio == 1 and importlib.util.find_spec("stable_baselines3"):
-        found["sb3"] = stable_baselines(device)
+    if importlib.util.find_spec("stable_baselines3"):
+        found["sb3"] = stable_baselines(device, utd_ratio)
+    else:
+        print("sb3 is left out: pip install stable-baselines3")
     if device.type == "cuda":
         graph = RlpdLearner(make_policy(device), rlpd, seed=0)
         found["graph"] = lambda: graph.update(batch)
+    found["products"] = Products(device, utd_ratio, rlpd.critics.num_min_qs).update
     return found
 
 
-def updates_per_second(update: Callable[[], object], device: torch.device) -> float:
-    count, started = 0, time.perf_counter()
-    while time.perf_counter() - started < SECONDS:
+def updates_per_second(update: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+    count, started = 0, clock()
+    while clock() - started < SECONDS:
         update()
         if device.type == "cuda":
             torch.cuda.synchronize()
         count += 1
-    return count / (time.perf_counter() - started)
+    return count / (clock() - started)
+
+
+def print_table(rates: Mapping[str, Sequence[float]], utd: int) -> None:
+    """`rates`: gradient steps per second by round."""
+    bases = [name for name in ("loop", "sb3") if name in rates]
+    print(
+        f"{'':10}{'steps/s':>10}{'decisions/h':>14}" + "".join(f"{f'over {base} (least - most)':>29}" for base in bases)
+    )
+    for name, own in rates.items():
+        middle = statistics.median(own)
+        print(f"{name:10}{middle:10.1f}{3600 * middle / utd:14,.0f}" + "".join(_over(own, rates[b]) for b in bases))
+
+
+def _over(own: Sequence[float], base: Sequence[float]) -> str:
+    ratios = [rate / other for rate, other in zip(own, base, strict=True)]
+    return f"{f'{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})':>29}"
 
 
 def main() -> None:
@@ -182,24 +248,23 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
     parser.add_argument("--utd", type=int, default=20, help="steps of the critics for one of the actor")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count seconds of CPU time: for one thread, on a machine that is in use"
+    )
     chosen = parser.parse_args()
     device, utd = torch.device(chosen.device), chosen.utd
     torch.set_num_threads(chosen.threads)
     compared = ways(device, utd)
-    for update in compared.values():  # compile, allocate, record
+    for update in compared.values():  # allocate, record
         update()
-    found: dict[str, list[float]] = {name: [] for name in compared}
+    rates: dict[str, list[float]] = {name: [] for name in compared}
+    clock = time.process_time if chosen.cpu_time else time.perf_counter
     for _ in range(ROUNDS):
         for name, update in compared.items():
-            found[name].append(utd * updates_per_second(update, device))
+            rates[name].append(utd * updates_per_second(update, device, clock))
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{device.type}, {where}: {CRITICS} critics, batch {BATCH}, {WIDTH} × {WIDTH}, UTD {utd}")
-    print(f"{'':10}{'steps/s':>10}{'decisions/h':>14}{'over loop':>11}{'least':>8}{'most':>8}")
-    for name, rates in found.items():
-        ratios = [rate / base for rate, base in zip(rates, found["loop"], strict=True)]
-        middle = statistics.median(rates)
-        columns = f"{middle:10.1f}{3600 * middle / utd:14,.0f}{statistics.median(ratios):11.2f}"
-        print(f"{name:10}{columns}{min(ratios):8.2f}{max(ratios):8.2f}")
+    print_table(rates, utd)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Learning rates of both learners, and that a resumed schedule continues where it was."""
+"""Learning rates of both optimizers, and that a resumed schedule continues where it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from nightshift import config
 from nightshift.algorithms.optimizer import ClippedAdamW
-from nightshift.algorithms.sft import DemoBatch, DemoLoader, SftLearner
+from nightshift.algorithms.sft import DemoBatch, DemoLoader, SftOptimizer
 from nightshift.algorithms.strategy import SingleProcess
 from tests.algorithms.test_on_policy import demos, policy
 from tests.policies import examples
@@ -77,51 +77,51 @@ def all_demos() -> DemoBatch:
     return demos()[torch.arange(9)]
 
 
-def sft_rate(learner: SftLearner) -> float:
-    rate: float = learner.optimizer.param_groups[0]["lr"]
+def sft_rate(optimizer: SftOptimizer) -> float:
+    rate: float = optimizer.optimizer.param_groups[0]["lr"]
     return rate
 
 
 def test_the_rate_of_behaviour_cloning_falls_linearly_to_zero() -> None:
-    learner = SftLearner(policy(), SFT, microbatch_size=16)
+    optimizer = SftOptimizer(policy(), SFT, microbatch_size=16)
     seen = []
     for _ in range(SFT.steps):
-        seen.append(sft_rate(learner))
-        learner.update(all_demos(), torch.Generator())
+        seen.append(sft_rate(optimizer))
+        optimizer.update(all_demos(), torch.Generator())
     assert seen == [1e-3 * (1 - step / 10) for step in range(10)]
-    assert sft_rate(learner) == 0
+    assert sft_rate(optimizer) == 0
 
 
 def test_resumed_behaviour_cloning_ends_with_the_same_weights() -> None:
     generator = torch.Generator()
-    whole = SftLearner(policy(), SFT, microbatch_size=16)
+    whole = SftOptimizer(policy(), SFT, microbatch_size=16)
     for _ in range(4):
         whole.update(all_demos(), generator)
-    resumed = SftLearner(policy(), SFT, microbatch_size=16)
+    resumed = SftOptimizer(policy(), SFT, microbatch_size=16)
     resumed.resume(whole.tensors(), 4)
-    for learner in (whole, resumed):
+    for optimizer in (whole, resumed):
         for _ in range(6):
-            learner.update(all_demos(), generator)
+            optimizer.update(all_demos(), generator)
     after = resumed.tensors()
     for name, tensor in whole.tensors().items():
         assert torch.equal(after[name], tensor), name
 
 
 def test_behaviour_cloning_warms_up_linearly() -> None:
-    learner = SftLearner(policy(), SFT.model_copy(update={"warmup_steps": 3}), microbatch_size=16)
+    optimizer = SftOptimizer(policy(), SFT.model_copy(update={"warmup_steps": 3}), microbatch_size=16)
     seen = []
     for _ in range(5):
-        seen.append(sft_rate(learner))
-        learner.update(all_demos(), torch.Generator())
+        seen.append(sft_rate(optimizer))
+        optimizer.update(all_demos(), torch.Generator())
     assert seen == pytest.approx([1e-3 * min((n + 1) / 4, 1) * (1 - n / 10) for n in range(5)])
 
 
 def test_cloning_does_not_depend_on_the_microbatch_size() -> None:
     def learned(size: int) -> dict[str, torch.Tensor]:
-        learner = SftLearner(policy(), SFT, microbatch_size=size)
+        optimizer = SftOptimizer(policy(), SFT, microbatch_size=size)
         for _ in range(3):
-            learner.update(all_demos(), torch.Generator())
-        return learner.policy.state_dict()
+            optimizer.update(all_demos(), torch.Generator())
+        return optimizer.policy.state_dict()
 
     whole = learned(9)
     for size in (1, 2, 4):
@@ -147,12 +147,12 @@ def test_a_loader_continues_from_the_state_after_the_batch_that_was_handed_out_l
 def test_augmentation_does_not_depend_on_the_microbatch_size() -> None:
     def learned(size: int) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
-        learner = SftLearner(examples.make("cnn"), SFT, microbatch_size=size)
-        inputs = learner.policy.inputs(examples.observe(6))
+        optimizer = SftOptimizer(examples.make("cnn"), SFT, microbatch_size=size)
+        inputs = optimizer.policy.inputs(examples.observe(6))
         batch = DemoBatch(inputs, examples.demo_actions(6), torch.ones(6, examples.CHUNK, dtype=torch.bool))
         for step in range(3):
-            learner.update(batch, torch.Generator().manual_seed(step))
-        return learner.policy.state_dict()
+            optimizer.update(batch, torch.Generator().manual_seed(step))
+        return optimizer.policy.state_dict()
 
     whole = learned(6)
     for name, value in learned(4).items():

@@ -13,7 +13,7 @@ import yaml
 from nightshift import config
 from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.on_policy import Iteration, OnPolicyLearner
-from nightshift.algorithms.sft import DemoBatch, Demos, SftLearner
+from nightshift.algorithms.sft import DemoBatch, Demos, SftOptimizer
 from nightshift.policies.flow import Flow
 from nightshift.types import Trajectory
 from tests.algorithms.test_on_policy import REQUEST, TEMPERATURE, settings
@@ -102,36 +102,36 @@ def test_cloning_does_not_depend_on_the_size_of_microbatches_and_draws_anew_in_e
     learned: list[Flow] = []
     losses: list[list[float]] = []
     for size in (64, 2):
-        learner = SftLearner(policy("sde"), sft, microbatch_size=size)
-        batch = demos(learned_by(learner))[torch.arange(9)]
+        optimizer = SftOptimizer(policy("sde"), sft, microbatch_size=size)
+        batch = demos(learned_by(optimizer))[torch.arange(9)]
         losses.append(
-            [step_loss(learner, batch, seed) for seed in range(3)] + [learner.loss(demos(learned_by(learner)))]
+            [step_loss(optimizer, batch, seed) for seed in range(3)] + [optimizer.loss(demos(learned_by(optimizer)))]
         )
-        learned.append(learned_by(learner))
+        learned.append(learned_by(optimizer))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert_same(learned[0], learned[1], "sde")
 
 
-def learned_by(learner: SftLearner) -> Flow:
-    return cast(Flow, learner.policy)
+def learned_by(optimizer: SftOptimizer) -> Flow:
+    return cast(Flow, optimizer.policy)
 
 
-def step_loss(learner: SftLearner, batch: DemoBatch, seed: int) -> float:
-    return learner.update(batch, torch.Generator().manual_seed(seed)).item()
+def step_loss(optimizer: SftOptimizer, batch: DemoBatch, seed: int) -> float:
+    return optimizer.update(batch, torch.Generator().manual_seed(seed)).item()
 
 
 def test_the_validation_loss_is_the_same_every_time() -> None:
     sft = config.Sft.model_validate(yaml.safe_load((REPOSITORY / "params.yaml").read_text())["sft"])
-    learner = SftLearner(policy("sde"), sft, microbatch_size=64)
-    assert learner.loss(demos(learned_by(learner))) == learner.loss(demos(learned_by(learner)))
+    optimizer = SftOptimizer(policy("sde"), sft, microbatch_size=64)
+    assert optimizer.loss(demos(learned_by(optimizer))) == optimizer.loss(demos(learned_by(optimizer)))
 
 
 def test_a_loss_that_is_not_random_takes_no_numbers_from_the_generator() -> None:
     """Results of other families do not depend on it."""
     sft = config.Sft.model_validate(yaml.safe_load((REPOSITORY / "params.yaml").read_text())["sft"])
-    learner = SftLearner(make("gaussian_mlp"), sft, microbatch_size=64)
-    seen, mask = learner.policy.inputs(observe(4)), torch.ones(4, CHUNK, dtype=torch.bool)
+    optimizer = SftOptimizer(make("gaussian_mlp"), sft, microbatch_size=64)
+    seen, mask = optimizer.policy.inputs(observe(4)), torch.ones(4, CHUNK, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()
-    learner.update(DemoBatch(seen, demo_actions(4), mask), generator)
+    optimizer.update(DemoBatch(seen, demo_actions(4), mask), generator)
     assert torch.equal(generator.get_state(), before)

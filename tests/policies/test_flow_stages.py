@@ -105,6 +105,19 @@ def test_log_probs_that_are_recorded_in_a_rollout_are_the_updates_own(job: Calla
     assert batch.log_probs.abs().sum() > 0
 
 
+def test_what_an_update_reads_of_a_decision_is_recorded_in_training_and_not_in_evaluation() -> None:
+    params = with_policy("sde")
+    torch.manual_seed(0)
+    policy = policies.fresh(params.policy, {"objects": (3,), "task": (2,), "instruction": ()}, action_dim=7)
+    train = RolloutRequest(task="near", split="train", init_state=0, controller="sample", seed=1)
+    with closing(LocalPool(params.env)) as pool:
+        played = dict(pool.run([train, replace(train, split="eval")], snapshot(policy)))
+    (trained,), (evaluated,) = played[0], played[1]
+    assert trained.latents
+    assert not evaluated.latents
+    assert evaluated.log_probs.any()
+
+
 def test_a_noise_network_alone_has_a_std_to_learn() -> None:
     with_policy("noise", rloo={"learn_std": True, "entropy_coef": 0.005})
     with pytest.raises(ValueError, match=r"learn_std has no effect while the policy is flow with flow_sde"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from torch import Tensor, nn
 
 from nightshift import config, policies
 from nightshift.algorithms.reference import Reference
-from nightshift.algorithms.sft import DemoBatch, SftLearner
+from nightshift.algorithms.sft import DemoBatch, SftOptimizer
 from nightshift.algorithms.strategy import SingleProcess
 from nightshift.errors import ConfigError
 from nightshift.policies import lora, snapshot
+from nightshift.policies.base import Policy
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
+from nightshift.policies.pi0.policy import Pi0
+from nightshift.policies.published import PublishedPolicy
 from tests.policies import examples
 
 CPU = torch.device("cpu")
@@ -45,9 +49,27 @@ def adapted(head: str = "tokens", *, seed: int = 0) -> OpenVlaOft:
     return policy
 
 
-def batch(policy: OpenVlaOft, count: int = 6) -> DemoBatch:
-    mask = torch.ones(count, examples.CHUNK, dtype=torch.bool)
-    return DemoBatch(policy.inputs(examples.observe(count)), examples.demo_actions(count), mask)
+def adapted_pi0() -> Pi0:
+    torch.manual_seed(0)
+    targets = {**LORA, "targets": ["q_proj", "v_proj", "down_proj", "action_out_proj"]}
+    policy = Pi0(**{**examples.PI0, **examples.FLOW["sde"], "lora": targets})
+    for parameter in policy.parameters():  # fresh ones are zero in places: nothing would be learned there
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.1)
+    return policy
+
+
+@pytest.fixture(params=[adapted, adapted_pi0], ids=["openvla-oft", "pi0"])
+def make(request: pytest.FixtureRequest) -> Callable[[], PublishedPolicy]:
+    """Makes the same policy every time, with an adapter that is not fresh."""
+    chosen: Callable[[], PublishedPolicy] = request.param
+    return chosen
+
+
+def batch(policy: Policy, count: int = 6) -> DemoBatch:
+    mask = torch.ones(count, policy.horizon, dtype=torch.bool)
+    actions = examples.demo_actions(count, horizon=policy.horizon)
+    return DemoBatch(policy.inputs(examples.observe(count)), actions, mask)
 
 
 def log_probs(policy: OpenVlaOft, of: DemoBatch) -> Tensor:
@@ -55,11 +77,11 @@ def log_probs(policy: OpenVlaOft, of: DemoBatch) -> Tensor:
         return policy.log_prob(of.inputs, of.actions, 1.0)
 
 
-def train(policy: OpenVlaOft, steps: int = 2) -> SftLearner:
-    learner = SftLearner(policy, SFT, microbatch_size=3)
+def train(policy: Policy, steps: int = 2) -> SftOptimizer:
+    optimizer = SftOptimizer(policy, SFT, microbatch_size=3)
     for step in range(steps):
-        learner.update(batch(policy), torch.Generator().manual_seed(step))
-    return learner
+        optimizer.update(batch(policy), torch.Generator().manual_seed(step))
+    return optimizer
 
 
 def test_a_layer_with_an_adapter_computes_what_its_merged_weight_does() -> None:
@@ -123,22 +145,21 @@ def test_training_changes_adapters_and_new_modules_alone(head: str) -> None:
     assert any(name.startswith("network.proprio_projector.") for name in changed)
 
 
-def test_a_checkpoint_has_no_frozen_weight_and_resumes_bit_for_bit() -> None:
-    whole = train(adapted(), steps=3)
-    part = train(adapted(), steps=2)
+def test_a_checkpoint_has_no_frozen_weight_and_resumes_bit_for_bit(make: Callable[[], PublishedPolicy]) -> None:
+    whole = train(make(), steps=3)
+    part = train(make(), steps=2)
     tensors = part.tensors()
     names = {name.removeprefix("policy.weights.") for name in tensors}
     assert names.isdisjoint(part.policy.frozen)
-    resumed = SftLearner(adapted(), SFT, microbatch_size=3)
+    resumed = SftOptimizer(make(), SFT, microbatch_size=3)
     resumed.resume(tensors, 2)
-    assert isinstance(resumed.policy, OpenVlaOft)
     resumed.update(batch(resumed.policy), torch.Generator().manual_seed(2))
     expected = whole.policy.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.policy.state_dict().items())
 
 
-def test_another_version_of_a_policy_travels_without_its_frozen_weights() -> None:
-    policy = adapted()
+def test_another_version_of_a_policy_travels_without_its_frozen_weights(make: Callable[[], PublishedPolicy]) -> None:
+    policy = make()
     first = snapshot.snapshot(policy)
     slot = snapshot.PolicySlot(CPU)
     held = slot.load(first)

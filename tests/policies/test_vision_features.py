@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nightshift import config, policies
+from nightshift import config, files, policies
 from nightshift.algorithms.batch import collate, idle
 from nightshift.algorithms.on_policy import Iteration, OnPolicyLearner
 from nightshift.errors import ConfigError
@@ -20,6 +21,8 @@ from nightshift.policies.base import Inputs
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
 from nightshift.policies.pi0.policy import Pi0
 from nightshift.policies.published import VISION_FEATURES, PublishedPolicy
+from nightshift.project import paths
+from nightshift.stages import sft
 from nightshift.types import RolloutRequest, Trajectory
 from tests.algorithms.test_on_policy import settings
 from tests.policies import examples
@@ -223,3 +226,20 @@ def test_a_section_of_params_chooses_it() -> None:
     chosen = config.OpenVlaOft.model_validate(section(lora=LANGUAGE_ALONE, reuse_vision_features=True))
     made = policies.fresh(chosen, examples.SHAPES, examples.ACTION_DIM)
     assert VISION_FEATURES in made.decide(made.inputs(examples.observe(2)), examples.generators(2), 1.0).latents
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_training_from_a_champion_may_choose_it_anew(
+    reuse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    champion, fresh = make("openvla-oft tokens", reuse=not reuse), make("openvla-oft tokens", reuse=reuse)
+    with torch.no_grad():
+        next(champion.parameters()).add_(1)
+    with files.new_folder(paths.START) as folder:
+        policies.save(champion, folder)
+        (folder / paths.CHAMPION_VERSION).write_text("1")
+    started = sft._start(fresh)
+    assert started.spec == fresh.spec
+    weights = champion.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in started.state_dict().items())

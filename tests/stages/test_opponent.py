@@ -8,16 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 
 from nightshift import config, files, policies
-from nightshift.adapters import mlflow_registration
+from nightshift.adapters import mlflow_registration, mlflow_registry
 from nightshift.adapters.mlflow_registration import Proposal
 from nightshift.config import merged
 from nightshift.envs.grid import digest
 from nightshift.pipeline.job import Job
-from nightshift.policies import families
-from nightshift.policies.base import Policy
 from nightshift.project import packages, paths
 from nightshift.reports import gate
 from nightshift.reports.candidates import read_opponent
@@ -47,6 +46,17 @@ def register_champion(root: Path, model: str, grid: str, **network: Any) -> str:
     )
     assert mlflow_registration.register(root, proposal).champion == "1"
     return weights
+
+
+def forget(key: str, root: Path, model: str) -> None:
+    """Make the registered policy.json that of a version of Nightshift which had no such key."""
+    client = mlflow_registry.connect(root)
+    stored = Path(mlflow.artifacts.download_artifacts(f"models:/{model}/1"))  # of a local store: where it is
+    [path] = stored.rglob(policies.SPEC)
+    spec = json.loads(path.read_text())
+    del spec[key]
+    path.write_text(json.dumps(spec))
+    client.set_model_version_tag(model, "1", mlflow_registry.SPEC, files.sha256(path))
 
 
 def take(job: Job, **changes: Any) -> config.Params:
@@ -98,24 +108,16 @@ def test_a_champion_that_cannot_play_here_is_left_out_and_the_reason_is_said(
 
 
 def test_a_champion_of_another_version_of_nightshift_is_left_out_after_a_nights_training(
-    registry: Path,
-    params: config.Params,
-    job: Callable[[str], Job],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    registry: Path, params: config.Params, job: Callable[[str], Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    register_champion(registry, params.section("register").model, "old")
-
-    def newer(**spec: Any) -> Policy:
-        raise KeyError("film")  # as a family that has one more key
-
-    monkeypatch.setattr(families, "find", lambda family, release="": newer)
-    monkeypatch.setattr(newer, "with_weights", lambda weights, **spec: newer(**spec), raising=False)
+    model = params.section("register").model
+    register_champion(registry, model, "old")
+    forget("hidden", registry, model)
     take(job("opponent"))
     assert is_empty(paths.OPPONENT)
     said = " ".join(capsys.readouterr().out.split())
     assert "cannot play this grid: the description of this policy is none of the family gaussian_mlp" in said
-    assert "film is missing" in said
+    assert "missing 1 required keyword-only argument: 'hidden'" in said
 
 
 def test_a_compute_node_takes_nothing(

@@ -87,6 +87,24 @@ def test_the_seed_decides_the_weights(job: Callable[[str], Job], params: config.
     assert not torch.equal(first["net.0.weight"], other["net.0.weight"])
 
 
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 20), (0.01, 20), (0.5, 4), (7.0, 1)])
+def test_the_progress_of_slow_steps_is_shown_every_few_seconds(seconds: float, steps: int) -> None:
+    assert sft._steps_at_once(seconds) == steps
+
+
+@pytest.mark.usefixtures("data")
+def test_how_often_progress_is_shown_changes_no_weight(
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown_after(seconds: float) -> dict[str, torch.Tensor]:
+        monkeypatch.setattr(sft, "_SECONDS", seconds)
+        shutil.rmtree(job("sft").state, ignore_errors=True)
+        return run(job, params)
+
+    often, seldom = shown_after(0.0), shown_after(1e6)
+    assert all(torch.equal(often[name], value) for name, value in seldom.items())
+
+
 def on_machine(job: Callable[[str], Job], **machine: Any) -> Callable[[str], Job]:
     return lambda stage: replace(job(stage), machine=job(stage).machine.model_copy(update=machine))
 

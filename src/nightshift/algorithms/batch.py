@@ -69,7 +69,7 @@ class DecisionBatch:
 def collate(policy: Policy, episodes: Sequence[Trajectory]) -> DecisionBatch:
     """Every decision of `episodes`, with advantages and returns of zero."""
     if not episodes:
-        return _empty(policy)
+        return idle(policy, 0)
     chunks = [_chunked(episode) for episode in episodes]
     actions, mask, log_probs = (torch.cat(column) for column in zip(*chunks, strict=True))
     names = policy.update_observations
@@ -90,36 +90,20 @@ def collate(policy: Policy, episodes: Sequence[Trajectory]) -> DecisionBatch:
     )
 
 
-def _empty(policy: Policy) -> DecisionBatch:
-    """The batch of a rank without episodes, which still takes part in every collective sum."""
-    actions = torch.zeros(0, policy.chunk, policy.action_dim)
-    zeros = torch.zeros(0)
+def idle(policy: Policy, count: int = 1) -> DecisionBatch:
+    """Decisions that count for nothing. A rank without data runs the policy on one where others run it on theirs; with
+    none of them it takes part in the sums of all ranks."""
+    seen = nothing_seen(count, policy, policy.update_observations)
+    actions, zeros = torch.zeros(count, policy.chunk, policy.action_dim), torch.zeros(count)
     return DecisionBatch(
-        inputs=policy.update_inputs(nothing_seen(0, policy, policy.update_observations), policy.idle_latents(0)),
+        inputs=policy.update_inputs(seen, policy.idle_latents(count)),
         actions=actions,
-        mask=torch.zeros(0, policy.chunk, dtype=torch.bool),
+        mask=torch.zeros(count, policy.chunk, dtype=torch.bool),
         log_probs=actions,
-        episode=torch.zeros(0, dtype=torch.int64),
+        episode=torch.zeros(count, dtype=torch.int64),
         advantages=zeros,
         returns=zeros,
-        critic_features=torch.zeros(0, policy.critic_size),
-    )
-
-
-def idle(policy: Policy) -> DecisionBatch:
-    """One decision that counts for nothing: a rank without data runs the policy on it where others run it on theirs."""
-    seen = nothing_seen(1, policy, policy.update_observations)
-    actions = torch.zeros(1, policy.chunk, policy.action_dim)
-    zeros = torch.zeros(1)
-    return DecisionBatch(
-        inputs=policy.update_inputs(seen, policy.idle_latents(1)),
-        actions=actions,
-        mask=torch.zeros(1, policy.chunk, dtype=torch.bool),
-        log_probs=actions,
-        episode=torch.zeros(1, dtype=torch.int64),
-        advantages=zeros,
-        returns=zeros,
-        critic_features=torch.zeros(1, policy.critic_size),
+        critic_features=torch.zeros(count, policy.critic_size),
     )
 
 

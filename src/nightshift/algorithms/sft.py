@@ -117,7 +117,7 @@ class DemoLoader:
         return batch.pinned() if self._pin else batch
 
 
-class SftLearner:
+class SftOptimizer:
     """Gradient steps on batches of demos."""
 
     def __init__(
@@ -226,21 +226,21 @@ class SftSteps:
     """Compute the validation loss after them."""
 
 
-class SftTraining:
-    """An `SftLearner` that draws its batches itself, and validates."""
+class SftLearner:
+    """Draws batches of demos, steps on them, and validates."""
 
     def __init__(
-        self, learner: SftLearner, demos: Mapping[Literal["train", "validation"], Demos], *, seed: int
+        self, optimizer: SftOptimizer, demos: Mapping[Literal["train", "validation"], Demos], *, seed: int
     ) -> None:
-        self._learner = learner
+        self._optimizer = optimizer
         self._validation = demos["validation"]
         self._seed = seed
         self._loader = DemoLoader(
             demos["train"],
-            learner.settings.batch_size,
+            optimizer.settings.batch_size,
             torch.Generator().manual_seed(seed),
-            learner.strategy,
-            pin=learner.policy.device.type == "cuda",
+            optimizer.strategy,
+            pin=optimizer.policy.device.type == "cuda",
         )
 
     def update(self, steps: SftSteps) -> dict[str, float]:
@@ -249,15 +249,15 @@ class SftTraining:
         metrics = {}
         if losses:
             last = losses[-1].cpu()
-            self._learner.strategy.sum([last])
+            self._optimizer.strategy.sum([last])
             metrics["sft/loss"] = last.item()
         if steps.validate:
-            metrics["sft/validation_loss"] = self._learner.loss(self._validation)
+            metrics["sft/validation_loss"] = self._optimizer.loss(self._validation)
         return metrics
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of what a checkpoint must hold; `counters` are the rest."""
-        return {_GENERATOR: self._loader.state, **self._learner.tensors()}
+        return {_GENERATOR: self._loader.state, **self._optimizer.tensors()}
 
     @property
     def counters(self) -> dict[str, float]:
@@ -265,26 +265,26 @@ class SftTraining:
 
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
         self._loader.restore(tensors[_GENERATOR])
-        self._learner.resume(tensors, int(counters["version"]))
+        self._optimizer.resume(tensors, int(counters["version"]))
 
     @property
     def policy(self) -> Policy:
-        return self._learner.policy
+        return self._optimizer.policy
 
     @property
     def trained(self) -> Trained:
-        return self._learner.trained
+        return self._optimizer.trained
 
     @property
     def version(self) -> int:
         """Gradient steps so far."""
-        return self._learner.steps
+        return self._optimizer.steps
 
     @property
     def microbatches(self) -> int:
-        return self._learner.microbatches
+        return self._optimizer.microbatches
 
     def _step(self) -> Tensor:
         # Seeded by the step, so that a checkpoint need not hold its state.
-        augmentation = torch.Generator().manual_seed(self._seed * _SEEDS_APART + self._learner.steps)
-        return self._learner.update(self._loader.take(), augmentation)
+        augmentation = torch.Generator().manual_seed(self._seed * _SEEDS_APART + self._optimizer.steps)
+        return self._optimizer.update(self._loader.take(), augmentation)

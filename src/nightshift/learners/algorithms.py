@@ -9,7 +9,7 @@ import torch
 
 from nightshift import config, files
 from nightshift.algorithms.on_policy import OnPolicyLearner
-from nightshift.algorithms.sft import Demos, SftLearner, SftTraining
+from nightshift.algorithms.sft import Demos, SftLearner, SftOptimizer
 from nightshift.algorithms.strategy import Strategy
 from nightshift.data import dataset_store
 from nightshift.data.dataset_store import CloningSteps
@@ -51,15 +51,15 @@ class Cloning:
         """From a dataset that is verified."""
         return cls(settings=settings, dataset=dataset.resolve(), manifest=files.sha256(dataset / files.MANIFEST))
 
-    def learner(self, policy: Policy, *, seed: int, microbatch_size: int, strategy: Strategy) -> SftTraining:
+    def learner(self, policy: Policy, *, seed: int, microbatch_size: int, strategy: Strategy) -> SftLearner:
         self._check_dataset()
         data = dataset_store.open_verified(self.dataset)
         demos = {
             split: _demos(policy, data.steps(split, policy.observations, policy.horizon))
             for split in dataset_store.SPLITS
         }
-        learner = SftLearner(policy, self.settings, microbatch_size=microbatch_size, strategy=strategy)
-        return SftTraining(learner, demos, seed=seed)
+        optimizer = SftOptimizer(policy, self.settings, microbatch_size=microbatch_size, strategy=strategy)
+        return SftLearner(optimizer, demos, seed=seed)
 
     def _check_dataset(self) -> None:
         remedy = "give all nodes the project's folder under the same path (NFS, for example)"

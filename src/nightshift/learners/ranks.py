@@ -146,7 +146,6 @@ class RayLearners(Generic[Work_contra]):
         return PolicySnapshot(
             spec=start.spec,
             weights=ObjectStoreWeights(weights),
-            dtypes=start.dtypes,
             frozen=start.frozen,
             version=self._version,
         )

@@ -58,6 +58,11 @@ class Policy(nn.Module, ABC):
         """JSON from which `policies.build` makes the same architecture again."""
 
     @property
+    def architecture(self) -> Mapping[str, Any]:
+        """What of the spec is to be the same for weights to fit: all of it, but for how decisions are recorded."""
+        return self.spec
+
+    @property
     @abstractmethod
     def shapes(self) -> Shapes:
         """Of the observations that `inputs` reads, by name."""

@@ -104,6 +104,10 @@ class PublishedPolicy(EncoderPolicy):
         }
 
     @property
+    def architecture(self) -> Mapping[str, Any]:
+        return {name: value for name, value in self.spec.items() if name != "reuse_vision_features"}
+
+    @property
     def shapes(self) -> Shapes:
         return {name: tuple(shape) for name, shape in self._spec["inputs"].items()}
 

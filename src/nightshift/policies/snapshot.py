@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightshift import policies
+from nightshift.policies.arrays import to_array, to_tensor
 from nightshift.policies.base import Policy
 from nightshift.policies.blocks import compile_blocks
-
-_BITS = {torch.bfloat16: torch.int16}
-"""Dtypes that numpy does not have, and those of the same size that their bits travel as."""
 
 
 def _new_token() -> str:
@@ -28,20 +26,16 @@ class WeightArrays:
     """Weights as numpy arrays, which Ray's object store shares between processes without a copy."""
 
     weights: Mapping[str, NDArray[Any]]
-    dtypes: Mapping[str, torch.dtype]
-    """Of the weights whose arrays hold the bits of another dtype."""
     token: str = field(default_factory=_new_token)
     """Unique, so that a process which holds these already does not take them again."""
 
     @classmethod
     def copy_of(cls, tensors: Mapping[str, Tensor]) -> WeightArrays:
-        arrays = {name: _to_array(tensor) for name, tensor in tensors.items()}
-        return cls(weights=arrays, dtypes={name: t.dtype for name, t in tensors.items() if t.dtype in _BITS})
+        return cls(weights={name: to_array(tensor.detach().clone()) for name, tensor in tensors.items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies: arrays from Ray's object store are read-only."""
-        found = {name: torch.tensor(values) for name, values in self.weights.items()}
-        return {name: t.view(self.dtypes[name]) if name in self.dtypes else t for name, t in found.items()}
+        return {name: to_tensor(values.copy()) for name, values in self.weights.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +57,7 @@ class PolicySnapshot(WeightArrays):
         frozen: WeightArrays | None = None,
     ) -> PolicySnapshot:
         """With copies of `tensors`, the weights that training changes."""
-        copied = WeightArrays.copy_of(tensors)
-        return cls(spec=spec, weights=copied.weights, dtypes=copied.dtypes, frozen=frozen, version=version)
+        return cls(spec=spec, weights=WeightArrays.copy_of(tensors).weights, frozen=frozen, version=version)
 
 
 def snapshot(policy: Policy, version: int = 0, frozen: WeightArrays | None = None) -> PolicySnapshot:
@@ -102,9 +95,3 @@ class PolicySlot:
         if self._compile:
             compile_blocks(self._policy)
         return self._policy
-
-
-def _to_array(tensor: Tensor) -> NDArray[Any]:
-    copied = tensor.detach().clone().cpu().contiguous()
-    array: NDArray[Any] = copied.view(_BITS.get(copied.dtype, copied.dtype)).numpy()
-    return array

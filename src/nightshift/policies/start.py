@@ -17,7 +17,7 @@ def no_champion(model: str) -> RegistryError:
 
 def check_same_network(champion: Policy, fresh: Policy) -> None:
     """ConfigError if the champion's weights do not fit the policy that params.yaml describes."""
-    if json.dumps(champion.spec, sort_keys=True) != json.dumps(fresh.spec, sort_keys=True):
+    if json.dumps(champion.architecture, sort_keys=True) != json.dumps(fresh.architecture, sort_keys=True):
         raise ConfigError(
             "start in params.yaml is champion, which is another network than policy there describes",
             "start: scratch, or policy as the champion was trained with: nightshift lineage champion",

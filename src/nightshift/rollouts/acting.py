@@ -47,7 +47,10 @@ class Actor:
                 group.decide(lanes, actions[own], log_probs[own], of_group)
 
     def _act(self, rows: Rows) -> tuple[Array, Array, Latents]:
-        """Actions and log-probs [B, C, A], and latents; log-probs of zero for actions that are not sampled."""
+        """Actions and log-probs [B, C, A], and the latents of what an update may read: no evaluation.
+
+        Log-probs are zero for actions that are not sampled.
+        """
         seen = [group.observe(lanes) for group, lanes in rows]
         observations = {name: np.concatenate([one[name] for one in seen]) for name in self._policy.observations}
         inputs = to_device(self._policy.inputs(observations), self._policy.device)
@@ -60,6 +63,9 @@ class Actor:
             shape = (self._policy.chunk, self._policy.action_dim)
             drawn = np.stack([generator.uniform(-1, 1, shape) for generator in generators]).astype(np.float32)
             return drawn, np.full_like(drawn, -np.log(2)), {}
+        if request.split == "eval":
+            actions, log_probs = self._policy.sample(inputs, generators, request.temperature)
+            return to_array(actions.float()), to_array(log_probs.float()), {}
         actions, log_probs, latents = self._policy.decide(inputs, generators, request.temperature)
         recorded = {name: to_array(tensor) for name, tensor in latents.items()}
         return to_array(actions.float()), to_array(log_probs.float()), recorded
@@ -72,8 +78,8 @@ def _each(groups: Sequence[GroupPlay]) -> Iterator[Rows]:
 
 def _merged(groups: Sequence[GroupPlay]) -> Iterator[Rows]:
     """One batch for all groups that act alike, in the order of the first of each."""
-    alike: dict[tuple[str, float], list[tuple[GroupPlay, Lanes]]] = {}
+    alike: dict[tuple[str, float, str], list[tuple[GroupPlay, Lanes]]] = {}
     for group in groups:
-        key = group.request.controller, group.request.temperature
+        key = group.request.controller, group.request.temperature, group.request.split
         alike.setdefault(key, []).append((group, np.flatnonzero(group.active)))
     yield from alike.values()

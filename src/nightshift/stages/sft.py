@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import torch
 
@@ -21,8 +22,10 @@ from nightshift.policies.start import check_same_network
 from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
 
-_STEPS_AT_ONCE = 20
+_MOST_STEPS = 20
 """Of the learners, between two movements of the progress bar: reading a loss waits for the GPU."""
+_SECONDS = 2.0
+"""Between those, about, where a step is so slow that fewer are made."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
@@ -51,29 +54,36 @@ def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> 
 
 
 def _start(fresh: Policy) -> Policy:
-    """The policy that cloning begins with: the champion if the stage `start` took it, with its own normalisation."""
+    """The policy that cloning begins with: the champion's weights and normalisation, if the stage `start` took it."""
     if not (paths.START / paths.CHAMPION_VERSION).exists():
         return fresh
     files.verify_folder(paths.START, "nightshift stage start")
     champion = policies.load(paths.START)
     check_same_network(champion, fresh)
-    return champion
+    return policies.build(fresh.spec, champion.state_dict())
 
 
 def _train(job: Job, learners: Learners[SftSteps], sft: config.Sft) -> None:
     every = job.machine.checkpoint_every.sft_steps
-    step = _resume(job, learners)
+    step, at_once = _resume(job, learners), 1
     with progress.bar("sft", total=sft.steps, done=step) as advance:
         while step < sft.steps:
-            count = min(_STEPS_AT_ONCE, every - step % every, sft.steps - step)
+            count = min(at_once, every - step % every, sft.steps - step)
             step += count
             due = step % every == 0 or step == sft.steps
+            started = time.monotonic()
             metrics = learners.update([SftSteps(count, validate=due)] * job.machine.ranks)
+            at_once = _steps_at_once((time.monotonic() - started) / count)
             for _ in range(count):
                 advance(f"loss {metrics['sft/loss']:.4f}")
             if due:
                 job.tracker.log({**metrics, **gpu.sample()}, step)
                 _save(job, learners, step)
+
+
+def _steps_at_once(seconds: float) -> int:
+    """For steps that take so many seconds. It changes when the progress bar moves, and nothing else."""
+    return int(min(max(_SECONDS / max(seconds, 1e-6), 1), _MOST_STEPS))
 
 
 def _save(job: Job, learners: Learners[SftSteps], step: int) -> None:

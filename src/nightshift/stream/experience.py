@@ -20,12 +20,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from nightshift.data.episode import Episode
 from nightshift.data.experience import Experience, Order
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError, StreamError
+from nightshift.policies.arrays import BFLOAT16
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.stream.inbox import Inbox, StoredEpisode
 from nightshift.stream.link import LearnerEndpoint
@@ -36,6 +36,8 @@ from nightshift.telemetry import experience as names
 
 _ORDERS = "orders"
 """The array among the weights that has the orders as JSON."""
+_BFLOAT16 = "bfloat16"
+"""In that JSON: the weights whose arrays hold the bits of a bfloat16, which files of arrays do not have."""
 _TICKET, _LOST, _COUNTERS = "ticket", "lost", "counters"
 """In the metadata of an episode."""
 _CHECK_SECONDS = 1.0
@@ -61,7 +63,9 @@ def orders_to_arrays(orders: Sequence[Order], assigned: Mapping[int, str], job: 
         "policies": [_describe(policy) for policy in policies.values()],
     }
     weights = {
-        _weight(version, name): values for version, one in policies.items() for name, values in one.weights.items()
+        _weight(version, name): values.view(np.int16) if values.dtype == BFLOAT16 else values
+        for version, one in policies.items()
+        for name, values in one.weights.items()
     }
     return {**weights, _ORDERS: np.frombuffer(json.dumps(content).encode(), np.uint8)}
 
@@ -90,18 +94,15 @@ def _content(arrays: Mapping[str, Column]) -> dict[str, Any]:
 
 def _describe(policy: PolicySnapshot) -> dict[str, Any]:
     """Everything but the weights, as JSON."""
-    dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in policy.dtypes.items()}
-    return {"version": policy.version, "spec": dict(policy.spec), "dtypes": dtypes}
+    halves = [name for name, values in policy.weights.items() if values.dtype == BFLOAT16]
+    return {"version": policy.version, "spec": dict(policy.spec), _BFLOAT16: halves}
 
 
 def _policy(content: Mapping[str, Any], arrays: Mapping[str, Column]) -> PolicySnapshot:
     prefix = _weight(content["version"], "")
-    return PolicySnapshot(
-        spec=content["spec"],
-        weights={name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)},
-        dtypes={name: getattr(torch, dtype) for name, dtype in content["dtypes"].items()},
-        version=content["version"],
-    )
+    weights = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+    weights |= {name: weights[name].view(BFLOAT16) for name in content[_BFLOAT16]}
+    return PolicySnapshot(spec=content["spec"], weights=weights, version=content["version"])
 
 
 def _weight(version: int, name: str) -> str:

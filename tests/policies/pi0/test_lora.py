@@ -1,4 +1,4 @@
-"""LoRA of pi0: which layers have adapters, what they change, and what of them is saved, sent and kept for the KL."""
+"""LoRA of pi0: which layers have adapters, what they change, and what of them is saved and kept for the KL."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from torch import Tensor, nn
 
 from nightshift import config, policies
 from nightshift.algorithms.reference import Reference
-from nightshift.algorithms.sft import DemoBatch, SftLearner
+from nightshift.algorithms.sft import DemoBatch, SftOptimizer
 from nightshift.algorithms.strategy import SingleProcess
 from nightshift.errors import ConfigError
-from nightshift.policies import lora, snapshot
+from nightshift.policies import lora
 from nightshift.policies.base import Inputs
 from nightshift.policies.pi0.policy import Pi0
 from nightshift.policies.published import VISION_FEATURES
 from tests.policies import examples
 
-CPU = torch.device("cpu")
 ROWS = 4
 LORA: lora.LoraSpec = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj", "down_proj", "action_out_proj"]}
 SFT = config.Sft.model_validate({"steps": 10, "batch_size": ROWS, "learning_rate": 1e-2, "warmup_steps": 0})
@@ -60,19 +59,13 @@ def decided(policy: Pi0) -> tuple[Inputs, Tensor]:
     return {**inputs, **latents}, actions
 
 
-def update(learner: SftLearner, step: int) -> None:
-    policy = learner.policy
+def train(policy: Pi0) -> None:
+    optimizer = SftOptimizer(policy, SFT, microbatch_size=3)
     mask = torch.ones(ROWS, policy.horizon, dtype=torch.bool)
     actions = examples.demo_actions(ROWS, horizon=policy.horizon)
-    batch = DemoBatch(policy.inputs(examples.observe(ROWS)), actions, mask)
-    learner.update(batch, torch.Generator().manual_seed(step))
-
-
-def train(policy: Pi0, steps: int = 2) -> SftLearner:
-    learner = SftLearner(policy, SFT, microbatch_size=3)
-    for step in range(steps):
-        update(learner, step)
-    return learner
+    for step in range(2):
+        batch = DemoBatch(policy.inputs(examples.observe(ROWS)), actions, mask)
+        optimizer.update(batch, torch.Generator().manual_seed(step))
 
 
 @pytest.mark.parametrize(
@@ -145,31 +138,6 @@ def test_the_reference_of_the_kl_shares_the_base_and_copies_adapters_alone() -> 
     assert torch.equal(reference.log_prob(inputs, actions, 1.0), expected)
     copied = sum(tensor.numel() for tensor in reference._start)
     assert copied == sum(p.numel() for name, p in policy.named_parameters() if "lora_" in name)
-
-
-def test_a_checkpoint_has_no_frozen_weight_and_resumes_bit_for_bit() -> None:
-    whole, part = train(adapted(), steps=3), train(adapted(), steps=2)
-    tensors = part.tensors()
-    assert {name.removeprefix("policy.weights.") for name in tensors}.isdisjoint(part.policy.frozen)
-    resumed = SftLearner(adapted(), SFT, microbatch_size=3)
-    resumed.resume(tensors, 2)
-    update(resumed, 2)
-    expected = whole.policy.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.policy.state_dict().items())
-
-
-def test_another_version_of_a_policy_travels_as_adapters_and_buffers_alone() -> None:
-    policy = adapted()
-    first = snapshot.snapshot(policy)
-    slot = snapshot.PolicySlot(CPU)
-    held = slot.load(first)
-    train(policy)
-    second = snapshot.snapshot(policy, 1, first.frozen)
-    parameters = {name for name, _ in policy.named_parameters()}
-    assert second.weights.keys() & parameters == {name for name in parameters if "lora_" in name}
-    assert slot.load(second) is held
-    trained = policy.state_dict()
-    assert all(torch.equal(tensor, trained[name]) for name, tensor in held.state_dict().items())
 
 
 def test_a_saved_policy_is_the_same_and_has_the_adapter_beside_it_under_published_names(tmp_path: Path) -> None:

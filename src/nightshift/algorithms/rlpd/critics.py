@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,30 @@ _NORM_EPS = 1e-6
 """As in Flax, which RLPD is written in."""
 
 
+class _StackedProduct(torch.autograd.Function):
+    """`torch.baddbmm` with a backward pass that is faster on the CPU, with the same results.
+
+    The gradient of the values is a product with the transposed weights. For those torch on ARM leaves BLAS for oneDNN,
+    which arranges them anew, network by network; a transposed copy of all of them costs less.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(values, weight)
+        return torch.baddbmm(bias, values, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,), (values, weight) = gradients, ctx.saved_tensors
+        for_bias, for_values, for_weight = ctx.needs_input_grad
+        transposed = weight.transpose(1, 2)
+        return (
+            gradient.sum(1, keepdim=True) if for_bias else None,
+            gradient @ (transposed.contiguous() if transposed.is_cpu else transposed) if for_values else None,
+            values.transpose(1, 2) @ gradient if for_weight else None,
+        )
+
+
 class StackedLinear(nn.Module):
     """E linear layers side by side: [E, B, inputs] to [E, B, outputs]."""
 
@@ -28,7 +52,9 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(count, 1, outputs))
 
     def forward(self, values: Tensor, members: Tensor | None) -> Tensor:
-        return torch.baddbmm(_chosen(self.bias, members), values, _chosen(self.weight, members))
+        bias, weight = _chosen(self.bias, members), _chosen(self.weight, members)
+        product: Tensor = _StackedProduct.apply(bias, values, weight)  # type: ignore[no-untyped-call]
+        return product
 
 
 class StackedLayerNorm(nn.Module):
@@ -56,7 +82,7 @@ class CriticEnsemble(nn.Module):
         self.linears, self.norms = nn.ModuleList(linears), nn.ModuleList(norms)
         self.output = StackedLinear(count, sizes[-1], 1)
         self.count = count
-        self._activate = {"tanh": torch.tanh, "relu": torch.relu}[settings.activation]
+        self._activate = {"tanh": torch.tanh_, "relu": torch.relu_}[settings.activation]
 
     def forward(self, features: Tensor, actions: Tensor, members: Tensor | None = None) -> Tensor:
         """`members` [K] are the networks to ask, all without it: [K, B]."""

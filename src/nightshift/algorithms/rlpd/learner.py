@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -169,7 +170,8 @@ class RlpdLearner:
             summed = log_probs.sum((1, 2))
         metrics = {"actor/entropy": -summed.detach().mean()}
         if train_actor:
-            values = self.critics(self.policy.critic_view(encoded), actions.flatten(1))
+            with _frozen(self.critics):
+                values = self.critics(self.policy.critic_view(encoded), actions.flatten(1))
             loss = actor_loss(values, summed, self.temperature().detach())
             metrics["actor/loss"] = loss.detach()
             if clone:
@@ -263,6 +265,16 @@ def _adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.opt
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
+
+
+@contextmanager
+def _frozen(network: nn.Module) -> Iterator[None]:
+    """What is computed inside has no gradient for the weights."""
+    network.requires_grad_(False)
+    try:
+        yield
+    finally:
+        network.requires_grad_(True)
 
 
 def _descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
