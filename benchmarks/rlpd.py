@@ -10,6 +10,11 @@ Ways to make the same update, in one run, round by round in turn:
   graph     the same as one CUDA graph per update (on a GPU, as `RlpdLearner` does by itself)
   products  the matrix products of `batched` and nothing else: what its speed is limited by
 
+With --cameras instead: a `cnn` that sees two cameras at 64² shares its encoder with the critics.
+  eager     operation by operation; the critics train the encoder (actor.start: scratch)
+  graph     the same as one CUDA graph (on a GPU)
+  frozen    the encoder of a clone, which is not trained; one CUDA graph (on a GPU)
+
 It prints a table: medians over rounds, and the ratio to the loop and to sb3 with the least and the most of all rounds.
 
 Example: benchmarks/rlpd.py --device cpu --utd 1
@@ -24,6 +29,8 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +41,13 @@ from torch import Tensor, nn
 from nightshift import config
 from nightshift.algorithms.rlpd.learner import RlpdLearner
 from nightshift.algorithms.rlpd.transitions import Transitions
+from nightshift.policies.cnn import Cnn
 from nightshift.policies.gaussian_mlp import STATE, GaussianMlp
 from nightshift.policies.heads import TanhGaussianHead
 
 ROUNDS = 5
 CRITICS, STATES, ACTIONS, WIDTH, BATCH = 10, 40, 7, 256, 256
+CAMERAS, PIXELS, PROPRIO = ("agentview", "wrist"), 64, 9
 SECONDS = 3.0
 """Of every way in every round, at least."""
 PARAMS = config.load(Path(__file__).parent.parent / "params.yaml")
@@ -217,6 +226,39 @@ def ways(device: torch.device, utd_ratio: int) -> dict[str, Callable[[], object]
     return found
 
 
+def seeing_ways(device: torch.device, utd_ratio: int) -> dict[str, Callable[[], object]]:
+    rows, rlpd = utd_ratio * BATCH, settings(utd_ratio)
+    batch = replace(
+        make_batch(device, utd_ratio), inputs=make_images(rows, device), next_inputs=make_images(rows, device)
+    )
+    learners = {
+        "eager": RlpdLearner(make_seeing_policy(device), started(rlpd, "scratch"), seed=0, cuda_graphs=False),
+        "frozen": RlpdLearner(make_seeing_policy(device), started(rlpd, "clone"), seed=0),
+    }
+    if device.type == "cuda":
+        learners["graph"] = RlpdLearner(make_seeing_policy(device), started(rlpd, "scratch"), seed=0)
+    return {name: partial(learner.update, batch) for name, learner in learners.items()}
+
+
+def started(rlpd: config.Rlpd, start: str) -> config.Rlpd:
+    return config.Rlpd.model_validate(config.merged(rlpd.model_dump(), {"actor": {"start": start}}))
+
+
+def make_seeing_policy(device: torch.device) -> Cnn:
+    torch.manual_seed(0)
+    image = (PIXELS, PIXELS, 3)
+    inputs: Any = {**dict.fromkeys(CAMERAS, image), "proprio": (PROPRIO,)}
+    sizes: Any = {"channels": [32, 64, 64, 64], "hidden": [WIDTH, WIDTH], "chunk": 1, "action_dim": ACTIONS}
+    changes: Any = {"max_words": 1, "head": "tanh_gaussian", "augmentation": {"crop": 4, "jitter": 0.0}}
+    return Cnn(inputs=inputs, **sizes, **changes).to(device)
+
+
+def make_images(rows: int, device: torch.device) -> dict[str, Tensor]:
+    shape = (rows, PIXELS, PIXELS, 3)
+    images = {name: torch.randint(256, shape, dtype=torch.uint8, device=device) for name in CAMERAS}
+    return {**images, "proprio": torch.rand(rows, PROPRIO, device=device)}
+
+
 def updates_per_second(update: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     count, started = 0, clock()
     while clock() - started < SECONDS:
@@ -251,10 +293,11 @@ def main() -> None:
     parser.add_argument(
         "--cpu-time", action="store_true", help="count seconds of CPU time: for one thread, on a machine that is in use"
     )
+    parser.add_argument("--cameras", action="store_true", help="a policy that sees")
     chosen = parser.parse_args()
     device, utd = torch.device(chosen.device), chosen.utd
     torch.set_num_threads(chosen.threads)
-    compared = ways(device, utd)
+    compared = (seeing_ways if chosen.cameras else ways)(device, utd)
     for update in compared.values():  # allocate, record
         update()
     rates: dict[str, list[float]] = {name: [] for name in compared}
