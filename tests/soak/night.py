@@ -34,7 +34,7 @@ SMALLEST = {
     "rloo": {"iterations": 6},
     "register": {"min_success_rate": 0.0},
 }
-"""So little training solves 0 to 2 of 20 states: no bar for a champion, so that there is one from the first night on."""
+"""So little training solves 0 to 2 of 20 states: without a bar there is a champion from the first night on."""
 WEIGHTS = (paths.SFT_POLICY / "policy.safetensors", paths.RLOO_POLICY / "policy.safetensors")
 TRAINING = ("states", "collect", "dataset", "start", "sft", "choose", "rloo")
 RUN_SECONDS = 900.0
