@@ -35,6 +35,9 @@ _HOST = "127.0.0.1"
 _EPHEMERAL = "ephemeral"
 _LASTING = "lasting"
 _OK, _UNAUTHORIZED = 200, 401
+_RETRIES = {"PREFECT_CLIENT_MAX_RETRIES": "3"}
+"""Of requests to a temporary server, 14 s in all. It does not come back when it has ended: Prefect's 5 retries are
+62 s, and a run whose server ended makes several requests before it gives up."""
 
 
 class Server:
@@ -63,7 +66,8 @@ def temporary_server() -> Iterator[Server]:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
     password = f"nightshift:{secrets.token_hex()}"
-    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port)}
+    patience = {name: os.environ.get(name, value) for name, value in _RETRIES.items()}
+    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port), **patience}
     with _variables(variables), _started(port, _EPHEMERAL) as server:
         yield server
 
