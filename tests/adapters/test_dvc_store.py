@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dvc import output
@@ -101,12 +102,17 @@ def test_a_status_reads_a_file_once_however_many_stages_name_it(toy: Path, monke
     work(store)
     read: list[str] = []
     parse, build = param.load_path, output.build
-    monkeypatch.setattr(
-        param, "load_path", lambda path, *rest, **named: read.append(path) or parse(path, *rest, **named)
-    )
-    monkeypatch.setattr(
-        output, "build", lambda odb, path, *rest, **named: read.append(path) or build(odb, path, *rest, **named)
-    )
+
+    def parsing(path: str, *rest: Any, **named: Any) -> Any:
+        read.append(path)
+        return parse(path, *rest, **named)
+
+    def building(odb: Any, path: str, *rest: Any, **named: Any) -> Any:
+        read.append(path)
+        return build(odb, path, *rest, **named)
+
+    monkeypatch.setattr(param, "load_path", parsing)
+    monkeypatch.setattr(output, "build", building)
     assert stale(store) == {}
     assert [read.count(str(toy / name)) for name in ("params.yaml", "src/code.py")] == [1, 1]
     (toy / "src/code.py").write_text("two")
