@@ -62,3 +62,45 @@ def test_learners_that_start_ray_leave_room_for_the_simulators_of_later_stages(t
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "3.0"
+
+
+HEAD_KILLED = """
+import psutil, time
+from nightshift.cluster.connection import start_ray
+
+start_ray(1)
+(head,) = (process for process in psutil.Process().children() if "gcs_server" in process.name())
+head.kill()
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_server_of_a_small_cluster_ends_its_process_with_a_sentence(tmp_path: Path) -> None:
+    """Ray ends it too, after a minute and without one."""
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    command = [sys.executable, "-c", HEAD_KILLED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error: Ray's server on this machine (gcs_server) was killed\n  → run again: it resumes\n" in done.stderr
+
+
+RESTARTED = """
+import ray, time
+from nightshift.cluster import connection
+
+connection.start_ray(1)
+ray.shutdown()
+connection.start_ray(1)
+time.sleep(2 * connection._SECONDS_TO_SHUT_DOWN)
+ray.shutdown()
+time.sleep(2 * connection._SECONDS_TO_SHUT_DOWN)
+"""
+
+
+@pytest.mark.slow
+def test_a_small_cluster_that_is_shut_down_and_started_again_ends_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    command = [sys.executable, "-c", RESTARTED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
