@@ -29,6 +29,7 @@ def two_nodes(forking: dict[str, Any]) -> Iterator[None]:
 def test_trials_run_on_two_nodes_at_the_same_time_and_are_compared_in_mlflow(
     tmp_path: Path, migrated_store: Path
 ) -> None:
+    """In a project that has not run yet: no experiment is in MLflow, and nothing in the cache."""
     root = make_project(tmp_path / "project")
     add_store(root, migrated_store)
     edit(root, "machine", workers=0)

@@ -141,7 +141,7 @@ def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
     console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}{at_once}", markup=False)
     if sentence := sweeping.uncommitted(root):
         console.print(sentence, markup=False, soft_wrap=True)
-    mlflow_tracking.connect(root)  # makes a new store, and follows a moved one, before the trials use it all at once
+    mlflow_tracking.prepare(root)
     outcomes = []
     with contextlib.closing(sweeping.run(root, chosen, jobs)) as ended:
         for outcome in ended:
