@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,10 +28,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _OBJECT_STORE_BYTES = (256 * 2**20, 16 * 2**30)
 """At least, at most. The answer to a bundle of requests with images is a gigabyte: what does not fit goes to disk."""
 _CONNECT_SECONDS = 10.0
-_GCS = "gcs_server"
-_POLL_SECONDS = 0.5
-_SECONDS_TO_SHUT_DOWN = 5.0
-"""From the end of Ray's server until ray.shutdown() has returned, if it was that."""
+_SERVERS = ("gcs_server", "raylet")
+_POLL_SECONDS = 0.2
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
 
 
@@ -54,33 +52,32 @@ def start_ray(cpus: int) -> None:
                 logging_level="error",
                 _temp_dir=str(_session_folder()),
             )
-    threading.Thread(target=_end_with_head, args=(_head(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(_servers(),), daemon=True).start()
 
 
-def _head() -> psutil.Process:
-    """The server of the cluster that was started here, which Ray calls GCS."""
-    return next(process for process in psutil.Process().children() if _GCS in process.name())
+def _servers() -> list[psutil.Process]:
+    """The processes without which the cluster that was started here does nothing."""
+    return [process for process in psutil.Process().children() if process.name() in _SERVERS]
 
 
-def _end_with_head(head: psutil.Process) -> None:
-    """Say so if the server of our cluster is killed, and end. Ray would end this process after a minute, in C++ and
-    without a word; the next run marks it as killed, and resumes."""
-    while head.is_running() and head.status() != psutil.STATUS_ZOMBIE:
+def _end_with(servers: Sequence[psutil.Process]) -> None:
+    """Say so if a server of our cluster is killed, and end. Ray would end this process too, up to a minute later, in
+    C++ and without a sentence for people; the next run marks it as killed, and resumes."""
+    while all(_is_running(server) for server in servers):
         time.sleep(_POLL_SECONDS)
-    time.sleep(_SECONDS_TO_SHUT_DOWN)
-    if not ray.is_initialized() or any(_GCS in process.name() for process in _living_children()):
+    if not ray.is_initialized():  # it was ray.shutdown(), which disconnects first
         return
-    error = RolloutError(f"Ray's server on this machine ({_GCS}) was killed", "run again: it resumes")
+    error = RolloutError("a server of Ray on this machine (GCS or raylet) was killed", "run again: it resumes")
     sys.stderr.write(f"error: {error}\n")
     sys.stderr.flush()
     os._exit(1)
 
 
-def _living_children() -> Iterator[psutil.Process]:
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                yield process
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
