@@ -29,6 +29,9 @@ _OBJECT_STORE_BYTES = (256 * 2**20, 16 * 2**30)
 """At least, at most. The answer to a bundle of requests with images is a gigabyte: what does not fit goes to disk."""
 _CONNECT_SECONDS = 10.0
 _SERVERS = ("gcs_server", "raylet")
+_PATIENT = {"health_check_failure_threshold": 100}
+"""Of checks 3 s apart. On one machine a raylet that does not answer is slow, or killed, which we see at once; after the
+5 checks of a cluster Ray ended runs on overloaded machines."""
 _POLL_SECONDS = 0.2
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
 
@@ -51,6 +54,7 @@ def start_ray(cpus: int) -> None:
                 log_to_driver=False,
                 logging_level="error",
                 _temp_dir=str(_session_folder()),
+                _system_config=_PATIENT,
             )
     threading.Thread(target=_end_with, args=(_servers(),), daemon=True).start()
 
