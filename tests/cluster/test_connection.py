@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.cluster import connection
+from nightshift.errors import RolloutError
 from tests.conftest import REPOSITORY
 
 PROGRAM = """
@@ -62,6 +64,16 @@ def test_learners_that_start_ray_leave_room_for_the_simulators_of_later_stages(t
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "3.0"
+
+
+def test_a_ray_that_does_not_start_is_a_sentence_and_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does
+
+    monkeypatch.setattr("ray.init", late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(RolloutError, match="Ray did not start on this machine: The current node timed out"):
+        connection.start_ray(1)
 
 
 SERVER_KILLED = """

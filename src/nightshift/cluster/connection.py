@@ -45,6 +45,12 @@ def start_ray(cpus: int) -> None:
         if address:
             _join(address)
             return
+        _start(cpus)
+    threading.Thread(target=_end_with, args=(_servers(),), daemon=True).start()
+
+
+def _start(cpus: int) -> None:
+    try:
         with _on_loopback():
             ray.init(
                 "local",  # not a cluster that another user started on this machine
@@ -56,7 +62,11 @@ def start_ray(cpus: int) -> None:
                 _temp_dir=str(_session_folder()),
                 _system_config=_PATIENT,
             )
-    threading.Thread(target=_end_with, args=(_servers(),), daemon=True).start()
+    except Exception as error:  # Ray raises it bare when its servers have not started after 30 s
+        for server in _servers():
+            server.kill()
+        reason = " ".join(str(error).split())
+        raise RolloutError(f"Ray did not start on this machine: {reason}", "run again when it is less busy") from error
 
 
 def _servers() -> list[psutil.Process]:
