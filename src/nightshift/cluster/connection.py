@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -28,7 +28,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _OBJECT_STORE_BYTES = (256 * 2**20, 16 * 2**30)
 """At least, at most. The answer to a bundle of requests with images is a gigabyte: what does not fit goes to disk."""
 _CONNECT_SECONDS = 10.0
-_SERVERS = ("gcs_server", "raylet")
+_SERVERS = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Names of processes. The raylet ends with its agents."""
 _PATIENT = {"health_check_failure_threshold": 100}
 """Of checks 3 s apart. On one machine a raylet that does not answer is slow, or killed, which we see at once; after the
 5 checks of a cluster Ray ended runs on overloaded machines."""
@@ -69,19 +70,26 @@ def _start(cpus: int) -> None:
         raise RolloutError(f"Ray did not start on this machine: {reason}", "run again when it is less busy") from error
 
 
-def _servers() -> list[psutil.Process]:
-    """The processes without which the cluster that was started here does nothing."""
-    return [process for process in psutil.Process().children() if process.name() in _SERVERS]
+def _servers() -> set[psutil.Process]:
+    """The processes without which the cluster that was started here does nothing; agents start late."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() in _SERVERS:
+                found.add(process)
+    return found
 
 
-def _end_with(servers: Sequence[psutil.Process]) -> None:
+def _end_with(servers: set[psutil.Process]) -> None:
     """Say so if a server of our cluster is killed, and end. Ray would end this process too, up to a minute later, in
     C++ and without a sentence for people; the next run marks it as killed, and resumes."""
     while all(_is_running(server) for server in servers):
         time.sleep(_POLL_SECONDS)
+        if len(servers) < len(_SERVERS):
+            servers |= _servers()
     if not ray.is_initialized():  # it was ray.shutdown(), which disconnects first
         return
-    error = RolloutError("a server of Ray on this machine (GCS or raylet) was killed", "run again: it resumes")
+    error = RolloutError("a server of Ray on this machine was killed", "run again: it resumes")
     sys.stderr.write(f"error: {error}\n")
     sys.stderr.flush()
     os._exit(1)
