@@ -34,6 +34,7 @@ _PATIENT = {"health_check_failure_threshold": 100}
 """Of checks 3 s apart. On one machine a raylet that does not answer is slow, or killed, which we see at once; after the
 5 checks of a cluster Ray ended runs on overloaded machines."""
 _POLL_SECONDS = 0.2
+_TIMES_TO_REMOVE = 25
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
 
 
@@ -130,8 +131,17 @@ def _session_folder() -> Path:
         if not _is_alive(int(folder.name.split("-")[-2])):
             shutil.rmtree(folder, ignore_errors=True)
     private = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=parent))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    atexit.register(_remove, private)
     return private / "s"  # Ray opens the folder that it is given to everybody
+
+
+def _remove(folder: Path) -> None:
+    """More than once: on a busy machine a process of Ray still writes its last log meanwhile."""
+    for _ in range(_TIMES_TO_REMOVE):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _is_alive(process: int) -> bool:
