@@ -6,7 +6,8 @@ plan      seconds of `nightshift plan` with nothing to do; goal 1.5
 nothing   seconds of `nightshift run` with nothing to do / of a bare `dvc status`, measured in turn; goal 3
 
 One JSON line per name: median, min and max of the rounds, and the same for ratios. A busy machine changes seconds a lot
-and ratios hardly, so `in_dvc_status` gives every command in units of the `dvc status` beside it, too.
+and ratios hardly, so `in_dvc_status` gives every command in units of the `dvc status` beside it, too; `cpu_seconds` are
+those of the command and its children, which on quiet cores are about the seconds of the clock.
 `--small` makes the run short (the suite fake, small numbers): its share says nothing, the other figures are the same.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -23,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -35,6 +37,8 @@ WORK = ("states", "collect", "sft", "rloo", "rlpd", "evaluate")
 """Stages that simulate or learn; starting simulators and Ray for them counts as theirs."""
 SERVERS = ("MLFLOW_", "PREFECT_", "RAY_ADDRESS")
 """Prefixes of the environment variables that name servers and clusters."""
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""With it every command would compile the modules of the clone again."""
 NIGHTSHIFT = (sys.executable, "-m", "nightshift")
 DVC = (str(Path(sys.executable).parent / "dvc"), "status", "-q")
 COMMANDS: dict[str, tuple[Sequence[str], float]] = {
@@ -68,22 +72,33 @@ def clone(folder: Path, *, small: bool) -> Path:
 def environment(root: Path) -> dict[str, str]:
     """With the code of the clone, and without the servers and the cluster that a user's environment names: nothing of
     the clone belongs into their registry."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(SERVERS)}
+    own = {name: value for name, value in os.environ.items() if not name.startswith((*SERVERS, NO_BYTECODE))}
     return {**own, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
 
 
-def seconds(root: Path, command: Sequence[str]) -> float:
+class Cost(NamedTuple):
+    seconds: float
     """Of the wall clock."""
-    began = time.perf_counter()
+    cpu_seconds: float
+    """Of the command and its children."""
+
+
+def cost(root: Path, command: Sequence[str]) -> Cost:
+    began, cpu_before = time.perf_counter(), _cpu_seconds()
     done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return time.perf_counter() - began
+    return Cost(time.perf_counter() - began, _cpu_seconds() - cpu_before)
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def outside(root: Path) -> dict[str, Any]:
     """The first run, of every stage."""
-    total = seconds(root, (*NIGHTSHIFT, "run"))
+    total = cost(root, (*NIGHTSHIFT, "run")).seconds
     stages = timings(root)
     work = sum(stages.get(stage, 0.0) for stage in WORK)
     return {"name": "outside", "share": round(1 - work / total, 3), "seconds": round(total, 1), "stages": dict(stages)}
@@ -93,15 +108,17 @@ def commands(root: Path, rounds: int) -> list[dict[str, Any]]:
     """Each beside a bare `dvc status` in every round, so that both meet the same load; the first round is not counted:
     it compiles and fills caches."""
     measured = [
-        {"dvc": seconds(root, DVC), **{name: seconds(root, command) for name, (command, _) in COMMANDS.items()}}
+        {"dvc": cost(root, DVC), **{name: cost(root, command) for name, (command, _) in COMMANDS.items()}}
         for _ in range(rounds + 1)
     ][1:]
     return [
         {
             "name": name,
             "goal": goal,
-            "seconds": _spread([one[name] for one in measured]),
-            "in_dvc_status": _spread([one[name] / one["dvc"] for one in measured]),
+            "seconds": _spread([one[name].seconds for one in measured]),
+            "cpu_seconds": _spread([one[name].cpu_seconds for one in measured]),
+            "in_dvc_status": _spread([one[name].seconds / one["dvc"].seconds for one in measured]),
+            "in_dvc_status_cpu": _spread([one[name].cpu_seconds / one["dvc"].cpu_seconds for one in measured]),
         }
         for name, (_, goal) in COMMANDS.items()
     ]

@@ -25,6 +25,9 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateType,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import CancelledRun
@@ -47,6 +50,7 @@ REFUSED = "Refused"
 SERVED_BY = "NIGHTSHIFT_SERVED_BY"
 """Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
 _OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+_ENDED = [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
 TAKEN_UP_HERE = f"{_HOST}={socket.gethostname()}"
 """Tag of the runs that this machine takes up; it is there before their process begins and labels them."""
@@ -117,7 +121,23 @@ def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:
             if task.state is None or not task.state.is_final():
                 client.set_task_run_state(task.id, crashed, force=True)
         client.set_flow_run_state(run.id, crashed, force=True)
+    _end_tasks_of_ended_runs(client)
     return dead
+
+
+def _end_tasks_of_ended_runs(client: SyncPrefectClient) -> None:
+    """Tasks of this machine that are shown as running although their run has ended: where the clock was set back
+    meanwhile, Prefect takes the end of a task to be older than its beginning, and leaves it out."""
+    left = client.read_task_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_ENDED))),
+        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN))),
+    )
+    for task in left:
+        run = client.read_flow_run(task.flow_run_id) if task.flow_run_id else None
+        if run and run.state and run.labels.get(_HOST) == socket.gethostname():
+            ended: State[None] = State(type=run.state.type, message="its run has ended")
+            client.set_task_run_state(task.id, ended, force=True)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

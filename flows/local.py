@@ -24,7 +24,7 @@ from prefect.types.entrypoint import EntrypointType
 from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, mark_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
-from nightshift.errors import ProjectError
+from nightshift.errors import ServerGone
 from nightshift.pipeline.run import LOCK, Choice, StageResult
 from nightshift.project import locks, paths
 from nightshift.project.environment import without_password
@@ -42,7 +42,7 @@ def run_once(choice: Choice) -> list[StageResult]:
         raise KeyboardInterrupt from stopped
     except TransportError as error:
         locks.abandon(Path.cwd() / LOCK)  # Prefect shows the run as Running: the next one marks it
-        raise ProjectError(
+        raise ServerGone(
             f"the Prefect server at {without_password(str(PREFECT_API_URL.value()))} stopped answering",
             "start it, or unset PREFECT_API_URL, and run again: what is done is cached",
         ) from error

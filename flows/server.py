@@ -35,6 +35,11 @@ _HOST = "127.0.0.1"
 _EPHEMERAL = "ephemeral"
 _LASTING = "lasting"
 _OK, _UNAUTHORIZED = 200, 401
+_SECONDS_TO_ANSWER = 10.0
+"""For a server that is asked once before a run; on a busy machine two are too short."""
+_RETRIES = {"PREFECT_CLIENT_MAX_RETRIES": "3"}
+"""Of requests to a temporary server, 14 s in all. It does not come back when it has ended: Prefect's 5 retries are
+62 s, and a run whose server ended makes several requests before it gives up."""
 
 
 class Server:
@@ -63,7 +68,8 @@ def temporary_server() -> Iterator[Server]:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
     password = f"nightshift:{secrets.token_hex()}"
-    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port)}
+    patience = {name: os.environ.get(name, value) for name, value in _RETRIES.items()}
+    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port), **patience}
     with _variables(variables), _started(port, _EPHEMERAL) as server:
         yield server
 
@@ -102,10 +108,10 @@ def local_url(port: int) -> str:
     return f"http://{_HOST}:{port}/api"
 
 
-def answers(url: str) -> bool:
-    """Whether a Prefect server is healthy at this address."""
+def answers(url: str, seconds: float = 2.0) -> bool:
+    """Whether a Prefect server is healthy at this address, and says so in time."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+        with urllib.request.urlopen(f"{url}/health", timeout=seconds) as response:
             return bool(response.status == _OK and response.read(5) == b"true")
     except (OSError, http.client.HTTPException):
         return False
@@ -114,7 +120,7 @@ def answers(url: str) -> bool:
 def check(url: str) -> None:
     """ProjectError if no Prefect server answers, or if it refuses our password; its client would try for minutes."""
     shown = without_password(url)
-    admitted = _admits(url) if answers(url) else None
+    admitted = _admits(url) if answers(url, _SECONDS_TO_ANSWER) else None
     if admitted is None:
         raise ProjectError(
             f"no Prefect server answers at {ADDRESS}={shown}", f"start it, or unset {ADDRESS} to use one of our own"
@@ -132,7 +138,7 @@ def _admits(url: str) -> bool | None:
     password = base64.b64encode(os.environ.get(CLIENT_PASSWORD, "").encode()).decode()
     request = urllib.request.Request(f"{url}/admin/version", headers={"Authorization": f"Basic {password}"})
     try:
-        with urllib.request.urlopen(request, timeout=10):
+        with urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER):
             return True
     except urllib.error.HTTPError as error:
         return error.code != _UNAUTHORIZED

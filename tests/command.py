@@ -38,7 +38,14 @@ class Command:
 
     def printed(self) -> str:
         """So far, on stdout."""
-        path = self._output / "stdout"
+        return self._written("stdout")
+
+    def complained(self) -> str:
+        """So far, on stderr."""
+        return self._written("stderr")
+
+    def _written(self, stream: str) -> str:
+        path = self._output / stream
         return path.read_text() if path.exists() else ""
 
     def kill(self) -> None:

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer
 import yaml
 
 from nightshift.cli.app import app
-from tests.conftest import REPOSITORY
+from nightshift.project import paths
+from tests.conftest import REPOSITORY, make_project
+from tests.servers import free_port, stop
+from tests.waiting import wait_until
 
 DEPLOY = REPOSITORY / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
+def read_unit(path: Path) -> configparser.ConfigParser:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(path)
+    return unit
+
+
 def unit_commands() -> list[list[str]]:
-    found = []
-    for path in UNITS:
-        unit = configparser.ConfigParser(interpolation=None, strict=False)
-        unit.optionxform = str  # type: ignore[assignment, method-assign]
-        unit.read(path)
-        found.append(unit["Service"]["ExecStart"].split())
-    return found
+    return [read_unit(path)["Service"]["ExecStart"].split() for path in UNITS]
 
 
 def compose_commands() -> list[list[str]]:
@@ -104,6 +113,59 @@ def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
     command = ["systemd-analyze", "--user", "verify", "--man=no", *map(str, UNITS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "production.yaml"])
+def test_a_compose_file_is_one_by_the_specification_and_a_misspelt_key_would_not_be(name: str) -> None:
+    """compose_spec.json is the JSON schema of github.com/compose-spec/compose-spec (Apache 2.0) without its words."""
+    schema = json.loads((REPOSITORY / "tests/compose_spec.json").read_text())
+    file = yaml.safe_load((DEPLOY / name).read_text())
+    jsonschema.validate(file, schema)
+    next(iter(file["services"].values()))["restrat"] = "unless-stopped"
+    with pytest.raises(jsonschema.ValidationError, match="restrat"):
+        jsonschema.validate(file, schema)
+
+
+HEALTH = {"nightshift.service": "api/health", "nightshift-ui.service": "health"}
+"""nightshift-mlflow.service needs PostgreSQL and S3: tests/test_production.py."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEALTH)
+def test_a_unit_starts_in_the_environment_that_systemd_gives_it_answers_and_ends_cleanly(
+    name: str, tmp_path: Path
+) -> None:
+    service = read_unit(DEPLOY / name)["Service"]
+    root = make_project(tmp_path / "nightshift")
+    (root / paths.STATE).mkdir()  # as `make setup` does
+    port = free_port()
+    command = re.sub(r"--port \d+", f"--port {port}", service["ExecStart"].replace("%h", str(tmp_path))).split()
+    assert service["WorkingDirectory"].replace("%h", str(tmp_path)) == str(root)
+    environment = {
+        "HOME": str(tmp_path),
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/{HEALTH[name]}"))
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(float(service.get("TimeoutStopSec", "90")))
+    finally:
+        stop(process)
+    clean = {0, -signal.SIGTERM, *map(int, service.get("SuccessExitStatus", "").split())}
+    assert code in clean, (code, (tmp_path / "log").read_text())
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 def test_when_a_run_begins_is_stated_once() -> None:

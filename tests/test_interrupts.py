@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -38,6 +40,37 @@ def test_a_command_under_nohup_outlives_its_terminal() -> None:
     interrupts.handle()
     signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+class TerminationSignal(BaseException):
+    """As Prefect's handler raises it."""
+
+
+def as_prefect_does(_: int, __: FrameType | None) -> None:
+    raise TerminationSignal
+
+
+class SignalledWhenDropped:
+    """Python ignores what is raised in its destructor."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("prefect", [False, True], ids=["ours", "Prefect's"])
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], prefect: bool
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    interrupts.handle()
+    if prefect:
+        signal.signal(signal.SIGTERM, as_prefect_does)
+    with pytest.raises(TerminationSignal if prefect else KeyboardInterrupt):
+        dropped = SignalledWhenDropped()
+        del dropped
+        time.sleep(60)
+    assert capfd.readouterr().err == "", "no traceback"
 
 
 @pytest.mark.parametrize("number", STOPPING)

@@ -49,6 +49,10 @@ class ProjectError(NightshiftError):
     """The project folder cannot be worked in."""
 
 
+class ServerGone(ProjectError):
+    """The Prefect server of a run ended before it."""
+
+
 class SimulatorError(NightshiftError):
     """A simulator, its assets or its init states are not usable."""
 

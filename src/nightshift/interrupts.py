@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_STOP = 15
+_SECONDS_UNTIL_AGAIN = 0.1
+_RAISED_BY_PREFECT = "TerminationSignal"
+"""By its handler of SIGTERM, which replaces ours while a flow runs."""
 
 
 def handle() -> None:
@@ -20,10 +24,22 @@ def handle() -> None:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
             continue
         signal.signal(number, _interrupt)  # also SIGINT: a shell's background job starts with it ignored
+    sys.unraisablehook = _send_again
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Python drops what a handler raises in the middle of a destructor or a weak reference's callback, and the signal
+    would be lost with it: send it again when that is over."""
+    if unraisable.exc_type is not KeyboardInterrupt and unraisable.exc_type.__name__ != _RAISED_BY_PREFECT:
+        sys.__unraisablehook__(unraisable)
+        return
+    again = threading.Timer(_SECONDS_UNTIL_AGAIN, os.kill, (os.getpid(), signal.SIGTERM))
+    again.daemon = True
+    again.start()
 
 
 def end_with(parent: int) -> None:

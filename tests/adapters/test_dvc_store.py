@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from dvc import output
+from dvc.dependency import param
+from dvc.repo import Repo
 from dvc.ui import ui
 from rich.console import Console
 
@@ -65,6 +69,55 @@ def test_stages_come_in_graph_order_and_say_that_they_never_ran(toy: Path) -> No
     statuses = DvcStore(toy).status()
     assert [s.name for s in statuses] == ["make", "train", "act"]
     assert all(s.reasons == ("never run",) for s in statuses)
+
+
+def test_order_and_parents_are_those_of_dvcs_own_graph_however_the_file_is_ordered(toy: Path) -> None:
+    """Parents by the same folder, by a part of it, and by a folder around it."""
+    (toy / "dvc.yaml").write_text("""
+stages:
+  last:   {cmd: "true", deps: [all, single], outs: [end]}
+  inner:  {cmd: "true", deps: [out/x], outs: [single]}
+  outer:  {cmd: "true", deps: [parts], outs: [all]}
+  second: {cmd: "true", outs: [parts/two]}
+  first:  {cmd: "true", outs: [parts/one]}
+  make:   {cmd: "true", deps: [src/code.py], outs: [out]}
+""")
+    found = {status.name: status.follows for status in DvcStore(toy).status()}
+    assert list(found) == ["second", "first", "outer", "make", "inner", "last"]
+    graph = Repo(str(toy)).index.graph
+    assert {name: set(above) for name, above in found.items()} == {
+        stage.addressing: {above.addressing for above in graph.successors(stage)} for stage in graph
+    }
+
+
+def test_stages_that_go_in_a_circle_are_named(toy: Path) -> None:
+    (toy / "dvc.yaml").write_text(DVC_YAML.replace("deps: [src/code.py]", "deps: [src/code.py, model]"))
+    with pytest.raises(CacheError, match=r"dvc\.yaml go in a circle: make → train → make"):
+        DvcStore(toy).status()
+
+
+def test_a_status_reads_a_file_once_however_many_stages_name_it(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (toy / "dvc.yaml").write_text(DVC_YAML.replace("deps: [out]", "deps: [out, src/code.py]"))
+    store = DvcStore(toy)
+    work(store)
+    read: list[str] = []
+    parse, build = param.load_path, output.build
+
+    def parsing(path: str, *rest: Any, **named: Any) -> Any:
+        read.append(path)
+        return parse(path, *rest, **named)
+
+    def building(odb: Any, path: str, *rest: Any, **named: Any) -> Any:
+        read.append(path)
+        return build(odb, path, *rest, **named)
+
+    monkeypatch.setattr(param, "load_path", parsing)
+    monkeypatch.setattr(output, "build", building)
+    assert stale(store) == {}
+    assert [read.count(str(toy / name)) for name in ("params.yaml", "src/code.py")] == [1, 1]
+    (toy / "src/code.py").write_text("two")
+    (toy / "params.yaml").write_text("seed: 1\nrloo: {rate: 1.0, groups: 2}\n")
+    assert stale(store)["make"] == ("code src/code.py changed", "params.yaml: seed 0 → 1"), "nothing is kept for long"
 
 
 def test_what_we_commit_dvc_repro_finds_up_to_date_and_the_other_way_round(toy: Path) -> None:

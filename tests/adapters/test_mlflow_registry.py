@@ -386,7 +386,11 @@ def test_an_unknown_model_version_or_alias_says_what_there_is(root: Path, model:
     register(root, model, "one", "s")
     with pytest.raises(RegistryError, match="has no version or alias 'best'") as error:
         mlflow_registry.load(root, model, "best")
-    assert "champion" in error.value.next_step
+    assert error.value.next_step == "choose one of 1, challenger, champion"
+    mlflow_registry.connect(root).delete_registered_model_alias(model, "champion")
+    with pytest.raises(RegistryError, match="has no version or alias 'champion'") as error:
+        mlflow_registry.load(root, model, "champion")
+    assert error.value.next_step == "choose one of 1, challenger"
     with pytest.raises(RegistryError, match="no model 'other' yet"):
         mlflow_registry.load(root, "other", "champion")
 

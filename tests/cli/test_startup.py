@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +24,15 @@ def test_help_plan_and_a_run_with_nothing_to_do_import_no_heavy_package_first(
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300
     )
     assert not (HEAVY | also_without) & set(done.stdout.split())
+
+
+def test_plan_imports_dvc_alone_of_the_heavy_packages_when_there_is_nothing_to_do(project: Path) -> None:
+    """networkx, for one, takes longer than all that `plan` computes."""
+    program = (
+        "import sys; from pathlib import Path; from nightshift.pipeline.run import statuses;"
+        "statuses(Path.cwd()); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert HEAVY & set(done.stdout.split()) == {"dvc"}

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.cluster import connection
+from nightshift.errors import RolloutError
 from tests.conftest import REPOSITORY
 
 PROGRAM = """
@@ -62,3 +64,58 @@ def test_learners_that_start_ray_leave_room_for_the_simulators_of_later_stages(t
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "3.0"
+
+
+def test_a_ray_that_does_not_start_is_a_sentence_and_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does
+
+    monkeypatch.setattr("ray.init", late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(RolloutError, match="Ray did not start on this machine: The current node timed out"):
+        connection.start_ray(1)
+
+
+SERVER_KILLED = """
+import psutil, time
+from nightshift.cluster.connection import start_ray
+
+start_ray(1)
+while not (found := [p for p in psutil.Process().children(recursive=True) if p.name() == "{name}"]):
+    time.sleep(0.1)
+time.sleep(2)
+found[0].kill()
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", connection._SERVERS)
+def test_a_killed_server_of_a_small_cluster_ends_its_process_with_a_sentence(tmp_path: Path, name: str) -> None:
+    """Ray ends it too, after up to a minute and without one."""
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    command = [sys.executable, "-c", SERVER_KILLED.format(name=name)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error: a server of Ray on this machine was killed\n  → run again: it resumes" in done.stderr
+
+
+RESTARTED = """
+import ray, time
+from nightshift.cluster import connection
+
+connection.start_ray(1)
+ray.shutdown()
+connection.start_ray(1)
+time.sleep(10 * connection._POLL_SECONDS)
+ray.shutdown()
+time.sleep(10 * connection._POLL_SECONDS)
+"""
+
+
+@pytest.mark.slow
+def test_a_small_cluster_that_is_shut_down_and_started_again_ends_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    command = [sys.executable, "-c", RESTARTED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -6,10 +6,12 @@ import os
 import signal
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from prefect.states import Running
@@ -142,6 +144,24 @@ class OnlyHealthy(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""
+
+
+@pytest.mark.slow
+def test_a_run_whose_own_prefect_server_is_killed_says_so_and_ends_though_prefect_has_more_to_deliver(
+    tmp_path: Path,
+) -> None:
+    """Prefect's exit handlers alone tried for two minutes and more."""
+    root = make_project(tmp_path / "project")
+    command = Command(root, "run", PREFECT_CLIENT_MAX_RETRIES="0")
+    wait_until(lambda: not command.is_running() or any(root.glob(f"{paths.STATE}/states/*")))
+    (server,) = (p for p in psutil.Process(command.pid).children() if "flows.server" in " ".join(p.cmdline()))
+    server.kill()
+    wait_until(lambda: "stopped answering" in command.complained())
+    told = time.monotonic()
+    done = command.wait()
+    assert time.monotonic() - told < 60
+    assert (done.returncode, done.stderr.count("error: ")) == (1, 1)
+    assert nightshift(root, "stage", "states").returncode == 0, "the lock is free"
 
 
 def test_a_prefect_server_that_goes_away_while_it_is_asked_is_one_sentence() -> None:

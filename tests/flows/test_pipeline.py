@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, LogFilter, LogFilterTimestamp
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.states import Pending, Running, Scheduled
+from prefect.states import Completed, Pending, Running, Scheduled
 
 from flows import lifecycle
 from flows.nightly import NOTHING_TO_DO, nightly
@@ -26,6 +26,8 @@ from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths
 from nightshift.telemetry import progress
+from tasks.evaluate import evaluate
+from tasks.opponent import opponent
 from tests.conftest import REPOSITORY, add_store, choose, edit, make_project
 from tests.flows.conftest import PrefectServer
 from tests.receiver import SECRET, receiving
@@ -260,6 +262,23 @@ def test_a_run_that_was_taken_up_by_a_server_that_died_is_marked_and_one_that_is
     assert waiting is not None
     assert (ended.name, ended.message) == ("Crashed", "its process never began")
     assert waiting.name == "Scheduled", "a night to come, or to be caught up with"
+
+
+def test_a_task_whose_end_prefect_left_out_since_the_clock_was_set_back_ends_as_its_run_did() -> None:
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(pipeline, state=Running())
+        client.update_flow_run_labels(run.id, lifecycle._labels())
+        tasks = [
+            client.create_task_run(task, run.id, dynamic_key="0", state=Running()) for task in (opponent, evaluate)
+        ]
+        client.set_task_run_state(tasks[0].id, Completed(), force=True)
+        lifecycle.mark_leftovers(client)
+        assert client.read_task_run(tasks[1].id).state_name == "Running", "its run is at work"
+        client.set_flow_run_state(run.id, Completed(), force=True)
+        lifecycle.mark_leftovers(client)
+        ended = client.read_task_run(tasks[1].id).state
+    assert ended is not None
+    assert (ended.name, ended.message) == ("Completed", "its run has ended")
 
 
 @pytest.mark.parametrize(

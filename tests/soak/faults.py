@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import shutil
 import signal
 import sqlite3
+import subprocess
 import tempfile
 import threading
 import time
@@ -27,10 +30,11 @@ Kind = Literal["process", "disk", "link", "file", "clock", "none"]
 LONG_STAGES = ("collect", "sft", "rloo", "evaluate", "register")
 ON_RAY = ("collect", "rloo", "evaluate")
 NOBODY_LISTENS = "http://127.0.0.1:9"
-FAKETIME = next(Path("/usr/lib").glob("*-linux-gnu*/faketime/libfaketimeMT.so.1"), None)
-"""Of Debian's package faketime: it answers processes that ask for the time of day."""
 CLOCK = Path(tempfile.gettempdir()) / f"nightshift-soak-clock-{os.getpid()}"
-"""By how much the time of day is wrong; while there is no file, it is right."""
+"""By how many seconds the time of day is wrong; while there is no file, it is right."""
+CLOCK_LIBRARY = CLOCK.with_suffix(".so")
+"""It answers processes that ask for the time of day. libfaketime would do so too, but with clocks that only go forward
+left alone, its clock_nanosleep fails, and with it every time.sleep() (0.9.10, Python 3.11)."""
 DAY = 86_400
 
 
@@ -66,17 +70,26 @@ def send(number: signal.Signals) -> Callable[[Night], None]:
     return lambda night: night.signal(number)
 
 
-def kill(name: str) -> Callable[[Night], None]:
-    """SIGKILL to one of the processes of the run whose command line has this name."""
+def kill(name: str, *, patience: float = 60.0) -> Callable[[Night], None]:
+    """SIGKILL to one of the processes of the run whose command line has this name, as soon as there is one."""
 
     def strike(night: Night) -> None:
-        found = night.processes(name)
-        if not found:
-            raise Missed(f"no process {name}")
+        found = _wait_for_processes(night, name, patience)
         with contextlib.suppress(psutil.NoSuchProcess):
             night.random.choice(found).kill()
 
     return strike
+
+
+def _wait_for_processes(night: Night, name: str, seconds: float) -> list[psutil.Process]:
+    """A stage starts some of its processes late: the raylet lives for the last third of a short `collect`."""
+    deadline = time.monotonic() + seconds
+    while night.command is not None and night.command.is_running() and time.monotonic() < deadline:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if found := night.processes(name):
+                return found
+        time.sleep(0.01)
+    raise Missed(f"no process {name}")
 
 
 def cut_power(night: Night) -> None:
@@ -246,15 +259,22 @@ def shift_times(night: Night) -> None:
 def jump_clock(night: Night) -> None:
     """The time of day of all processes of the run is another one from now on."""
     night.undo.callback(CLOCK.unlink)
-    CLOCK.write_text(night.random.choice(["+3d", "-3d", "+3600", "-3600"]) + "\n")
+    CLOCK.write_text(f"{night.random.choice([3 * DAY, -3 * DAY, 3600, -3600])}\n")
 
 
-WRONG_CLOCK = {
-    "LD_PRELOAD": str(FAKETIME),
-    "FAKETIME_TIMESTAMP_FILE": str(CLOCK),
-    "FAKETIME_CACHE_DURATION": "1",
-    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-}
+@functools.cache
+def can_jump() -> bool:
+    """Whether the library of clocks that jump is there: it is compiled now, and removed at the end."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return False
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(CLOCK_LIBRARY), str(source)], check=True)
+    atexit.register(CLOCK_LIBRARY.unlink, missing_ok=True)
+    return True
+
+
+WRONG_CLOCK = {"LD_PRELOAD": str(CLOCK_LIBRARY), "SOAK_CLOCK": str(CLOCK)}
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -310,6 +330,6 @@ FAULTS: tuple[Fault, ...] = (
         strike=jump_clock,
         stages=LONG_STAGES,
         environment=WRONG_CLOCK,
-        possible=lambda: FAKETIME is not None,
+        possible=can_jump,
     ),
 )

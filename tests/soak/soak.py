@@ -115,6 +115,8 @@ def play_first_night(root: Path) -> None:
     ended = _command(root, "nightly")
     if ended.code:
         raise RuntimeError(f"the first night failed: {ended.errors}")
+    if problems := list(invariants.broken_registry(root)):
+        raise RuntimeError(f"the first night has to make a champion: {'; '.join(problems)}")
 
 
 def play_cycle(root: Path, reference: Path, fault: Fault, number: int, seed: int) -> Cycle:

@@ -6,8 +6,12 @@ The only file that imports dvc.
 from __future__ import annotations
 
 import contextlib
+import functools
+import graphlib
+import heapq
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,13 +74,14 @@ class DvcStore:
         with self._locked() as repo:
             statuses: list[StageStatus] = []
             stale: set[str] = set()
-            for stage in _in_order(repo):
+            above = _above(repo)
+            _share_reads(above)
+            for stage in _in_order(above):
                 name = stage.addressing
-                above = [s.addressing for s in repo.index.graph.successors(stage)]
                 status = StageStatus(
                     name=name,
                     reasons=tuple(self._reasons(stage)),
-                    follows=tuple(other for other in above if other in stale),
+                    follows=tuple(other.addressing for other in above[stage] if other.addressing in stale),
                     skipped=name in skipped,
                 )
                 statuses.append(status)
@@ -270,14 +275,69 @@ def _restorable(stage: Stage) -> bool:
     return REGISTRY not in (stage.meta or {}).values()
 
 
-def _in_order(repo: Repo) -> list[Stage]:
-    """The stages of dvc.yaml, each after those it depends on; tracked data (.dvc files) is left out."""
+def _above(repo: Repo) -> dict[Stage, list[Stage]]:
+    """The stages of dvc.yaml, in its order, each with those whose outputs it reads; tracked data (.dvc files) is left
+    out. DVC's own graph is the same, and takes longer to import (networkx) than to build."""
     from dvc.stage import PipelineStage
-    from networkx import lexicographical_topological_sort
 
-    position = {stage: index for index, stage in enumerate(repo.index.stages)}
-    ordered = lexicographical_topological_sort(repo.index.graph.reverse(), key=position.__getitem__)
-    return [stage for stage in ordered if isinstance(stage, PipelineStage)]
+    stages = [stage for stage in repo.index.stages if isinstance(stage, PipelineStage)]
+    return {stage: [other for other in stages if other in _makers(stage, repo.index.outs_trie)] for stage in stages}
+
+
+def _makers(stage: Stage, outs: Any) -> set[Stage]:
+    """The stages that write what this one reads: the same path, a path within it or one around it."""
+    keys = [dep.fs.parts(dep.fs_path) for dep in stage.deps]
+    around = [node.value for key in keys for node in outs.prefixes(key)]
+    within = [out for key in keys if outs.has_subtrie(key) for out in outs.values(prefix=key)]
+    return {out.stage for out in (*around, *within)}
+
+
+def _in_order(above: Mapping[Stage, Sequence[Stage]]) -> Iterator[Stage]:
+    """Each after those above it, and otherwise in the order of dvc.yaml."""
+    stages = list(above)
+    position = {stage: index for index, stage in enumerate(stages)}
+    sorter = graphlib.TopologicalSorter(above)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        circle = " → ".join(stage.addressing for stage in reversed(error.args[1]))
+        raise CacheError(f"the stages of {paths.DVC_YAML} go in a circle: {circle}", _NO_CIRCLE) from None
+    ready: list[int] = []
+    while sorter.is_active():
+        for stage in sorter.get_ready():
+            heapq.heappush(ready, position[stage])
+        stage = stages[heapq.heappop(ready)]
+        yield stage
+        sorter.done(stage)
+
+
+_NO_CIRCLE = "take one of them out of the deps of the stage before it"
+
+
+def _share_reads(stages: Iterable[Stage]) -> None:
+    """Read params.yaml once and hash each input once: DVC does it again for every stage that names them, which is most
+    of the time that a status takes. The stages are forgotten with the lock, and so is what was read."""
+    from dvc.dependency import Dependency, ParamsDependency
+
+    hashes: dict[str, Callable[[], Any]] = {}
+    contents: dict[str, Callable[[], Any]] = {}
+    for dep in (dep for stage in stages for dep in stage.deps):
+        if type(dep) is Dependency:
+            dep.get_hash = hashes.setdefault(dep.fs_path, functools.cache(dep.get_hash))
+        elif type(dep) is ParamsDependency:
+            whole = ParamsDependency(dep.stage, dep.fs_path)
+            read = contents.setdefault(dep.fs_path, functools.cache(whole.read_params))
+            dep.read_params = functools.partial(_chosen, read, tuple(dep.params))
+
+
+def _chosen(read: Callable[[], Mapping[str, Any]], keys: Sequence[str]) -> dict[str, Any]:
+    """The values of these dotted names; a name that the file does not have is left out."""
+    whole = read()
+    found: dict[str, Any] = {}
+    for key in keys:
+        with contextlib.suppress(KeyError, TypeError):
+            found[key] = functools.reduce(operator.getitem, key.split("."), whole)
+    return found if keys else dict(whole)
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def look_up(client: MlflowClient, model: str, which: str) -> ModelVersion:
         known = versions(client, model)
         if not known:
             raise RegistryError(f"MLflow has no model {model!r} yet", "nightshift run") from None
-        names = sorted({CHAMPION, CHALLENGER, *(str(v.version) for v in known)})
+        names = [*sorted((str(v.version) for v in known), key=int), *sorted(aliases(client, model))]
         raise RegistryError(f"{model} has no version or alias {which!r}", f"choose one of {', '.join(names)}") from None
 
 

@@ -355,6 +355,12 @@ def connect(root: Path) -> MlflowClient:
     return client
 
 
+def prepare(root: Path) -> None:
+    """Make the store and our experiment in it, before clones of the project use them all at once: the first of them
+    would have the artifacts of all in its own folder."""
+    _experiment(connect(root), root)
+
+
 _LOCATIONS = {
     "experiments": ("artifact_location",),
     "runs": ("artifact_uri",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from nightshift import interrupts
-from nightshift.errors import NightshiftError
+from nightshift.errors import NightshiftError, ServerGone
 
 if TYPE_CHECKING:
     from nightshift.cli import (
@@ -453,7 +454,16 @@ def _fail(error: Exception) -> NoReturn:
     if not isinstance(error, NightshiftError):
         raise error
     _say(f"error: {error}")
+    if isinstance(error, ServerGone):
+        _leave()
     sys.exit(1)
+
+
+def _leave() -> NoReturn:
+    """Without the exit handlers of Prefect, which try for minutes to deliver what is left to a server that is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _stop() -> NoReturn:

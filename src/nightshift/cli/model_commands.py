@@ -131,6 +131,7 @@ def reproduce(prefix: str, to: Path | None) -> None:
 
 def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
     """Trials with other numbers, in clones of the project, best first."""
+    from nightshift.adapters import mlflow_tracking
     from nightshift.pipeline import sweep as sweeping
 
     root = enter()
@@ -140,6 +141,7 @@ def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
     console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}{at_once}", markup=False)
     if sentence := sweeping.uncommitted(root):
         console.print(sentence, markup=False, soft_wrap=True)
+    mlflow_tracking.prepare(root)
     outcomes = []
     with contextlib.closing(sweeping.run(root, chosen, jobs)) as ended:
         for outcome in ended:

@@ -8,11 +8,14 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import ray
 from ray._private import ray_constants
 
@@ -25,6 +28,13 @@ _SHARED_MEMORY = Path("/dev/shm")
 _OBJECT_STORE_BYTES = (256 * 2**20, 16 * 2**30)
 """At least, at most. The answer to a bundle of requests with images is a gigabyte: what does not fit goes to disk."""
 _CONNECT_SECONDS = 10.0
+_SERVERS = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Names of processes. The raylet ends with its agents."""
+_PATIENT = {"health_check_failure_threshold": 100}
+"""Of checks 3 s apart. On one machine a raylet that does not answer is slow, or killed, which we see at once; after the
+5 checks of a cluster Ray ended runs on overloaded machines."""
+_POLL_SECONDS = 0.2
+_TIMES_TO_REMOVE = 25
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
 
 
@@ -37,6 +47,12 @@ def start_ray(cpus: int) -> None:
         if address:
             _join(address)
             return
+        _start(cpus)
+    threading.Thread(target=_end_with, args=(_servers(),), daemon=True).start()
+
+
+def _start(cpus: int) -> None:
+    try:
         with _on_loopback():
             ray.init(
                 "local",  # not a cluster that another user started on this machine
@@ -46,7 +62,45 @@ def start_ray(cpus: int) -> None:
                 log_to_driver=False,
                 logging_level="error",
                 _temp_dir=str(_session_folder()),
+                _system_config=_PATIENT,
             )
+    except Exception as error:  # Ray raises it bare when its servers have not started after 30 s
+        for server in _servers():
+            server.kill()
+        reason = " ".join(str(error).split())
+        raise RolloutError(f"Ray did not start on this machine: {reason}", "run again when it is less busy") from error
+
+
+def _servers() -> set[psutil.Process]:
+    """The processes without which the cluster that was started here does nothing; agents start late."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() in _SERVERS:
+                found.add(process)
+    return found
+
+
+def _end_with(servers: set[psutil.Process]) -> None:
+    """Say so if a server of our cluster is killed, and end. Ray would end this process too, up to a minute later, in
+    C++ and without a sentence for people; the next run marks it as killed, and resumes."""
+    while all(_is_running(server) for server in servers):
+        time.sleep(_POLL_SECONDS)
+        if len(servers) < len(_SERVERS):
+            servers |= _servers()
+    if not ray.is_initialized():  # it was ray.shutdown(), which disconnects first
+        return
+    error = RolloutError("a server of Ray on this machine was killed", "run again: it resumes")
+    sys.stderr.write(f"error: {error}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
@@ -77,8 +131,17 @@ def _session_folder() -> Path:
         if not _is_alive(int(folder.name.split("-")[-2])):
             shutil.rmtree(folder, ignore_errors=True)
     private = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=parent))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    atexit.register(_remove, private)
     return private / "s"  # Ray opens the folder that it is given to everybody
+
+
+def _remove(folder: Path) -> None:
+    """More than once: on a busy machine a process of Ray still writes its last log meanwhile."""
+    for _ in range(_TIMES_TO_REMOVE):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _is_alive(process: int) -> bool:
