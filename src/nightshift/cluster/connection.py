@@ -30,9 +30,6 @@ _OBJECT_STORE_BYTES = (256 * 2**20, 16 * 2**30)
 _CONNECT_SECONDS = 10.0
 _SERVERS = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Names of processes. The raylet ends with its agents."""
-_PATIENT = {"health_check_failure_threshold": 100}
-"""Of checks 3 s apart. On one machine a raylet that does not answer is slow, or killed, which we see at once; after the
-5 checks of a cluster Ray ended runs on overloaded machines."""
 _POLL_SECONDS = 0.2
 _TIMES_TO_REMOVE = 25
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
@@ -62,7 +59,6 @@ def _start(cpus: int) -> None:
                 log_to_driver=False,
                 logging_level="error",
                 _temp_dir=str(_session_folder()),
-                _system_config=_PATIENT,
             )
     except Exception as error:  # Ray raises it bare when its servers have not started after 30 s
         for server in _servers():
