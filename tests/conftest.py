@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 import yaml
@@ -28,7 +29,7 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
-from tests import disk  # noqa: F401  nothing waits for it
+from tests import disk, parsing  # noqa: F401  they change how this process works
 from tests.command import Command
 from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
@@ -90,6 +91,12 @@ UNITS = (
     ("rollouts/test_own_ray.py",),
     ("cli/test_data_commands.py",),
     ("learners/test_fsdp.py",),
+    ("pipeline/test_robustness.py",),
+    ("adapters/test_mlflow_registry.py",),
+    ("pipeline/test_report.py",),
+    ("stages/test_register.py",),
+    ("policies/openvla_oft/test_stages.py",),
+    ("test_extending.py",),
     ("rollouts/test_engine.py",),
     ("algorithms/test_on_policy.py",),
     ("policies/test_families.py",),
@@ -99,10 +106,14 @@ longest: begun last, one would run on one core while the other is idle. Every ot
 _PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
 
 
+def pytest_configure() -> None:
+    """What is imported from now on stays: the garbage collector need not look at its million objects again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What was imported until now stays: the garbage collector need not look at its million objects again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -188,16 +199,20 @@ def choose(root: Path, *algorithms: str) -> None:
 
 @pytest.fixture(scope="session")
 def migrated_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow store to copy into projects: MLflow takes seconds to make one. The tests of the adapters make
-    theirs anew."""
+    """An empty MLflow store to copy into projects: MLflow takes seconds to make one, so that the first of the tests'
+    processes makes it for all. The tests of the adapters make theirs anew."""
     from nightshift.adapters import mlflow_tracking
 
-    root = tmp_path_factory.mktemp("store")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
-        mlflow_tracking.connect(root)
-    return root / "mlflow.db"
+    root = tmp_path_factory.getbasetemp()
+    store = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "mlflow.db"
+    with filelock.FileLock(store.with_suffix(".lock"), mode=0o600):
+        if not store.exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(root)
+                patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'made.db'}")
+                mlflow_tracking.connect(root)
+            (root / "made.db").rename(store)
+    return store
 
 
 def add_store(root: Path, migrated_store: Path) -> None:
