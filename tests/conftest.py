@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ _PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name i
 
 
 def pytest_configure() -> None:
-    """What is imported from now on stays: the garbage collector need not look at its million objects again and again."""
+    """What is imported from now on stays: garbage collections need not look at its million objects again and again."""
     gc.disable()
 
 
@@ -140,21 +141,56 @@ def leave_skipped(stage: str) -> None:
 
 
 def small_params() -> dict[str, Any]:
-    return merged(yaml.safe_load((REPOSITORY / "params.yaml").read_text()), SMALL)
+    return merged(config.read_yaml(REPOSITORY / "params.yaml"), SMALL)
+
+
+def _write_params(root: Path, params: dict[str, Any]) -> None:
+    """With libyaml, where it is there: written in Python, params.yaml takes longer than many a test."""
+    (root / "params.yaml").write_text(yaml.dump(params, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
 
 
 def make_project(root: Path) -> Path:
     """The files a clone has, in a fresh git repository; source code and environment are this checkout's."""
-    shutil.copytree(_first_project().name, root, symlinks=True, dirs_exist_ok=True)
+    first = _first_project()
+    assert first.times == _times(first.root / "src"), "a test wrote into source code that all projects share: `append`"
+    shutil.copytree(first.root, root, symlinks=True, dirs_exist_ok=True, copy_function=first.link_or_copy)
     return root
 
 
+def append(path: Path, text: str) -> None:
+    """To a file of a project, whose source code is shared with the other projects."""
+    content = path.read_text()
+    path.unlink()
+    path.write_text(content + text)
+
+
+@dataclass(frozen=True)
+class FirstProject:
+    folder: tempfile.TemporaryDirectory[str]
+    times: Mapping[str, int]
+    """When each file of src was written."""
+
+    @property
+    def root(self) -> Path:
+        return Path(self.folder.name)
+
+    def link_or_copy(self, source: str, target: str) -> None:
+        """Source code and git's objects are hard links: copying hundreds of files takes longer than many a test."""
+        shared = source.startswith((f"{self.folder.name}/src/", f"{self.folder.name}/.git/objects/"))
+        (os.link if shared else shutil.copy2)(source, target)
+
+
+def _times(folder: Path) -> dict[str, int]:
+    paths_of_files = (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
+    return {path: os.stat(path).st_mtime_ns for path in paths_of_files}
+
+
 @functools.cache
-def _first_project() -> tempfile.TemporaryDirectory[str]:
+def _first_project() -> FirstProject:
     """All others are copies: `git add` takes longer than a test."""
     folder = tempfile.TemporaryDirectory(prefix="project-")
     root = Path(folder.name)
-    (root / "params.yaml").write_text(yaml.safe_dump(small_params()))
+    _write_params(root, small_params())
     copied = ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml", "requirements-simulator.txt", "prefect.yaml")
     for name in copied:
         shutil.copy(REPOSITORY / name, root / name)
@@ -167,7 +203,7 @@ def _first_project() -> tempfile.TemporaryDirectory[str]:
     git(root, "add", "-A")
     git(root, "commit", "-q", "-m", "start")
     git(root, "gc", "-q")
-    return folder
+    return FirstProject(folder, _times(root / "src"))
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -186,15 +222,14 @@ def install(folder: Path, **versions: str) -> str:
 
 def edit(root: Path, section: str, **changes: Any) -> None:
     """Change numbers in the project's params.yaml."""
-    params = yaml.safe_load((root / "params.yaml").read_text())
+    params = config.read_yaml(root / "params.yaml")
     params[section].update(changes)
-    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    _write_params(root, params)
 
 
 def choose(root: Path, *algorithms: str) -> None:
     """Change the training stages that run."""
-    params = yaml.safe_load((root / "params.yaml").read_text())
-    (root / "params.yaml").write_text(yaml.safe_dump({**params, "algorithms": list(algorithms)}))
+    _write_params(root, {**config.read_yaml(root / "params.yaml"), "algorithms": list(algorithms)})
 
 
 @pytest.fixture(scope="session")

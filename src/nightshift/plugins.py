@@ -32,7 +32,7 @@ FORMATS = "nightshift.formats"
 def find(group: str, built_in: Collection[str] = ()) -> dict[str, EntryPoint]:
     """The entry points of a group by name; PluginError if a name is taken twice."""
     found: dict[str, EntryPoint] = {}
-    for entry in _declared(group, _places()):
+    for entry in _declared(group, places()):
         if entry.name in built_in or entry.name in found:
             other = "Nightshift itself" if entry.name in built_in else describe(found[entry.name])
             raise PluginError(
@@ -49,8 +49,9 @@ def _declared(group: str, places: tuple[tuple[str, int], ...]) -> tuple[EntryPoi
     return tuple(entry_points(group=group))
 
 
-def _places() -> tuple[tuple[str, int], ...]:
-    """The folders that packages are installed in, each with a time that changes when one is installed or removed."""
+def places() -> tuple[tuple[str, int], ...]:
+    """The folders that packages are installed in, each with a time that changes when one is installed or removed: the
+    key of what is remembered about packages."""
     return tuple((place, os.stat(place).st_mtime_ns) for place in sys.path if os.path.isdir(place))
 
 
