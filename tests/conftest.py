@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 import yaml
@@ -28,7 +30,7 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
-from tests import disk  # noqa: F401  nothing waits for it
+from tests import disk, parsing  # noqa: F401  they change how this process works
 from tests.command import Command
 from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
@@ -90,6 +92,12 @@ UNITS = (
     ("rollouts/test_own_ray.py",),
     ("cli/test_data_commands.py",),
     ("learners/test_fsdp.py",),
+    ("pipeline/test_robustness.py",),
+    ("adapters/test_mlflow_registry.py",),
+    ("pipeline/test_report.py",),
+    ("stages/test_register.py",),
+    ("policies/openvla_oft/test_stages.py",),
+    ("test_extending.py",),
     ("rollouts/test_engine.py",),
     ("algorithms/test_on_policy.py",),
     ("policies/test_families.py",),
@@ -99,10 +107,14 @@ longest: begun last, one would run on one core while the other is idle. Every ot
 _PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
 
 
+def pytest_configure() -> None:
+    """What is imported from now on stays: garbage collections need not look at its million objects again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What was imported until now stays: the garbage collector need not look at its million objects again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -129,21 +141,60 @@ def leave_skipped(stage: str) -> None:
 
 
 def small_params() -> dict[str, Any]:
-    return merged(yaml.safe_load((REPOSITORY / "params.yaml").read_text()), SMALL)
+    return merged(config.read_yaml(REPOSITORY / "params.yaml"), SMALL)
+
+
+def _write_params(root: Path, params: dict[str, Any]) -> None:
+    """With libyaml, where it is there: written in Python, params.yaml takes longer than many a test."""
+    (root / "params.yaml").write_text(yaml.dump(params, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
 
 
 def make_project(root: Path) -> Path:
     """The files a clone has, in a fresh git repository; source code and environment are this checkout's."""
-    shutil.copytree(_first_project().name, root, symlinks=True, dirs_exist_ok=True)
+    first = _first_project()
+    assert first.times == _times(first.root / "src"), "a test wrote into source code that all projects share: `append`"
+    shutil.copytree(first.root, root, symlinks=True, dirs_exist_ok=True, copy_function=first.link_or_copy)
     return root
 
 
+def append(path: Path, text: str) -> None:
+    """To a file of a project, whose source code is shared with the other projects."""
+    content = path.read_text()
+    path.unlink()
+    path.write_text(content + text)
+
+
+@dataclass(frozen=True)
+class FirstProject:
+    folder: tempfile.TemporaryDirectory[str]
+    times: Mapping[str, int]
+    """When each file of src was written."""
+
+    @property
+    def root(self) -> Path:
+        return Path(self.folder.name)
+
+    def link_or_copy(self, source: str, target: str) -> None:
+        """Source code and git's objects are hard links: copying hundreds of files takes longer than many a test."""
+        shared = source.startswith((f"{self.folder.name}/src/", f"{self.folder.name}/.git/objects/"))
+        if shared:
+            with contextlib.suppress(OSError):  # the project is on another file system
+                os.link(source, target)
+                return
+        shutil.copy2(source, target)
+
+
+def _times(folder: Path) -> dict[str, int]:
+    paths_of_files = (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
+    return {path: os.stat(path).st_mtime_ns for path in paths_of_files}
+
+
 @functools.cache
-def _first_project() -> tempfile.TemporaryDirectory[str]:
+def _first_project() -> FirstProject:
     """All others are copies: `git add` takes longer than a test."""
     folder = tempfile.TemporaryDirectory(prefix="project-")
     root = Path(folder.name)
-    (root / "params.yaml").write_text(yaml.safe_dump(small_params()))
+    _write_params(root, small_params())
     copied = ("dvc.yaml", ".gitignore", ".dvcignore", "pyproject.toml", "requirements-simulator.txt", "prefect.yaml")
     for name in copied:
         shutil.copy(REPOSITORY / name, root / name)
@@ -156,7 +207,7 @@ def _first_project() -> tempfile.TemporaryDirectory[str]:
     git(root, "add", "-A")
     git(root, "commit", "-q", "-m", "start")
     git(root, "gc", "-q")
-    return folder
+    return FirstProject(folder, _times(root / "src"))
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -175,29 +226,32 @@ def install(folder: Path, **versions: str) -> str:
 
 def edit(root: Path, section: str, **changes: Any) -> None:
     """Change numbers in the project's params.yaml."""
-    params = yaml.safe_load((root / "params.yaml").read_text())
+    params = config.read_yaml(root / "params.yaml")
     params[section].update(changes)
-    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    _write_params(root, params)
 
 
 def choose(root: Path, *algorithms: str) -> None:
     """Change the training stages that run."""
-    params = yaml.safe_load((root / "params.yaml").read_text())
-    (root / "params.yaml").write_text(yaml.safe_dump({**params, "algorithms": list(algorithms)}))
+    _write_params(root, {**config.read_yaml(root / "params.yaml"), "algorithms": list(algorithms)})
 
 
 @pytest.fixture(scope="session")
 def migrated_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow store to copy into projects: MLflow takes seconds to make one. The tests of the adapters make
-    theirs anew."""
+    """An empty MLflow store to copy into projects: MLflow takes seconds to make one, so that the first of the tests'
+    processes makes it for all. The tests of the adapters make theirs anew."""
     from nightshift.adapters import mlflow_tracking
 
-    root = tmp_path_factory.mktemp("store")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
-        mlflow_tracking.connect(root)
-    return root / "mlflow.db"
+    root = tmp_path_factory.getbasetemp()
+    store = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "mlflow.db"
+    with filelock.FileLock(store.with_suffix(".lock"), mode=0o600):
+        if not store.exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(root)
+                patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'made.db'}")
+                mlflow_tracking.connect(root)
+            (root / "made.db").rename(store)
+    return store
 
 
 def add_store(root: Path, migrated_store: Path) -> None:

@@ -31,10 +31,12 @@ _CONTEXT.set_forkserver_preload(
         "scmrepo.git",
         "nightshift.cli.app",
         "tests.disk",
+        "tests.parsing",
         "tests.faults.stream_processes",
         "nightshift.learners.data_parallel",
         "nightshift.learners.fsdp",
         "nightshift.rollouts.engine",
+        "tests.freezing",
     ]
 )
 _SETTINGS = environment.NO_TELEMETRY | environment.SAFE | environment.QUIET

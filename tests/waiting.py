@@ -7,12 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 SECONDS = 300
+_LONGEST_PAUSE = 1.0
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """What the condition gives as soon as it is true."""
+    """What the condition gives as soon as it is true.
+
+    A condition may ask a server or read all of /proc. What is waited for needs the same cores, so that a pause is
+    five times as long as the question before it.
+    """
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.02)
-    return found
+    while True:
+        asked = time.monotonic()
+        if found := condition():
+            return found
+        answered = time.monotonic()
+        assert answered < deadline, condition
+        time.sleep(min(max(0.02, 5 * (answered - asked)), _LONGEST_PAUSE))

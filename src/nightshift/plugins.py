@@ -13,6 +13,9 @@ Finding them reads metadata and imports nothing. A package is imported when some
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -29,7 +32,7 @@ FORMATS = "nightshift.formats"
 def find(group: str, built_in: Collection[str] = ()) -> dict[str, EntryPoint]:
     """The entry points of a group by name; PluginError if a name is taken twice."""
     found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=group):
+    for entry in _declared(group, places()):
         if entry.name in built_in or entry.name in found:
             other = "Nightshift itself" if entry.name in built_in else describe(found[entry.name])
             raise PluginError(
@@ -38,6 +41,18 @@ def find(group: str, built_in: Collection[str] = ()) -> dict[str, EntryPoint]:
             )
         found[entry.name] = entry
     return found
+
+
+@functools.lru_cache(maxsize=32)
+def _declared(group: str, places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Cached, since reading the metadata of all installed packages takes longer than building a policy."""
+    return tuple(entry_points(group=group))
+
+
+def places() -> tuple[tuple[str, int], ...]:
+    """The folders that packages are installed in, each with a time that changes when one is installed or removed: the
+    key of what is remembered about packages."""
+    return tuple((place, os.stat(place).st_mtime_ns) for place in sys.path if os.path.isdir(place))
 
 
 def load(entry: EntryPoint) -> Any:

@@ -28,7 +28,7 @@ from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
 
 STATE, SEED = 3, 5
-CAMERAS = config.Cameras(names=("agentview",), size=64, shadows=True)
+CAMERAS = config.Cameras(names=("agentview",), size=64, shadows=False)  # shadows take five times as long to draw
 TASK = LIBERO_MINI.tasks()[4]
 PIXELS = ("camera_viewpoints", "field_of_view", "light_conditions", "background_textures", "object_colors")
 """Of the scene, but for eyes only."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,14 +117,24 @@ def make(family: str) -> HeadPolicy:
 
 
 def make_policy(family: str) -> Policy:
-    """A policy with seeded weights everywhere: a fresh one's output layer is zero."""
+    """A policy with seeded weights everywhere: a fresh one's output layer is zero.
+
+    A copy, since a vocabulary of 32064 tokens takes longer to draw than most tests of it; torch draws next what it
+    would draw after making one."""
+    policy, random_state = _made(family)
+    torch.set_rng_state(random_state)
+    return copy.deepcopy(policy)
+
+
+@functools.cache
+def _made(family: str) -> tuple[Policy, Tensor]:
     torch.manual_seed(0)
     policy = _fresh(family)
     policy.normalise_by(STATISTICS)
     for parameter in policy.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    return policy
+    return policy, torch.get_rng_state()
 
 
 def _fresh(name: str) -> Policy:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from nightshift import plugins
 from nightshift.project import graph, packages, paths
 from tests.conftest import REPOSITORY, install
 
@@ -42,6 +44,23 @@ def test_the_file_is_rewritten_only_when_a_version_changes(tmp_path: Path, monke
 
 def test_a_package_that_is_missing_has_a_version_too() -> None:
     assert packages.release("no-such-package") == "none"
+
+
+def test_what_is_installed_or_removed_while_a_process_runs_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen() -> tuple[str, bool]:
+        return packages.release("theirs"), "csv" in plugins.find(plugins.FORMATS)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    assert seen() == seen() == ("none", False)
+    for version in ("1.0", "1.1"):
+        install(tmp_path, theirs=version)
+        information = tmp_path / f"theirs-{version}.dist-info"
+        (information / "entry_points.txt").write_text(f"[{plugins.FORMATS}]\ncsv = theirs:csv\n")
+        assert seen() == seen() == (version, True)
+        shutil.rmtree(information)
+    assert seen() == ("none", False)
 
 
 def test_what_a_compute_node_may_lack_is_installed_with_the_extra_pipeline_alone() -> None:

@@ -70,15 +70,25 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("made")
 
 
-@pytest.fixture
-def clone(project: Path, made: Path, job: Callable[[str], Job]) -> None:
-    if any(made.iterdir()):
-        shutil.copytree(made, project, dirs_exist_ok=True)
-        return
-    params = config.Params.model_validate(merged(small_params(), SEEN))
+def make_clone(job: Callable[[str], Job], changes: dict[str, Any]) -> None:
+    params = config.Params.model_validate(merged(small_params(), merged(SEEN, changes)))
     collect.run(job("collect"), seed=0, env=params.env, states=params.states, collect=params.collect)
     dataset.run(job("dataset"), seed=0, dataset=params.dataset)
     sft.run(job("sft"), seed=0, policy=params.policy, sft=params.sft)
+
+
+@pytest.fixture
+def clone(project: Path, job: Callable[[str], Job]) -> None:
+    """One that solves some init states."""
+    make_clone(job, {})
+
+
+@pytest.fixture
+def poor_clone(project: Path, made: Path, job: Callable[[str], Job]) -> None:
+    if any(made.iterdir()):
+        shutil.copytree(made, project, dirs_exist_ok=True)
+        return
+    make_clone(job, {"collect": {"demos_per_task": 2}, "sft": {"steps": 20}})
     for path in (paths.DEMOS, paths.DATASET, paths.SFT_POLICY):
         shutil.copytree(path, made / path)
 
@@ -98,7 +108,7 @@ def test_the_classifier_alone_rewards_and_ends_episodes_and_the_simulator_is_sho
 
 
 @pytest.mark.parametrize("actors", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("clone")
+@pytest.mark.usefixtures("poor_clone")
 def test_a_classifier_that_sees_success_everywhere_ends_every_episode_at_once(
     job: Callable[[str], Job], actors: int
 ) -> None:

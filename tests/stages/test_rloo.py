@@ -51,6 +51,7 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
             "groups": 8,
             "group_size": 8,
             "target_kl": 0.1,
+            "validation": params.rloo.validation.model_copy(update={"every": 25}),
             "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 1e-2}),
         }
     )
@@ -281,7 +282,7 @@ def test_demos_groups_and_validation_never_share_an_init_state(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     pool = FailingPool(params.env)
-    chosen = params.rloo.model_copy(update={"iterations": 3, "groups": 60, "group_size": 2})
+    chosen = params.rloo.model_copy(update={"iterations": 2, "groups": 60, "group_size": 2})
     rloo.run(
         replace(job("rloo"), pool=lambda env: pool), seed=params.seed, env=params.env, states=params.states, rloo=chosen
     )

@@ -10,6 +10,7 @@ Those are under development more often than torch is, so their code counts as we
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -127,9 +128,15 @@ def _needed(entry: EntryPoint) -> Iterator[str]:
 def release(package: str) -> str:
     """Without the local part, which names a build: 2.13.0+cpu and 2.13.0+cu130 are both 2.13.0; "none" if missing."""
     try:
-        return version(package).split("+")[0]
+        return _version(package, plugins.places()).split("+")[0]
     except PackageNotFoundError:
         return NONE
+
+
+@functools.lru_cache(maxsize=64)
+def _version(package: str, places: tuple[tuple[str, int], ...]) -> str:
+    """Cached, since every session asks for a dozen packages, each of which is looked for along the whole path."""
+    return version(package)
 
 
 def record(root: Path, definitions: dict[str, Definition]) -> Mapping[str, str]:
