@@ -8,7 +8,7 @@ Ways to make the same update, in one run, round by round in turn:
             of the critics, so that it is set up alike with --utd 1 alone. It samples its replay in that time
   batched   the ensemble as one batched computation (`RlpdLearner`)
   graph     the same as one CUDA graph per update (on a GPU, as `RlpdLearner` does by itself)
-  products  the matrix products of `batched` and nothing else: what its speed is limited by
+  products  the matrix products of `batched` and nothing else: what its speed is limited by (on a CPU)
 
 With --cameras instead: a `cnn` that sees two cameras at 64² shares its encoder with the critics.
   eager     operation by operation; the critics train the encoder (actor.start: scratch)
@@ -222,7 +222,8 @@ def ways(device: torch.device, utd_ratio: int) -> dict[str, Callable[[], object]
     if device.type == "cuda":
         graph = RlpdLearner(make_policy(device), rlpd, seed=0)
         found["graph"] = lambda: graph.update(batch)
-    found["products"] = Products(device, utd_ratio, rlpd.critics.num_min_qs).update
+    else:
+        found["products"] = Products(device, utd_ratio, rlpd.critics.num_min_qs).update
     return found
 
 
@@ -232,15 +233,15 @@ def seeing_ways(device: torch.device, utd_ratio: int) -> dict[str, Callable[[], 
         make_batch(device, utd_ratio), inputs=make_images(rows, device), next_inputs=make_images(rows, device)
     )
     learners = {
-        "eager": RlpdLearner(make_seeing_policy(device), started(rlpd, "scratch"), seed=0, cuda_graphs=False),
-        "frozen": RlpdLearner(make_seeing_policy(device), started(rlpd, "clone"), seed=0),
+        "eager": RlpdLearner(make_seeing_policy(device), with_start(rlpd, "scratch"), seed=0, cuda_graphs=False),
+        "frozen": RlpdLearner(make_seeing_policy(device), with_start(rlpd, "clone"), seed=0),
     }
     if device.type == "cuda":
-        learners["graph"] = RlpdLearner(make_seeing_policy(device), started(rlpd, "scratch"), seed=0)
+        learners["graph"] = RlpdLearner(make_seeing_policy(device), with_start(rlpd, "scratch"), seed=0)
     return {name: partial(learner.update, batch) for name, learner in learners.items()}
 
 
-def started(rlpd: config.Rlpd, start: str) -> config.Rlpd:
+def with_start(rlpd: config.Rlpd, start: str) -> config.Rlpd:
     return config.Rlpd.model_validate(config.merged(rlpd.model_dump(), {"actor": {"start": start}}))
 
 
@@ -296,6 +297,8 @@ def main() -> None:
     parser.add_argument("--cameras", action="store_true", help="a policy that sees")
     chosen = parser.parse_args()
     device, utd = torch.device(chosen.device), chosen.utd
+    if chosen.cpu_time and device.type == "cuda":
+        parser.error("--cpu-time counts no work of a GPU: leave it out, or add --device cpu")
     torch.set_num_threads(chosen.threads)
     compared = (seeing_ways if chosen.cameras else ways)(device, utd)
     for update in compared.values():  # allocate, record

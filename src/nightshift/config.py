@@ -830,7 +830,7 @@ class CriticEnsemble(Section):
 
 class RlpdActor(Section):
     start: Literal["clone", "scratch"]
-    """The policy of the stage sft, or fresh weights."""
+    """The policy of the stage sft, or fresh weights. The image encoder of a clone is not trained."""
     learning_rate: Positive
     """Of Adam."""
     bc_weight: NonNegative

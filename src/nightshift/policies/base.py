@@ -59,7 +59,7 @@ class Policy(nn.Module, ABC):
 
     @property
     def architecture(self) -> Mapping[str, Any]:
-        """What of the spec is to be the same for weights to fit: all of it, but for how decisions are recorded."""
+        """The part of `spec` that must agree for weights to fit: all but how decisions are recorded."""
         return self.spec
 
     @property

@@ -47,7 +47,7 @@ class Actor:
                 group.decide(lanes, actions[own], log_probs[own], of_group)
 
     def _act(self, rows: Rows) -> tuple[Array, Array, Latents]:
-        """Actions and log-probs [B, C, A], and the latents of what an update may read: no evaluation.
+        """Actions and log-probs [B, C, A], and latents: none where no update follows, as in an evaluation.
 
         Log-probs are zero for actions that are not sampled.
         """

@@ -24,8 +24,8 @@ from nightshift.telemetry import gpu, progress
 
 _MOST_STEPS = 20
 """Of the learners, between two movements of the progress bar: reading a loss waits for the GPU."""
-_SECONDS = 2.0
-"""Between those, about, where a step is so slow that fewer are made."""
+_SECONDS_BETWEEN_SHOWS = 2.0
+"""About so long between two movements where steps are slow: then fewer than `_MOST_STEPS` are made in between."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
@@ -83,7 +83,7 @@ def _train(job: Job, learners: Learners[SftSteps], sft: config.Sft) -> None:
 
 def _steps_at_once(seconds: float) -> int:
     """For steps that take so many seconds. It changes when the progress bar moves, and nothing else."""
-    return int(min(max(_SECONDS / max(seconds, 1e-6), 1), _MOST_STEPS))
+    return int(min(max(_SECONDS_BETWEEN_SHOWS / max(seconds, 1e-6), 1), _MOST_STEPS))
 
 
 def _save(job: Job, learners: Learners[SftSteps], step: int) -> None:

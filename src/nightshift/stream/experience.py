@@ -36,7 +36,7 @@ from nightshift.telemetry import experience as names
 
 _ORDERS = "orders"
 """The array among the weights that has the orders as JSON."""
-_BFLOAT16 = "bfloat16"
+_IN_BFLOAT16 = "bfloat16"
 """In that JSON: the weights whose arrays hold the bits of a bfloat16, which files of arrays do not have."""
 _TICKET, _LOST, _COUNTERS = "ticket", "lost", "counters"
 """In the metadata of an episode."""
@@ -94,14 +94,14 @@ def _content(arrays: Mapping[str, Column]) -> dict[str, Any]:
 
 def _describe(policy: PolicySnapshot) -> dict[str, Any]:
     """Everything but the weights, as JSON."""
-    halves = [name for name, values in policy.weights.items() if values.dtype == BFLOAT16]
-    return {"version": policy.version, "spec": dict(policy.spec), _BFLOAT16: halves}
+    bfloat16 = [name for name, values in policy.weights.items() if values.dtype == BFLOAT16]
+    return {"version": policy.version, "spec": dict(policy.spec), _IN_BFLOAT16: bfloat16}
 
 
 def _policy(content: Mapping[str, Any], arrays: Mapping[str, Column]) -> PolicySnapshot:
     prefix = _weight(content["version"], "")
     weights = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
-    weights |= {name: weights[name].view(BFLOAT16) for name in content[_BFLOAT16]}
+    weights |= {name: weights[name].view(BFLOAT16) for name in content[_IN_BFLOAT16]}
     return PolicySnapshot(spec=content["spec"], weights=weights, version=content["version"])
 
 

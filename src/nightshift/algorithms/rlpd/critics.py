@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 
 _NORM_EPS = 1e-6
 """As in Flax, which RLPD is written in."""
+_ON_ARM = platform.machine() in ("aarch64", "arm64")
 
 
 class _StackedProduct(torch.autograd.Function):
     """`torch.baddbmm` with a backward pass that is faster on the CPU, with the same results.
 
     The gradient of the values is a product with the transposed weights. For those torch on ARM leaves BLAS for oneDNN,
-    which arranges them anew, network by network; a transposed copy of all of them costs less.
+    which arranges them anew, network by network; a transposed copy of all of them costs less. Not measured elsewhere.
     """
 
     @staticmethod
@@ -37,7 +39,9 @@ class _StackedProduct(torch.autograd.Function):
         transposed = weight.transpose(1, 2)
         return (
             gradient.sum(1, keepdim=True) if for_bias else None,
-            gradient @ (transposed.contiguous() if transposed.is_cpu else transposed) if for_values else None,
+            gradient @ (transposed.contiguous() if _ON_ARM and transposed.is_cpu else transposed)
+            if for_values
+            else None,
             values.transpose(1, 2) @ gradient if for_weight else None,
         )
 

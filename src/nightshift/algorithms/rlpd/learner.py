@@ -85,8 +85,9 @@ class RlpdLearner:
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         shared = policy.encoder_parameters()
         trained_encoder = shared if settings.actor.start == "scratch" else []
-        self._target_policy = copy.deepcopy(policy).requires_grad_(False) if trained_encoder else policy
-        self._target_encoder = self._target_policy.encoder_parameters() if trained_encoder else []
+        self._trains_encoder = bool(trained_encoder)
+        self._target_policy = copy.deepcopy(policy).requires_grad_(False) if self._trains_encoder else policy
+        self._target_encoder = self._target_policy.encoder_parameters() if self._trains_encoder else []
         self.averaged = copy.deepcopy(policy).requires_grad_(False)
         self._trained_by_critics = [*self.critics.parameters(), *trained_encoder]
         self._polyak = [*self.target_critics.parameters(), *self._target_encoder]
@@ -141,7 +142,7 @@ class RlpdLearner:
 
     def _update_critics(self, part: Transitions, members: Tensor, next_noise: Tensor) -> Metrics:
         targets = self._targets(part, members, next_noise)
-        with torch.set_grad_enabled(bool(self._target_encoder)):
+        with torch.set_grad_enabled(self._trains_encoder):
             features = self.policy.critic_view(self.policy.encode(part.inputs))
         values = self.critics(features, part.actions.flatten(1))
         loss = critic_loss(values, targets)
@@ -153,7 +154,7 @@ class RlpdLearner:
     def _targets(self, part: Transitions, members: Tensor, next_noise: Tensor) -> Tensor:
         encoded = self.policy.encode(part.next_inputs)
         actions, log_probs = self._head.rsample(self.policy.decode(encoded), next_noise)
-        if self._target_encoder:
+        if self._trains_encoder:
             encoded = self._target_policy.encode(part.next_inputs)
         features = self.policy.critic_view(encoded)
         next_values = self.target_critics(features, actions.flatten(1), members)
@@ -186,7 +187,7 @@ class RlpdLearner:
         return {**metrics, "actor/temperature": temperature.detach()}
 
     def _follow(self, decay: float) -> None:
-        """While the actor is not trained, the average is the policy itself: the critics train a shared encoder."""
+        """While the actor is not trained, the average is the policy itself: critics may train a shared encoder."""
         polyak_update(list(self.averaged.parameters()), list(self.policy.parameters()), 1 - decay)
 
     def _augmented(self, part: Transitions, draws: Tensor) -> Transitions:
