@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,46 +150,12 @@ def _write_params(root: Path, params: dict[str, Any]) -> None:
 
 def make_project(root: Path) -> Path:
     """The files a clone has, in a fresh git repository; source code and environment are this checkout's."""
-    first = _first_project()
-    assert first.times == _times(first.root / "src"), "a test wrote into source code that all projects share: `append`"
-    shutil.copytree(first.root, root, symlinks=True, dirs_exist_ok=True, copy_function=first.link_or_copy)
+    shutil.copytree(_first_project().name, root, symlinks=True, dirs_exist_ok=True)
     return root
 
 
-def append(path: Path, text: str) -> None:
-    """To a file of a project, whose source code is shared with the other projects."""
-    content = path.read_text()
-    path.unlink()
-    path.write_text(content + text)
-
-
-@dataclass(frozen=True)
-class FirstProject:
-    folder: tempfile.TemporaryDirectory[str]
-    times: Mapping[str, int]
-    """When each file of src was written."""
-
-    @property
-    def root(self) -> Path:
-        return Path(self.folder.name)
-
-    def link_or_copy(self, source: str, target: str) -> None:
-        """Source code and git's objects are hard links: copying hundreds of files takes longer than many a test."""
-        shared = source.startswith((f"{self.folder.name}/src/", f"{self.folder.name}/.git/objects/"))
-        if shared:
-            with contextlib.suppress(OSError):  # the project is on another file system
-                os.link(source, target)
-                return
-        shutil.copy2(source, target)
-
-
-def _times(folder: Path) -> dict[str, int]:
-    paths_of_files = (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
-    return {path: os.stat(path).st_mtime_ns for path in paths_of_files}
-
-
 @functools.cache
-def _first_project() -> FirstProject:
+def _first_project() -> tempfile.TemporaryDirectory[str]:
     """All others are copies: `git add` takes longer than a test."""
     folder = tempfile.TemporaryDirectory(prefix="project-")
     root = Path(folder.name)
@@ -206,8 +171,8 @@ def _first_project() -> FirstProject:
     git(root, "init", "-q", "-b", "main")
     git(root, "add", "-A")
     git(root, "commit", "-q", "-m", "start")
-    git(root, "gc", "-q")
-    return FirstProject(folder, _times(root / "src"))
+    git(root, "gc", "-q")  # one file of objects to copy in place of hundreds
+    return folder
 
 
 def git(root: Path, *arguments: str) -> str:

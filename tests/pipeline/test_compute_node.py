@@ -23,7 +23,7 @@ from nightshift.pipeline.adopt import NODE, adopt
 from nightshift.pipeline.run import Session, fingerprint, sections, versions
 from nightshift.project import checksums, graph, paths
 from tests.compute_node import Node, forking_python, make_site
-from tests.conftest import REPOSITORY, add_store, append, choose, edit, git, install, make_project, nightshift
+from tests.conftest import REPOSITORY, add_store, choose, edit, git, install, make_project, nightshift
 
 STAGES = [stage for stage in graph.load(REPOSITORY) if stage != "register"]
 """All that need no registry; `opponent` finds none there."""
@@ -311,7 +311,8 @@ def other_params(project: Path, _: Path) -> None:
 
 
 def other_code(project: Path, _: Path) -> None:
-    append(project / "src/nightshift/policies/base.py", "# edited\n")
+    with (project / "src/nightshift/policies/base.py").open("a") as code:
+        code.write("# edited\n")
 
 
 def other_deps(project: Path, _: Path) -> None:

@@ -25,7 +25,7 @@ from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.statistics.intervals import Rate
 from tests.browser import browser
 from tests.command import Command
-from tests.conftest import append, edit, make_project
+from tests.conftest import edit, make_project
 from tests.pipeline.test_precheck import SEEING
 from tests.rollouts.parts import policy
 from tests.waiting import wait_until
@@ -121,7 +121,8 @@ def test_episodes_of_other_code_or_scenes_are_played_again(reaching: Path, part:
     params = config.load(reaching / paths.PARAMS)
     good = robustness.find(reaching, params, "models/good")
     before = robustness.digest(reaching, params, good), robustness_grid.digest(reaching, params)
-    append(reaching / "src/nightshift" / part, "\n")
+    with (reaching / "src/nightshift" / part).open("a") as stream:
+        stream.write("\n")
     after = robustness.digest(reaching, params, good), robustness_grid.digest(reaching, params)
     assert before[0] != after[0] and before[1] != after[1]
 
