@@ -26,7 +26,7 @@ def rates(optimizer: ClippedAdamW, parameter: torch.nn.Parameter, gradients: lis
     seen: list[float] = []
     for gradient in gradients:
         parameter.grad = torch.full_like(parameter, gradient)
-        seen.append(optimizer.adam.param_groups[0]["lr"])
+        seen.append(optimizer.optimizer.param_groups[0]["lr"])
         optimizer.step()
     return seen
 
@@ -78,7 +78,7 @@ def all_demos() -> DemoBatch:
 
 
 def sft_rate(optimizer: SftOptimizer) -> float:
-    rate: float = optimizer.adam.param_groups[0]["lr"]
+    rate: float = optimizer.optimizer.param_groups[0]["lr"]
     return rate
 
 

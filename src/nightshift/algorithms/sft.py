@@ -126,7 +126,7 @@ class SftOptimizer:
         self.strategy = strategy or SingleProcess()
         self.policy = self.strategy.wrap(policy)
         self._parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        self.adam = torch.optim.Adam(self._parameters, lr=settings.learning_rate)
+        self.optimizer = torch.optim.Adam(self._parameters, lr=settings.learning_rate)
         self.settings = settings
         self.steps = 0
         """Gradient steps so far."""
@@ -150,7 +150,7 @@ class SftOptimizer:
 
         `generator` draws the augmentation and what the loss needs, and is in the same state on every rank.
         """
-        self.adam.zero_grad()
+        self.optimizer.zero_grad()
         own = rank_slice(self.strategy, len(batch))
         total = batch.mask.sum().double()
         self.strategy.sum([total])
@@ -166,7 +166,7 @@ class SftOptimizer:
             part_loss.backward()  # type: ignore[no-untyped-call]
             loss += part_loss.detach()
         self.strategy.sum_gradients(self._parameters)
-        self.adam.step()
+        self.optimizer.step()
         self._scheduler.step()
         self.steps += 1
         return loss
@@ -204,13 +204,13 @@ class SftOptimizer:
 
     @property
     def trained(self) -> Trained:
-        return {"policy": (self.policy, self.adam)}
+        return {"policy": (self.policy, self.optimizer)}
 
     def _schedule(self, step: int) -> LambdaLR:
         """The learning rate rises linearly during the warm-up, and falls linearly to zero over all steps."""
         warmup, steps = self.settings.warmup_steps, self.settings.steps
         return LambdaLR(
-            self.adam,
+            self.optimizer,
             lambda done: min((done + 1) / (warmup + 1), 1.0) * (1 - done / max(steps, 1)),
             last_epoch=step - 1,
         )
