@@ -51,6 +51,7 @@ SERVED_BY = "NIGHTSHIFT_SERVED_BY"
 """Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
 _OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _ENDED = [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
+_SECONDS_TO_ARRIVE = 60.0
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
 TAKEN_UP_HERE = f"{_HOST}={socket.gethostname()}"
 """Tag of the runs that this machine takes up; it is there before their process begins and labels them."""
@@ -131,13 +132,18 @@ def _end_tasks_of_ended_runs(client: SyncPrefectClient) -> None:
     left = client.read_task_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_ENDED))),
-        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN))),
+        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING]))),
     )
     for task in left:
         run = client.read_flow_run(task.flow_run_id) if task.flow_run_id else None
-        if run and run.state and run.labels.get(_HOST) == socket.gethostname():
+        if run and run.labels.get(_HOST) == socket.gethostname() and run.state and _is_settled(run.state):
             ended: State[None] = State(type=run.state.type, message="its run has ended")
             client.set_task_run_state(task.id, ended, force=True)
+
+
+def _is_settled(state: State[Any]) -> bool:
+    """Whether the last events of a run with this state have arrived; the clock may have been set back since."""
+    return abs(_age(state)) > _SECONDS_TO_ARRIVE
 
 
 def _is_news(record: logging.LogRecord) -> bool:

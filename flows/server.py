@@ -37,7 +37,8 @@ _LASTING = "lasting"
 _OK, _UNAUTHORIZED = 200, 401
 _SECONDS_TO_ANSWER = 10.0
 """For a server that is asked once before a run; on a busy machine two are too short."""
-_RETRIES = {"PREFECT_CLIENT_MAX_RETRIES": "3"}
+_MAX_RETRIES = "PREFECT_CLIENT_MAX_RETRIES"
+_RETRIES = "3"
 """Of requests to a temporary server, 14 s in all. It does not come back when it has ended: Prefect's 5 retries are
 62 s, and a run whose server ended makes several requests before it gives up."""
 
@@ -68,8 +69,8 @@ def temporary_server() -> Iterator[Server]:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
     password = f"nightshift:{secrets.token_hex()}"
-    patience = {name: os.environ.get(name, value) for name, value in _RETRIES.items()}
-    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port), **patience}
+    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port)}
+    variables[_MAX_RETRIES] = os.environ.get(_MAX_RETRIES, _RETRIES)
     with _variables(variables), _started(port, _EPHEMERAL) as server:
         yield server
 

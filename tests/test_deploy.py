@@ -155,6 +155,7 @@ def test_a_unit_starts_in_the_environment_that_systemd_gives_it_answers_and_ends
         )
     try:
         wait_until(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/{HEALTH[name]}"))
+        assert process.poll() is None, (tmp_path / "log").read_text()
         process.send_signal(signal.SIGTERM)
         code = process.wait(float(service.get("TimeoutStopSec", "90")))
     finally:

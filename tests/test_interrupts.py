@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -108,3 +109,26 @@ def test_other_threads_run_as_they_are() -> None:
     thread.start()
     thread.join()
     assert done == [True]
+
+
+SIGNALLED_AT_EXIT = """
+import atexit, os, signal, time
+from nightshift import interrupts
+
+def cut_off():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1)
+
+def clean_up():
+    time.sleep(1)
+    print("cleaned up")
+
+interrupts.handle()
+atexit.register(clean_up)
+atexit.register(cut_off)
+"""
+
+
+def test_a_signal_in_an_exit_handler_does_not_cut_off_the_next_one() -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNALLED_AT_EXIT], capture_output=True, text=True, check=True)
+    assert done.stdout == "cleaned up\n"

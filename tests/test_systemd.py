@@ -34,7 +34,13 @@ CGROUPS = [Path("/sys/fs/cgroup/systemd") / name for name in ("app.slice", "init
 def can_run_systemd() -> bool:
     """Not where systemd runs already: a second manager would meddle with its control groups."""
     booted = Path("/run/systemd/system").exists()
-    if booted or os.geteuid() != 0 or not SYSTEMD.exists() or not shutil.which("unshare"):
+    if (
+        booted
+        or not CGROUPS[0].parent.is_dir()
+        or os.geteuid() != 0
+        or not SYSTEMD.exists()
+        or not shutil.which("unshare")
+    ):
         return False
     return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
 

@@ -4,6 +4,7 @@ NightshiftError
 ├── ConfigError            params.yaml does not fit its types
 ├── PluginError            a package that adds to Nightshift is missing or faulty
 ├── ProjectError           the project folder cannot be worked in (no git, read-only, full disk)
+│   └── ServerGone         the Prefect server of a run stopped answering
 ├── SimulatorError         a simulator, its assets or its init states are not usable
 │   ├── StatesNotDrawn     the stage `states` has not run for these tasks
 │   └── UnstablePhysics    the actions of one episode drove the simulation out of bounds
@@ -15,7 +16,7 @@ NightshiftError
 ├── RobustnessFell         a policy does worse under perturbations than the one it is compared with
 ├── StreamError            episodes or weights cannot travel between actor and learner
 ├── DeviceError            there is no GPU, or it has not enough memory
-├── RolloutError           a simulator worker failed
+├── RolloutError           a simulator worker failed, or Ray under it
 └── Problems               several of these at once
 """
 
@@ -50,7 +51,7 @@ class ProjectError(NightshiftError):
 
 
 class ServerGone(ProjectError):
-    """The Prefect server of a run ended before it."""
+    """The Prefect server of a run stopped answering."""
 
 
 class SimulatorError(NightshiftError):

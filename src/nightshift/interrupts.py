@@ -33,8 +33,9 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Python drops what a handler raises in the middle of a destructor or a weak reference's callback, and the signal
-    would be lost with it: send it again when that is over."""
-    if unraisable.exc_type is not KeyboardInterrupt and unraisable.exc_type.__name__ != _RAISED_BY_PREFECT:
+    would be lost with it: send it again when that is over. In exit handlers it would cut off one after the other."""
+    signalled = unraisable.exc_type is KeyboardInterrupt or unraisable.exc_type.__name__ == _RAISED_BY_PREFECT
+    if not signalled or not threading.main_thread().is_alive():
         sys.__unraisablehook__(unraisable)
         return
     again = threading.Timer(_SECONDS_UNTIL_AGAIN, os.kill, (os.getpid(), signal.SIGTERM))

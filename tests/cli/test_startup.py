@@ -26,7 +26,7 @@ def test_help_plan_and_a_run_with_nothing_to_do_import_no_heavy_package_first(
     assert not (HEAVY | also_without) & set(done.stdout.split())
 
 
-def test_plan_imports_dvc_alone_of_the_heavy_packages_when_there_is_nothing_to_do(project: Path) -> None:
+def test_plan_of_a_new_project_imports_dvc_alone_of_the_heavy_packages(project: Path) -> None:
     """networkx, for one, takes longer than all that `plan` computes."""
     program = (
         "import sys; from pathlib import Path; from nightshift.pipeline.run import statuses;"

@@ -90,14 +90,52 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", connection._SERVERS)
+@pytest.mark.parametrize("name", ["gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"])
 def test_a_killed_server_of_a_small_cluster_ends_its_process_with_a_sentence(tmp_path: Path, name: str) -> None:
     """Ray ends it too, after up to a minute and without one."""
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
-    command = [sys.executable, "-c", SERVER_KILLED.format(name=name)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = in_its_own_group(SERVER_KILLED.format(name=name), tmp_path)
     assert done.returncode == 1
     assert "error: a server of Ray on this machine was killed\n  → run again: it resumes" in done.stderr
+
+
+def in_its_own_group(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+        start_new_session=True,
+    )
+
+
+TOLD_TO_STOP = """
+import os, signal, time
+from nightshift.cluster.connection import start_ray
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.{name}, stop)
+start_ray(1)
+try:
+    os.killpg(0, signal.{name})
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(3)  # as training that writes a checkpoint
+    print("saved")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_process_that_is_told_to_stop_together_with_its_cluster_stops_by_itself(tmp_path: Path, name: str) -> None:
+    """A terminal that closes and a batch system send the signal to the whole group, Ray's servers among it."""
+    done = in_its_own_group(TOLD_TO_STOP.format(name=name), tmp_path)
+    assert "saved" in done.stdout and "was killed" not in done.stderr, done.stderr
 
 
 RESTARTED = """
@@ -115,7 +153,5 @@ time.sleep(10 * connection._POLL_SECONDS)
 
 @pytest.mark.slow
 def test_a_small_cluster_that_is_shut_down_and_started_again_ends_nothing(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
-    command = [sys.executable, "-c", RESTARTED]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = in_its_own_group(RESTARTED, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

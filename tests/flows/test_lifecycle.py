@@ -152,7 +152,7 @@ def test_a_run_whose_own_prefect_server_is_killed_says_so_and_ends_though_prefec
 ) -> None:
     """Prefect's exit handlers alone tried for two minutes and more."""
     root = make_project(tmp_path / "project")
-    command = Command(root, "run", PREFECT_CLIENT_MAX_RETRIES="0")
+    command = Command(root, "run")
     wait_until(lambda: not command.is_running() or any(root.glob(f"{paths.STATE}/states/*")))
     (server,) = (p for p in psutil.Process(command.pid).children() if "flows.server" in " ".join(p.cmdline()))
     server.kill()

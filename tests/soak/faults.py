@@ -30,11 +30,12 @@ Kind = Literal["process", "disk", "link", "file", "clock", "none"]
 LONG_STAGES = ("collect", "sft", "rloo", "evaluate", "register")
 ON_RAY = ("collect", "rloo", "evaluate")
 NOBODY_LISTENS = "http://127.0.0.1:9"
-CLOCK = Path(tempfile.gettempdir()) / f"nightshift-soak-clock-{os.getpid()}"
+CLOCK = Path(tempfile.mkdtemp(prefix="nightshift-soak-")) / "clock"
 """By how many seconds the time of day is wrong; while there is no file, it is right."""
 CLOCK_LIBRARY = CLOCK.with_suffix(".so")
 """It answers processes that ask for the time of day. libfaketime would do so too, but with clocks that only go forward
 left alone, its clock_nanosleep fails, and with it every time.sleep() (0.9.10, Python 3.11)."""
+atexit.register(shutil.rmtree, CLOCK.parent, ignore_errors=True)
 DAY = 86_400
 
 
@@ -264,14 +265,13 @@ def jump_clock(night: Night) -> None:
 
 @functools.cache
 def can_jump() -> bool:
-    """Whether the library of clocks that jump is there: it is compiled now, and removed at the end."""
+    """Whether the library of clocks that jump is there: it is compiled now, and its folder removed at the end."""
     compiler = shutil.which("cc")
     if compiler is None:
         return False
     source = Path(__file__).with_name("clock.c")
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(CLOCK_LIBRARY), str(source)], check=True)
-    atexit.register(CLOCK_LIBRARY.unlink, missing_ok=True)
-    return True
+    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(CLOCK_LIBRARY), str(source)]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 WRONG_CLOCK = {"LD_PRELOAD": str(CLOCK_LIBRARY), "SOAK_CLOCK": str(CLOCK)}
@@ -295,7 +295,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="sigterm driver", kind="process", strike=send(signal.SIGTERM), stages=LONG_STAGES),
     Fault(name="sighup driver", kind="process", strike=send(signal.SIGHUP), stages=LONG_STAGES),
     Fault(name="sigint driver on Ray", kind="process", strike=send(signal.SIGINT), stages=ON_RAY, workers=1),
-    Fault(name="sigkill worker", kind="process", strike=kill("ray::"), stages=ON_RAY, workers=1),
+    Fault(name="sigkill worker", kind="process", strike=kill("ray::Worker"), stages=ON_RAY, workers=1),
     Fault(name="sigkill raylet", kind="process", strike=kill("raylet/raylet"), stages=ON_RAY, workers=1),
     Fault(name="sigkill GCS", kind="process", strike=kill("gcs_server"), stages=ON_RAY, workers=1),
     Fault(name="sigkill Prefect server", kind="process", strike=kill("flows.server"), stages=LONG_STAGES),

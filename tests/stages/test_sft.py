@@ -97,7 +97,7 @@ def test_how_often_progress_is_shown_changes_no_weight(
     job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shown_after(seconds: float) -> dict[str, torch.Tensor]:
-        monkeypatch.setattr(sft, "_SECONDS", seconds)
+        monkeypatch.setattr(sft, "_SECONDS_BETWEEN_SHOWS", seconds)
         shutil.rmtree(job("sft").state, ignore_errors=True)
         return run(job, params)
 

@@ -281,7 +281,8 @@ def _above(repo: Repo) -> dict[Stage, list[Stage]]:
     from dvc.stage import PipelineStage
 
     stages = [stage for stage in repo.index.stages if isinstance(stage, PipelineStage)]
-    return {stage: [other for other in stages if other in _makers(stage, repo.index.outs_trie)] for stage in stages}
+    makers = {stage: _makers(stage, repo.index.outs_trie) for stage in stages}
+    return {stage: [other for other in stages if other in makers[stage]] for stage in stages}
 
 
 def _makers(stage: Stage, outs: Any) -> set[Stage]:
@@ -319,11 +320,11 @@ def _share_reads(stages: Iterable[Stage]) -> None:
     of the time that a status takes. The stages are forgotten with the lock, and so is what was read."""
     from dvc.dependency import Dependency, ParamsDependency
 
-    hashes: dict[str, Callable[[], Any]] = {}
+    hashes: dict[tuple[str, str], Callable[[], Any]] = {}
     contents: dict[str, Callable[[], Any]] = {}
     for dep in (dep for stage in stages for dep in stage.deps):
         if type(dep) is Dependency:
-            dep.get_hash = hashes.setdefault(dep.fs_path, functools.cache(dep.get_hash))
+            dep.get_hash = hashes.setdefault((dep.fs_path, dep.hash_name), functools.cache(dep.get_hash))
         elif type(dep) is ParamsDependency:
             whole = ParamsDependency(dep.stage, dep.fs_path)
             read = contents.setdefault(dep.fs_path, functools.cache(whole.read_params))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
@@ -461,8 +462,9 @@ def _fail(error: Exception) -> NoReturn:
 
 def _leave() -> NoReturn:
     """Without the exit handlers of Prefect, which try for minutes to deliver what is left to a server that is gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # `| head`
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(1)
 
 

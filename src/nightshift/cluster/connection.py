@@ -12,12 +12,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, worker
 
 from nightshift.cluster.program import ADDRESS_VARIABLE
 from nightshift.errors import RolloutError
@@ -28,8 +29,11 @@ _SHARED_MEMORY = Path("/dev/shm")
 _OBJECT_STORE_BYTES = (256 * 2**20, 16 * 2**30)
 """At least, at most. The answer to a bundle of requests with images is a gigabyte: what does not fit goes to disk."""
 _CONNECT_SECONDS = 10.0
-_SERVERS = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Names of processes. The raylet ends with its agents."""
+_SERVERS = (ray_constants.PROCESS_TYPE_GCS_SERVER, ray_constants.PROCESS_TYPE_RAYLET)
+"""The raylet ends with its agents."""
+_STOPPED = {0, *(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))}
+"""Exit codes of servers that were told to stop, by us or as a part of our process group."""
+_SECONDS_TO_STOP = 15.0
 _POLL_SECONDS = 0.2
 _TIMES_TO_REMOVE = 25
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
@@ -45,58 +49,52 @@ def start_ray(cpus: int) -> None:
             _join(address)
             return
         _start(cpus)
-    threading.Thread(target=_end_with, args=(_servers(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(worker._global_node,), daemon=True).start()
 
 
 def _start(cpus: int) -> None:
+    folder, object_store = _session_folder(), _object_store_bytes()
+    others = set(psutil.Process().children(recursive=True))
     try:
         with _on_loopback():
             ray.init(
                 "local",  # not a cluster that another user started on this machine
                 num_cpus=cpus,
                 include_dashboard=False,
-                object_store_memory=_object_store_bytes(),
+                object_store_memory=object_store,
                 log_to_driver=False,
                 logging_level="error",
-                _temp_dir=str(_session_folder()),
+                _temp_dir=str(folder),
             )
+    except (OSError, ValueError):
+        raise
     except Exception as error:  # Ray raises it bare when its servers have not started after 30 s
-        for server in _servers():
-            server.kill()
+        _kill(set(psutil.Process().children(recursive=True)) - others)
         reason = " ".join(str(error).split())
         raise RolloutError(f"Ray did not start on this machine: {reason}", "run again when it is less busy") from error
 
 
-def _servers() -> set[psutil.Process]:
-    """The processes without which the cluster that was started here does nothing; agents start late."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.name() in _SERVERS:
-                found.add(process)
-    return found
+            process.kill()
 
 
-def _end_with(servers: set[psutil.Process]) -> None:
+def _end_with(node: Any) -> None:
     """Say so if a server of our cluster is killed, and end. Ray would end this process too, up to a minute later, in
     C++ and without a sentence for people; the next run marks it as killed, and resumes."""
-    while all(_is_running(server) for server in servers):
+    servers = [info.process for name in _SERVERS for info in node.all_processes[name]]
+    while all(server.poll() is None for server in servers):
         time.sleep(_POLL_SECONDS)
-        if len(servers) < len(_SERVERS):
-            servers |= _servers()
-    if not ray.is_initialized():  # it was ray.shutdown(), which disconnects first
+    if any(server.poll() in _STOPPED for server in servers):  # so is this process: it saves and ends by itself
+        time.sleep(_SECONDS_TO_STOP)
+    if worker._global_node is not node or not ray.is_initialized():  # it was ray.shutdown(), which disconnects first
         return
     error = RolloutError("a server of Ray on this machine was killed", "run again: it resumes")
-    sys.stderr.write(f"error: {error}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.flush()
     os._exit(1)
-
-
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 @contextlib.contextmanager
