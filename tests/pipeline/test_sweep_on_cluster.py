@@ -41,7 +41,8 @@ def test_trials_run_on_two_nodes_at_the_same_time_and_are_compared_in_mlflow(
     assert all(run.run_id[:8] in done.stdout for run in (first, second)), "the table links to MLflow"
     runs = MlflowClient(f"sqlite:///{root / paths.MLFLOW_DATABASE}")
     spans = [runs.get_run(run.run_id).info for run in (first, second)]
-    assert all(span.artifact_uri.startswith(str(root / paths.STATE)) for span in spans), "not in a clone of a trial"
+    here = (root / paths.MLFLOW_ARTIFACTS).as_uri()
+    assert all(span.artifact_uri.startswith(here) for span in spans), "and not in the clone of a trial"
     assert max(span.start_time for span in spans) < min(span.end_time for span in spans), "side by side"
     compared = nightshift(root, "compare", first.run_id[:8], second.run_id[:8])
     assert "sft.steps" in compared.stdout, compared.stderr
