@@ -150,16 +150,27 @@ def _rate(overall: dict[str, Any]) -> str:
     return f"{100 * overall['rate']:.1f} % ({low:.1f} to {high:.1f})"
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of the command line, or of these words."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the copies, one per seed")
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--recipe", type=Path, help="what differs from params.yaml")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="as in env.suite=libero_spatial")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="as in env.suite=libero_spatial"
+    )
     parser.add_argument("--node", action="store_true", help="run stages alone, and leave receipts")
     parser.add_argument("--jobs", type=int, default=1, help="seeds that run side by side")
-    chosen = parser.parse_args()
-    recipe = with_settings(yaml.safe_load(chosen.recipe.read_text()) if chosen.recipe else {}, chosen.set)
+    return parser.parse_args(words)
+
+
+def chosen_recipe(chosen: argparse.Namespace) -> dict[str, Any]:
+    return with_settings(yaml.safe_load(chosen.recipe.read_text()) if chosen.recipe else {}, chosen.set)
+
+
+def main() -> None:
+    chosen = arguments()
+    recipe = chosen_recipe(chosen)
     folders = {seed: chosen.folder.absolute() / str(seed) for seed in chosen.seeds}
     with ThreadPoolExecutor(chosen.jobs) as executor:
         list(executor.map(lambda seed: run(folders[seed], seed, recipe, node=chosen.node), folders))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from nightshift import files
+from nightshift import config, files
 from nightshift.pipeline.receipt import Receipt
 from nightshift.pipeline.run import Session, fingerprint
 from nightshift.project import checksums, graph, paths
@@ -154,3 +159,23 @@ def test_settings_of_the_command_line_come_after_the_recipe() -> None:
         "env": {"tasks": ["lift_cube"]},
         "rlpd": {"actor": {"learning_rate": 3e-4}},
     }
+
+
+def documented_commands() -> list[str]:
+    """The calls of the script in docs, with lines that go on joined."""
+    texts = [page.read_text().replace("\\\n", " ") for page in sorted((seeds.PROJECT / "docs").glob("*.md"))]
+    return [line for text in texts for line in re.findall(r"^(?:python )?scripts/seeds\.py .*", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("command", documented_commands())
+def test_every_setting_of_a_documented_command_is_in_valid_params(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(seeds.PROJECT)
+    words = shlex.split(command)
+    chosen = seeds.arguments(words[words.index("scripts/seeds.py") + 1 :])
+    content = config.merged(yaml.safe_load(paths.PARAMS.read_text()), seeds.chosen_recipe(chosen))
+    (tmp_path / paths.PARAMS).write_text(yaml.safe_dump(content))
+    params = config.load(tmp_path / paths.PARAMS).model_dump(mode="json")
+    for name, _, value in (word.partition("=") for word in words if "=" in word):
+        assert reduce(getitem, name.split("."), params) == yaml.safe_load(value), name
