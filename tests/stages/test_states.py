@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -143,6 +147,33 @@ def placed(env: LiberoEnv, seed: int) -> NDArray[np.float64]:
         env._clear()
         env._placement.draw()
     return np.array(env._data.qpos[env._objects_xy])
+
+
+@needs_assets
+@pytest.mark.usefixtures("forked_processes")
+def test_processes_side_by_side_draw_the_same_states(job: Callable[[str], Job]) -> None:
+    env = OBJECT.model_copy(update={"tasks": (TASK, "pick_up_the_butter_and_place_it_in_the_basket")})
+    alone = with_processes(job("states"), 1)
+    index = run(alone, env)
+    shutil.rmtree(alone.state)
+    assert run(with_processes(job("states"), 2), env) == index
+
+
+def with_processes(job: Job, count: int) -> Job:
+    return replace(job, machine=job.machine.model_copy(update={"workers": count, "threads": 1}))
+
+
+class DyingDraw(states._Draw):
+    def run(self) -> Iterator[None]:
+        yield
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_a_process_that_dies_while_it_draws_is_a_sentence(tmp_path: Path) -> None:
+    draw = DyingDraw(LIBERO_OBJECT.tasks()[0], "openvla-oft", 0, tmp_path / "draft.npz", 4)
+    with pytest.raises(SimulatorError, match="a process that draws init states died"):
+        list(states._drawn_side_by_side([draw, draw], 2))
 
 
 @needs_assets

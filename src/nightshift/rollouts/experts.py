@@ -6,14 +6,12 @@ It is a function of the scene alone, so any process can decide for any episode.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from nightshift import envs
+from nightshift import envs, spawning
 from nightshift.policies.expert import Expert
 from nightshift.types import Array, Scene
 
@@ -53,9 +51,7 @@ class ExpertProcesses:
     def _started(self) -> ProcessPoolExecutor:
         with self._lock:
             if self._executor is None:
-                # Not forked: this process may have threads and a GPU.
-                spawn = multiprocessing.get_context("spawn")
-                self._executor = ProcessPoolExecutor(self._count, mp_context=spawn, initializer=_end_with_parent)
+                self._executor = spawning.processes(self._count)
             return self._executor
 
     def _discard(self, broken: ProcessPoolExecutor) -> None:
@@ -69,15 +65,3 @@ def decide(suite: str, scene: Scene) -> Array:
     """The action of the suite's own expert, or of the scripted one."""
     action = envs.suite(suite).expert(scene)
     return Expert().act(scene) if action is None else action
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot end its processes, and they would wait for work for ever."""
-    threading.Thread(target=_exit_after_parent, daemon=True).start()
-
-
-def _exit_after_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

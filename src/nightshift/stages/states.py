@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
+import signal
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import islice, repeat
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift import config, envs, files
+from nightshift import config, envs, files, spawning
 from nightshift.envs import protocols
 from nightshift.envs.base import DrawnState
+from nightshift.errors import SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.telemetry import progress
@@ -36,7 +43,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States) -> None:
     envs.horizon(env)  # of all stages this one runs first, so a horizon that does not resolve is refused here
     drafts = {task.name: job.state / f"{task.name}.npz" for task in tasks if envs.lacks_train_states(task)}
     if drafts:
-        _draw_missing(env, drafts, seed, states.per_task)
+        _draw_missing(env, drafts, seed, states.per_task, job.machine)
     with files.new_folder(paths.INIT_STATES) as folder:
         if drafts:
             (folder / env.suite).mkdir()
@@ -46,17 +53,85 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States) -> None:
         files.write_json(folder / INDEX, {"suite": env.suite, "tasks": entries, "versions": envs.versions(env.suite)})
 
 
-def _draw_missing(env: config.Env, drafts: Mapping[str, Path], seed: int, wanted: int) -> None:
+def _draw_missing(env: config.Env, drafts: Mapping[str, Path], seed: int, wanted: int, machine: config.Machine) -> None:
     """Fill every draft. A killed run leaves what it has drawn, and the next goes on from there to the same states."""
-    kept = {name: _read(path) for name, path in drafts.items()}
-    with progress.bar("states", total=wanted * len(kept), done=sum(map(len, kept.values()))) as advance:
-        for task in envs.tasks(env):
-            drawn = kept[task.name]
-            for one in islice(_more(task, env.protocol, seed, tuple(drawn)), wanted - len(drawn)):
-                drawn.append(one)
-                if len(drawn) % _SAVE_EVERY == 0 or len(drawn) == wanted:
-                    _write(drafts[task.name], drawn)
-                advance(task.name)
+    missing = {name: wanted - len(_read(path)) for name, path in drafts.items()}
+    draws = [_Draw(task, env.protocol, seed, drafts[task.name], wanted) for task in envs.tasks(env)]
+    total = wanted * len(draws)
+    with progress.bar("states", total=total, done=total - sum(missing.values())) as advance:
+        for name in _drawn([draw for draw in draws if missing[draw.task.name]], missing, _processes(machine)):
+            advance(name)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """The states of one task, up to the number that is wanted."""
+
+    task: Task
+    protocol: str
+    seed: int
+    draft: Path
+    wanted: int
+
+    def run(self) -> Iterator[None]:
+        """Yields after every state."""
+        drawn = _read(self.draft)
+        more = _more(self.task, self.protocol, self.seed, tuple(drawn))
+        for one in islice(more, self.wanted - len(drawn)):
+            drawn.append(one)
+            if len(drawn) % _SAVE_EVERY == 0 or len(drawn) == self.wanted:
+                _write(self.draft, drawn)
+            yield
+
+
+def _processes(machine: config.Machine) -> int:
+    """As many as simulate in other stages, where this machine has the cores."""
+    return min(max(machine.workers, 1) * machine.threads, len(os.sched_getaffinity(0)))
+
+
+def _drawn(draws: Sequence[_Draw], missing: Mapping[str, int], processes: int) -> Iterator[str]:
+    """The name of the task of every state that is drawn; from several processes when all of the task are."""
+    if min(processes, len(draws)) > 1:
+        for name in _drawn_side_by_side(draws, min(processes, len(draws))):
+            yield from repeat(name, missing[name])
+        return
+    for draw in draws:
+        yield from (draw.task.name for _ in draw.run())
+
+
+def _drawn_side_by_side(draws: Sequence[_Draw], processes: int) -> Iterator[str]:
+    """LIBERO's samplers use numpy's global generator and hold the GIL: a process draws all states of a task."""
+    stopped = spawning.context().Event()
+    executor = spawning.processes(processes, _begin_drawing, stopped)
+    try:
+        drawing = {executor.submit(_draw_unless_stopped, draw): draw.task.name for draw in draws}
+        for future in as_completed(drawing):
+            future.result()
+            yield drawing[future]
+    except BrokenProcessPool as error:
+        raise SimulatorError(
+            "a process that draws init states died",
+            "run again: what it has drawn is kept, and lower machine.threads if memory ran out",
+        ) from error
+    finally:
+        stopped.set()
+        executor.shutdown(cancel_futures=True)
+
+
+_stopped: Event
+"""Of a process that draws: whether what it draws is no longer wanted."""
+
+
+def _begin_drawing(stopped: Event) -> None:
+    global _stopped  # noqa: PLW0603 - an Event reaches a process of an executor this way alone
+    _stopped = stopped
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+
+
+def _draw_unless_stopped(draw: _Draw) -> None:
+    for _ in draw.run():
+        if _stopped.is_set():
+            return
 
 
 def _more(task: Task, protocol: str, seed: int, drawn: Sequence[DrawnState]) -> Iterator[DrawnState]:
