@@ -40,7 +40,7 @@ env = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cam
 fleet = envs.make_fleet(envs.tasks(env)[0], env)
 fleet.reset("train", [0])
 experts = ExpertProcesses(1, "fake")
-experts.act(fleet.scene(0))
+experts.for_episode()(fleet.scene(0))
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 time.sleep(600)
 """
@@ -103,14 +103,25 @@ def test_what_a_process_imports_has_no_torch() -> None:
 
 def test_a_process_that_dies_is_replaced(others: set[BaseProcess], experts: ExpertProcesses) -> None:
     expected = Expert().act(scene())
-    np.testing.assert_array_equal(experts.act(scene()), expected)
+    act = experts.for_episode()
+    np.testing.assert_array_equal(act(scene()), expected)
     (process,) = set(multiprocessing.active_children()) - others
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     with pytest.raises(BrokenProcessPool):
-        experts.act(scene())
-    np.testing.assert_array_equal(experts.act(scene()), expected)
+        act(scene())
+    np.testing.assert_array_equal(act(scene()), expected)
+
+
+def test_one_process_decides_for_an_episode_and_another_for_the_next(others: set[BaseProcess]) -> None:
+    experts = ExpertProcesses(2, ENV.suite)
+    first, second = experts.for_episode(), experts.for_episode()
+    for act, running in [(first, 1), (first, 1), (second, 2), (first, 2), (experts.for_episode(), 2)]:
+        act(scene())
+        assert len(set(multiprocessing.active_children()) - others) == running
+    experts.close()
+    assert set(multiprocessing.active_children()) == others
 
 
 def test_no_process_stays_after_a_run_and_the_next_run_plays_the_same(others: set[BaseProcess]) -> None:

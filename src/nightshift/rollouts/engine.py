@@ -228,7 +228,7 @@ class Engine:
         """In this process, or in others beside several threads."""
         if self._threads is None or self._settings.threads == 1:
             return partial(decide, self._suite)
-        return self._experts.act
+        return self._experts.for_episode()
 
     def _submit(self, simulate: Callable[[], None]) -> Future[None]:
         """On one of the threads; without threads, at once."""

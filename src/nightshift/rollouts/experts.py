@@ -1,15 +1,19 @@
 """Processes in which the scripted expert decides.
 
 The expert takes as long as a control step, in Python code that holds the GIL: threads that simulate would wait for it.
-It is a function of the scene alone, so any process can decide for any episode.
+It is a function of the scene alone, so any process can decide for any episode. But it keeps what it computed for the
+scene before, such as the grasps of an object that has not moved: another process would compute them again, which takes
+as long as 30 decisions. So one process decides for all of an episode.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 
 from nightshift import envs, spawning
 from nightshift.policies.expert import Expert
@@ -24,41 +28,42 @@ class ExpertProcesses:
 
     def __init__(self, count: int, suite: str) -> None:
         """Of the suite of this name."""
-        self._count = count
         self._suite = suite
         self._lock = threading.Lock()
-        self._executor: ProcessPoolExecutor | None = None
+        self._executors: list[ProcessPoolExecutor | None] = [None] * count
+        self._turn = itertools.cycle(range(count))
 
-    def act(self, scene: Scene) -> Array:
-        """Waits without holding the GIL; any number of threads may call it.
-
-        If a process dies, all calls that wait raise BrokenProcessPool, and later ones get new processes.
-        """
-        executor = self._started()
-        try:
-            return executor.submit(decide, self._suite, scene).result()
-        except BrokenProcessPool:
-            self._discard(executor)
-            raise
+    def for_episode(self) -> Decide:
+        """By one process, the next in turn. Any number of threads may call what this returns, which waits without
+        holding the GIL; if the process dies, calls that wait raise BrokenProcessPool, and later ones get a new one."""
+        return partial(self._act, next(self._turn))
 
     def close(self) -> None:
         """While no thread waits for an action."""
         with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(cancel_futures=True)
+            running = [executor for executor in self._executors if executor is not None]
+            self._executors = [None] * len(self._executors)
+        with ThreadPoolExecutor(len(self._executors)) as threads:  # each waits for the end of its process
+            list(threads.map(partial(ProcessPoolExecutor.shutdown, cancel_futures=True), running))
 
-    def _started(self) -> ProcessPoolExecutor:
-        with self._lock:
-            if self._executor is None:
-                self._executor = spawning.processes(self._count)
-            return self._executor
+    def _act(self, place: int, scene: Scene) -> Array:
+        executor = self._started(place)
+        try:
+            return executor.submit(decide, self._suite, scene).result()
+        except BrokenProcessPool:
+            self._discard(place, executor)
+            raise
 
-    def _discard(self, broken: ProcessPoolExecutor) -> None:
-        """It has ended its other processes itself."""
+    def _started(self, place: int) -> ProcessPoolExecutor:
         with self._lock:
-            if self._executor is broken:
-                self._executor = None
+            executor = self._executors[place] or spawning.processes(1)
+            self._executors[place] = executor
+            return executor
+
+    def _discard(self, place: int, broken: ProcessPoolExecutor) -> None:
+        with self._lock:
+            if self._executors[place] is broken:
+                self._executors[place] = None
 
 
 def decide(suite: str, scene: Scene) -> Array:

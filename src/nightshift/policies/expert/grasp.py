@@ -160,7 +160,7 @@ def unpacked(packed: bytes) -> Boxes:
     return Boxes(centres=flat[:, :3], axes=flat[:, 3:12].reshape(-1, 3, 3), half_sizes=flat[:, 12:])
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _kept_grasps(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[Grasp, ...]:
     item, others = unpacked(packed_item), unpacked(packed_others)
     found = [grasp for step in range(YAWS) for grasp in _along(item, yaw + step * np.pi / YAWS)]

@@ -127,7 +127,7 @@ def _without(shape: Boxes, part: Boxes) -> Boxes:
     return select(shape, apart > SAME)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _free_holds(packed_link: bytes, packed_around: bytes) -> tuple[Hold, ...]:
     """With the costs of their tilt and their collisions, the cheapest ones; cached while nothing moves."""
     link, around = unpacked(packed_link), unpacked(packed_around)
