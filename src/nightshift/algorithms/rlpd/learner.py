@@ -204,7 +204,7 @@ class RlpdLearner:
         (`own_values` [E, B]), as a Q-filter does (Nair et al. 2018)."""
         if self._settings.interventions.imitate != "better":
             return part.bc_mask
-        values = self.critics(self.policy.critic_view(encoded), part.actions.flatten(1))
+        values: Tensor = self.critics(self.policy.critic_view(encoded), part.actions.flatten(1))
         is_better = values.mean(0) > own_values.mean(0)
         return part.bc_mask & (is_better[:, None] | ~part.bc_filter)
 
