@@ -79,6 +79,7 @@ def make_batch(device: torch.device, utd_ratio: int) -> Transitions:
         next_inputs={STATE: draw(rows, STATES)},
         bc_actions=draw(rows, 1, ACTIONS),
         bc_mask=torch.zeros(rows, 1, dtype=torch.bool, device=device),
+        bc_filter=torch.zeros(rows, 1, dtype=torch.bool, device=device),
     )
 
 

@@ -139,6 +139,23 @@ def test_a_knob_that_would_do_nothing_with_this_policy_is_refused(
         config.load(write(tmp_path, config.merged(PARAMS, changes)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"entropy": {"relative": True}, "actor": {"start": "scratch"}}, "entropy.relative needs actor.start: clone"),
+        (
+            {"interventions": {"imitate": "all"}, "actor": {"bc_weight": 0.0, "bc_steps": 0}},
+            "interventions.imitate needs actor.bc_weight",
+        ),
+    ],
+)
+def test_settings_of_rlpd_that_need_another_one_are_refused_without_it(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        config.load(write(tmp_path, config.merged(PARAMS, {"rlpd": changes})))
+
+
 def test_a_knob_of_a_stage_that_is_not_chosen_may_do_nothing(tmp_path: Path) -> None:
     changes = {"algorithms": [], "rloo": {"entropy_coef": 0.1}}
     assert config.load(write(tmp_path, config.merged(PARAMS, changes))).skips("rloo")

@@ -856,6 +856,8 @@ class Entropy(Section):
     """Of the temperature."""
     target: Annotated[float, Field(allow_inf_nan=False, strict=True)]
     """Entropy that the temperature aims at, per action dimension."""
+    relative: Flag
+    """Whether the target is added to the clone's own entropy, its mean over the demos."""
     backup: Flag
     """Whether the critics' targets contain the entropy of the next action."""
 
@@ -879,6 +881,9 @@ class Interventions(Section):
     """A person: the policy acts again so long after the last input. Keys that are held repeat after 0.5 s."""
     takeover: Literal["bootstrap", "fail"]
     """What follows for the critics where somebody takes over: the value of the policy's next action, or nothing."""
+    imitate: Literal["none", "better", "all"]
+    """Which actions of interventions the cloning loss imitates: none, those that the critics value more than the
+    policy's own (a Q-filter, Nair et al. 2018), or all."""
 
     @property
     def is_on(self) -> bool:
@@ -932,6 +937,10 @@ class Rlpd(Section):
             raise ValueError("warmup_steps needs demos: raise demo_share or set warmup_steps: 0")
         if self.actor.bc_weight and not self.demo_share:
             raise ValueError("actor.bc_weight needs demos: raise demo_share or set actor.bc_weight: 0.0")
+        if self.interventions.imitate != "none" and not self.actor.bc_weight:
+            raise ValueError("interventions.imitate needs actor.bc_weight: raise it or set interventions.imitate: none")
+        if self.entropy.relative and self.actor.start == "scratch":
+            raise ValueError("entropy.relative needs actor.start: clone: fresh weights have no entropy worth keeping")
         return self
 
 

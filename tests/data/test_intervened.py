@@ -70,9 +70,9 @@ def test_where_a_takeover_counts_as_failure_no_value_follows_it(chunk: int, n_st
     episode = played("PPHHPPHH", success=False)
     starts = all_starts(episode, chunk)
     strict = replace(spans(chunk, n_step), takeover_fails=True)
-    found = strict.transitions(episode, 0, policy(chunk), starts, imitate=False)
+    found = strict.transitions(episode, 0, policy(chunk), starts, imitate="none")
     assert starts[found.terminations[:, 0]].tolist() == failing
-    lenient = spans(chunk, n_step).transitions(episode, 0, policy(chunk), starts, imitate=False)
+    lenient = spans(chunk, n_step).transitions(episode, 0, policy(chunk), starts, imitate="none")
     assert not lenient.terminations.any()
     assert found.next is not None
     assert lenient.next is not None
@@ -109,7 +109,7 @@ def test_no_transition_of_a_demonstration_spans_a_gap_and_none_credits_another(
     for starts, of_demos in ((all_starts(episode, chunk), False), (intervention_starts(episode, chunk), True)):
         if not len(starts):
             continue
-        rows = spans(chunk, n_step).transitions(episode, 0, policy(chunk), starts, imitate=True)
+        rows = spans(chunk, n_step).transitions(episode, 0, policy(chunk), starts, imitate="all")
         check(rows)
         assert rows.next is not None
         for row, (start, end) in enumerate(zip(starts.tolist(), rows.next[:, 0].tolist(), strict=True)):
@@ -139,7 +139,7 @@ def test_without_an_intervention_transitions_are_those_of_a_demo_in_the_replay_b
     episode = played("P" * length, success=True)
     buffers = TrajectoryReplay(seed=1), TrajectoryReplay(seed=1)
     buffers[0].add_trajectories([demo_transitions(episode, 0, policy(chunk))])
-    own = spans(chunk, n_step).transitions(episode, 0, policy(chunk), all_starts(episode, chunk), imitate=True)
+    own = spans(chunk, n_step).transitions(episode, 0, policy(chunk), all_starts(episode, chunk), imitate="all")
     buffers[1].add_trajectories([own])
     theirs = from_replay(buffers[0].sample(50, n_step=n_step * chunk, discount=DISCOUNT))
     ours = from_replay(buffers[1].sample(50))
@@ -217,7 +217,20 @@ def test_cloning_imitates_demos_and_no_intervention() -> None:
     assert np.array_equal(batch["forward_inputs"]["bc_mask"][:, 0], is_demo_half & ~is_intervention)
 
 
+@pytest.mark.parametrize("imitate", ["better", "all"])
+def test_cloning_imitates_interventions_where_that_is_asked_for(imitate: str) -> None:
+    replay = make(interventions={"source": "scripted", "imitate": imitate})
+    replay.add(Held(played("PPPPPPHHP", success=False)))
+    batch = replay.sample()
+    is_demo_half = batch[SOURCE] == [DEMOS, "experience"].index(DEMOS)
+    is_intervention = is_demo_half & (batch["curr_obs"]["state"][:, 0] >= DEMO.length - 1)
+    assert is_intervention.any()
+    assert np.array_equal(batch["forward_inputs"]["bc_mask"][:, 0], is_demo_half)
+    in_doubt = is_intervention & (imitate == "better")
+    assert np.array_equal(batch["forward_inputs"]["bc_filter"][:, 0], in_doubt)
+
+
 def test_an_episode_of_chunks_is_refused() -> None:
     episode = decision_episode(trajectory(4, 2, success=True), PROVENANCE, DISCOUNT)
     with pytest.raises(DataError, match="acts with 2"):
-        spans(2, 1).transitions(episode, 0, policy(2), all_starts(episode, 2), imitate=False)
+        spans(2, 1).transitions(episode, 0, policy(2), all_starts(episode, 2), imitate="none")

@@ -18,6 +18,7 @@ import torch
 
 from nightshift import config, files, policies
 from nightshift.adapters.tracking import JsonlTracker
+from nightshift.data import dataset_store
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
@@ -249,6 +250,20 @@ def test_the_actor_that_starts_as_the_clone_first_acts_as_the_clone(
     before = policies.load(paths.SFT_POLICY).state_dict()
     assert all(torch.equal(tensors[f"policy.weights.{name}"], value) for name, value in before.items())
     assert history()["kept"] == 0
+
+
+@pytest.mark.usefixtures("clone")
+def test_a_relative_entropy_target_is_added_to_the_entropy_of_the_clone_on_the_demos(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    learn(job("rlpd"), params, steps=40, entropy={"target": 0.25, "relative": True})
+    clone = policies.load(paths.SFT_POLICY)
+    demos = dataset_store.read(paths.DATASET).episodes("train")
+    inputs = [clone.inputs({name: values[:-1].copy() for name, values in e.observations.items()}) for e in demos]
+    entropies = [clone.evaluate_actions(one, clone.greedy(one), 1.0)[1].sum((1, 2)) for one in inputs]
+    own = torch.cat(entropies).mean().item()
+    found = history()["iterations"][0]["actor/target_entropy"]
+    assert found == pytest.approx(own + 0.25 * clone.chunk * clone.action_dim)
 
 
 def test_what_is_handed_on_is_a_policy_that_acts(whole_run: Callable[[int], WholeRun]) -> None:

@@ -91,6 +91,7 @@ def experience_transitions(episode: Episode, number: int, policy: Policy) -> Tra
         "forward_inputs": {
             "bc_actions": episode.policy_actions[:-1].reshape(shape),
             "bc_mask": np.zeros((steps, chunk), np.bool_),
+            "bc_filter": np.zeros((steps, chunk), np.bool_),
         },
     }
     return _transitions(episode, number, policy, columns)
@@ -104,7 +105,11 @@ def demo_transitions(episode: Episode, number: int, policy: Policy) -> Trajector
     columns = {
         "actions": executed.astype(np.float32),
         "rewards": episode.rewards[:-1].astype(np.float32),
-        "forward_inputs": {"bc_actions": chunks(chosen, policy.chunk)[0].astype(np.float32), "bc_mask": mask},
+        "forward_inputs": {
+            "bc_actions": chunks(chosen, policy.chunk)[0].astype(np.float32),
+            "bc_mask": mask,
+            "bc_filter": np.zeros_like(mask),
+        },
     }
     return _transitions(episode, number, policy, columns)
 

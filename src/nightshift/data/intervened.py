@@ -19,6 +19,7 @@ The demonstrations get the steps of interventions whose C actions are all the pe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ from nightshift.data.replay import TrajectoryBatch
 from nightshift.errors import DataError
 from nightshift.policies.base import Policy
 
+Imitate = Literal["none", "better", "all"]
+"""Which actions cloning imitates: none, those that the critics value more than the policy's, or all."""
 Steps = NDArray[np.int64]
 """Numbers of control steps."""
 
@@ -69,9 +72,9 @@ class Spans:
         return np.asarray(np.minimum(np.minimum(starts + self.n_step * self.chunk, border), steps))
 
     def transitions(
-        self, episode: Episode, number: int, policy: Policy, starts: Steps, *, imitate: bool
+        self, episode: Episode, number: int, policy: Policy, starts: Steps, *, imitate: Imitate
     ) -> TrajectoryBatch:
-        """Those that begin at `starts`; `number` must be unique in the buffer. `imitate`: for cloning, too."""
+        """Those that begin at `starts`; `number` must be unique in the buffer. `imitate`: whether for cloning, too."""
         _check(episode, policy)
         ends = self.ends(episode, starts)
         executed, exists = chunks(episode.actions[:-1], self.chunk)
@@ -90,7 +93,8 @@ class Spans:
             next=ends[:, None],
             forward_inputs={
                 "bc_actions": chunks(chosen, self.chunk)[0][starts, None].astype(np.float32),
-                "bc_mask": (exists & imitate)[starts, None],
+                "bc_mask": (exists & (imitate != "none"))[starts, None],
+                "bc_filter": (exists & (imitate == "better"))[starts, None],
                 "discounts": (self.discount ** (ends - starts)).astype(np.float32)[:, None],
             },
             max_episode_length=episode.length - 1,

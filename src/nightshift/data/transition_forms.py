@@ -27,7 +27,7 @@ class TransitionForm(Protocol):
         ...
 
     def interventions(self, episode: ExperienceEpisode, number: int) -> Sequence[EpisodeFile]:
-        """What of it joins the demonstrations, for the critics and the actor's Q; cloning does not imitate it."""
+        """What of it joins the demonstrations, for the critics and the actor's Q; for cloning if that is asked for."""
         ...
 
     def sources(self, demos: TrajectoryReplay, experience: TrajectoryReplay) -> tuple[ReplaySource, ReplaySource]:
@@ -48,7 +48,7 @@ def transition_form(policy: Policy, settings: config.Rlpd) -> TransitionForm:
         discount=settings.discount,
         takeover_fails=settings.interventions.takeover == "fail",
     )
-    return _OfSteps(policy, spans)
+    return _OfSteps(policy, spans, settings.interventions.imitate)
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,12 @@ class _OfSteps:
 
     policy: Policy
     spans: Spans
+    imitate: intervened.Imitate
+    """Of interventions."""
 
     def demo(self, episode: Episode, number: int) -> TrajectoryBatch:
         starts = self.starts(episode, of_interventions=False)
-        return self.spans.transitions(episode, number, self.policy, starts, imitate=True)
+        return self.spans.transitions(episode, number, self.policy, starts, imitate="all")
 
     def experience(self, episode: ExperienceEpisode, number: int) -> Sequence[EpisodeFile]:
         return self._files(episode, number, of_interventions=False)
@@ -137,4 +139,5 @@ class _StepFile:
     def read(self, *, verify: bool) -> TrajectoryBatch:
         episode, form = self.episode.load(verify=verify), self.form
         starts = form.starts(episode, of_interventions=self.of_interventions)
-        return form.spans.transitions(episode, self.number, form.policy, starts, imitate=False)
+        imitate = form.imitate if self.of_interventions else "none"
+        return form.spans.transitions(episode, self.number, form.policy, starts, imitate=imitate)

@@ -10,11 +10,11 @@ import scipy.stats  # noqa: F401 - the intervals at the end need it: if it is no
 import torch
 
 from nightshift import config, envs, files, policies
-from nightshift.algorithms.rlpd.learner import Metrics, RlpdLearner
+from nightshift.algorithms.rlpd.learner import Metrics, RlpdLearner, mean_entropy
 from nightshift.algorithms.rlpd.transitions import Transitions, from_replay
 from nightshift.data import dataset_store
 from nightshift.data.decision_replay import DecisionReplay
-from nightshift.data.decisions import CONTROL_STEPS
+from nightshift.data.decisions import CONTROL_STEPS, policy_inputs
 from nightshift.data.experience import Experience, without_ordered
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import ConfigError
@@ -51,7 +51,8 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     check_validation_states(splits, rlpd.validation.level, "rlpd.validation.level")
     data = dataset_store.read(paths.DATASET)
     start = _start(cloned, data, rlpd, seed).to(device.resolve(job.machine.device))
-    learner, begun = RlpdLearner(start, rlpd, seed=seed), snapshot(start)
+    base_entropy = _entropy_on_demos(start, data) if rlpd.entropy.relative else 0.0
+    learner, begun = RlpdLearner(start, rlpd, seed=seed, base_entropy=base_entropy), snapshot(start)
     replay = DecisionReplay(start, map(reward.demo, data.episodes("train")), rlpd, seed=seed)
     pool = job.pool(env)
     selection = Selection(Validator(pool, splits), begun)
@@ -108,6 +109,11 @@ def _start(cloned: Policy, data: dataset_store.EpisodeDataset, rlpd: config.Rlpd
     return fresh
 
 
+def _entropy_on_demos(policy: HeadPolicy, data: dataset_store.EpisodeDataset) -> float:
+    seen = (policy_inputs(episode, policy) for episode in data.episodes("train"))
+    return mean_entropy(policy, ({name: torch.tensor(column[:-1]) for name, column in one.items()} for one in seen))
+
+
 def _train(job: Job, training: _Training, rlpd: config.Rlpd) -> None:
     """Rounds of playing and learning until enough decisions were played."""
     if not _resume(job, training):
@@ -157,6 +163,7 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
         **verdict_metrics(loaded),
         **(intervention_metrics(loaded) if rlpd.interventions.is_on else {}),
         **_mean(updates),
+        "actor/target_entropy": training.learner.target_entropy,
         **replay.metrics(),
         **training.experience.metrics(),
         **watch.seconds,

@@ -52,6 +52,7 @@ def transitions(policy: HeadPolicy, rows: int = ROWS, seed: int = 0) -> Transiti
         next_inputs=policy.inputs(examples.observe(rows, seed + 1000)),
         bc_actions=2 * torch.rand(chunk, generator=generator) - 1,
         bc_mask=demo[:, None].expand(rows, policy.chunk),
+        bc_filter=torch.zeros(rows, policy.chunk, dtype=torch.bool),
     )
 
 
@@ -66,4 +67,5 @@ def concatenated(parts: Sequence[Transitions]) -> Transitions:
         next_inputs={name: torch.cat([part.next_inputs[name] for part in parts]) for name in first.next_inputs},
         bc_actions=torch.cat([part.bc_actions for part in parts]),
         bc_mask=torch.cat([part.bc_mask for part in parts]),
+        bc_filter=torch.cat([part.bc_filter for part in parts]),
     )

@@ -88,6 +88,7 @@ def as_transitions(batch: Batch) -> Transitions:
         next_inputs={STATE: batch.next_states},
         bc_actions=chunk,
         bc_mask=torch.zeros(ROWS, 1, dtype=torch.bool),
+        bc_filter=torch.zeros(ROWS, 1, dtype=torch.bool),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nightshift.algorithms.rlpd.learner import Draws, RlpdLearner, _adam, _descend
+from nightshift.algorithms.rlpd.learner import Draws, RlpdLearner, _adam, _descend, mean_entropy
 from nightshift.algorithms.rlpd.transitions import Transitions
 from nightshift.errors import ConfigError
 from nightshift.policies.heads import HeadPolicy
@@ -210,6 +210,40 @@ def test_the_cloning_loss_pulls_the_actor_to_the_demos_and_fades() -> None:
     assert weights_of_cloning[20] == pytest.approx(500)
     assert weights_of_cloning[-1] == 0
     assert "actor/bc_loss" not in metrics
+
+
+def test_interventions_in_doubt_are_cloned_where_the_critics_value_them_above_the_actors_actions() -> None:
+    chosen = settings(interventions={"imitate": "better"}, actor={"bc_weight": 1.0, "bc_steps": 10})
+    learner = RlpdLearner(state_policy(), chosen, seed=0)
+    part = transitions(learner.policy)
+    demos, in_doubt = torch.zeros_like(part.bc_filter), torch.zeros_like(part.bc_filter)
+    demos[:2] = in_doubt[2:] = True
+    part = replace(part, bc_mask=demos | in_doubt, bc_filter=in_doubt)
+    features = learner.policy.critic_view(learner.policy.encode(part.inputs))
+    values = learner.critics(features, part.actions.flatten(1)).detach()
+    own = values + torch.tensor([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])  # worth less than the demo's, or more
+    cloned = learner._cloned(part, learner.policy.encode(part.inputs), own)
+    assert [bool(row.all()) for row in cloned] == [True, True, True, False, True, False]
+
+
+def test_the_mean_entropy_weighs_every_decision_the_same() -> None:
+    policy = state_policy()
+    parts = [policy.inputs(examples.observe(count, seed=count)) for count in (1, 5)]
+    every = [policy.evaluate_actions(part, torch.zeros_like(policy.greedy(part)), 1.0)[1] for part in parts]
+    assert mean_entropy(policy, parts) == pytest.approx(torch.cat(every).sum((1, 2)).mean().item())
+
+
+@pytest.mark.parametrize(("above", "rises"), [(1.0, True), (-1.0, False)])
+def test_the_temperature_follows_a_target_that_is_added_to_the_base_entropy(above: float, rises: bool) -> None:
+    policy = state_policy()
+    part = batch(policy)
+    own = mean_entropy(policy, [part.inputs])
+    learner = RlpdLearner(policy, settings(entropy={"target": above}), seed=0, base_entropy=own)
+    assert learner.target_entropy == pytest.approx(own + above * policy.chunk * policy.action_dim)
+    before = learner.temperature().item()
+    for _ in range(20):
+        learner.update(part, train_actor=False)
+    assert (learner.temperature().item() > before) is rises
 
 
 def test_critics_learn_the_value_of_a_chain_through_a_time_limit() -> None:

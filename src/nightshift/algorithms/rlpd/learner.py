@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from nightshift.algorithms.rlpd.losses import actor_loss, critic_loss, td_target
 from nightshift.algorithms.rlpd.transitions import Transitions
 from nightshift.algorithms.strategy import SingleProcess, Trained
 from nightshift.errors import ConfigError
+from nightshift.policies.base import Inputs
 from nightshift.policies.heads import HeadPolicy, TanhGaussianHead
 
 if TYPE_CHECKING:
@@ -67,14 +68,25 @@ class Temperature(nn.Module):
 
 
 class RlpdLearner:
-    def __init__(self, policy: HeadPolicy, settings: config.Rlpd, *, seed: int, cuda_graphs: bool = True) -> None:
+    def __init__(
+        self,
+        policy: HeadPolicy,
+        settings: config.Rlpd,
+        *,
+        seed: int,
+        base_entropy: float = 0.0,
+        cuda_graphs: bool = True,
+    ) -> None:
         """`policy` acts, is trained in place, and is on the learner's device.
 
-        On a GPU an update is recorded once as a CUDA graph: its many small operations would wait for Python.
+        `base_entropy` of a decision is what the target of `settings` is added to. On a GPU an update is recorded once
+        as a CUDA graph: its many small operations would wait for Python.
         """
         self.policy = policy
         self._head = _tanh_gaussian(policy)
         self._settings = settings
+        self.target_entropy = base_entropy + settings.entropy.target * policy.chunk * policy.action_dim
+        """Of a decision."""
         self._strategy = SingleProcess()
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
@@ -176,15 +188,25 @@ class RlpdLearner:
             loss = actor_loss(values, summed, self.temperature().detach())
             metrics["actor/loss"] = loss.detach()
             if clone:
-                bc_loss = self._head.bc_loss(outputs, part.bc_actions, part.bc_mask)
+                mask = self._cloned(part, encoded, values.detach())
+                bc_loss = self._head.bc_loss(outputs, part.bc_actions, mask)
                 metrics["actor/bc_loss"] = bc_loss.detach()
                 loss = loss + draws.bc_weight * bc_loss
             _descend(loss, self._actor_optimizer)
         self._follow(self._settings.actor.ema_decay if train_actor else 0.0)
-        target = self._settings.entropy.target * actions[0].numel()
         temperature = self.temperature()
-        _descend(temperature_loss(temperature, summed.detach(), target), self._temperature_optimizer)
+        _descend(temperature_loss(temperature, summed.detach(), self.target_entropy), self._temperature_optimizer)
         return {**metrics, "actor/temperature": temperature.detach()}
+
+    @torch.no_grad()
+    def _cloned(self, part: Transitions, encoded: Tensor, own_values: Tensor) -> Tensor:
+        """The actions [B, C] to clone: of those in doubt, the ones that are worth more than the actor's own
+        (`own_values` [E, B]), as a Q-filter does (Nair et al. 2018)."""
+        if self._settings.interventions.imitate != "better":
+            return part.bc_mask
+        values: Tensor = self.critics(self.policy.critic_view(encoded), part.actions.flatten(1))
+        is_better = values.mean(0) > own_values.mean(0)
+        return part.bc_mask & (is_better[:, None] | ~part.bc_filter)
 
     def _follow(self, decay: float) -> None:
         """While the actor is not trained, the average is the policy itself: critics may train a shared encoder."""
@@ -244,6 +266,16 @@ class RlpdLearner:
             "critics": (self.critics, self._critic_optimizer),
             "temperature": (self.temperature, self._temperature_optimizer),
         }
+
+
+@torch.no_grad()
+def mean_entropy(policy: HeadPolicy, parts: Iterable[Inputs]) -> float:
+    """Of the policy's decisions, over all rows of `parts`."""
+    entropies = [
+        policy.head.entropy(policy({name: tensor.to(policy.device) for name, tensor in part.items()}), 1.0).sum((1, 2))
+        for part in parts
+    ]
+    return torch.cat(entropies).mean().item()
 
 
 def _tanh_gaussian(policy: HeadPolicy) -> TanhGaussianHead:

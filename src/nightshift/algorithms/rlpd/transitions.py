@@ -24,7 +24,8 @@ class Transitions:
     discounts: Tensor  # [N] of the value of what follows: zero after termination, and only there
     next_inputs: Inputs  # each [N, …] what the policy sees when it decides again
     bc_actions: Tensor  # [N, C, A] what cloning imitates: actions as they were chosen
-    bc_mask: Tensor  # [N, C] true for the actions of demos
+    bc_mask: Tensor  # [N, C] true for the actions of demos, and of interventions that are cloned
+    bc_filter: Tensor  # [N, C] true for those of them that are cloned only where the critics prefer them
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -48,6 +49,7 @@ class Transitions:
             next_inputs={name: change(tensor) for name, tensor in self.next_inputs.items()},
             bc_actions=change(self.bc_actions),
             bc_mask=change(self.bc_mask),
+            bc_filter=change(self.bc_filter),
         )
 
 
@@ -65,6 +67,7 @@ def from_replay(batch: Mapping[str, Any]) -> Transitions:
         next_inputs=_tensors(batch["next_obs"]),
         bc_actions=torch.from_numpy(batch["forward_inputs"]["bc_actions"]),
         bc_mask=torch.from_numpy(batch["forward_inputs"]["bc_mask"]),
+        bc_filter=torch.from_numpy(batch["forward_inputs"]["bc_filter"]),
     )
 
 
