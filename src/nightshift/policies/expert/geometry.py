@@ -47,6 +47,12 @@ def extent(shape: Boxes, direction: Vector) -> tuple[float, float]:
     return float((middle - reach).min()), float((middle + reach).max())
 
 
+def ranges(shape: Boxes, direction: Vector) -> tuple[Vector, Vector]:
+    """As `extent`, of each box [N]."""
+    middle, reach = shape.centres @ direction, _reach(shape, direction)
+    return np.asarray(middle - reach), np.asarray(middle + reach)
+
+
 def shifted(shape: Boxes, way: Vector) -> Boxes:
     return Boxes(centres=shape.centres + way, axes=shape.axes, half_sizes=shape.half_sizes)
 

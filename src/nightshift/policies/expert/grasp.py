@@ -8,7 +8,6 @@ there with the object itself or its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -88,19 +87,23 @@ def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool 
     turns = [abs(turn_to(scene, grasp.yaw)) for grasp in options]
     costs = [grasp.cost for grasp in options] + np.array(turns) + PER_METRE_STRAIN * stretch
     if crowded and way is not None:
-        costs = costs + _on_the_way(options, others, (way, *(rise * Z for rise in DESCENT)))
+        moves = np.array([way, *(rise * Z for rise in DESCENT)])
+        poses = np.array([[*grasp.point, grasp.yaw] for grasp in options])
+        costs = costs + _on_the_way(_rounded(poses), packed(others), _rounded(moves))
     return options[int(np.argmin(costs))]
 
 
-def _on_the_way(options: Sequence[Grasp], others: Boxes, moves: Sequence[Vector]) -> Vector:
-    """The cost of each grasp for collisions of the hand where it is moved by `moves`."""
-    points, yaws = np.array([grasp.point for grasp in options]), np.array([grasp.yaw for grasp in options])
-    deep = np.full(len(options), -np.inf)
-    for move in moves:
+@lru_cache(maxsize=8)
+def _on_the_way(packed_poses: bytes, packed_others: bytes, packed_moves: bytes) -> Vector:
+    """The cost of each grasp, at a point and a yaw [C, 4], for collisions of the hand where it is moved by [M, 3]."""
+    poses, others = np.frombuffer(packed_poses).reshape(-1, 4), unpacked(packed_others)
+    points, yaws = poses[:, :3], poses[:, 3]
+    deep = np.full(len(points), -np.inf)
+    for move in np.frombuffer(packed_moves).reshape(-1, 3):
         hands = hand_boxes(points + move, yaws)
         solid = select(hands, np.arange(len(hands.centres)) % PARTS < SOLID.stop)
         around = within(others, points.mean(axis=0) + move, 2 * HAND_REACH)
-        found = overlap(solid, around).max(axis=1, initial=-np.inf).reshape(len(options), -1).max(axis=1)
+        found = overlap(solid, around).max(axis=1, initial=-np.inf).reshape(len(points), -1).max(axis=1)
         deep = np.maximum(deep, found)
     return np.asarray(PER_METRE_HIT * np.maximum(deep + CLEARANCE, 0.0))
 
@@ -152,7 +155,11 @@ def _level_yaw(rotation: Vector) -> float:
 
 def packed(shape: Boxes) -> bytes:
     flat = np.concatenate([shape.centres, shape.axes.reshape(-1, 9), shape.half_sizes], axis=1)
-    return np.asarray(flat.round(ROUNDING) + 0.0).tobytes()
+    return _rounded(flat)
+
+
+def _rounded(values: Vector) -> bytes:
+    return np.asarray(values.round(ROUNDING) + 0.0).tobytes()
 
 
 def unpacked(packed: bytes) -> Boxes:

@@ -44,6 +44,7 @@ from nightshift.policies.expert.robot import (
     TIP_BELOW_GRIP,
     tilted_strain,
     turned_hand_boxes,
+    wrist_strain,
 )
 from nightshift.types import Array, Boxes, Joint, Scene
 
@@ -57,6 +58,7 @@ FREE_TURN = 0.8  # radians off its orientation beyond which the hand turns where
 PASSING = 0.02  # metres of air below a hand that passes over something
 NEAR = 0.03  # metres from the point in front of a hold within which the hand comes down
 PER_RADIAN_TILTED = 0.5
+PER_RADIAN_OVER = 10.0  # that the wrist would turn beyond easy
 BLOCKED, IMPOSSIBLE = 0.006, 100.0  # metres inside something beyond which the hand cannot be there, and the cost of it
 
 
@@ -77,13 +79,18 @@ def is_held(scene: Scene, joint: Joint) -> bool:
 def choose(scene: Scene, joint: Joint) -> Hold | None:
     """The cheapest hold from the hand's present pose; None if the link is too wide everywhere."""
     around = within(all_boxes(scene), joint.link.centres.mean(axis=0), 2 * HAND_REACH)
-    options = _free_holds(packed(joint.link), packed(_without(around, joint.link)))
+    options = _free_holds(packed(joint.link), packed(without(around, joint.link)))
     if not options:
         return None
     rotations = np.array([option.rotation for option in options])
     flipped = rotations * np.array([-1.0, -1.0, 1.0])  # the fingers may change places
     turns, others = (angles(each, scene.gripper_rotation) for each in (rotations, flipped))
-    stretch = tilted_strain(scene.robot_position, np.array([option.point for option in options]), rotations[:, :, 2])
+    points = np.array([option.point for option in options])
+    turns, others = (
+        turn + PER_RADIAN_OVER * wrist_strain(scene.robot_position, points, each)
+        for turn, each in ((turns, rotations), (others, flipped))
+    )
+    stretch = tilted_strain(scene.robot_position, points, rotations[:, :, 2])
     costs = np.array([option.cost for option in options]) + PER_METRE_STRAIN * stretch
     best = int(np.argmin(costs + np.minimum(turns, others)))
     return options[best] if turns[best] <= others[best] else replace(options[best], rotation=flipped[best])
@@ -122,7 +129,8 @@ def release(scene: Scene, link: Boxes) -> Array:
     return move_hand(scene, scene.gripper_position - back, scene.gripper_rotation, OPEN)
 
 
-def _without(shape: Boxes, part: Boxes) -> Boxes:
+def without(shape: Boxes, part: Boxes) -> Boxes:
+    """The boxes of a shape that are not those of a part of it."""
     apart = np.linalg.norm(shape.centres[:, None] - part.centres, axis=2).min(axis=1)
     return select(shape, apart > SAME)
 

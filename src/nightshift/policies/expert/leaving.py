@@ -17,8 +17,8 @@ POINTS_DOWN = -0.9  # of the hand's axis along the vertical: below this it can r
 
 
 def is_closed_on_nothing(scene: Scene, goal: Goal) -> bool:
-    """Whether the fingers have closed without the object of the present goal, as after a push."""
-    if goal[1] not in scene.bodies or scene.gripper_opening > HELD_SLACK:
+    """Whether the fingers have closed without the object that they are to bring somewhere, as after a push."""
+    if goal[0] not in ("on", "in") or scene.gripper_opening > HELD_SLACK:
         return False
     return material(scene, shape_of(scene.bodies[goal[1]])) <= 0.0
 

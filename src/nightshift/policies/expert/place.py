@@ -11,7 +11,9 @@ from nightshift.policies.expert.geometry import (
     bottoms,
     crossings,
     extent,
+    join,
     overlap,
+    ranges,
     select,
     shape_of,
     tops,
@@ -163,6 +165,24 @@ def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> tuple[flo
     height = tops(obstacles)
     passed = hit.any(axis=0)
     return float(height[passed].max(initial=-np.inf)), float(height[passed & ~hit[-1]].max(initial=-np.inf))
+
+
+def way_out(obstacles: Boxes, item: Boxes, palm: Boxes) -> Vector | None:
+    """The horizontal unit vector [3] of the shortest way out from under what hangs over a held item or over the hand.
+
+    None if nothing does.
+    """
+    low, high = np.array([extent(join([item, palm]), axis) for axis in np.eye(3)]).T
+    low, high = low - WAY_MARGIN, high + WAY_MARGIN
+    above = select(obstacles, bottoms(obstacles) > extent(item, Z)[1])
+    bounds = [ranges(above, axis) for axis in np.eye(3)[:2]]
+    over = np.all([(start < high[i]) & (end > low[i]) for i, (start, end) in enumerate(bounds)], axis=0)
+    if not over.any():
+        return None
+    ahead = [float(end[over].max() - low[i]) for i, (_, end) in enumerate(bounds)]
+    back = [float(high[i] - start[over].min()) for i, (start, _) in enumerate(bounds)]
+    ways = np.concatenate([np.eye(3)[:2], -np.eye(3)[:2]])
+    return np.asarray(ways[int(np.argmin(ahead + back))])
 
 
 def surface_of(body: Body) -> float:

@@ -27,8 +27,12 @@ OPEN, CLOSE = -1.0, 1.0
 
 SHOULDER_ABOVE_FOOT = 0.333  # metres
 WRIST_ABOVE_GRIP, WRIST_BEHIND_GRIP = 0.204, 0.088  # of a hand that points down; behind: nearer to the foot
+FOREARM_RADIUS = 0.07  # metres, at the wrist
 EASY_ARM = 0.64  # metres from the shoulder to the wrist up to which the arm moves well
 LONGEST_ARM = 0.68  # at 0.719 the elbow is straight; near that the arm gets stuck
+
+WRIST_HOME = np.pi / 4  # radians of the last joint with the finger axis across the way from the foot to the hand
+WRIST_EASY = 2.4  # radians of it up to which the hand can still turn; the joint ends at 2.9
 
 # Boxes of the open hand about the grip point: centre, half size. Axes: along the finger axis, across it, up.
 _HAND = np.array(
@@ -62,6 +66,20 @@ def tilted_strain(foot: Vector | None, grips: Vector, approaches: Vector) -> Vec
     along = (from_shoulder * approaches).sum(axis=1)
     beside = np.linalg.norm(from_shoulder - along[:, None] * approaches, axis=1) - WRIST_BEHIND_GRIP
     return np.asarray(np.maximum(np.hypot(along, beside) - EASY_ARM, 0.0))
+
+
+def wrist_strain(foot: Vector | None, grips: Vector, rotations: Vector) -> Vector:
+    """How far beyond easy the last joint turns to put hands at `grips` [C, 3] with `rotations` [C, 3, 3]: [C] radians.
+
+    Estimated as if the hand were swung to point down from there.
+    """
+    if foot is None:
+        return np.zeros(len(grips))
+    along, approach = rotations[:, :, 0], rotations[:, :, 2]
+    swung = along + approach * (along[:, 2] / np.maximum(1.0 - approach[:, 2], 1e-9))[:, None]
+    yaw = np.arctan2(swung[:, 1], swung[:, 0]) - np.arctan2(grips[:, 1] - foot[1], grips[:, 0] - foot[0])
+    turned = WRIST_HOME - ((yaw + np.pi / 2) % (2 * np.pi) - np.pi)
+    return np.asarray(np.maximum(np.abs(turned) - WRIST_EASY, 0.0))
 
 
 def within_reach(foot: Vector | None, grip: Vector) -> Vector:

@@ -8,7 +8,15 @@ from nightshift.policies.expert.drag import drag
 from nightshift.policies.expert.geometry import Vector, extent, select, shape_of
 from nightshift.policies.expert.grasp import CLOSE_XY, CLOSE_Z, Grasp, choose, is_held, material, neighbours
 from nightshift.policies.expert.motion import finger_yaw, funnel, move_to, turn_to, up
-from nightshift.policies.expert.place import Place, bottom_of, heights_on_the_way, reachable, support_under, top_of
+from nightshift.policies.expert.place import (
+    Place,
+    bottom_of,
+    heights_on_the_way,
+    reachable,
+    support_under,
+    top_of,
+    way_out,
+)
 from nightshift.policies.expert.robot import (
     CLOSE,
     FINGER_LENGTH,
@@ -102,6 +110,8 @@ def _descend_and_close(scene: Scene, grasp: Grasp, clear: float) -> Array:
 
 def _carry(scene: Scene, name: str, place: Place) -> Array:
     item, obstacles = scene.bodies[name], neighbours(scene, name)
+    if place.crowded and (out := way_out(obstacles, shape_of(item), _hand(scene, PALM))) is not None:
+        return move_to(scene, scene.gripper_position + out * POSITION_SCALE, None, CLOSE)
     bottom = bottom_of(item)
     offset = place.position - item.position
     palm, palm_above_bottom = _hand(scene, PALM), scene.gripper_position[2] + PALM_ABOVE_GRIP - bottom
