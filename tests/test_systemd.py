@@ -45,10 +45,7 @@ def can_run_systemd() -> bool:
     return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
 
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not can_run_systemd(), reason="needs root, and systemd installed but not running"),
-]
+pytestmark = pytest.mark.slow
 
 
 class Systemd:
@@ -80,6 +77,8 @@ def environment(home: Path) -> dict[str, str]:
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    if not can_run_systemd():
+        pytest.skip("needs root, and systemd installed but not running")
     (tmp_path / "run").mkdir(mode=0o700)
     with (tmp_path / "systemd.log").open("wb") as log:
         command = [*ALONE, "--kill-child", "bash", "-ec", MANAGER.format(systemd=SYSTEMD)]

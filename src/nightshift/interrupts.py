@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SECONDS_TO_STOP = 15
+SECONDS_TO_STOP = 15.0
+"""A process that was told to stop saves and ends by itself; one that is still there after this is ended."""
 _SECONDS_UNTIL_AGAIN = 0.1
 _RAISED_BY_PREFECT = "TerminationSignal"
 """By its handler of SIGTERM, which replaces ours while a flow runs."""
@@ -52,7 +53,7 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_SECONDS_TO_STOP)
+    time.sleep(SECONDS_TO_STOP)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -60,6 +60,12 @@ def test_processes_with_the_same_params_and_code_join_one_parent_run(root: Path)
     assert joined(root, "dataset", "d1") != first
 
 
+def test_the_experiment_opens_in_the_view_for_models(root: Path) -> None:
+    track = tracking(root)
+    experiment = track.client.get_experiment(track.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development", "as MLflow's pages name it"
+
+
 def test_a_parent_has_each_stage_once_so_another_run_is_another_parent(root: Path) -> None:
     first = joined(root, "states", "s2", code="once")
     again = joined(root, "states", "s3", code="once")

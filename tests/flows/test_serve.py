@@ -151,3 +151,13 @@ def test_a_cancel_in_prefect_ends_a_run_as_cancelled_and_sigterm_ends_the_server
     assert "Traceback" not in ended.stdout + ended.stderr
     assert "▶ rloo" in ended.stdout
     wait_until(lambda: not answers(local_url(port)))
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_ends_the_server_prefect_and_its_run(root: Path, port: int, server: Command) -> None:
+    run = order(port)
+    wait_until(lambda: engines(root) and state(local_url(port), run) == "Running")
+    os.kill(server.pid, signal.SIGHUP)
+    ended = server.wait()
+    assert "Traceback" not in ended.stdout + ended.stderr
+    wait_until(lambda: not answers(local_url(port)) and not inhabitants(root))

@@ -20,6 +20,7 @@ from nightshift.pipeline import run
 from nightshift.pipeline.run import Session
 from nightshift.project import environment, graph, packages, paths
 from nightshift.telemetry import metric_names
+from tests.cli.test_startup import HEAVY, modules_after
 from tests.command import dvc
 from tests.conftest import REPOSITORY, add_store, edit, git, install, installed_nightshift, make_project, nightshift
 from tests.pipeline.conftest import STAGES, copied, ensure_all, enter, every
@@ -244,18 +245,11 @@ def test_the_command_finds_everything_cached_in_seconds_and_shows_the_summary(pr
     assert "ran" not in done.stdout.split("held-out")[0].replace("when it ran", "")
 
 
-def test_a_run_that_finds_everything_cached_loads_no_heavy_package(project: Path) -> None:
-    program = """
-import sys
-from nightshift.cli.app import main
-sys.argv = ["nightshift", "run"]
-try:
-    main()
-finally:
-    print("loaded:", sorted({"prefect", "torch", "ray", "mlflow"} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=False)
-    assert "loaded: []" in done.stdout, done.stderr
+@pytest.mark.parametrize("command", ["plan()", "run('', [])"])
+def test_where_everything_is_fresh_plan_and_run_import_dvc_alone_of_the_heavy_packages(
+    command: str, project: Path
+) -> None:
+    assert HEAVY & modules_after(f"from nightshift.cli import commands; commands.{command}", project) == {"dvc"}
 
 
 def test_plan_names_the_number_that_changed(own_project: Path) -> None:

@@ -22,6 +22,7 @@ from ray._private import ray_constants, worker
 
 from nightshift.cluster.program import ADDRESS_VARIABLE
 from nightshift.errors import RolloutError
+from nightshift.interrupts import SECONDS_TO_STOP
 
 _SESSION = "nightshift-ray"
 """With the process and a random part the name of a folder; short, since names of sockets are limited to 107 bytes."""
@@ -33,7 +34,6 @@ _SERVERS = (ray_constants.PROCESS_TYPE_GCS_SERVER, ray_constants.PROCESS_TYPE_RA
 """The raylet ends with its agents."""
 _STOPPED = {0, *(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))}
 """Exit codes of servers that were told to stop, by us or as a part of our process group."""
-_SECONDS_TO_STOP = 15.0
 _POLL_SECONDS = 0.2
 _TIMES_TO_REMOVE = 25
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
@@ -87,7 +87,7 @@ def _end_with(node: Any) -> None:
     while all(server.poll() is None for server in servers):
         time.sleep(_POLL_SECONDS)
     if any(server.poll() in _STOPPED for server in servers):  # so is this process: it saves and ends by itself
-        time.sleep(_SECONDS_TO_STOP)
+        time.sleep(SECONDS_TO_STOP)
     if worker._global_node is not node or not ray.is_initialized():  # it was ray.shutdown(), which disconnects first
         return
     error = RolloutError("a server of Ray on this machine was killed", "run again: it resumes")

@@ -19,10 +19,10 @@ from ray.exceptions import RayError, RayTaskError
 from nightshift.cluster.connection import start_ray
 from nightshift.cluster.program import STARTED_BY, Program
 from nightshift.errors import NightshiftError, ProjectError, RolloutError
+from nightshift.interrupts import SECONDS_TO_STOP
 
 _NODES_TO_LOSE = 3
 _POLL_SECONDS = 0.2
-_SECONDS_TO_STOP = 15.0
 _GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -67,7 +67,7 @@ class ClusterProcesses:
     def close(self) -> None:
         """Leave the cluster when no process is left, so that none is killed in the middle of its end."""
         if self._tasks:
-            ray.wait(self._tasks, num_returns=len(self._tasks), timeout=_SECONDS_TO_STOP)
+            ray.wait(self._tasks, num_returns=len(self._tasks), timeout=SECONDS_TO_STOP)
         ray.shutdown()
 
 
@@ -93,6 +93,6 @@ def _call(program: Program) -> int:
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_SECONDS_TO_STOP)
+            process.wait(SECONDS_TO_STOP)
         process.kill()
     return process.returncode
