@@ -283,7 +283,8 @@ def test_yes_to_a_question_that_is_no_longer_open_is_refused(tmp_path: Path) -> 
     assert person.answer() is None
 
 
-def test_the_section_on_the_page_about_robots_is_one() -> None:
+def test_the_sections_on_the_page_about_robots_are_some_of_params() -> None:
     page = (REPOSITORY / "docs" / "robots.md").read_text()
-    section = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
-    assert config.Env.model_validate(section["env"]).robot is not None
+    small, robot = (yaml.safe_load(block.split("```")[0]) for block in page.split("```yaml\n")[1:])
+    config.Params.model_validate(config.merged(config.read_yaml(REPOSITORY / "params.yaml"), small))
+    assert config.Env.model_validate(robot["env"]).robot is not None
