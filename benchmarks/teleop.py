@@ -1,10 +1,12 @@
 """The latency of the teleop page on loopback, and its pictures per second, beside a busy core.
 
-    python benchmarks/teleop.py                 # libero_mini at 256², software rendering
-    python benchmarks/teleop.py --idle          # without the busy process
+    MUJOCO_GL=osmesa python benchmarks/teleop.py            # libero_mini at 256², software rendering
+    MUJOCO_GL=osmesa python benchmarks/teleop.py --idle     # without the busy process
 
-A program stands in for the page: it sends a command every 50 ms, and sometimes a changed one. Latency is from sending a
+A process stands in for the page: it sends a command every 50 ms, and sometimes a changed one. Latency is from sending a
 changed command to the moment at which the simulator has executed it; the round trip is until the page hears of it.
+These need cores on which nothing else runs. The processor's time of a picture and of a control step comes first: other
+load hardly changes it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +34,17 @@ from websockets.sync.client import connect
 
 from nightshift import config
 from nightshift.access import Access
+from nightshift.envs.base import Fleet
 from nightshift.envs.libero.compiling import compile_control_step
 from nightshift.project import paths
 from nightshift.teleop.library import Library
+from nightshift.teleop.mirror import SCENE, to_jpeg
 from nightshift.teleop.server import Server, open_server
 from nightshift.teleop.session import PICTURE_SIZE, Setup
 
 PERIOD = 0.05
+TIMES = 40
+SPAWN = multiprocessing.get_context("spawn")
 CHANGE_EVERY = 7
 """Commands of which one is changed; not a divisor of anything, so that changes come at any phase of control."""
 
@@ -48,19 +56,56 @@ def main() -> None:
     options = parser.parse_args()
     compile_control_step()
     params = config.load(paths.PARAMS)
-    with tempfile.TemporaryDirectory() as folder, busy_core(wanted=not options.idle):
+    setup = Setup(env=params.env, states=params.states, commit="benchmark")
+    with tempfile.TemporaryDirectory() as folder, SPAWN.Pool(1) as page:
         os.chdir(folder)
-        setup = Setup(env=params.env, states=params.states, commit="benchmark")
+        report_parts(setup)
         library = Library("benchmark", {"actions": (-1.0, 1.0)})
         with running(open_server(setup, library, Access(None), ("127.0.0.1", 0), time.monotonic)) as port:
-            measured = measure(port, options.seconds)
+            page.apply(wait_for_picture, (port,))
+            with busy_core(wanted=not options.idle):
+                before = time.process_time()
+                measured = page.apply(measure, (port, options.seconds))
+                measured["busy"] = (time.process_time() - before) / options.seconds
         library.close()
     report(measured, setup.views)
 
 
+def report_parts(setup: Setup) -> None:
+    """The processor's time of what is done for every picture and every control step."""
+    fleet = setup.make_fleet(next(iter(setup.tasks.values())))
+    with ThreadPoolExecutor(1) as thread:  # the GL context belongs to it
+        thread.submit(_report_parts, fleet, setup.views).result()
+
+
+def _report_parts(fleet: Fleet, views: list[str]) -> None:
+    lane, active = np.zeros(1, np.int64), np.ones(1, np.bool_)
+    action = np.full((1, fleet.action_space.size), 0.1, np.float32)
+    fleet.reset("train", [0])
+    scene = fleet.render(0)
+    assert scene is not None, "no GL library works here"
+    parts: dict[str, Callable[[], object]] = {
+        "control step": lambda: fleet.step(action, active),
+        "picture of scene": lambda: fleet.render(0),
+        **{f"picture of {view}": partial(fleet.look, lane, [view]) for view in views if view != SCENE},
+        "JPEG": lambda: to_jpeg(scene),
+    }
+    for name, part in parts.items():
+        print(f"{name:32} {_milliseconds(part):.1f} ms of a core")
+    fleet.close()
+
+
+def _milliseconds(part: Callable[[], object]) -> float:
+    part()
+    before = time.process_time()
+    for _ in range(TIMES):
+        part()
+    return (time.process_time() - before) / TIMES * 1000
+
+
 @contextmanager
 def busy_core(*, wanted: bool) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+    process = SPAWN.Process(target=_spin, daemon=True)
     if wanted:
         process.start()
     yield
@@ -85,8 +130,16 @@ def running(server: Server) -> Iterator[int]:
         thread.join()
 
 
+def wait_for_picture(port: int) -> None:
+    """Making a GL context takes seconds."""
+    with connect(f"ws://127.0.0.1:{port}/socket", max_size=None) as socket:
+        socket.send(json.dumps({"type": "hello"}))
+        while not isinstance(socket.recv(timeout=600), bytes):
+            pass
+
+
 def measure(port: int, seconds: float) -> dict[str, Any]:
-    """Fly for so many seconds. The clocks of the server and of this program are the same one."""
+    """Fly for so many seconds. The clocks of the server and of this process are the same one."""
     found: dict[str, Any] = {"latency": [], "round_trip": [], "frames": {}, "age": [], "steps": 0}
     with connect(f"ws://127.0.0.1:{port}/socket", max_size=None) as socket:
 
@@ -94,7 +147,6 @@ def measure(port: int, seconds: float) -> dict[str, Any]:
             socket.send(json.dumps(message))
 
         say(type="hello")
-        _until_ready(socket)
         say(type="pilot", who="benchmark")
         sent: dict[int, float] = {}
         stop = threading.Event()
@@ -110,12 +162,6 @@ def measure(port: int, seconds: float) -> dict[str, Any]:
         say(type="pause")
     found["seconds"] = seconds
     return found
-
-
-def _until_ready(socket: Any) -> None:
-    """Until the first picture: making a GL context takes seconds, and holds the interpreter meanwhile."""
-    while not isinstance(socket.recv(timeout=600), bytes):
-        pass
 
 
 def _fly(say: Any, sent: dict[int, float], stop: threading.Event) -> None:
@@ -159,6 +205,7 @@ def report(found: dict[str, Any], views: list[str]) -> None:
         print(f"{name + goal:32} {told}  ({len(values)})")
     for view, count in sorted(found["frames"].items()):
         print(f"{views[view]:32} {count / found['seconds']:.1f} pictures/s at {PICTURE_SIZE}² (goal: 10)")
+    print(f"{'server':32} {found['busy']:.2f} cores")
     print(f"{'control':32} {found['steps'] / found['seconds']:.1f} steps/s, {found['phase']}")
 
 

@@ -233,7 +233,8 @@ class Robot(Section):
     reset: Literal["script", "person"]
     """Who puts everything back: the server by itself, or a person who is asked to."""
     success: Literal["server", "person", "none"]
-    """Who says that the task is done; none: a success classifier (rlpd.reward) looks at the episode afterwards."""
+    """Who says that the task is done; none: a success classifier (rlpd.reward) looks at the episodes of training and
+    validation afterwards, and a person is asked in evaluation."""
     answer_within_s: Positive
     """Seconds that a person has to answer; later the run ends."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,8 @@ from nightshift import config, envs
 from nightshift.envs.fake import FAKE
 from nightshift.envs.libero.cameras import averaged
 from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.libero.frames import FrameCopies
+from nightshift.envs.libero.sketch import sketched
 from nightshift.envs.libero.suites import LIBERO_OBJECT
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
@@ -26,6 +30,8 @@ from tests.envs.test_suites import needs_assets
 SIZE = 64
 PLAIN = config.Cameras(names=("agentview", "wrist"), size=SIZE, shadows=False)
 TASK = LIBERO_MINI.tasks()[4]
+CLOSE = 3.0
+"""Mean difference in grey levels between images of the same thing."""
 DARK = 20
 """Grey levels by which a shadow is darker, at least."""
 OTHER_THREAD = (
@@ -73,6 +79,59 @@ def test_a_fleet_shows_what_a_single_simulation_shows_in_the_same_state_bit_for_
         PLAIN.names, ((2, SIZE, SIZE, 3), "uint8")
     )
     assert not np.array_equal(seen["agentview"][0], seen["agentview"][1]), "the states look different"
+
+
+def test_a_sketch_for_people_shows_the_same_with_fewer_faces_and_leaves_the_simulated_model_alone() -> None:
+    plain, quick = (LIBERO_MINI.make_fleet(TASK, DEFAULT, PLAIN) for _ in range(2))
+    LIBERO_MINI.sketch(quick)
+    with contextlib.closing(plain), contextlib.closing(quick):
+        for fleet in (plain, quick):
+            fleet.reset("train", [0])
+        seen = plain.render(0)
+        if seen is None:
+            pytest.skip("no GL library works here")
+        sketch = quick.render(0)
+        assert sketch is not None
+        assert 0 < np.abs(sketch.astype(float) - seen).mean() < CLOSE
+        models = [fleet._lanes[0]._model for fleet in (plain, quick)]
+        for name in ("mesh_face", "mesh_facenum", "mesh_facenormal"):
+            of_plain, of_quick = (getattr(model, name) for model in models)
+            np.testing.assert_array_equal(of_plain, of_quick, err_msg=name)
+        assert sketched(models[0]).mesh_facenum.sum() < models[0].mesh_facenum.sum() / 2
+
+
+def test_other_threads_go_on_while_a_cpu_draws(fleet: LiberoFleet) -> None:
+    """Software rendering draws in the call that copies a frame; the pilot's simulator must not wait for it."""
+    fleet.render(0)
+    context = fleet._lanes[0]._renderer._context
+    assert context is not None
+    copies = FrameCopies(context.mjr, 1, SIZE)
+    if copies._copying is copies._gl:
+        pytest.skip("a GPU draws here")
+    turns, ended = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not ended.is_set():
+            turns += 1
+            time.sleep(0)  # lets the GIL go
+
+    before = sys.getswitchinterval()
+    other = threading.Thread(target=count)
+    sys.setswitchinterval(1000.0)  # the GIL changes hands only where it is let go
+    try:
+        other.start()
+        started = turns
+        for _ in range(1000):
+            copies.add(0)
+            if turns > started:
+                break
+    finally:
+        sys.setswitchinterval(before)
+        ended.set()
+        other.join()
+        copies.close()
+    assert turns > started
 
 
 def test_images_do_not_depend_on_which_simulations_are_drawn_or_in_which_order(fleet: LiberoFleet) -> None:

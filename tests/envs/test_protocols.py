@@ -130,7 +130,10 @@ def test_a_picture_for_people_is_not_mirrored_and_has_no_shadows() -> None:
         upright = env.render()
         if upright is None:
             pytest.skip("no GL library works here")
-        np.testing.assert_array_equal(upright[:, ::-1], env.camera_images(["agentview"])["agentview"])
+        seen = env.camera_images(["agentview"])["agentview"]
+        np.testing.assert_array_equal(upright[:, ::-1], seen)
+        drawing = LIBERO_MINI.drawing(protocols.DEFAULT, without_shadows)
+        np.testing.assert_array_equal(LIBERO_MINI.upright(seen, drawing), upright)
 
 
 def test_conditions_name_the_gl_backend_exactly_where_pictures_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,14 +87,28 @@ def test_a_group_and_a_sibling_are_refused_because_there_is_one_robot(server: Fa
         ({"machine": {"workers": 2}}, "one robot plays one episode at a time"),
         ({"machine": {"requests_at_once": 2}}, "one robot plays one episode at a time"),
         ({"machine": {"actors": 2}}, "one robot plays one episode at a time"),
+        ({"machine": {"actors": 1, "listen": "0.0.0.0:0"}}, "actors of other machines would share one robot"),
         ({"algorithms": ["rloo"]}, "rloo plays groups"),
+        (
+            {"algorithms": ["rlpd"], "machine": {"actors": 1}, "rlpd": {"staleness": 1}},
+            "the actor would play while the learner validates",
+        ),
     ],
 )
 def test_settings_for_many_simulators_are_refused_before_the_run(
     server: FaultyServer, changes: dict[str, Any], sentence: str
 ) -> None:
-    env = robot_env(FAKE, settings_of(server))
-    sections = config.merged({**small_params(), "algorithms": []}, changes)
+    assert_refused(robot_env(FAKE, settings_of(server)), changes, sentence)
+
+
+def test_a_run_in_which_nobody_would_say_that_an_episode_succeeded_is_refused(server: FaultyServer) -> None:
+    env = robot_env(FAKE, settings_of(server, success="none"))
+    assert_refused(env, {"algorithms": ["rlpd"]}, "nobody says that an episode succeeded")
+
+
+def assert_refused(env: config.Env, changes: dict[str, Any], sentence: str) -> None:
+    base = {**small_params(), "algorithms": [], "policy": {**small_params()["policy"], "head": "tanh_gaussian"}}
+    sections = config.merged(base, changes)
     params = config.Params.model_validate(sections).model_copy(update={"env": env})
     with pytest.raises(ConfigError, match=sentence):
         envs.selected(env).check_run(params)
@@ -232,6 +246,17 @@ def test_a_person_judges_an_episode_at_its_end(server: FaultyServer, tmp_path: P
     assert [env.step(STILL).success for _ in range(3)] == [False, False, verdict]
 
 
+def test_where_nobody_judges_training_a_person_judges_the_evaluation(server: FaultyServer, tmp_path: Path) -> None:
+    person = FolderPerson(tmp_path)
+    env = make(server, settings_of(server, success="none"), clock=Answering(person, True), person=person)
+    for split in ("train", "validation"):
+        env.reset(split, 0)
+        assert person.question() is None
+        assert [env.step(STILL).success for _ in range(3)] == [False, False, False]
+    env.reset("eval", 0)
+    assert [env.step(STILL).success for _ in range(3)] == [False, False, True]
+
+
 def test_a_person_may_say_before_the_end_that_the_task_is_done(server: FaultyServer, tmp_path: Path) -> None:
     person = FolderPerson(tmp_path)
     env = make(server, settings_of(server, success="person"), person=person)
@@ -258,7 +283,8 @@ def test_yes_to_a_question_that_is_no_longer_open_is_refused(tmp_path: Path) -> 
     assert person.answer() is None
 
 
-def test_the_section_on_the_page_about_robots_is_one() -> None:
+def test_the_sections_on_the_page_about_robots_are_some_of_params() -> None:
     page = (REPOSITORY / "docs" / "robots.md").read_text()
-    section = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
-    assert config.Env.model_validate(section["env"]).robot is not None
+    small, robot = (yaml.safe_load(block.split("```")[0]) for block in page.split("```yaml\n")[1:])
+    config.Params.model_validate(config.merged(config.read_yaml(REPOSITORY / "params.yaml"), small))
+    assert config.Env.model_validate(robot["env"]).robot is not None

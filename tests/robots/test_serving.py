@@ -172,11 +172,11 @@ def run(project: Path, *arguments: str) -> str:
 
 
 @contextlib.contextmanager
-def served_by_command(project: Path) -> Iterator[tuple[str, config.Env]]:
-    """Its address, and the section that it prints."""
+def served_by_command(project: Path, *options: str) -> Iterator[tuple[str, config.Env]]:
+    """Its address, and the section that it prints; `options` of `nightshift robot serve`."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    command = Command(project, "robot", "serve", "--suite", "fake", "--port", str(port), "--watchdog", "60")
+    command = Command(project, "robot", "serve", *options, "--port", str(port), "--watchdog", "60")
     try:
         until(lambda: "answer_within_s" in command.printed() or not command.is_running())
         section = yaml.safe_load(command.printed().split("client:\n")[1])
@@ -199,7 +199,7 @@ def answers(url: str) -> bool:
 
 def test_the_commands_serve_check_stop_release_and_the_section_that_serve_prints(project: Path) -> None:
     request = RolloutRequest(task="near", split="train", init_state=4, controller="expert", seed=1)
-    with served_by_command(project) as (url, env):
+    with served_by_command(project, "--suite", "fake") as (url, env):
         assert "passes 7 checks; the robot is stopped now" in run(project, "check", url)
         assert_same(
             play(FAKE.model_copy(update={"cameras": env.cameras.model_copy(update={"size": 32})}), [request]),

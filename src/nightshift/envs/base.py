@@ -291,6 +291,9 @@ class Suite(ABC):
     def check_run(self, params: config.Params) -> None:  # noqa: B027 - most suites run anyhow
         """ConfigError where these tasks cannot be played as the other sections ask."""
 
+    def release(self) -> None:  # noqa: B027 - most suites hold nothing that others wait for
+        """Nothing is played until the next request: let go of what one process alone can have at a time."""
+
     def draw_train_states(
         self, task: Task, protocol: protocols.Protocol, seed: int, drawn: Sequence[DrawnState]
     ) -> Iterator[DrawnState]:

@@ -141,6 +141,7 @@ class Engine:
         finally:
             for cohort in cohorts:
                 self._abandon(cohort)
+            envs.suite(self._suite).release()
 
     def close(self) -> None:
         if self._threads is not None:

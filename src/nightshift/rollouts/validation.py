@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -12,18 +13,33 @@ from nightshift.envs.splits import TrainingStates
 from nightshift.errors import ConfigError, RolloutError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import Pool
-from nightshift.types import RolloutRequest
+from nightshift.types import RolloutRequest, Trajectory
 
 _BEST = "best."
 """Prefix of the tensors of the best trained policy in a checkpoint."""
 
 
+@dataclass(frozen=True)
+class Judge:
+    """Says whether an episode succeeded."""
+
+    request: Callable[[RolloutRequest], RolloutRequest]
+    """Adds what it has to see."""
+    is_success: Callable[[Trajectory], bool]
+
+
+BY_SIMULATOR = Judge(request=lambda request: request, is_success=lambda episode: episode.success)
+
+
 class Validator:
-    def __init__(self, pool: Pool, states: Mapping[str, TrainingStates]) -> None:
+    def __init__(self, pool: Pool, states: Mapping[str, TrainingStates], judge: Judge = BY_SIMULATOR) -> None:
         """`states` by task."""
         self._pool = pool
+        self._judge = judge
         self._requests = [
-            RolloutRequest(task=task, split="validation", init_state=state, controller="greedy", seed=state)
+            judge.request(
+                RolloutRequest(task=task, split="validation", init_state=state, controller="greedy", seed=state)
+            )
             for task, split in states.items()
             for state in split.validation
         ]
@@ -31,7 +47,9 @@ class Validator:
     def play(self, policy: PolicySnapshot) -> Outcomes:
         """One episode from every validation state; those that the simulator failed in are left out."""
         played = [episode for _, (episode,) in self._pool.run(self._requests, policy)]
-        outcomes = {(one.request.task, one.request.init_state): one.success for one in played if one.valid}
+        outcomes = {
+            (one.request.task, one.request.init_state): self._judge.is_success(one) for one in played if one.valid
+        }
         if not outcomes:
             raise RolloutError("the simulator failed in every validation episode", "run again: it resumes")
         return outcomes

@@ -28,8 +28,16 @@ from nightshift.policies.base import Policy
 from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
-from nightshift.rewards.reward import open_reward, verdict_metrics
-from nightshift.rollouts.validation import Selection, Validator, check_validation_states, without_best
+from nightshift.rewards.reward import Reward, open_reward, verdict_metrics
+from nightshift.rollouts.validation import (
+    BY_SIMULATOR,
+    Judge,
+    Selection,
+    Validator,
+    check_validation_states,
+    without_best,
+)
+from nightshift.stages._actor import Recorder
 from nightshift.stages._experience import open_experience
 from nightshift.telemetry import experience as names
 from nightshift.telemetry import gpu, progress
@@ -55,7 +63,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     learner, begun = RlpdLearner(start, rlpd, seed=seed, base_entropy=base_entropy), snapshot(start)
     replay = DecisionReplay(start, map(reward.demo, data.episodes("train")), rlpd, seed=seed)
     pool = job.pool(env)
-    selection = Selection(Validator(pool, splits), begun)
+    selection = Selection(Validator(pool, splits, _judge(job, env, rlpd, reward)), begun)
     with (
         open_experience(job, pool, seed=seed, env=env, states=states, rlpd=rlpd) as experience,
         device.out_of_memory_advice("rlpd.batch_size"),
@@ -94,6 +102,14 @@ def _check_chunks(chunk: int, horizon: int) -> None:
             f"policy.chunk ({chunk}) does not divide env.horizon ({horizon}): a time limit would cut a decision short",
             "change one of them in params.yaml",
         )
+
+
+def _judge(job: Job, env: config.Env, rlpd: config.Rlpd, reward: Reward) -> Judge:
+    """Of validation: the simulator or the robot's server; the reward where nobody says it beside the robot."""
+    if env.robot is None or env.robot.success != "none":
+        return BY_SIMULATOR
+    recorder = Recorder(tasks=envs.tasks(env), discount=rlpd.discount, reward=reward, commit=job.commit)
+    return Judge(request=reward.request, is_success=lambda episode: recorder(episode).success)
 
 
 def _start(cloned: Policy, data: dataset_store.EpisodeDataset, rlpd: config.Rlpd, seed: int) -> HeadPolicy:

@@ -7,6 +7,9 @@ pilot moves never waits. The GL context belongs to this thread, so images for po
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +31,7 @@ SCENE = "scene"
 SCENE_TURNS = 4
 """Of so many pictures one is of another view than the scene, while the robot moves."""
 _JPEG_QUALITY = 80
+_NICENESS = 2
 _LANE = np.zeros(1, np.int64)
 _ACTIVE = np.ones(1, np.bool_)
 
@@ -134,6 +138,7 @@ class Mirror:
         return future
 
     def _run(self) -> None:
+        _let_others_first()
         try:
             while self._catch_up():
                 if self._undrawn:
@@ -219,6 +224,14 @@ class Mirror:
             unstable = fleet.step(action[None], _ACTIVE).unstable[0]
             shown.append(shown[-1] if unstable else fleet.look(_LANE, cameras))
         return {camera: np.concatenate([images[camera] for images in shown]) for camera in cameras}
+
+
+def _let_others_first() -> None:
+    """The pilot's simulator and the server come before pictures. Linux has a niceness for every thread; threads that
+    draw for this one inherit it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _sentence(error: Exception) -> NightshiftError:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from nightshift.envs.base import Drawing
 from nightshift.envs.libero.frames import FrameCopies
 from nightshift.envs.libero.setup import NO_GL, prepare
+from nightshift.envs.libero.sketch import sketched
 from nightshift.errors import SimulatorError
 
 Image = NDArray[np.uint8]
@@ -69,6 +70,7 @@ class CameraRenderer:
         """Whose textures and meshes the context has."""
         self._thread: int | None = None
         self._failed = False
+        self._is_sketch = False
 
     def images(
         self, simulations: Iterable[mujoco.MjData], count: int, cameras: Sequence[str], dress: Dress | None = None
@@ -88,9 +90,15 @@ class CameraRenderer:
         film = replace(self._drawing, size=self._film_size, resolution=self._film_size, rotated=False, shadows=False)
         return self._pixels([(data, "agentview")], 1, film, dress)[0, ::-1]
 
+    def sketch(self) -> None:
+        """Draw for people alone, fast and coarsely, from the first image on."""
+        assert self._context is None, "a context is made with or without"
+        self._is_sketch = True
+
     def can_draw(self) -> bool:
         if self._context is None and not self._failed:
-            self._context = _open_context(self._model, max(self._drawing.resolution, self._film_size))
+            model = sketched(self._model) if self._is_sketch else self._model
+            self._context = _open_context(model, max(self._drawing.resolution, self._film_size))
             self._failed = self._context is None
             self._thread = threading.get_ident()
             # Registered after the GL backend's own handler, so it runs before GL is shut down at exit.

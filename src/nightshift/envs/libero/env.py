@@ -237,9 +237,9 @@ class LiberoEnv:
             self._domain._post_process()
         return self._data
 
-    def disable_antialiasing(self) -> None:
-        """For all simulations of this model, before the first image: the GL context is made with it or without."""
-        self._model.vis.quality.offsamples = 0
+    def sketch(self) -> None:
+        """For all simulations of this model, before the first image."""
+        self._renderer.sketch()
 
     def close(self) -> None:
         """Simulations of the same model cannot draw afterwards either."""

@@ -103,9 +103,9 @@ class LiberoFleet:
     def render(self, lane: int) -> NDArray[np.uint8] | None:
         return self._lanes[lane].render()
 
-    def disable_antialiasing(self) -> None:
+    def sketch(self) -> None:
         """Before the first image is drawn; for siblings, too."""
-        self._lanes[0].disable_antialiasing()
+        self._lanes[0].sketch()
 
     def close(self) -> None:
         if self._owner:

@@ -21,8 +21,11 @@ _FRAMEBUFFER, _READ_FRAMEBUFFER, _DRAW_FRAMEBUFFER = 0x8D40, 0x8CA8, 0x8CA9
 _COLOR_ATTACHMENT0, _COLOR_BUFFER_BIT = 0x8CE0, 0x4000
 _PIXEL_PACK_BUFFER, _STREAM_READ, _PACK_ALIGNMENT = 0x88EB, 0x88E1, 0x0D05
 _RGB, _BGR, _UNSIGNED_BYTE, _NEAREST = 0x1907, 0x80E0, 0x1401, 0x2600
+_RENDERER = 0x1F01
 """From the registry of OpenGL."""
 CHANNELS = 3
+_SOFTWARE = (b"llvmpipe", b"softpipe", b"swrast")
+"""Mesa's renderers without a GPU."""
 
 
 class FrameCopies:
@@ -43,10 +46,12 @@ class FrameCopies:
         self._rotated = rotated
         self._shape = (count, size, size, CHANNELS)
         # Python's GIL stays with this thread in calls that only add to the GPU's queue: threads that simulate would
-        # take it in between, and a frame needs several such calls. The call that waits lets the GIL go.
+        # take it in between, and a frame needs several such calls. The call that waits lets the GIL go. Where a CPU
+        # draws, copying a frame waits for it.
         platform = importlib.import_module("OpenGL.platform").PLATFORM
         self._waiting: Any = platform.GL
         self._gl: Any = ctypes.PyDLL(platform.GL._name)
+        self._copying: Any = self._waiting if _draws_in_software(self._gl) else self._gl
         while self._gl.glGetError():
             pass  # errors from before are not those of these frames
         self._buffer = ctypes.c_uint()
@@ -57,7 +62,7 @@ class FrameCopies:
 
     def add(self, row: int) -> None:
         """Copy the frame that was drawn last, at the lower left of the context's offscreen buffer."""
-        gl, drawn, resolved = self._gl, self._context.offFBO, self._context.offFBO_r
+        gl, drawn, resolved = self._copying, self._context.offFBO, self._context.offFBO_r
         _, height, width, _ = self._shape
         gl.glBindFramebuffer(_READ_FRAMEBUFFER, drawn)
         gl.glReadBuffer(_COLOR_ATTACHMENT0)
@@ -89,3 +94,10 @@ class FrameCopies:
     def close(self) -> None:
         self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
         self._gl.glDeleteBuffers(1, ctypes.byref(self._buffer))
+
+
+def _draws_in_software(gl: Any) -> bool:
+    """Of the context that is current."""
+    gl.glGetString.restype = ctypes.c_char_p
+    drawn_by = gl.glGetString(_RENDERER) or b""
+    return any(renderer in drawn_by for renderer in _SOFTWARE)

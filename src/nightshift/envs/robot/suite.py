@@ -118,18 +118,20 @@ class RobotSuite(Suite):
         return {**known, "nightshift": installed("nightshift")}
 
     def check_run(self, params: config.Params) -> None:
-        machine = params.machine
-        if machine.workers or machine.requests_at_once > 1 or machine.actors > 1:
-            raise ConfigError(
-                f"machine asks for {machine.workers} workers, {machine.requests_at_once} requests at once and "
-                f"{machine.actors} actors, and one robot plays one episode at a time",
-                "set machine.workers: 0, requests_at_once: 1, threads: 1, and actors to 0 or 1 in params.yaml",
-            )
+        _check_machine(params.machine)
         if "rloo" in params.algorithms:
             raise ConfigError(
                 "rloo plays groups of episodes from the same start side by side, and there is one robot",
                 "choose algorithms: [rlpd] in params.yaml",
             )
+        if "rlpd" in params.algorithms:
+            _check_rlpd(params)
+
+    def release(self) -> None:
+        """The robot is held, and another process of the run may play on it: a learner validates between the rounds of
+        its actor."""
+        if self._client is not None:
+            self._client.close()
 
     def findings(self) -> Iterator[Finding]:
         if self._description is not None:
@@ -151,6 +153,35 @@ class RobotSuite(Suite):
                 "write a number of control steps in env.horizon of params.yaml",
             )
         return self._env.robot, self._env.horizon
+
+
+def _check_machine(machine: config.Machine) -> None:
+    if machine.workers or machine.requests_at_once > 1 or machine.actors > 1:
+        raise ConfigError(
+            f"machine asks for {machine.workers} workers, {machine.requests_at_once} requests at once and "
+            f"{machine.actors} actors, and one robot plays one episode at a time",
+            "set machine.workers: 0, requests_at_once: 1, threads: 1, and actors to 0 or 1 in params.yaml",
+        )
+    if machine.listen:
+        raise ConfigError(
+            f"machine.listen is {machine.listen}: actors of other machines would share one robot",
+            'set machine.listen: "" in params.yaml; env.robot.url may name a robot elsewhere',
+        )
+
+
+def _check_rlpd(params: config.Params) -> None:
+    assert params.env.robot is not None
+    if params.machine.actors and params.rlpd.staleness:
+        raise ConfigError(
+            f"rlpd.staleness is {params.rlpd.staleness}: the actor would play while the learner validates, and there "
+            "is one robot",
+            "set rlpd.staleness: 0 or machine.actors: 0 in params.yaml",
+        )
+    if params.env.robot.success == "none" and params.rlpd.reward == config.SIMULATOR:
+        raise ConfigError(
+            "env.robot.success is none and rlpd.reward is simulator: nobody says that an episode succeeded",
+            "name a success classifier in rlpd.reward (docs/classifier.md), or set env.robot.success: person",
+        )
 
 
 def _starts(info: TaskInfo, split: Split) -> InitStates:
