@@ -29,7 +29,7 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
-from tests import disk, parsing  # noqa: F401  they change how this process works
+from tests import disk, parsing, schema  # noqa: F401  they change how this process works
 from tests.command import Command
 from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
