@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 from nightshift.errors import DataError
-from tests.forks import fork
+from tests.forks import fork, read_prefect_variables
 
 
 class Command:
@@ -76,7 +77,16 @@ def _run(root: Path, output: Path, command: Sequence[str], environment: Mapping[
     os.environ.update(environment)
     os.chdir(root)
     sys.argv = list(command)
+    sys.meta_path.insert(0, _PrefectVariables())
     _MAINS[command[0]]()
+
+
+class _PrefectVariables(MetaPathFinder):
+    """Has Prefect read its variables where a command would import it, which is after it has set them."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "flows.local":
+            read_prefect_variables()
 
 
 def _nightshift() -> None:

@@ -29,10 +29,11 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.local import LocalPool
-from tests import disk, parsing  # noqa: F401  they change how this process works
+from tests import disk, parsing, schema  # noqa: F401  they change how this process works
 from tests.command import Command
 from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
+from tests.workers import Workers
 
 # No test depends on how fast the machine is.
 settings.register_profile("nightshift", deadline=None)
@@ -106,6 +107,11 @@ longest: begun last, one would run on one core while the other is idle. Every ot
 _PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    config.add_cleanup(Workers(specs).close)
+
+
 def pytest_configure() -> None:
     """What is imported from now on stays: garbage collections need not look at its million objects again and again."""
     gc.disable()
@@ -148,9 +154,17 @@ def _write_params(root: Path, params: dict[str, Any]) -> None:
     (root / "params.yaml").write_text(yaml.dump(params, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
 
 
-def make_project(root: Path) -> Path:
+def make_project(root: Path, *, code: bool = True) -> Path:
     """The files a clone has, in a fresh git repository; source code and environment are this checkout's."""
-    shutil.copytree(_first_project().name, root, symlinks=True, dirs_exist_ok=True)
+    first = _first_project().name
+    left_out = [] if code else ["src"]
+    shutil.copytree(
+        first,
+        root,
+        symlinks=True,
+        dirs_exist_ok=True,
+        ignore=lambda folder, _: left_out if folder == first else [],
+    )
     return root
 
 
@@ -249,6 +263,14 @@ def _tools_environment() -> Iterator[None]:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small project; the test runs inside it."""
     root = make_project(tmp_path / "project")
+    monkeypatch.chdir(root)
+    return root
+
+
+@pytest.fixture
+def project_without_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same for tests that ask DVC about no stage: the source code takes nine tenths of the time to copy."""
+    root = make_project(tmp_path / "project", code=False)
     monkeypatch.chdir(root)
     return root
 

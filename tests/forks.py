@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
+import socket
 from collections.abc import Callable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,37 +17,42 @@ from unittest import mock
 
 from nightshift.project import environment
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "scipy.stats",
-        "mlflow.data.meta_dataset",
-        "mlflow.store.db.utils",
-        "mlflow.store.model_registry.sqlalchemy_store",
-        "mlflow.store.tracking.sqlalchemy_store",
-        "mlflow.tracking",
-        "dvc.cli.parser",
-        "dvc.repo",
-        "networkx",
-        "scmrepo.git",
-        "nightshift.cli.app",
-        "tests.disk",
-        "tests.parsing",
-        "tests.faults.stream_processes",
-        "nightshift.learners.data_parallel",
-        "nightshift.learners.fsdp",
-        "nightshift.rollouts.engine",
-        "tests.freezing",
-    ]
+PRELOADED = (
+    "torch._dynamo",
+    "scipy.stats",
+    "mlflow.data.meta_dataset",
+    "mlflow.store.db.utils",
+    "mlflow.store.model_registry.sqlalchemy_store",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.tracking",
+    "dvc.cli.parser",
+    "dvc.repo",
+    "networkx",
+    "scmrepo.git",
+    "prefect.artifacts",
+    "prefect.deployments.runner",
+    "prefect.events.worker",
+    "prefect.flow_engine",
+    "prefect.runner",
+    "prefect.task_engine",
+    "nightshift.cli.app",
+    "tests.disk",
+    "tests.parsing",
+    "tests.faults.stream_processes",
+    "nightshift.learners.data_parallel",
+    "nightshift.learners.fsdp",
+    "nightshift.rollouts.engine",
+    "tests.freezing",
 )
-_SETTINGS = environment.NO_TELEMETRY | environment.SAFE | environment.QUIET
+SETTINGS = environment.NO_TELEMETRY | environment.SAFE | environment.QUIET
 """Some of the packages read their variables when they are imported."""
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(list(PRELOADED))
 
 
 def context() -> ForkServerContext:
     """For what would spawn processes: these have the variables of the first test that forked one, not of this one."""
-    with contextlib.chdir(Path(__file__).parent.parent), mock.patch.dict(os.environ, _SETTINGS):
+    with contextlib.chdir(Path(__file__).parent.parent), mock.patch.dict(os.environ, SETTINGS):
         forkserver.ensure_running()  # the first call starts the process that all others are forked from
     return _CONTEXT
 
@@ -55,3 +62,29 @@ def fork(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     process = context().Process(target=target, args=arguments)
     process.start()
     return process
+
+
+def read_prefect_variables() -> None:
+    """Prefect reads them when it is imported, which in a fork was before they were set."""
+    from prefect.context import refresh_global_settings_context
+    from prefect.logging.configuration import setup_logging
+
+    refresh_global_settings_context()
+    setup_logging(incremental=False)
+
+
+def serve(address: str) -> None:
+    """Have the processes that this one starts forked from a fork of it: it has imported what they need."""
+    end, alive = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        if not os.fork():
+            os.close(alive)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            forkserver.main(os.dup(listener.fileno()), end, PRELOADED)
+    os.close(end)
+    server: Any = forkserver._forkserver
+    server._forkserver_address = address
+    server._forkserver_alive_fd = alive
+    server.ensure_running = vars(forkserver)["ensure_running"] = resource_tracker.ensure_running

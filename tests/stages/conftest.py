@@ -1,4 +1,4 @@
-"""A registry for the stages that read or write one."""
+"""Projects for stages that are called as functions, and a registry for those that read or write one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import pytest
 
 from nightshift.project import paths
 from tests.conftest import add_store
+
+
+@pytest.fixture
+def project(project_without_code: Path) -> Path:
+    return project_without_code
 
 
 @pytest.fixture

@@ -18,9 +18,17 @@ from nightshift.pipeline.job import Job
 from nightshift.project import paths, robustness_grid
 from nightshift.stages import register
 from nightshift.statistics.intervals import Rate
-from tests.conftest import add_store, edit
+from tests.conftest import add_store, edit, make_project
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1, "action_dim": 7}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With its code: some tests register as a run does."""
+    root = make_project(tmp_path / "project")
+    monkeypatch.chdir(root)
+    return root
 
 
 @pytest.fixture

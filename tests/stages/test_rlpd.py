@@ -53,7 +53,7 @@ OF_ACTORS = {metrics.SPOOLED, metrics.RECEIVED, metrics.PUBLISHED_VERSION}
 @pytest.fixture(scope="module")
 def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with demos, dataset and clone, for the tests to copy."""
-    root = make_project(tmp_path_factory.mktemp("cloned") / "project")
+    root = make_project(tmp_path_factory.mktemp("cloned") / "project", code=False)
     params = config.load(root / paths.PARAMS)
     with contextlib.chdir(root), jobs(root) as job:
         collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
