@@ -106,7 +106,7 @@ def postgres_programs() -> Path | None:
     """The folder of initdb; Debian's is not on PATH."""
     found = shutil.which("initdb")
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
-    return Path(found).parent if found else debian[-1].parent if debian else None
+    return Path(found).resolve().parent if found else debian[-1].parent if debian else None
 
 
 @contextlib.contextmanager
