@@ -18,7 +18,8 @@ from tests.conftest import REPOSITORY, UNITS
 GRAPH = graph.load(REPOSITORY)
 
 NOT_IN_THE_KEY = (
-    *("config", "errors", "plugins", "types", "files", "interrupts", "pipeline.job", "telemetry", "project"),
+    *("config", "errors", "plugins", "types", "files", "interrupts", "spawning"),
+    *("pipeline.job", "telemetry", "project"),
     *("adapters.tracking", "adapters.mlflow_tracking"),
 )
 """Types, plumbing and reporting: they do not decide what a stage computes."""

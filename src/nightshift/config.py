@@ -42,6 +42,7 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+Imitate = Literal["none", "better", "all"]
 Names = Annotated[tuple[Name, ...], AfterValidator(_unique)]
 
 
@@ -882,7 +883,7 @@ class Interventions(Section):
     """A person: the policy acts again so long after the last input. Keys that are held repeat after 0.5 s."""
     takeover: Literal["bootstrap", "fail"]
     """What follows for the critics where somebody takes over: the value of the policy's next action, or nothing."""
-    imitate: Literal["none", "better", "all"]
+    imitate: Imitate
     """Which actions of interventions the cloning loss imitates: none, those that the critics value more than the
     policy's own (a Q-filter, Nair et al. 2018), or all."""
 

@@ -143,7 +143,7 @@ def test_without_an_intervention_transitions_are_those_of_a_demo_in_the_replay_b
     buffers[1].add_trajectories([own])
     theirs = from_replay(buffers[0].sample(50, n_step=n_step * chunk, discount=DISCOUNT))
     ours = from_replay(buffers[1].sample(50))
-    for name in ("actions", "rewards", "discounts", "bc_actions", "bc_mask"):
+    for name in ("actions", "rewards", "discounts", "bc_actions", "bc_mask", "bc_filter"):
         assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
     assert np.array_equal(ours.inputs["state"], theirs.inputs["state"])
     assert np.array_equal(ours.next_inputs["state"], theirs.next_inputs["state"])
@@ -219,7 +219,8 @@ def test_cloning_imitates_demos_and_no_intervention() -> None:
 
 @pytest.mark.parametrize("imitate", ["better", "all"])
 def test_cloning_imitates_interventions_where_that_is_asked_for(imitate: str) -> None:
-    replay = make(interventions={"source": "scripted", "imitate": imitate})
+    cloning = {"bc_weight": 1.0, "bc_steps": 100}
+    replay = make(interventions={"source": "scripted", "imitate": imitate}, actor=cloning)
     replay.add(Held(played("PPPPPPHHP", success=False)))
     batch = replay.sample()
     is_demo_half = batch[SOURCE] == [DEMOS, "experience"].index(DEMOS)

@@ -14,7 +14,7 @@ from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
 from nightshift.policies.expert import goals, hold, joints, shove, skills
 from nightshift.policies.expert.geometry import angles, rotation_vector, turn_about
-from nightshift.policies.expert.place import way_out
+from nightshift.policies.expert.place import Place, way_out
 from nightshift.policies.expert.robot import wrist_strain
 from nightshift.types import Body, Boxes, Joint, Scene, Task
 from tests.envs.test_suites import needs_assets
@@ -191,6 +191,19 @@ def test_a_held_item_moves_out_the_short_way_from_under_what_hangs_over_it() -> 
     assert out is not None and out.tolist() == [0.0, -1.0, 0.0]
     assert way_out(boxes(((0.02, 0.3, 1.2), (0.3, 0.16, 0.01))), item, palm) is None
     assert way_out(boxes(((0.0, 0.0, 0.9), (0.3, 0.3, 0.05))), item, palm) is None, "below it"
+
+
+def test_a_held_item_goes_down_at_its_place_beside_what_hangs_over_a_corner() -> None:
+    """A corner of a cabinet beside an open drawer; elsewhere the item is first moved out from under it."""
+    corner = boxes(((0.09, 0.07, 1.3), (0.02, 0.015, 0.1)))
+    scene = scene_with(slide(0.5), item=boxes(((0.0, 0.0, 1.0), (0.03, 0.06, 0.02))), corner=corner)
+    scene = replace(scene, gripper_position=np.array([0.0, 0.0, 1.0]), gripper_opening=0.06)
+    item = scene.bodies["item"]
+    here = Place(body=item, inside=False, rest=0.9, position=item.position, crowded=True)
+    elsewhere = replace(here, position=item.position - np.array([0.1, 0.0, 0.0]))
+    down, out = skills._carry(scene, "item", here), skills._carry(scene, "item", elsewhere)
+    assert down[2] < 0.0 and down[1] == pytest.approx(0.0, abs=1e-6)
+    assert out[1] < 0.0 and out[2] == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("angle", [0.0, 0.4, 1.6, 3.0, np.pi])

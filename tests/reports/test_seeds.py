@@ -167,6 +167,10 @@ def documented_commands() -> list[str]:
     return [line for text in texts for line in re.findall(r"^(?:python )?scripts/seeds\.py .*", text, re.MULTILINE)]
 
 
+def test_there_are_documented_commands() -> None:
+    assert len(documented_commands()) > 5
+
+
 @pytest.mark.parametrize("command", documented_commands())
 def test_every_setting_of_a_documented_command_is_in_valid_params(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

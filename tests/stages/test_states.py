@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,33 @@ class DyingDraw(states._Draw):
     def run(self) -> Iterator[None]:
         yield
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class EndlessDraw(states._Draw):
+    def run(self) -> Iterator[None]:
+        for number in count():
+            self.draft.write_text(str(number))
+            yield
+            time.sleep(0.01)
+
+
+class QuickDraw(states._Draw):
+    def run(self) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_processes_that_draw_stop_when_nobody_wants_more(tmp_path: Path) -> None:
+    task, other = LIBERO_OBJECT.tasks()[:2]
+    others = set(multiprocessing.active_children())
+    draws = [
+        QuickDraw(task, "openvla-oft", 0, tmp_path / "quick", 1),
+        EndlessDraw(other, "openvla-oft", 0, tmp_path / "endless", 1),
+    ]
+    drawing = states._drawn_side_by_side(draws, 2)
+    assert next(drawing) == task.name
+    drawing.close()  # waits for its processes, which would draw for ever
+    assert set(multiprocessing.active_children()) <= others
 
 
 @pytest.mark.usefixtures("forked_processes")

@@ -19,19 +19,17 @@ The demonstrations get the steps of interventions whose C actions are all the pe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift import config
 from nightshift.data.decisions import chunks, policy_inputs
 from nightshift.data.episode import Episode
 from nightshift.data.replay import TrajectoryBatch
 from nightshift.errors import DataError
 from nightshift.policies.base import Policy
 
-Imitate = Literal["none", "better", "all"]
-"""Which actions cloning imitates: none, those that the critics value more than the policy's, or all."""
 Steps = NDArray[np.int64]
 """Numbers of control steps."""
 
@@ -72,7 +70,7 @@ class Spans:
         return np.asarray(np.minimum(np.minimum(starts + self.n_step * self.chunk, border), steps))
 
     def transitions(
-        self, episode: Episode, number: int, policy: Policy, starts: Steps, *, imitate: Imitate
+        self, episode: Episode, number: int, policy: Policy, starts: Steps, *, imitate: config.Imitate
     ) -> TrajectoryBatch:
         """Those that begin at `starts`; `number` must be unique in the buffer. `imitate`: whether for cloning, too."""
         _check(episode, policy)

@@ -85,7 +85,7 @@ class _OfSteps:
 
     policy: Policy
     spans: Spans
-    imitate: intervened.Imitate
+    imitate: config.Imitate
     """Of interventions."""
 
     def demo(self, episode: Episode, number: int) -> TrajectoryBatch:

@@ -3,7 +3,7 @@
 The expert takes as long as a control step, in Python code that holds the GIL: threads that simulate would wait for it.
 It is a function of the scene alone, so any process can decide for any episode. But it keeps what it computed for the
 scene before, such as the grasps of an object that has not moved: another process would compute them again, which takes
-as long as 30 decisions. So one process decides for all of an episode.
+much longer than a decision. So one process decides for all of an episode.
 """
 
 from __future__ import annotations

@@ -204,9 +204,8 @@ def make_tickets(
     interventions: config.Interventions,
 ) -> Tickets:
     chosen = {task: split_training_states(task, states).train for task in tasks}
-    numbers = interventions.model_dump(
-        exclude={"takeover", "imitate"}
-    )  # what a learner makes of them changes no episode
+    # What a learner makes of them changes no episode.
+    numbers = interventions.model_dump(exclude={"takeover", "imitate"})
     settings = InterventionSettings(**numbers) if interventions.is_on else None
     return Tickets(chosen, seed=seed, reward=reward, interventions=settings)
 

@@ -12,12 +12,12 @@ import io
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
+from ctypes import c_byte
 from dataclasses import dataclass
 from itertools import islice, repeat
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class _Draw:
 
 def _processes(machine: config.Machine) -> int:
     """As many as simulate in other stages, where this machine has the cores."""
-    return min(max(machine.workers, 1) * machine.threads, len(os.sched_getaffinity(0)))
+    return min(max(machine.workers, 1) * machine.threads, os.cpu_count() or 1)
 
 
 def _drawn(draws: Sequence[_Draw], missing: Mapping[str, int], processes: int) -> Iterator[str]:
@@ -99,9 +99,9 @@ def _drawn(draws: Sequence[_Draw], missing: Mapping[str, int], processes: int) -
         yield from (draw.task.name for _ in draw.run())
 
 
-def _drawn_side_by_side(draws: Sequence[_Draw], processes: int) -> Iterator[str]:
+def _drawn_side_by_side(draws: Sequence[_Draw], processes: int) -> Generator[str, None, None]:
     """LIBERO's samplers use numpy's global generator and hold the GIL: a process draws all states of a task."""
-    stopped = spawning.context().Event()
+    stopped = spawning.context().RawValue("b", False)  # no lock, which a process that is killed would keep
     executor = spawning.processes(processes, _begin_drawing, stopped)
     try:
         drawing = {executor.submit(_draw_unless_stopped, draw): draw.task.name for draw in draws}
@@ -114,24 +114,25 @@ def _drawn_side_by_side(draws: Sequence[_Draw], processes: int) -> Iterator[str]
             "run again: what it has drawn is kept, and lower machine.threads if memory ran out",
         ) from error
     finally:
-        stopped.set()
+        stopped.value = True
         executor.shutdown(cancel_futures=True)
 
 
-_stopped: Event
+_stopped: c_byte
 """Of a process that draws: whether what it draws is no longer wanted."""
 
 
-def _begin_drawing(stopped: Event) -> None:
-    global _stopped  # noqa: PLW0603 - an Event reaches a process of an executor this way alone
+def _begin_drawing(stopped: c_byte) -> None:
+    global _stopped  # noqa: PLW0603 - shared memory reaches a process of an executor this way alone
     _stopped = stopped
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
 
 
 def _draw_unless_stopped(draw: _Draw) -> None:
-    for _ in draw.run():
-        if _stopped.is_set():
-            return
+    if not _stopped.value:  # else a simulator would be built first
+        for _ in draw.run():
+            if _stopped.value:
+                return
 
 
 def _more(task: Task, protocol: str, seed: int, drawn: Sequence[DrawnState]) -> Iterator[DrawnState]:

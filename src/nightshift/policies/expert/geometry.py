@@ -12,6 +12,7 @@ from nightshift.types import Body, Boxes
 Vector = NDArray[np.float64]
 
 _PARALLEL = 1e-9
+NOTHING = Boxes(centres=np.zeros((0, 3)), axes=np.zeros((0, 3, 3)), half_sizes=np.zeros((0, 3)))
 
 
 def shape_of(body: Body) -> Boxes:

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from nightshift.policies.expert.geometry import (
+    NOTHING,
     Vector,
     crossings,
     extent,
@@ -143,8 +144,7 @@ def all_boxes(scene: Scene) -> Boxes:
 def neighbours(scene: Scene, name: str | None) -> Boxes:
     """The collision shapes of everything but `name`."""
     shapes = [body.boxes for other, body in scene.bodies.items() if other != name and body.boxes is not None]
-    nothing = Boxes(centres=np.zeros((0, 3)), axes=np.zeros((0, 3, 3)), half_sizes=np.zeros((0, 3)))
-    return join([nothing, *shapes])
+    return join([NOTHING, *shapes])
 
 
 def _level_yaw(rotation: Vector) -> float:

@@ -40,6 +40,7 @@ from nightshift.policies.expert.robot import (
     OPEN,
     PAD_HALF_WIDTH,
     PARTS,
+    PER_RADIAN_OVER,
     SOLID,
     TIP_BELOW_GRIP,
     tilted_strain,
@@ -58,7 +59,6 @@ FREE_TURN = 0.8  # radians off its orientation beyond which the hand turns where
 PASSING = 0.02  # metres of air below a hand that passes over something
 NEAR = 0.03  # metres from the point in front of a hold within which the hand comes down
 PER_RADIAN_TILTED = 0.5
-PER_RADIAN_OVER = 10.0  # that the wrist would turn beyond easy
 BLOCKED, IMPOSSIBLE = 0.006, 100.0  # metres inside something beyond which the hand cannot be there, and the cost of it
 
 

@@ -32,6 +32,7 @@ EASY_ARM = 0.64  # metres from the shoulder to the wrist up to which the arm mov
 LONGEST_ARM = 0.68  # at 0.719 the elbow is straight; near that the arm gets stuck
 
 WRIST_HOME = np.pi / 4  # radians of the last joint with the finger axis across the way from the foot to the hand
+PER_RADIAN_OVER = 10.0  # radians of turning the hand per radian that the wrist would turn beyond easy
 WRIST_EASY = 2.4  # radians of it up to which the hand can still turn; the joint ends at 2.9
 
 # Boxes of the open hand about the grip point: centre, half size. Axes: along the finger axis, across it, up.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.policies.expert.geometry import Vector, angles, extent, join, overlap, within
+from nightshift.policies.expert.geometry import NOTHING, Vector, angles, extent, join, overlap, within
 from nightshift.policies.expert.grasp import CLEARANCE, HAND_REACH, all_boxes
 from nightshift.policies.expert.hold import without
 from nightshift.policies.expert.motion import funnel, move_hand, up
@@ -16,6 +16,7 @@ from nightshift.policies.expert.robot import (
     CLOSED,
     FOREARM_RADIUS,
     PARTS,
+    PER_RADIAN_OVER,
     POSITION_SCALE,
     TIP_BELOW_GRIP,
     WRIST_ABOVE_GRIP,
@@ -32,12 +33,11 @@ BEHIND = 0.03  # metres behind the face where the fingers go down
 LEAST_LEVER = 0.03  # metres from a hinge below which a finger slips off instead of turning it
 DEPTH = 0.02  # metres below the link's top that the grip point goes at least
 BLOCKED = 0.004  # metres inside something beyond which the hand cannot be there
-SAME = 1e-9
+ROUND_OFF = 1e-9
 HOVER = 0.06
 LATERAL, LOW = 0.025, 0.02  # off the line of push, and above its height, at which the hand goes behind the face anew
 PUSH_SPEED = 0.8
 OFF_MIDDLE = 0.1  # metres of strain of the arm per metre that a push passes the middle of a drawer
-PER_RADIAN_OVER = 10.0  # radians of turning the hand per radian that the wrist would turn beyond easy
 Z = np.array([0.0, 0.0, 1.0])
 
 
@@ -86,7 +86,7 @@ def _not_moved(scene: Scene, joint: Joint) -> Boxes:
             ((low < body.position) & (body.position < high)).all()
         )
         shapes += [] if is_in_it else [rest]
-    return join(shapes)
+    return join([NOTHING, *shapes])
 
 
 def _remaining(joint: Joint, sign: float) -> float:
@@ -184,7 +184,7 @@ def _points(link: Boxes, axis: int, normals: Vector) -> tuple[Vector, NDArray[np
     for step in (-1.0, 0.0, 1.0):
         at = faces + step * reach
         lower = np.concatenate([at[:, :2], np.full((len(at), 1), low)], axis=1)
-        within_face = np.abs(low - faces[:, 2]) <= rise + SAME
+        within_face = np.abs(low - faces[:, 2]) <= rise + ROUND_OFF
         points += [np.append(at[:, :2], faces[:, 2:], axis=1), lower[within_face]]
         kept += [boxes, boxes[within_face]]
     return np.concatenate(points), np.concatenate(kept)

@@ -36,6 +36,7 @@ from nightshift.types import Array, Body, Boxes, Scene
 
 HOVER = 0.06  # metres of air between the finger tips and what they pass over
 CARRY = 0.04  # metres of air below a carried object
+AT_PLACE = 0.03  # metres beside its place within which a carried object goes down
 PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand above
 HANDLE_WITHIN = 0.03  # a handle further from the grip point than this is not in the hand
 HANDLE_SLACK = 0.004  # opening beyond a handle's width at which it counts as gripped
@@ -110,11 +111,14 @@ def _descend_and_close(scene: Scene, grasp: Grasp, clear: float) -> Array:
 
 def _carry(scene: Scene, name: str, place: Place) -> Array:
     item, obstacles = scene.bodies[name], neighbours(scene, name)
-    if place.crowded and (out := way_out(obstacles, shape_of(item), _hand(scene, PALM))) is not None:
-        return move_to(scene, scene.gripper_position + out * POSITION_SCALE, None, CLOSE)
     bottom = bottom_of(item)
     offset = place.position - item.position
-    palm, palm_above_bottom = _hand(scene, PALM), scene.gripper_position[2] + PALM_ABOVE_GRIP - bottom
+    palm = _hand(scene, PALM)
+    if place.crowded and np.linalg.norm(offset[:2]) > AT_PLACE:  # there it goes down beside what hangs over the palm
+        out = way_out(obstacles, shape_of(item), palm)
+        if out is not None:
+            return move_to(scene, scene.gripper_position + out * POSITION_SCALE, None, CLOSE)
+    palm_above_bottom = scene.gripper_position[2] + PALM_ABOVE_GRIP - bottom
     soft, hard = heights_on_the_way(obstacles, shape_of(item), offset)
     _, palm_hard = heights_on_the_way(obstacles, palm, offset)
     rest = _rest(scene, name, place)
