@@ -33,7 +33,6 @@ from tests import disk, parsing, schema  # noqa: F401  they change how this proc
 from tests.command import Command
 from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
-from tests.workers import Workers
 
 # No test depends on how fast the machine is.
 settings.register_profile("nightshift", deadline=None)
@@ -105,11 +104,6 @@ UNITS = (
 """Files whose tests one process runs, since they share what is slow to start, and that are begun first, since they take
 longest: begun last, one would run on one core while the other is idle. Every other file is a unit of its own."""
 _PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    config.add_cleanup(Workers(specs).close)
 
 
 def pytest_configure() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
-import socket
 from collections.abc import Callable
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -71,20 +69,3 @@ def read_prefect_variables() -> None:
 
     refresh_global_settings_context()
     setup_logging(incremental=False)
-
-
-def serve(address: str) -> None:
-    """Have the processes that this one starts forked from a fork of it: it has imported what they need."""
-    end, alive = os.pipe()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        if not os.fork():
-            os.close(alive)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            forkserver.main(os.dup(listener.fileno()), end, PRELOADED)
-    os.close(end)
-    server: Any = forkserver._forkserver
-    server._forkserver_address = address
-    server._forkserver_alive_fd = alive
-    server.ensure_running = vars(forkserver)["ensure_running"] = resource_tracker.ensure_running

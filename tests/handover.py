@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-ADDRESS_VARIABLE = "NIGHTSHIFT_TEST_FORKING_PROCESS"
+ADDRESS_VARIABLE = "NIGHTSHIFT_TEST_RAY_WORKERS"
 _STREAMS = (0, 1, 2)
 
 
