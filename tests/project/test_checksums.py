@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -49,3 +50,25 @@ def test_what_does_not_count_does_not_change_the_sum_and_what_is_gone_is_missing
     (root / "folder/file").write_text("2")
     assert checksums.md5(root, Path("folder")) != before
     assert checksums.md5(root, Path("elsewhere")) == checksums.MISSING
+
+
+def test_a_large_file_is_read_once_until_it_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksums, "_LARGE", 8)
+    reads: list[Path] = []
+    of_content = checksums._md5_of_content
+
+    def counted(path: Path) -> str:
+        reads.append(path)
+        return of_content(path)
+
+    monkeypatch.setattr(checksums, "_md5_of_content", counted)
+    weights = root / "weights"
+    weights.write_bytes(b"12345678")
+    before = checksums.md5(root, Path("weights"))
+    assert checksums.md5(root, Path("weights")) == before
+    assert reads == [weights]
+    os.utime(weights, ns=(0, 0))
+    assert checksums.md5(root, Path("weights")) == before
+    weights.write_bytes(b"87654321")
+    assert checksums.md5(root, Path("weights")) != before
+    assert len(reads) == 3

@@ -22,6 +22,10 @@ from nightshift.types import INSTRUCTION, Observation
 
 ADAPTER = "adapter"
 """The folder of an adapter, beside the policy's files."""
+_IMAGES_ON_CPU = 4
+"""Images that are preprocessed at once: so few fit into a core's cache as 32-bit numbers."""
+_IMAGES_ON_GPU = 256
+"""All those of an iteration would take four times their memory."""
 VISION_FEATURES = "vision_features"
 """The latent of that name, [B, N, width]: the vision encoder's features of N patches of all cameras."""
 
@@ -187,7 +191,13 @@ class PublishedPolicy(EncoderPolicy):
         if name == INSTRUCTION:
             return self.prompts(observed(observations, name))
         tensor = self.modalities.tensor(observations, name)
-        return self.preprocess(tensor) if name in self.modalities.cameras else tensor
+        return self._preprocessed(tensor) if name in self.modalities.cameras else tensor
+
+    def _preprocessed(self, images: Tensor) -> Tensor:
+        """On a GPU where the policy is on one: there and back is cheap, and a JPEG round trip takes a core 20 ms."""
+        if self.device.type != "cuda":
+            return torch.cat([self.preprocess(part) for part in torch.split(images, _IMAGES_ON_CPU)])
+        return torch.cat([self.preprocess(part.to(self.device)).cpu() for part in torch.split(images, _IMAGES_ON_GPU)])
 
     @abstractmethod
     def _freeze(self) -> None:

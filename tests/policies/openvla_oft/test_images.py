@@ -79,3 +79,17 @@ def test_bicubic_leaves_images_of_the_right_size_as_they_are() -> None:
 def test_an_image_does_not_depend_on_those_beside_it() -> None:
     together = images.jpeg_lanczos_crop(stage("input"), 224)
     assert torch.equal(images.jpeg_lanczos_crop(stage("input")[1:], 224), together[1:])
+
+
+@pytest.mark.parametrize("preprocess", images.PREPROCESSING.values(), ids=images.PREPROCESSING.keys())
+def test_every_step_is_on_the_device_of_the_images(preprocess: Callable[[Tensor, int], Tensor]) -> None:
+    """The meta device computes nothing, and refuses to mix devices as a GPU does."""
+    prepared = preprocess(torch.empty((2, 256, 256, 3), dtype=torch.uint8, device="meta"), 224)
+    assert (prepared.device.type, tuple(prepared.shape)) == ("meta", (2, 224, 224, 3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_pixels_are_tensorflows() -> None:
+    wrong = errors(images.jpeg_lanczos_crop(stage("input").cuda(), 224).cpu(), "after_crop")
+    assert wrong.max() <= 1
+    assert (wrong > 0).float().mean() < PIXELS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -42,13 +41,13 @@ PREPROCESSING: Mapping[str, Callable[[Tensor, int], Tensor]] = {
 
 def lanczos(images: Tensor, size: int) -> Tensor:
     """Resized with a Lanczos window of radius 3, widened by the factor of shrinking, as tf.image.resize does."""
-    rows, columns = (_lanczos_weights(length, size) for length in images.shape[1:3])
+    rows, columns = (_lanczos_weights(length, size).to(images.device) for length in images.shape[1:3])
     return _to_bytes(torch.einsum("yh,bhwc,xw->byxc", rows, images.float(), columns))
 
 
 def centre_crop(images: Tensor) -> Tensor:
     """The middle of an image, resized to the whole, as tf.image.crop_and_resize does: corners of pixels are aligned."""
-    rows, columns = (_crop_places(length) for length in images.shape[1:3])
+    rows, columns = (_crop_places(length).to(images.device) for length in images.shape[1:3])
     values = _interpolated(_interpolated(images.float() * (1 / 255), columns, 2), rows, 1)
     return (values.clamp(0, 1) * 255.5).to(torch.uint8)  # as tf.image.convert_image_dtype: rounded down
 
@@ -69,7 +68,6 @@ def _interpolated(values: Tensor, places: Tensor, axis: int) -> Tensor:
     return torch.addcmul(low.double(), (high - low).double(), share.double()).float()
 
 
-@lru_cache(maxsize=16)
 def _lanczos_weights(length: int, size: int) -> Tensor:
     """[size, length]."""
     scale = length / size

@@ -67,7 +67,7 @@ def _downsampled(plane: Tensor) -> Tensor:
     """Means of 2 × 2 pixels, rounded down and up in turn."""
     sums = plane[:, ::2] + plane[:, 1::2]
     sums = sums[:, :, ::2] + sums[:, :, 1::2]
-    return (sums + 1 + torch.arange(sums.shape[2]) % 2) >> 2
+    return (sums + 1 + torch.arange(sums.shape[2], device=sums.device) % 2) >> 2
 
 
 def _upsampled(plane: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def _upsampled(plane: Tensor) -> Tensor:
 
 def _coded(plane: Tensor, quality_50: tuple[tuple[int, ...], ...]) -> Tensor:
     """A plane [B, H, W] after quantisation of its 8 × 8 blocks."""
-    table = torch.tensor(quality_50, dtype=torch.int32)
+    table = torch.tensor(quality_50, dtype=torch.int32, device=plane.device)
     table = ((table * (200 - 2 * _QUALITY) + 50) // 100).clamp(1, 255)
     batch, height, width = plane.shape
     blocks = plane.reshape(batch, height // 8, 8, width // 8, 8).transpose(2, 3) - 128
@@ -96,8 +96,8 @@ def _quantised(coefficients: Tensor, table: Tensor) -> Tensor:
 def _dequantisers(table: Tensor) -> Tensor:
     """Steps with the factors that the fast inverse DCT (Arai, Agui and Nakajima) leaves to them."""
     factors = [1.0] + [math.cos(k * math.pi / 16) * math.sqrt(2) for k in range(1, 8)]
-    scale = torch.tensor([[int(a * b * (1 << 14) + 0.5) for b in factors] for a in factors], dtype=torch.int32)
-    return (table * scale + (1 << 11)) >> 12
+    scale = [[int(a * b * (1 << 14) + 0.5) for b in factors] for a in factors]
+    return (table * torch.tensor(scale, dtype=torch.int32, device=table.device) + (1 << 11)) >> 12
 
 
 def _dct(blocks: Tensor) -> Tensor:

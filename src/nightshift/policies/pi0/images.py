@@ -6,9 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_AT_ONCE = 256
-"""Images that are resized together, in float32: all those of an iteration would take four times their memory."""
-
 
 def resize_with_pad(images: Tensor, size: int) -> Tensor:
     """Images uint8 [B, H, W, 3] to [B, size, size, 3]: bilinear with antialiasing, and black where they are not square.
@@ -18,13 +15,9 @@ def resize_with_pad(images: Tensor, size: int) -> Tensor:
         return images
     ratio = max(height, width) / size
     new = (max(1, int(height / ratio)), max(1, int(width / ratio)))  # rounded down, as openpi does
-    resized = torch.cat([_resize(part, new) for part in torch.split(images.permute(0, 3, 1, 2), _AT_ONCE)])
+    resized = functional.interpolate(images.permute(0, 3, 1, 2).float(), new, mode="bilinear", antialias=True)
     top, left = (size - new[0]) // 2, (size - new[1]) // 2
-    padded = functional.pad(resized, (left, size - new[1] - left, top, size - new[0] - top))
+    padded = functional.pad(
+        resized.round().clamp(0, 255).to(torch.uint8), (left, size - new[1] - left, top, size - new[0] - top)
+    )
     return padded.permute(0, 2, 3, 1).contiguous()
-
-
-def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 [B, 3, H, W] to [B, 3, *size]."""
-    resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
-    return resized.round().clamp(0, 255).to(torch.uint8)
