@@ -15,7 +15,7 @@ const KEYS = {
 };
 const PHASES = {
   offline: "not connected", loading: "… building the simulator", ready: "○ ready", running: "● recording",
-  paused: "❙❙ stopped", saving: "… saving", ended: "■ ended",
+  paused: "❙❙ stopped", saving: "… saving", ended: "■ ended", waiting: "… between two episodes",
 };
 
 let socket = null;
@@ -76,7 +76,11 @@ function heard(message) {
 
 function begin(message) {
   welcome = message;
-  $("source").textContent = `${message.suite} → data/imports/${message.source}`;
+  $("source").textContent = message.training ? `${message.suite}: rlpd trains` : `${message.suite} → data/imports/${message.source}`;
+  document.title = message.training ? "Nightshift: take over" : "Nightshift teleop";
+  for (const element of document.querySelectorAll("[data-recording]")) element.hidden = message.training;
+  if (message.training) text("instruction", "Take over, and you drive until you hand back. If this page is closed or silent while "
+    + "you drive, the robot stops until somebody resumes; after a minute without anybody the policy goes on.");
   $("policy-line").textContent = message.policy ? `Policy: ${message.policy}` : "No policy: you drive.";
   $("handover").hidden = !message.policy;
   fillTasks();
@@ -122,12 +126,12 @@ function text(id, value) { if ($(id).textContent !== value) $(id).textContent = 
 function refresh() {
   const phase = state.phase;
   $("status").dataset.phase = phase;
-  text("phase", state.awaits_motion ? "● armed: move to begin" : PHASES[phase]);
+  text("phase", phaseInWords());
   const hz = welcome ? welcome.control_hz : 20;
-  const driving = welcome && welcome.policy ? (state.in_control === "policy" ? "the policy drives" : "you drive") : "";
+  const driving = welcome && welcome.policy && !(welcome.training && phase === "running") ? (state.in_control === "policy" ? "the policy drives" : "you drive") : "";
   const taken = state.interventions ? `${state.interventions} steps taken over` : "";
   text("phase-detail", phase === "offline" ? "" : [
-    state.task && `${state.task}, init state ${state.init_state}`,
+    [state.task, state.init_state !== undefined && `init state ${state.init_state}`].filter(Boolean).join(", "),
     `step ${state.step} (${(state.step / hz).toFixed(1)} s)`, `hand ${state.gripper}`, driving, taken].filter(Boolean).join(" · "));
   text("pilot-line", isPilot ? `You have the controls as ${state.pilot || $("who").value}.`
     : state.pilot ? `${state.pilot} has the controls; you are watching.` : "Nobody has the controls.");
@@ -136,7 +140,7 @@ function refresh() {
   $("who").readOnly = isPilot;
   document.querySelector("#handover b").textContent = state.in_control === "policy" ? "Take over" : "Hand back";
   document.querySelector("#start b").textContent =
-    phase === "paused" ? "Resume" : phase === "ended" ? "Next episode" : "Start";
+    phase === "paused" || (welcome && welcome.training) ? "Resume" : phase === "ended" ? "Next episode" : "Start";
   const playing = phase === "running" || phase === "paused";
   enable("start", isPilot && ["ready", "paused", "ended"].includes(phase));
   enable("pause", isPilot && phase === "running");
@@ -146,6 +150,12 @@ function refresh() {
   enable("reset", isPilot && phase !== "saving" && phase !== "loading");
   enable("undo", isPilot && ["ready", "ended"].includes(phase) && episodes.length > 0);
   enable("go", isPilot && phase !== "saving" && phase !== "loading");
+}
+
+function phaseInWords() {
+  if (state.awaits_motion) return "● armed: move to begin";
+  if (state.phase !== "running" || !welcome || !welcome.training) return PHASES[state.phase];
+  return state.in_control === "policy" ? "▶ the policy drives" : isPilot ? "✋ you drive" : `✋ ${state.pilot} drives`;
 }
 
 function enable(id, value) {
