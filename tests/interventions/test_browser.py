@@ -35,6 +35,7 @@ from tests.stages.test_rlpd import (
 )
 from tests.teleop.parts import Clock
 from tests.teleop.serving import Visitor, until, visitor
+from tests.teleop.test_command import flown, free_port
 
 TASK = Task(suite="fake", name="near", language="reach it", index=0, suite_size=2)
 PAGES_OWN = (0.7, -0.3, 0.25, 0.0, 0.0, 0.0)
@@ -134,7 +135,7 @@ def test_a_page_takes_over_and_hands_back_and_acts_at_exactly_those_steps(play: 
     play.begin()
     assert not play.by_person() and play.drawn == 0, "nobody watches"
     with visitor(play) as page:
-        assert page.hear("welcome")["training"] is True
+        assert page.hear("welcome")["mode"] == "train"
         assert page.fly("Ada")
         play.drive(page)
         taken = [play.by_person()]
@@ -293,8 +294,7 @@ class Ada(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._wait_for_page()
-            with visitor(self) as page:
+            with flown(self.port) as page:
                 assert page.fly("Ada")
                 self._take_part(page)
         except BaseException as error:  # noqa: BLE001 - told by the test
@@ -327,21 +327,6 @@ class Ada(threading.Thread):
 
         page.hear_until("state", look)
         return steps[0]
-
-    def _wait_for_page(self) -> None:
-        def is_open() -> bool:
-            try:
-                with visitor(self):
-                    return True
-            except OSError:
-                return False
-
-        until(is_open)
-
-
-def free_port() -> int:
-    with listen(*HERE) as found:
-        return int(found.getsockname()[1])
 
 
 def at_page(job: Job, port: int) -> Job:
@@ -426,7 +411,7 @@ def test_in_a_real_browser_a_person_takes_over_with_keys_and_hands_back(params: 
         driven = [play.override() for _ in range(3)]
         assert [None if one is None else one[:6].tolist() for one in driven] == [[0, np.float32(0.35), 0, 0, 0, 0]] * 3
         assert [one is not None and one[6] == 1.0 for one in driven] == [True] * 3, "the hand keeps what it holds"
-        tab.wait("document.getElementById('phase').textContent === '✋ you drive'")
+        tab.wait("document.getElementById('phase').textContent === '◆ you drive'")
         tab.key("KeyT", down=True)
         tab.key("KeyT", down=False)
         until(lambda: bool(play.source._orders))

@@ -22,6 +22,7 @@ import numpy as np
 from nightshift import config, envs
 from nightshift.access import Access, page_url
 from nightshift.closing import Closing
+from nightshift.envs.robot.people import FolderPerson
 from nightshift.interventions.base import Moment
 from nightshift.telemetry.console import console
 from nightshift.teleop import messages
@@ -66,7 +67,8 @@ class BrowserIntervention(Closing):
         """When the pilot of a paused episode was last heard of."""
         self._gripper: messages.Gripper = "open"
         self._executed_seq = -1
-        station = Station(watched=self, pilot=self._pilot, hub=self._hub, access=Access(token))
+        person = FolderPerson() if env.robot else None
+        station = Station(watched=self, pilot=self._pilot, hub=self._hub, access=Access(token), person=person)
         self._server = Server(station, listen(*address, "change machine.page in params.yaml"))
         self._thread = threading.Thread(target=self._server.serve, name="intervention-page", daemon=True)
         self._thread.start()
@@ -98,7 +100,7 @@ class BrowserIntervention(Closing):
         return action
 
     def end(self) -> None:
-        self._phase = "waiting"
+        self._phase, self._pilot.has_control = "waiting", False
         self._hub.tell(self.state())
 
     def _wait_for_step(self, moment: Moment) -> Controls:
@@ -174,7 +176,7 @@ class BrowserIntervention(Closing):
     def welcome(self) -> dict[str, Any]:
         return {
             "type": "welcome",
-            "training": True,
+            "mode": "train",
             "suite": self._suite.name,
             "tasks": [],
             "views": [SCENE],

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Annotated, Any, Protocol
@@ -18,7 +18,8 @@ from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, We
 from fastapi.responses import Response
 
 from nightshift.access import Access, Guard
-from nightshift.errors import ConfigError, DataError
+from nightshift.envs.robot.people import FolderPerson
+from nightshift.errors import ConfigError, DataError, SimulatorError
 from nightshift.teleop import messages
 from nightshift.teleop.hub import Hub, Page
 from nightshift.teleop.library import Library
@@ -33,6 +34,7 @@ ASSETS = {
 MOST_PAGES = 16
 _HELLO_SECONDS = 10
 _STOP_SECONDS = 5
+_QUESTION_SECONDS = 0.2
 _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
 
 Number = Annotated[int, Path(ge=0, lt=10**6)]
@@ -71,6 +73,8 @@ class Station:
     access: Access
     library: Library | None = None
     """Whose episodes the page lists; None: none are recorded here."""
+    person: FolderPerson | None = None
+    """Who is asked beside a robot; None: nobody."""
     _numbers: Any = field(default_factory=itertools.count)
 
     def next_page(self) -> Page:
@@ -83,7 +87,11 @@ def create_app(station: Station) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         station.hub.open(asyncio.get_running_loop())
+        asking = asyncio.create_task(_ask(station))
         yield
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for path in ASSETS:
@@ -103,6 +111,22 @@ def create_app(station: Station) -> FastAPI:
             await websocket.close(_POLICY_VIOLATION, "the token is missing or wrong")
 
     return app
+
+
+async def _ask(station: Station) -> None:
+    """Tell the pages whenever the run asks something else."""
+    shown = _question(station)
+    while True:
+        await asyncio.sleep(_QUESTION_SECONDS)
+        if (asked := _question(station)) != shown:
+            shown = asked
+            station.hub.tell(asked)
+
+
+def _question(station: Station) -> dict[str, Any]:
+    """What the run asks now; without an id it asks nothing."""
+    asked = station.person.question() if station.person is not None else None
+    return {"type": "question", **(asked or {"id": "", "kind": "", "words": ""})}
 
 
 def _pictures(library: Library, access: Access) -> APIRouter:
@@ -153,7 +177,8 @@ async def _says_hello(websocket: WebSocket, access: Access) -> bool:
 async def _attend(websocket: WebSocket, station: Station) -> None:
     """Serve one page until it is gone. A pilot's page that goes stops the robot at once."""
     page = station.next_page()
-    for message in (station.watched.welcome(), station.watched.episodes(), station.watched.state()):
+    watched = station.watched
+    for message in (watched.welcome(), watched.episodes(), watched.state(), _question(station)):
         page.tell(json.dumps(message))
     station.hub.add(page)
     sending = asyncio.create_task(_send(websocket, page))
@@ -166,6 +191,7 @@ async def _attend(websocket: WebSocket, station: Station) -> None:
         station.pilot.release(page.number)
         station.hub.remove(page)
         sending.cancel()
+        _tell_pilot(station)
 
 
 async def _send(websocket: WebSocket, page: Page) -> None:
@@ -188,12 +214,15 @@ def _receive(text: str, page: Page, station: Station) -> None:
         case messages.Release():
             station.pilot.release(page.number)
             _tell_controls(page, granted=False)
+            _tell_pilot(station)
         case messages.Hello():
             pass
         case _ if not station.pilot.is_held_by(page.number):
             _refuse(page, "you are watching: take the controls first")
         case messages.Drive():
             _drive(message, page, station)
+        case messages.Answer():
+            _answer(message, page, station)
         case _:
             station.watched.submit(page.number, message)
 
@@ -203,6 +232,7 @@ def _claim(message: messages.Pilot, page: Page, station: Station) -> None:
     holder = station.pilot.claim(page.number, message.who)
     granted = holder.client == page.number
     _tell_controls(page, granted=granted)
+    _tell_pilot(station)
     if not granted:
         _refuse(page, f"{holder.who} has the controls")
     elif before is not None and before.client != page.number:
@@ -216,6 +246,11 @@ def _tell_loss(page: Page | None, who: str) -> None:
         _refuse(page, f"you were silent, and {who} has taken the controls")
 
 
+def _tell_pilot(station: Station) -> None:
+    """To all pages: between two episodes nobody else tells them."""
+    station.hub.tell(station.watched.state())
+
+
 def _tell_controls(page: Page, *, granted: bool) -> None:
     page.tell(json.dumps({"type": "controls", "granted": granted}))
 
@@ -225,6 +260,16 @@ def _drive(message: messages.Drive, page: Page, station: Station) -> None:
         _refuse(page, f"a command has {station.watched.axes} axes")
     else:
         station.pilot.drive(page.number, message)
+
+
+def _answer(message: messages.Answer, page: Page, station: Station) -> None:
+    if station.person is None:
+        _refuse(page, "nothing is asked here")
+        return
+    try:
+        station.person.reply_to(message.id, message.yes)
+    except SimulatorError as error:
+        _refuse(page, f"{error.what}: {error.next_step}")
 
 
 def _refuse(page: Page, reason: str) -> None:

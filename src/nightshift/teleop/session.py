@@ -208,7 +208,7 @@ class Session:
         driver = self._setup.driver
         return {
             "type": "welcome",
-            "training": False,
+            "mode": "record",
             "source": self._library.name,
             "suite": self._setup.env.suite,
             "tasks": [
