@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +25,16 @@ from nightshift.interventions.base import Moment
 from nightshift.interventions.browser import RETURN_SECONDS, BrowserIntervention
 from nightshift.interventions.opening import check_person
 from nightshift.pipeline.job import Job
+from nightshift.policies.snapshot import snapshot
+from nightshift.rollouts.engine import ONE_AT_A_TIME
+from nightshift.rollouts.local import LocalPool
 from nightshift.teleop import messages
 from nightshift.teleop.pilot import DEAD_MAN_SECONDS
 from nightshift.teleop.server import listen
-from nightshift.types import Array, Scene, Task
+from nightshift.types import Array, InterventionSettings, RolloutRequest, Scene, Task
 from tests.browser import browser
+from tests.conftest import REPOSITORY
+from tests.rollouts.parts import policy
 from tests.stages.test_rlpd import (
     clone,  # noqa: F401 - a fixture
     cloned,  # noqa: F401 - a fixture
@@ -303,30 +310,79 @@ class Ada(threading.Thread):
             self.is_done.set()
 
     def _take_part(self, page: Visitor) -> None:
-        self.first = self._stopped_at(page, lambda state: True)
-        page.say(type="take_over")
-        page.say(type="resume")
-        self.last = self._stopped_at(page, lambda state: state["interventions"] >= self.STEPS)
+        """Until she has driven as long as she wants in one episode: the policy may end one before."""
+        last = None
+        while last is None:
+            first = self._stopped_at(page, lambda state: True)
+            assert first is not None
+            page.say(type="take_over")
+            page.hear_until(
+                "state", lambda state: state["in_control"] == "person", meanwhile=lambda _: self._drive(page)
+            )
+            page.say(type="resume")
+            last = self._stopped_at(page, lambda state: state["interventions"] >= self.STEPS, driver="person")
+            self.first, self.last = first, last or -1
         page.say(type="hand_back")
         page.say(type="resume")  # which counts as long as she is here
-        page.hear_until("state", lambda state: state["phase"] != "paused")
+        page.hear_until("state", lambda state: state["phase"] != "paused", meanwhile=lambda _: self._drive(page))
 
-    def _stopped_at(self, page: Visitor, wanted: Callable[[Mapping[str, Any]], bool]) -> int:
-        """Play until it is as wanted, and stop before a step, whose number it is."""
-        steps: list[int] = []
+    def _stopped_at(self, page: Visitor, wanted: Callable[[Mapping[str, Any]], bool], driver: str = "") -> int | None:
+        """Play until it is as wanted, and stop before a step, whose number it is; None if the episode of this driver
+        is over before."""
+        found: list[int | None] = []
 
         def look(state: Mapping[str, Any]) -> bool:
-            page.drive(*PAGES_OWN)
-            if state["phase"] == "paused" and wanted(state):
-                steps.append(state["step"])
+            self._drive(page)
+            if driver and state["in_control"] != driver:
+                found.append(None)
+            elif state["phase"] == "paused" and wanted(state):
+                found.append(state["step"])
             elif state["phase"] == "paused":  # she was not heard of for a moment
                 page.say(type="resume")
             elif state["phase"] == "running" and wanted(state):
                 page.say(type="pause")
-            return bool(steps)
+            return bool(found)
 
         page.hear_until("state", look)
-        return steps[0]
+        return found[0]
+
+    def _drive(self, page: Visitor) -> None:
+        page.drive(*PAGES_OWN)
+
+
+def settings_of_browser() -> InterventionSettings:
+    section = config.load(REPOSITORY / "params.yaml").rlpd.interventions
+    numbers = section.model_dump(exclude={"takeover", "imitate"})
+    return InterventionSettings(**{**numbers, "source": "browser"})
+
+
+def test_ctrl_c_ends_a_run_that_a_pilot_has_stopped(params: config.Params) -> None:
+    env = params.env.model_copy(update={"horizon": 600})
+    request = RolloutRequest(
+        task="far", split="train", init_state=3, controller="sample", seed=5, interventions=settings_of_browser()
+    )
+    port = free_port()
+    pool = LocalPool(env, replace(ONE_AT_A_TIME, page=("127.0.0.1", port)))
+    ended = threading.Event()
+
+    def interrupt() -> None:
+        ada = Ada(port)
+        with flown(port) as page:
+            page.fly("Ada")
+            ada._stopped_at(page, lambda state: True)
+            os.kill(os.getpid(), signal.SIGINT)
+            while not ended.wait(0.05):  # she stays, so that nobody's absence ends the pause
+                ada._drive(page)
+
+    person = threading.Thread(target=interrupt)
+    person.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(pool.run([request], snapshot(policy())))
+    finally:
+        ended.set()
+        person.join()
+        pool.close()
 
 
 def at_page(job: Job, port: int) -> Job:
@@ -343,21 +399,23 @@ def test_the_stage_rlpd_records_the_pages_action_where_the_page_drove_and_the_po
     port = free_port()
     ada = Ada(port)
     given = at_page(job("rlpd"), port)
-    pool = open_pool(given.machine, params.env, resolve("cpu"))
+    long = params.model_copy(update={"env": params.env.model_copy(update={"horizon": 60})})
+    pool = open_pool(given.machine, long.env, resolve("cpu"))
     given = replace(given, pool=lambda env: pool, tracker=StopWhen(job("rlpd").state / "metrics.jsonl", ada.is_done))
     ada.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            learn(given, params, steps=10**6, episodes_at_once=1, interventions={"source": "browser"})
+            learn(given, long, steps=10**6, episodes_at_once=1, interventions={"source": "browser"})
     finally:
         ada.join()
         pool.close()
     assert ada.error is None
-    (episode,) = [one for one in EpisodeStore(job("rlpd").state / "episodes") if one.interventions.any()]
+    *others, episode = [one for one in EpisodeStore(job("rlpd").state / "episodes") if one.interventions.any()]
     driven = range(ada.first, ada.last)
     assert len(driven) >= Ada.STEPS
     assert np.flatnonzero(episode.interventions).tolist() == list(driven)
-    assert_is_whoever_drove(episode)
+    for one in (*others, episode):
+        assert_is_whoever_drove(one)
     changed = (episode.actions[:-1] != episode.policy_actions[:-1].clip(-1, 1)).any(axis=1)
     assert np.array_equal(changed, episode.interventions[:-1]), "elsewhere the policy's own was executed"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from nightshift import config
 from nightshift.access import TOKEN_VARIABLE, Access
 from nightshift.cli import robot_commands
 from nightshift.envs.robot.people import FolderPerson, Question
@@ -20,10 +20,10 @@ from nightshift.policies.snapshot import snapshot
 from nightshift.rollouts.engine import ONE_AT_A_TIME
 from nightshift.rollouts.local import LocalPool
 from nightshift.teleop.board import open_board
-from nightshift.types import InterventionSettings, RolloutRequest, Trajectory
+from nightshift.types import RolloutRequest, Trajectory
 from tests.browser import browser
 from tests.command import Command
-from tests.conftest import REPOSITORY
+from tests.interventions.test_browser import PERSON, Ada, settings_of_browser
 from tests.robots.parts import FAKE, served
 from tests.rollouts.parts import policy
 from tests.teleop.serving import Visitor, until, visitor
@@ -101,14 +101,8 @@ def test_the_questions_need_the_token() -> None:
             stranger.hear("question")
 
 
-def settings_of_browser() -> InterventionSettings:
-    section = config.load(REPOSITORY / "params.yaml").rlpd.interventions
-    numbers = section.model_dump(exclude={"takeover", "imitate"})
-    return InterventionSettings(**{**numbers, "source": "browser"})
-
-
-def test_an_episode_on_a_robot_begins_when_the_page_says_that_the_scene_is_back() -> None:
-    with served(FAKE, reset="person") as env:
+def test_an_episode_on_a_robot_begins_when_the_page_says_that_the_scene_is_back_and_is_taken_over_there() -> None:
+    with served(FAKE.model_copy(update={"horizon": 60}), reset="person") as env:
         pool = LocalPool(env, ONE_AT_A_TIME)
         request = RolloutRequest(
             task="near", split="train", init_state=7, controller="sample", seed=0, interventions=settings_of_browser()
@@ -122,6 +116,7 @@ def test_an_episode_on_a_robot_begins_when_the_page_says_that_the_scene_is_back(
         try:
             until(lambda: pool._engine._interventions._person is not None)
             source: Any = pool._engine._interventions._person
+            ada = Ada(source.port)
             with visitor(At(source.port)) as page:
                 question = asked(page, "reset")
                 assert page.fly("Ada")
@@ -133,12 +128,14 @@ def test_an_episode_on_a_robot_begins_when_the_page_says_that_the_scene_is_back(
                 assert current is not None and "place 7 (train)" in current["words"]
                 page.say(type="answer", id=current["id"], yes=True)
                 asked(page, "")
-                page.hear_until("state", lambda state: state["phase"] == "running")
+                ada._take_part(page)
         finally:
             playing.join()
             pool.close()
     (trajectory,) = played
-    assert trajectory.valid and len(trajectory.actions)
+    assert trajectory.valid and trajectory.interventions is not None
+    assert np.flatnonzero(trajectory.interventions).tolist() == list(range(ada.first, ada.last))
+    assert (trajectory.executed[ada.first : ada.last, :6] == PERSON[:6]).all()
 
 
 def test_in_a_real_browser_ready_answers_once_and_the_next_question_has_to_be_read_first() -> None:
