@@ -23,12 +23,17 @@ from nightshift.envs.base import Env
 from nightshift.envs.robot.client import fetch_description
 from nightshift.errors import SimulatorError
 
-CAMERAS = {"state": (), "one camera of 128²": ("agentview",)}
+SETTINGS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "state": ((), True),
+    "one camera of 128²": (("agentview",), True),
+    "without shadows": (("agentview",), False),
+}
+"""Cameras, and whether they see shadows."""
 NEEDED = 20.0
 
 
-def simulated(cameras: tuple[str, ...]) -> config.Env:
-    drawn = config.Cameras(names=cameras, size=128, shadows=True)
+def simulated(cameras: tuple[str, ...], *, shadows: bool) -> config.Env:
+    drawn = config.Cameras(names=cameras, size=128, shadows=shadows)
     return config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=drawn)
 
 
@@ -85,8 +90,8 @@ def latencies(env: Env, cameras: tuple[str, ...], steps: int) -> list[float]:
 
 
 def measure(name: str, rounds: int, steps: int) -> None:
-    cameras = CAMERAS[name]
-    env = simulated(cameras)
+    cameras, shadows = SETTINGS[name]
+    env = simulated(cameras, shadows=shadows)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -114,6 +119,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--only", nargs="*", choices=list(SETTINGS))
     chosen = parser.parse_args()
-    for setting in CAMERAS:
+    for setting in chosen.only or SETTINGS:
         measure(setting, chosen.rounds, chosen.steps)

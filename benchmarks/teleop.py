@@ -39,7 +39,7 @@ from nightshift.envs.libero.compiling import compile_control_step
 from nightshift.project import paths
 from nightshift.teleop.library import Library
 from nightshift.teleop.mirror import SCENE, to_jpeg
-from nightshift.teleop.server import Server, open_server
+from nightshift.teleop.server import SessionServer, open_server
 from nightshift.teleop.session import PICTURE_SIZE, Setup
 
 PERIOD = 0.05
@@ -120,7 +120,7 @@ def _spin() -> None:
 
 
 @contextmanager
-def running(server: Server) -> Iterator[int]:
+def running(server: SessionServer) -> Iterator[int]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -66,6 +66,13 @@ class Page:
         shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(shot["data"]))
 
+    def picture(self, selector: str) -> bytes:
+        """PNG of one element, as it is in the window."""
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        clip = {side: self.evaluate(f"{box}.{side}") for side in ("x", "y", "width", "height")}
+        shot = self._call("Page.captureScreenshot", format="png", clip={**clip, "scale": 1})
+        return base64.b64decode(shot["data"])
+
     def pdf(self, path: Path) -> None:
         printed = self._call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)
         path.write_bytes(base64.b64decode(printed["data"]))

@@ -19,10 +19,10 @@ GRAPH = graph.load(REPOSITORY)
 
 NOT_IN_THE_KEY = (
     *("config", "errors", "plugins", "types", "files", "interrupts", "spawning"),
-    *("pipeline.job", "telemetry", "project"),
+    *("pipeline.job", "telemetry", "project", "access", "teleop"),
     *("adapters.tracking", "adapters.mlflow_tracking"),
 )
-"""Types, plumbing and reporting: they do not decide what a stage computes."""
+"""Types, plumbing and reporting: they do not decide what a stage computes; at a page a person does."""
 
 OUTPUTS = {
     "states": [paths.INIT_STATES],

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, StreamError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
+"""The environment variable with the token that other machines need: actors of a learner, browsers of a page."""
+_MIN_TOKEN_LENGTH = 16
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
     "base-uri 'none'; form-action 'none'",
@@ -76,13 +80,39 @@ class Guard:
             await send({"type": "http.response.body", "body": reason.encode()})
 
 
-def check_host(host: str, token: str | None) -> None:
-    """ConfigError if other machines could connect without a token."""
+def token_of_user() -> str | None:
+    """None if there is none; StreamError if it is short enough to guess."""
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    check_token(token)
+    return token
+
+
+def check_token(token: str | None) -> None:
+    if token is not None and len(token) < _MIN_TOKEN_LENGTH:
+        raise StreamError(
+            f"the token has {len(token)} characters, which is short enough to guess",
+            f'use at least {_MIN_TOKEN_LENGTH}: python -c "import secrets; print(secrets.token_hex())"',
+        )
+
+
+def check_host(host: str, token: str | None, setting: str = "--host") -> None:
+    """ConfigError if other machines could connect without a token; `setting` is where the host was written."""
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"--host {host} lets other machines move the robot, and there is no token",
+            f"{setting} {host} lets other machines move the robot, and there is no token",
             f'export {TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex())")',
         )
+
+
+def host_of_this_machine(host: str) -> str:
+    """What programs on this machine connect to: a server that listens everywhere is not at that address."""
+    return _LOOPBACK_OF.get(host, host)
+
+
+def page_url(host: str, port: int) -> str:
+    """For a browser on this machine."""
+    host = host_of_this_machine(host)
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def is_loopback(host: str) -> bool:

@@ -42,6 +42,14 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _MAX_PORT:
+        raise ValueError(f"should be HOST:PORT with a port from 0 to {_MAX_PORT}")
+    return value
+
+
+_MAX_PORT = 65535
 Imitate = Literal["none", "better", "all"]
 Names = Annotated[tuple[Name, ...], AfterValidator(_unique)]
 
@@ -114,6 +122,8 @@ class Machine(Section):
     """Processes that play for rlpd and send their episodes over a stream; 0 plays with the simulators above."""
     listen: Annotated[str, Field(pattern=r"^$|^.+:[0-9]+$")]
     """HOST:PORT where the learner of rlpd takes actors of other machines, too; empty: this machine's only."""
+    page: Annotated[str, AfterValidator(_address)]
+    """HOST:PORT of the web page where a person takes over (rlpd.interventions.source: browser); port 0 = a free one."""
     ranks: Count
     """Learner processes that share each update of cloning (sft) and of rloo."""
     strategy: Literal["data_parallel", "fsdp"]
@@ -154,6 +164,11 @@ class Machine(Section):
                 'set actors to 1 or more, or listen to ""'
             )
         return self
+
+    @property
+    def page_address(self) -> tuple[str, int]:
+        host, _, port = self.page.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
 
     @property
     def simulator_cpus(self) -> int:
@@ -867,8 +882,8 @@ class Entropy(Section):
 class Interventions(Section):
     """Who may take over while rlpd plays, and when (interventions/)."""
 
-    source: Literal["none", "scripted", "keyboard", "gamepad", "spacemouse"]
-    """Nobody, the scripted expert, or a person with this input device."""
+    source: Literal["none", "scripted", "keyboard", "gamepad", "spacemouse", "browser"]
+    """Nobody, the scripted expert, or a person with this input device or at the web page of machine.page."""
     stall_steps: Count
     """Scripted: it takes over if the hand has moved less than stall_distance in so many control steps."""
     stall_distance: NonNegative
@@ -880,7 +895,8 @@ class Interventions(Section):
     hold_steps: Count
     """Scripted: control steps that it acts for."""
     release_seconds: Positive
-    """A person: the policy acts again so long after the last input. Keys that are held repeat after 0.5 s."""
+    """A person with an input device: the policy acts again so long after the last input. Keys that are held repeat
+    after 0.5 s."""
     takeover: Literal["bootstrap", "fail"]
     """What follows for the critics where somebody takes over: the value of the policy's next action, or nothing."""
     imitate: Imitate

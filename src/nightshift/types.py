@@ -64,8 +64,8 @@ class Provenance:
     origin: str = ""  # file of an import and the place there; run, actor, epoch and number; or perturbations
 
 
-InterventionSource = Literal["scripted", "keyboard", "gamepad", "spacemouse"]
-"""Who may take over while a policy acts: the scripted expert, or a person with an input device."""
+InterventionSource = Literal["scripted", "keyboard", "gamepad", "spacemouse", "browser"]
+"""Who may take over while a policy acts: the scripted expert, or a person with an input device or at a web page."""
 
 
 @dataclass(frozen=True, kw_only=True)

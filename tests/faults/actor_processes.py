@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from nightshift import config, envs
+from nightshift.access import TOKEN_VARIABLE
 from nightshift.errors import StreamError
 from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import _actor
 from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, join_learner, make_tickets, open_link
-from nightshift.stream.listening import TOKEN_VARIABLE
 from tests.rollouts.faulty import Faulty, hang, segfault
 
 DEADLY = 2

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nightshift import config, envs, policies
+from nightshift.access import TOKEN_VARIABLE, host_of_this_machine
 from nightshift.cli import actor_commands
 from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
@@ -35,7 +36,6 @@ from nightshift.stages._experience import Actors
 from nightshift.stream import listening
 from nightshift.stream.experience import StreamedExperience
 from nightshift.stream.link import INBOX_FOLDER, LearnerEndpoint, LocalLink
-from nightshift.stream.listening import TOKEN_VARIABLE
 from nightshift.stream.message import Ack, Message
 from nightshift.stream.server import Server
 from nightshift.stream.tcp_link import TcpLink
@@ -356,6 +356,6 @@ def test_actors_of_the_stage_reach_a_learner_that_listens_everywhere(
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     host, port = listening.address(f"{everywhere}:0")
     with Server(endpoint, host=host, port=port, token=TOKEN) as server:
-        link = TcpLink(listening.host_of_this_machine(host), server.port, token=TOKEN)
+        link = TcpLink(host_of_this_machine(host), server.port, token=TOKEN)
         assert link.weights(-1) is None
         link.close()

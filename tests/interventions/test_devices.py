@@ -136,7 +136,13 @@ def no_scene() -> Scene:
 
 
 def moment(gripper: float = -1.0) -> Moment:
-    return Moment(step=0, observation={}, scene=no_scene, policy_action=np.full(7, gripper, np.float32))
+    return Moment(
+        step=0,
+        observation={},
+        scene=no_scene,
+        picture=lambda: None,
+        policy_action=np.full(7, gripper, np.float32),
+    )
 
 
 def test_a_person_intervenes_while_input_comes_and_lets_go_soon_after_the_last() -> None:

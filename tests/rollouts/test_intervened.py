@@ -42,6 +42,7 @@ class Script:
     def __init__(self, *steps: int) -> None:
         self.steps = steps
         self.moments: list[Moment] = []
+        self.is_over = False
 
     def begin(self, task: Task) -> None:
         self.moments.clear()
@@ -49,6 +50,9 @@ class Script:
     def override(self, moment: Moment) -> Array | None:
         self.moments.append(moment)
         return np.full(7, 0.5 + moment.step / 100, np.float32) if moment.step in self.steps else None
+
+    def end(self) -> None:
+        self.is_over = True
 
 
 def play(script: Script, chunk: int, horizon: int = 10) -> tuple[Trajectory, list[int]]:
@@ -76,6 +80,7 @@ def test_an_intervention_ends_the_chunk_and_the_policy_decides_anew_until_it_has
     script = Script(4, 5)
     trajectory, decided = play(script, chunk=3)
     assert decided == [0, 3, 5, 6, 9], "at step 4 the policy's second chunk was in its middle"
+    assert script.is_over
     planned = [0.0, 0.001, 0.002, 0.01, 0.011, 0.02, 0.03, 0.031, 0.032, 0.04]
     assert trajectory.actions[:, 0].tolist() == pytest.approx(planned), "the policy's own, at every step"
     assert trajectory.interventions is not None

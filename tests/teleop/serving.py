@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
@@ -29,6 +29,11 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+class HasPort(Protocol):
+    @property
+    def port(self) -> int: ...
+
+
 class Served:
     """A rig behind a web server."""
 
@@ -45,7 +50,7 @@ class Served:
 def served(params: config.Params, *, token: str | None = None, driver: Driver | None = None) -> Iterator[Served]:
     hub = Hub()
     rig = Rig(setup_of(params, driver), listener=hub)
-    station = Station(session=rig.session, pilot=rig.pilot, library=rig.library, hub=hub, access=Access(token))
+    station = Station(watched=rig.session, pilot=rig.pilot, library=rig.library, hub=hub, access=Access(token))
     server = Server(station, listen("127.0.0.1", 0))
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -102,7 +107,7 @@ class Visitor:
 
 
 @contextmanager
-def visitor(at: Served, *, token: str = "", **options: Any) -> Iterator[Visitor]:
+def visitor(at: HasPort, *, token: str = "", **options: Any) -> Iterator[Visitor]:
     with connect(f"ws://127.0.0.1:{at.port}/socket", **options) as socket:
         found = Visitor(socket)
         found.say(type="hello", token=token)

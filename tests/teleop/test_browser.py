@@ -231,3 +231,126 @@ def test_nothing_is_wider_than_the_screen_and_every_control_has_a_name(
             (e.offsetHeight < 40 || e.offsetWidth < 36)).map(e => e.id || e.dataset.move)"""
         assert tab.evaluate(small) == [], "a finger needs room"
         assert not tab.complaints()
+
+
+def pad(*, axes: dict[int, float] | None = None, buttons: tuple[int, ...] = ()) -> str:
+    """What a browser says of a gamepad: these sticks off their centre, and these buttons held."""
+    sticks = [(axes or {}).get(index, 0.0) for index in range(4)]
+    keys = ", ".join(f"{{pressed: {on}, value: {int(on == 'true')}}}" for on in _held(buttons))
+    found = f"{{id: 'Standard Gamepad', connected: true, axes: {sticks}, buttons: [{keys}]}}"
+    return f"navigator.getGamepads = () => [null, {found}], 0"
+
+
+def _held(buttons: tuple[int, ...]) -> list[str]:
+    return ["true" if index in buttons else "false" for index in range(17)]
+
+
+LEFT_X, LEFT_Y, RIGHT_X, RIGHT_Y = range(4)
+A, B, LB, START, UP, LEFT = 0, 1, 4, 9, 12, 14
+
+
+@pytest.mark.parametrize(
+    ("axes", "buttons", "wanted"),
+    [
+        ({LEFT_X: 0.5, LEFT_Y: -1.0}, (), [-1.0, 0.5, 0, 0, 0, 0]),
+        ({RIGHT_X: 0.25, RIGHT_Y: -0.75}, (), [0, 0, 0.75, 0, 0, -0.25]),
+        ({}, (UP, LEFT), [0, 0, 0, 1.0, -1.0, 0]),
+        ({LEFT_X: 0.05, RIGHT_Y: -0.1}, (), [0.0] * 6),
+    ],
+)
+def test_the_sticks_of_a_gamepad_move_the_hand_and_trembling_does_not(
+    tab: Page, params: config.Params, axes: dict[int, float], buttons: tuple[int, ...], wanted: list[float]
+) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        tab.evaluate(pad(axes={LEFT_X: 1.0}))
+        until(lambda: user._wanted() == [0, 1.0, 0, 0, 0, 0])
+        tab.evaluate(pad(axes=axes, buttons=buttons))
+        until(lambda: user._wanted() == wanted)
+        assert "Standard Gamepad" in tab.evaluate("document.getElementById('gamepad').textContent")
+        tab.evaluate("navigator.getGamepads = () => [], 0")  # unplugged
+        until(lambda: user._wanted() == [0.0] * 6)
+        assert not tab.complaints()
+
+
+def test_a_gamepad_alone_starts_takes_over_grips_hands_back_and_stops(tab: Page, params: config.Params) -> None:
+    with served(params, driver=straight()) as at:
+        user = User(tab, at)
+        rig = user.rig
+        user.fly("Ada")
+
+        def press(button: int) -> None:
+            """Held over many frames: it counts once."""
+            tab.evaluate(pad(buttons=(button,)))
+            until(lambda: bool(rig.session._orders))
+            seq = user._seq()
+            until(lambda: user._seq() > seq + 2)
+            assert len(rig.session._orders) == 1
+            rig.tick()
+            tab.evaluate(pad())
+
+        press(START)
+        assert (rig.phase, rig.steps) == ("running", 1)
+        press(LB)
+        assert rig.session.state()["in_control"] == "person"
+        tab.wait("state.in_control === 'person'")
+        tab.evaluate(pad(axes={LEFT_Y: 1.0}, buttons=(A,)))
+        until(lambda: (command := rig.pilot.command) is not None and command.gripper == "closed")
+        until(lambda: user._wanted()[0] == 1.0)
+        rig.tick()
+        tab.evaluate(pad())
+        press(LB)
+        press(B)
+        assert rig.phase == "paused"
+        recorder = rig.session._recorder
+        assert recorder is not None
+        driven = [decision.executed.tolist() for decision in recorder.decisions if decision.by_person]
+        assert [float(SPEED), 0, 0, 0, 0, 0, 1.0] in driven
+        assert not recorder.decisions[-1].by_person
+        assert not tab.complaints()
+
+
+COLOURLESS = """(() => {
+    const rule = '* { color: black !important; background: white !important; border-color: black !important;'
+        + ' outline-color: black !important; transition: none !important; caret-color: transparent !important }';
+    const sheet = new CSSStyleSheet(); sheet.replaceSync(rule); document.adoptedStyleSheets = [sheet]; })(), 0"""
+
+
+def test_without_any_colour_every_status_still_looks_different(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        enter(tab, at, 1440)
+        tab.evaluate("socket.onmessage = null, socket.onclose = null, 0")  # nothing changes but by this test
+        tab.evaluate(COLOURLESS)
+        phases = tab.evaluate("Object.keys(PHASES)")
+
+        def shown(phase: str, more: str = "") -> bytes:
+            tab.evaluate(f"setState({{...state, phase: '{phase}', step: 7, gripper: 'open', {more}}})")
+            return tab.picture("#status")
+
+        assert shown("paused") == shown("paused"), "the same status looks the same"
+        looks = {phase: shown(phase) for phase in phases}
+        looks["armed"] = shown("running", "awaits_motion: true")
+        assert len(set(looks.values())) == len(looks)
+        words = {phase: tab.evaluate(f"PHASES['{phase}']") for phase in phases}
+        assert len(set(words.values())) == len(words), "and it reads different"
+
+        def noticed(problem: str) -> bytes:
+            tab.evaluate(f"notice('the same words', {problem})")
+            return tab.picture("#notice")
+
+        assert noticed("false") != noticed("true")
+        button = "[data-move='5+']"
+
+        def held(on: str) -> bytes:
+            tab.evaluate(f'document.querySelector("{button}").classList.toggle("held", {on})')
+            return tab.picture(button)
+
+        assert held("false") != held("true")
+        episode = "{number: 1, task: 'near', init_state: 1, steps: 5, intervened: 0, source: 'human', who: 'Ada'"
+
+        def listed(success: str) -> bytes:
+            tab.evaluate(f"episodes = [{episode}, success: {success}}}], listEpisodes()")
+            return tab.picture("#episodes li")
+
+        assert listed("true") != listed("false")

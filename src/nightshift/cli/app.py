@@ -304,6 +304,15 @@ def robot_answer(
     robot_commands.answer(kind, word)
 
 
+@robot_app.command("page")
+def robot_page(
+    host: Annotated[str, typer.Option(help="another than this machine's own needs NIGHTSHIFT_TOKEN")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page; 0 = a free one")] = 8601,
+) -> None:
+    """Ask on a web page what a run asks the person beside the robot."""
+    robot_commands.page(host, port)
+
+
 @app.command()
 def actor(
     learner: Annotated[str, typer.Option(help="HOST:PORT of the machine that trains (machine.listen there)")],

@@ -103,6 +103,22 @@ def answer(kind: str, word: str) -> None:
         console.print(Text(f"{words} {word}"), soft_wrap=True)
 
 
+def page(host: str, port: int) -> None:
+    """Serve a page that asks what a run asks, until Ctrl-C."""
+    from nightshift import access
+    from nightshift.teleop.board import open_board
+
+    token = access.token_of_user()
+    access.check_host(host, token)
+    enter()
+    server = open_board(access.Access(token), (host, port))
+    console.print(f"{access.page_url(host, server.port)}  asks what a run asks; Ctrl-C ends", soft_wrap=True)
+    try:
+        server.serve()
+    except KeyboardInterrupt:
+        console.print("stopped")
+
+
 def _show_question(person: FolderPerson) -> None:
     asked = person.question()
     if asked is None:

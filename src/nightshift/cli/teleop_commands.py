@@ -13,7 +13,6 @@ from nightshift.cli.commands import enter
 from nightshift.envs.robot.suite import NAME as ROBOT
 from nightshift.errors import ConfigError, RegistryError
 from nightshift.project import paths, repository
-from nightshift.stream.listening import host_of_this_machine, token_of_user
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def teleop(name: str, policy: str, host: str, port: int) -> None:
     from nightshift.teleop.library import Library
     from nightshift.teleop.session import Setup
 
-    token = token_of_user()
+    token = access.token_of_user()
     access.check_host(host, token)
     root = enter()
     params = config.load(root / paths.PARAMS)
@@ -57,17 +56,12 @@ def teleop(name: str, policy: str, host: str, port: int) -> None:
 
 
 def _serve(setup: Setup, library: Library, access: Access, host: str, port: int) -> None:
+    from nightshift.access import page_url
     from nightshift.teleop.server import open_server
 
     server = open_server(setup, library, access, (host, port), time.monotonic)
-    console.print(f"{_url(host, server.port)}  building the simulator takes a while; Ctrl-C ends", soft_wrap=True)
+    console.print(f"{page_url(host, server.port)}  building the simulator takes a while; Ctrl-C ends", soft_wrap=True)
     server.run()
-
-
-def _url(host: str, port: int) -> str:
-    """For a browser on this machine."""
-    host = host_of_this_machine(host)
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _driver(root: Path, params: config.Params, which: str) -> Driver:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nightshift.types import Array, Observation, Scene, Task
 
 
@@ -18,6 +21,8 @@ class Moment:
     observation: Observation
     scene: Callable[[], Scene]
     """Poses of everything in the scene; computed on demand."""
+    picture: Callable[[], NDArray[np.uint8] | None]
+    """Of the scene, for people, [H, W, 3]; drawn on demand, and None where no GL library works."""
     policy_action: Array
     """What the policy would do, [A]."""
 
@@ -31,4 +36,8 @@ class Intervention(Protocol):
 
     def override(self, moment: Moment) -> Array | None:
         """The action to execute instead of the policy's, [A], or None: the policy acts."""
+        ...
+
+    def end(self) -> None:
+        """The episode is over."""
         ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from nightshift import config
+from nightshift import access, config
 from nightshift.errors import ConfigError
 from nightshift.interventions.base import Intervention
 from nightshift.interventions.devices.base import ByteSource, DeviceIntervention, DeviceState
@@ -12,16 +14,11 @@ from nightshift.interventions.scripted import ScriptedIntervention
 from nightshift.policies.expert import Expert
 from nightshift.types import Array, InterventionSettings, Scene
 
+if TYPE_CHECKING:
+    from nightshift.interventions.browser import BrowserIntervention
+
 Decide = Callable[[Scene], Array]
 """The expert's action [A] in a scene."""
-
-
-def open_intervention(settings: InterventionSettings, expert: Decide | None = None) -> Intervention:
-    """A scripted source is for one episode at a time; an input device is open until it is closed."""
-    if settings.source == "scripted":
-        return ScriptedIntervention(settings, expert or Expert().act)
-    source, state = _open_device(settings)
-    return DeviceIntervention(source, state, settings.release_seconds)
 
 
 def check_person(interventions: config.Interventions, machine: config.Machine) -> None:
@@ -35,26 +32,51 @@ def check_person(interventions: config.Interventions, machine: config.Machine) -
             f"rlpd.interventions.source is {interventions.source}: a person follows one episode at a time",
             f"set {', '.join(wrong)} in params.yaml",
         )
+    if interventions.source == "browser":
+        _check_page(*machine.page_address)
 
 
 class InterventionSources:
-    """Of one process: a scripted source for every episode, and one input device for all."""
+    """Of one process: a scripted source for every episode, and one input device or web page for all."""
 
-    def __init__(self) -> None:
-        self._device: DeviceIntervention | None = None
+    def __init__(self, env: config.Env, page: tuple[str, int]) -> None:
+        """`page`: host and port of the web page, where a person takes over in a browser."""
+        self._env = env
+        self._page = page
+        self._person: DeviceIntervention | BrowserIntervention | None = None
+        self._is_let_go = threading.Event()
 
-    def take(self, settings: InterventionSettings, expert: Decide) -> Intervention:
-        if self._device is not None:
-            return self._device
-        opened = open_intervention(settings, expert)
-        if isinstance(opened, DeviceIntervention):
-            self._device = opened
-        return opened
+    def take(self, settings: InterventionSettings, expert: Decide | None = None) -> Intervention:
+        self._is_let_go.clear()
+        if settings.source == "scripted":
+            return ScriptedIntervention(settings, expert or Expert().act)
+        if self._person is None:
+            self._person = self._open(settings)
+        return self._person
+
+    def let_go(self) -> None:
+        """Whoever waits for a person waits no longer; from any thread."""
+        self._is_let_go.set()
 
     def close(self) -> None:
-        if self._device is not None:
-            self._device.close()
-            self._device = None
+        if self._person is not None:
+            self._person.close()
+            self._person = None
+
+    def _open(self, settings: InterventionSettings) -> DeviceIntervention | BrowserIntervention:
+        if settings.source != "browser":
+            return DeviceIntervention(*_open_device(settings), settings.release_seconds)
+        from nightshift.interventions.browser import BrowserIntervention
+
+        return BrowserIntervention(self._env, self._page, access.token_of_user(), is_let_go=self._is_let_go.is_set)
+
+
+def _check_page(host: str, port: int) -> None:
+    """ConfigError if the page could not be served, or others could take over without a token."""
+    from nightshift.teleop.server import listen
+
+    access.check_host(host, access.token_of_user(), "machine.page:")
+    listen(host, port, "change machine.page in params.yaml").close()
 
 
 def _open_device(settings: InterventionSettings) -> tuple[ByteSource, DeviceState]:

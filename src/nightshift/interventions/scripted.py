@@ -49,6 +49,9 @@ class ScriptedIntervention:
             self._watch_anew()
         return expert
 
+    def end(self) -> None:
+        """The next one begins anew."""
+
     def _watch_anew(self) -> None:
         self._left = self._astray = 0
         self._positions.clear()

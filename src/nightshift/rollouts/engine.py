@@ -66,6 +66,8 @@ class EngineSettings:
     """Whether the policy's transformer blocks are compiled."""
     reserved_gpus: int = 0
     """Of a cluster: those that the learner's ranks take."""
+    page: tuple[str, int] = ("127.0.0.1", 0)
+    """Host and port of the web page where a person takes over; port 0 is a free one."""
 
 
 ONE_AT_A_TIME = EngineSettings(device=torch.device("cpu"), threads=1, requests_at_once=1)
@@ -121,7 +123,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
         self._suite = env.suite
         self._experts = ExpertProcesses(settings.threads, env.suite)
-        self._interventions = InterventionSources()
+        self._interventions = InterventionSources(env, settings.page)
         self._actor: tuple[str, Actor] | None = None
         self._slot = PolicySlot(settings.device, compile=settings.compile)
 
@@ -149,6 +151,10 @@ class Engine:
         self.close_experts()
         self._interventions.close()
         self._fleets.close()
+
+    def let_go(self) -> None:
+        """Wait for no person any more, from any thread: the answers are no longer wanted."""
+        self._interventions.let_go()
 
     def close_experts(self) -> None:
         """Free the memory of the expert's processes; they start again when they are needed."""

@@ -58,6 +58,7 @@ class IntervenedPlay(GroupPlay):
         self._execute(planned, taken, log_probs)
 
     def trajectories(self, version: int) -> list[Trajectory]:
+        self._intervention.end()
         return [replace(one, interventions=np.array(self._flags)) for one in super().trajectories(version)]
 
     @property
@@ -69,6 +70,7 @@ class IntervenedPlay(GroupPlay):
             step=self._recording.steps,
             observation={name: np.array(values[0]) for name, values in self._observer.seen.items()},
             scene=lambda: self._fleet.scene(0),
+            picture=lambda: self._fleet.render(0),
             policy_action=planned,
         )
 

@@ -43,6 +43,7 @@ class LocalPool:
                     else:
                         yield index, trajectories
         finally:
+            self._engine.let_go()
             self._thread.submit(turns.close).result()
             self._engine.close_experts()
 

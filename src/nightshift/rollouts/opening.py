@@ -28,5 +28,6 @@ def engine_settings(machine: config.Machine, device: torch.device) -> EngineSett
         threads=machine.threads,
         requests_at_once=machine.requests_at_once,
         compile=machine.compile,
+        page=machine.page_address,
         reserved_gpus=machine.ranks if machine.has_rank_processes else 0,
     )

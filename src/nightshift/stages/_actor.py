@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from nightshift import config, envs
+from nightshift.access import token_of_user
 from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.decisions import lost_episode
@@ -35,7 +36,6 @@ from nightshift.rollouts.opening import engine_settings
 from nightshift.rollouts.provenance import provenance
 from nightshift.stream.experience import job_from_weights, orders_from_weights, with_ticket
 from nightshift.stream.link import LearnerChanged, Link, LinkDown
-from nightshift.stream.listening import token_of_user
 from nightshift.stream.sender import Sender
 from nightshift.stream.spool import Spool
 from nightshift.stream.tcp_link import TcpLink

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from nightshift import config, envs
+from nightshift import access, config, envs
 from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.episode_store import EpisodeStore
@@ -203,7 +203,7 @@ def _streamed(
     """Start the actors; stop them when learning is over."""
     run = paths.short(job.fingerprint)
     listen = listening.address(job.machine.listen)
-    token = listening.token_of_user() or secrets.token_hex()  # other users of this machine reach loopback, too
+    token = access.token_of_user() or secrets.token_hex()  # other users of this machine reach loopback, too
     with (
         LearnerEndpoint.open(job.state, run=run) as endpoint,
         Server(endpoint, host=listen[0], port=listen[1], token=token) as server,
@@ -222,7 +222,7 @@ def _streamed(
             init_states=init_state_digests(env),
             at_once=rlpd.episodes_at_once,
         )
-        host = listening.host_of_this_machine(listen[0])
+        host = access.host_of_this_machine(listen[0])
         specs = [
             described.actor(
                 f"actor-{index}",

@@ -19,19 +19,10 @@ from nightshift.stream.wire import Channel, ProtocolError, bytes_field, int_fiel
 
 PROTOCOL = 4
 _NONCE_BYTES = 32
-_MIN_TOKEN_LENGTH = 16
 
 
 class AuthenticationError(StreamError):
     """The two sides do not have the same token, or not the same protocol version."""
-
-
-def check_token(token: str | None) -> None:
-    if token is not None and len(token) < _MIN_TOKEN_LENGTH:
-        raise StreamError(
-            f"the token has {len(token)} characters, which is short enough to guess",
-            f'use at least {_MIN_TOKEN_LENGTH}: python -c "import secrets; print(secrets.token_hex())"',
-        )
 
 
 @dataclass(frozen=True, slots=True)

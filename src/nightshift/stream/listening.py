@@ -1,23 +1,11 @@
-"""Where the learner of `rlpd` listens, and the token that actors on other machines need."""
+"""Where the learner of `rlpd` listens."""
 
 from __future__ import annotations
 
-import os
-
+from nightshift.access import TOKEN_VARIABLE, token_of_user
 from nightshift.errors import ConfigError
-from nightshift.stream.handshake import check_token
 
-TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
-"""The environment variable with the token that a learner and its actors on other machines share."""
 _LOOPBACK = "127.0.0.1"
-_LOOPBACK_OF = {"0.0.0.0": _LOOPBACK, "::": "::1"}
-
-
-def token_of_user() -> str | None:
-    """None if there is none; StreamError if it is short enough to guess."""
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    check_token(token)
-    return token
 
 
 def address(listen: str) -> tuple[str, int]:
@@ -31,8 +19,3 @@ def address(listen: str) -> tuple[str, int]:
         )
     host, _, port = listen.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def host_of_this_machine(host: str) -> str:
-    """What actors on the learner's machine connect to: a learner that listens everywhere is not at that address."""
-    return _LOOPBACK_OF.get(host, host)

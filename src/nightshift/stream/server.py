@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from nightshift.access import check_token
 from nightshift.closing import Closing
 from nightshift.errors import DataError, NightshiftError, StreamError
-from nightshift.stream.handshake import AuthenticationError, check_token, server_handshake
+from nightshift.stream.handshake import AuthenticationError, server_handshake
 from nightshift.stream.link import LearnerEndpoint
 from nightshift.stream.message import Message, MessageHeader
 from nightshift.stream.wire import (

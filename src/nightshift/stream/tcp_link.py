@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
+from nightshift.access import check_token
 from nightshift.errors import StreamError
-from nightshift.stream.handshake import Welcome, check_token, client_handshake
+from nightshift.stream.handshake import Welcome, client_handshake
 from nightshift.stream.link import LearnerChanged, LinkDown
 from nightshift.stream.message import Ack, AckOutcome, Message, MessageHeader
 from nightshift.stream.weights import MAX_FILE_BYTES, Weights

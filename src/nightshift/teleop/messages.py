@@ -97,6 +97,15 @@ class HandBack(_Message):
     type: Literal["hand_back"]
 
 
+class Answer(_Message):
+    """To what the run asks the person beside the robot."""
+
+    type: Literal["answer"]
+    id: Annotated[str, Field(max_length=64)]
+    """Of the question: no answer goes to another one than was read."""
+    yes: bool
+
+
 class Seen(_Message):
     """A picture has arrived, so another may be sent."""
 
@@ -104,8 +113,8 @@ class Seen(_Message):
 
 
 Order = Choose | Start | Pause | Resume | Mark | Undo | TakeOver | HandBack
-"""What only the pilot may ask for, besides `Drive`."""
-Message = Annotated[Hello | Pilot | Release | Drive | Order | Seen, Field(discriminator="type")]
+"""What only the pilot may ask for, besides `Drive` and `Answer`."""
+Message = Annotated[Hello | Pilot | Release | Drive | Order | Answer | Seen, Field(discriminator="type")]
 _MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
 
 

@@ -69,6 +69,9 @@ class Pilot:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._has_changed = False
+        """The newest command differs from the one that was last read."""
         self._holder: Holder | None = None
         self._heard = -np.inf
         self._command: Drive | None = None
@@ -90,6 +93,7 @@ class Pilot:
     def read(self) -> Controls:
         """Everything of the same moment: another thread may change any of it between two reads."""
         with self._lock:
+            self._has_changed = False
             silence = self._clock() - self._heard if self._holder else np.inf
             return Controls(holder=self._holder, command=self._command, silence=silence)
 
@@ -120,5 +124,19 @@ class Pilot:
                 return False
             if self._command is not None and command.seq <= self._command.seq:
                 return False
+            if not _same_motion(self._command, command):
+                self._has_changed = True
+                self._changed.notify_all()
             self._command, self._heard = command, self._clock()
             return True
+
+    def is_changed_within(self, seconds: float) -> bool:
+        """Wait until a command asks for another motion than the one before, so long at most. True once per change."""
+        with self._lock:
+            found = self._changed.wait_for(lambda: self._has_changed, seconds)
+            self._has_changed = False
+            return found
+
+
+def _same_motion(before: Drive | None, now: Drive) -> bool:
+    return before is not None and (before.axes, before.gripper, before.speed) == (now.axes, now.gripper, now.speed)

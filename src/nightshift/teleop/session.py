@@ -1,4 +1,4 @@
-"""The session: one thread owns the simulator, takes the newest command of the pilot at a fixed rate, and records.
+"""The session: one thread owns the simulator, takes the newest command of the pilot when its step is due, and records.
 
     loading ─▶ ready ─ start ─▶ running ◀─ pause, resume ─▶ paused
                  ▲                 │ success, or marked        │ marked
@@ -30,6 +30,7 @@ from nightshift.teleop import messages
 from nightshift.teleop.driver import Driver
 from nightshift.teleop.library import ORIGIN, Entry, Film, Library
 from nightshift.teleop.mirror import SCENE, Development, Frame, Mirror
+from nightshift.teleop.pacing import Pace
 from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Controls, Holder, Pilot, action_of, moves
 from nightshift.teleop.recorder import PERSON, SIMULATOR, Decision, Ending, Recorder
 from nightshift.types import INSTRUCTION, Array, Observation, Provenance, Task
@@ -147,13 +148,11 @@ class Session:
             self._listener.fail(error)
 
     def _play(self) -> None:
-        period = 1 / self._setup.suite.control_hz
         self.load()
-        due = self._clock()
+        pace = Pace(1 / self._setup.suite.control_hz, self._pilot.is_changed_within, clock=self._clock)
         while not self._closing.is_set():
+            pace.wait()
             self.tick()
-            due = max(due + period, self._clock())  # a late step is not made up for by a faster one
-            self._closing.wait(due - self._clock())
 
     def load(self) -> None:
         """Build the first simulator; DataError if the source could not take what will be recorded."""
@@ -209,6 +208,7 @@ class Session:
         driver = self._setup.driver
         return {
             "type": "welcome",
+            "mode": "record",
             "source": self._library.name,
             "suite": self._setup.env.suite,
             "tasks": [

@@ -1,6 +1,6 @@
 """Asking a person beside the robot: to put things back, or whether the task is done.
 
-A question is a file in the project, and so is its answer, which `nightshift robot answer` writes.
+A question is a file in the project, and so is its answer, which `nightshift robot answer` or a web page writes.
 """
 
 from __future__ import annotations
@@ -80,8 +80,18 @@ class FolderPerson:
                 f"another question is open now, {asked['kind']}: {asked['words']}",
                 f"answer that one: nightshift robot answer {asked['kind']} yes",
             )
-        files.write_json(self._answer, {"id": asked["id"], "answer": answer})
+        self._write(asked, answer)
         return str(asked["words"])
+
+    def reply_to(self, asked_id: str, answer: bool) -> None:
+        """Answer the question of this id. SimulatorError if it is no longer open."""
+        asked = self.question()
+        if asked is None or asked["id"] != asked_id:
+            raise SimulatorError("this question is no longer open", "read the present one")
+        self._write(asked, answer)
+
+    def _write(self, asked: dict[str, Any], answer: bool) -> None:
+        files.write_json(self._answer, {"id": asked["id"], "answer": answer})
 
 
 def wait_for_answer(person: Person, question: Question, within_s: float, clock: Clock) -> bool:

@@ -15,7 +15,7 @@ const KEYS = {
 };
 const PHASES = {
   offline: "not connected", loading: "… building the simulator", ready: "○ ready", running: "● recording",
-  paused: "❙❙ stopped", saving: "… saving", ended: "■ ended",
+  paused: "❙❙ stopped", saving: "… saving", ended: "■ ended", waiting: "… between two episodes",
 };
 
 let socket = null;
@@ -71,12 +71,18 @@ function heard(message) {
   else if (message.type === "welcome") begin(message);
   else if (message.type === "episodes") { episodes = message.episodes; listEpisodes(); }
   else if (message.type === "controls") { isPilot = message.granted; sequence = 0; sent.clear(); refresh(); }
+  else if (message.type === "question") ask(message);
   else if (message.type === "notice") notice(message.text, message.problem);
 }
 
 function begin(message) {
   welcome = message;
-  $("source").textContent = `${message.suite} → data/imports/${message.source}`;
+  $("source").textContent = { record: `${message.suite} → data/imports/${message.source}`, train: `${message.suite}: rlpd trains`,
+    ask: "what a run asks the person beside the robot" }[message.mode];
+  for (const element of document.querySelectorAll("[data-modes]"))
+    element.hidden = !element.dataset.modes.split(" ").includes(message.mode);
+  if (message.mode === "train") text("instruction", "Take over, and you drive until you hand back. If this page is closed or silent while "
+    + "you drive, the robot stops until somebody resumes; after a minute without anybody the policy goes on.");
   $("policy-line").textContent = message.policy ? `Policy: ${message.policy}` : "No policy: you drive.";
   $("handover").hidden = !message.policy;
   fillTasks();
@@ -122,12 +128,12 @@ function text(id, value) { if ($(id).textContent !== value) $(id).textContent = 
 function refresh() {
   const phase = state.phase;
   $("status").dataset.phase = phase;
-  text("phase", state.awaits_motion ? "● armed: move to begin" : PHASES[phase]);
+  text("phase", phaseInWords());
   const hz = welcome ? welcome.control_hz : 20;
-  const driving = welcome && welcome.policy ? (state.in_control === "policy" ? "the policy drives" : "you drive") : "";
-  const taken = state.interventions ? `${state.interventions} steps taken over` : "";
-  text("phase-detail", phase === "offline" ? "" : [
-    state.task && `${state.task}, init state ${state.init_state}`,
+  const driving = welcome && welcome.policy && !(welcome.mode === "train" && phase === "running") ? (state.in_control === "policy" ? "the policy drives" : "you drive") : "";
+  const taken = state.interventions ? `${state.interventions} ${state.interventions === 1 ? "step" : "steps"} taken over` : "";
+  text("phase-detail", ["offline", "waiting"].includes(phase) ? "" : [
+    [state.task, state.init_state !== undefined && `init state ${state.init_state}`].filter(Boolean).join(", "),
     `step ${state.step} (${(state.step / hz).toFixed(1)} s)`, `hand ${state.gripper}`, driving, taken].filter(Boolean).join(" · "));
   text("pilot-line", isPilot ? `You have the controls as ${state.pilot || $("who").value}.`
     : state.pilot ? `${state.pilot} has the controls; you are watching.` : "Nobody has the controls.");
@@ -136,7 +142,7 @@ function refresh() {
   $("who").readOnly = isPilot;
   document.querySelector("#handover b").textContent = state.in_control === "policy" ? "Take over" : "Hand back";
   document.querySelector("#start b").textContent =
-    phase === "paused" ? "Resume" : phase === "ended" ? "Next episode" : "Start";
+    phase === "paused" || (welcome && welcome.mode === "train") ? "Resume" : phase === "ended" ? "Next episode" : "Start";
   const playing = phase === "running" || phase === "paused";
   enable("start", isPilot && ["ready", "paused", "ended"].includes(phase));
   enable("pause", isPilot && phase === "running");
@@ -144,9 +150,53 @@ function refresh() {
   enable("failure", isPilot && playing && state.step > 0);
   enable("handover", isPilot && ["ready", "running", "paused"].includes(phase));
   enable("reset", isPilot && phase !== "saving" && phase !== "loading");
+  const isRead = performance.now() - question.since >= READ_MS;
+  for (const id of ["yes", "no"]) enable(id, isPilot && isRead);
+  text("question-hint", isPilot ? "" : "Take the controls to answer: one person says that no hand is in the way.");
   enable("undo", isPilot && ["ready", "ended"].includes(phase) && episodes.length > 0);
   enable("go", isPilot && phase !== "saving" && phase !== "loading");
 }
+
+function phaseInWords() {
+  if (state.awaits_motion) return "● armed: move to begin";
+  if (state.phase === "waiting" && question.id) return "? the run waits for you";
+  if (welcome && welcome.mode === "ask" && state.phase === "waiting") return "… nothing is asked now";
+  if (state.phase !== "running" || !welcome || welcome.mode !== "train") return PHASES[state.phase];
+  return state.in_control === "policy" ? "▶ the policy drives" : isPilot ? "◆ you drive" : `◆ ${state.pilot} drives`;
+}
+
+/* What a run asks the person beside the robot */
+
+const QUESTIONS = {
+  reset: { title: "Put the scene back, then press Ready", yes: "✓ Ready" },
+  success: { title: "Is it done?", yes: "✓ Done", no: "✗ Not done" },
+};
+const READ_MS = 1000; // the second click on one question must not answer the next
+let question = { id: "", since: 0 };
+
+function ask(message) {
+  question = { ...message, since: performance.now() };
+  $("question").hidden = !message.id;
+  if (message.id) {
+    const words = QUESTIONS[message.kind];
+    text("question-title", words.title);
+    text("question-words", message.words);
+    text("yes", words.yes);
+    if (words.no) text("no", words.no);
+    $("no").hidden = !words.no;
+    setTimeout(refresh, READ_MS + 10);
+  }
+  refresh();
+}
+
+function answer(yes) {
+  if ($("yes").disabled) return;
+  send({ type: "answer", id: question.id, yes });
+  question.since = Infinity; // once
+  refresh();
+}
+$("yes").addEventListener("click", () => answer(true));
+$("no").addEventListener("click", () => answer(false));
 
 function enable(id, value) {
   const element = $(id);

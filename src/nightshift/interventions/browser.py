@@ -1,0 +1,205 @@
+"""A person in a browser: the teleop page around the policy that `rlpd` trains.
+
+    waiting ─ begin ─▶ running ◀─ stop, resume ─▶ paused
+       ▲                  │
+       └────── end ───────┘
+
+The pilot takes over and hands back. While the pilot has taken over and the page is not heard of for DEAD_MAN_SECONDS,
+or is closed, nobody acts: the episode is paused and makes no step, so that nothing is recorded that nobody did. It goes
+on when a pilot says so, or with the policy after RETURN_SECONDS in which no pilot was heard of.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from nightshift import config, envs
+from nightshift.access import Access, page_url
+from nightshift.closing import Closing
+from nightshift.envs.robot.people import FolderPerson
+from nightshift.interventions.base import Moment
+from nightshift.telemetry.console import console
+from nightshift.teleop import messages
+from nightshift.teleop.hub import Hub
+from nightshift.teleop.mirror import SCENE, Frame, to_jpeg
+from nightshift.teleop.pacing import Pace
+from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Controls, Pilot, action_of
+from nightshift.teleop.server import Server, Station, listen
+from nightshift.types import Array, Task
+
+RETURN_SECONDS = 60.0
+"""A policy that trains unattended does not wait for ever for somebody who closed the page."""
+_REFUSED = "the episodes are rlpd's: take over, hand back, stop and resume are all there is here"
+
+
+class BrowserIntervention(Closing):
+    """While no page is open, nothing is drawn and the policy plays as fast as it can."""
+
+    def __init__(
+        self,
+        env: config.Env,
+        address: tuple[str, int],
+        token: str | None,
+        *,
+        is_let_go: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`is_let_go`: nobody wants the episode any more, so that a pause ends."""
+        self._suite = envs.selected(env)
+        self._clock = clock
+        self._is_let_go = is_let_go
+        self._pilot, self._hub = Pilot(clock), Hub()
+        self._pace = Pace(1 / self._suite.control_hz, self._pilot.is_changed_within, clock=clock, sleep=sleep)
+        self._orders: deque[tuple[int, messages.Order]] = deque()
+        self._phase: Literal["waiting", "running", "paused"] = "waiting"
+        self._task = ""
+        self._step = self._intervened = 0
+        self._driver = -1
+        """The connection that drives; another page of the same person has to say Resume."""
+        self._alone_since: float | None = None
+        """When the pilot of a paused episode was last heard of."""
+        self._gripper: messages.Gripper = "open"
+        self._executed_seq = -1
+        person = FolderPerson() if env.robot else None
+        station = Station(watched=self, pilot=self._pilot, hub=self._hub, access=Access(token), person=person)
+        self._server = Server(station, listen(*address, "change machine.page in params.yaml"))
+        self._thread = threading.Thread(target=self._server.serve, name="intervention-page", daemon=True)
+        self._thread.start()
+        console.print(f"{page_url(address[0], self.port)}  watch the policy and take over", soft_wrap=True)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    def close(self) -> None:
+        self._server.stop()
+        self._thread.join()
+
+    # What is played, by the thread that plays it
+
+    def begin(self, task: Task) -> None:
+        self._orders.clear()
+        self._pilot.has_control = False
+        self._phase, self._task, self._step, self._intervened = "running", task.name, 0, 0
+
+    def override(self, moment: Moment) -> Array | None:
+        self._step = moment.step
+        controls = self._wait_for_step(moment)
+        self._executed_seq = controls.command.seq if controls.command else self._executed_seq
+        action = self._action(controls) if self._pilot.has_control else None
+        self._gripper = "closed" if (moment.policy_action if action is None else action)[-1] > 0 else "open"
+        self._intervened += action is not None
+        self._hub.tell(self.state())
+        return action
+
+    def end(self) -> None:
+        self._phase, self._pilot.has_control = "waiting", False
+        self._hub.tell(self.state())
+
+    def _wait_for_step(self, moment: Moment) -> Controls:
+        """The pilot as of the step that is made now."""
+        if self._hub.count:
+            self._show(moment)
+            self._pace.wait()
+        while True:
+            while self._orders:
+                self._carry_out(*self._orders.popleft())
+            controls = self._pilot.read()
+            self._watch_over(controls)
+            if self._is_let_go():
+                self._pilot.has_control = False
+                return controls
+            if self._phase == "running":
+                return controls
+            self._hub.tell(self.state())
+            self._pace.wait()
+
+    def _show(self, moment: Moment) -> None:
+        image = moment.picture()
+        if image is not None:
+            self._hub.show(Frame(view=SCENE, step=moment.step, time=self._clock(), jpeg=to_jpeg(image)))
+
+    def _action(self, controls: Controls) -> Array:
+        return action_of(controls.command, self._suite.action_space, self._gripper).astype(np.float32)
+
+    def _watch_over(self, controls: Controls) -> None:
+        """Stop if whoever has taken over is gone; go on with the policy if nobody comes back."""
+        if self._phase == "running":
+            if self._pilot.has_control and not controls.are_held_by(self._driver):
+                self._pause("the pilot's page is gone: stopped")
+            elif self._pilot.has_control and not controls.are_alive:
+                self._pause(f"no word from the pilot for {DEAD_MAN_SECONDS} s: stopped")
+        elif controls.are_alive:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = self._clock()
+        elif self._clock() - self._alone_since > RETURN_SECONDS:
+            self._pilot.has_control, self._phase = False, "running"
+            self._say(f"nobody came back for {RETURN_SECONDS:g} s: the policy goes on")
+
+    def _pause(self, why: str) -> None:
+        self._phase, self._alone_since = "paused", None
+        self._say(why, is_problem=True)
+
+    def _carry_out(self, client: int, order: messages.Order) -> None:
+        if not self._pilot.is_held_by(client):
+            return  # the controls have gone to somebody else meanwhile
+        match order:
+            case messages.TakeOver() | messages.HandBack():
+                self._pilot.has_control, self._driver = isinstance(order, messages.TakeOver), client
+            case messages.Pause():
+                self._phase, self._alone_since = "paused", None
+            case messages.Resume():
+                self._phase, self._driver = "running", client
+            case _:
+                self._say(_REFUSED, is_problem=True)
+
+    def _say(self, text: str, *, is_problem: bool = False) -> None:
+        self._hub.tell({"type": "notice", "text": text, "problem": is_problem})
+
+    # What the pages see, by the server's thread
+
+    @property
+    def axes(self) -> int:
+        return self._suite.action_space.size - 1
+
+    def submit(self, client: int, order: messages.Order) -> None:
+        self._orders.append((client, order))
+
+    def welcome(self) -> dict[str, Any]:
+        return {
+            "type": "welcome",
+            "mode": "train",
+            "suite": self._suite.name,
+            "tasks": [],
+            "views": [SCENE],
+            "control_hz": self._suite.control_hz,
+            "axes": self.axes,
+            "policy": "the one that rlpd trains",
+            "lost": "",
+        }
+
+    def episodes(self) -> dict[str, Any]:
+        return {"type": "episodes", "episodes": []}
+
+    def state(self) -> dict[str, Any]:
+        holder = self._pilot.holder
+        return {
+            "type": "state",
+            "phase": self._phase,
+            "task": self._task,
+            "step": self._step,
+            "interventions": self._intervened,
+            "pilot": holder.who if holder else "",
+            "in_control": "person" if self._pilot.has_control else "policy",
+            "gripper": self._gripper,
+            "seq": self._executed_seq,
+            "time": self._clock(),
+        }

@@ -1,0 +1,488 @@
+"""A person in a browser takes over from the policy that rlpd trains: over a real WebSocket, and in a real Chromium."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nightshift import config, envs
+from nightshift.access import TOKEN_VARIABLE
+from nightshift.adapters.tracking import JsonlTracker
+from nightshift.data.episode import Episode
+from nightshift.data.episode_store import EpisodeStore
+from nightshift.errors import ConfigError
+from nightshift.interventions.base import Moment
+from nightshift.interventions.browser import RETURN_SECONDS, BrowserIntervention
+from nightshift.interventions.opening import check_person
+from nightshift.pipeline.job import Job
+from nightshift.policies.snapshot import snapshot
+from nightshift.rollouts.engine import ONE_AT_A_TIME
+from nightshift.rollouts.local import LocalPool
+from nightshift.teleop import messages
+from nightshift.teleop.pilot import DEAD_MAN_SECONDS
+from nightshift.teleop.server import listen
+from nightshift.types import Array, InterventionSettings, RolloutRequest, Scene, Task
+from tests.browser import browser
+from tests.conftest import REPOSITORY
+from tests.rollouts.parts import policy
+from tests.stages.test_rlpd import (
+    clone,  # noqa: F401 - a fixture
+    cloned,  # noqa: F401 - a fixture
+    learn,
+)
+from tests.teleop.parts import Clock
+from tests.teleop.serving import Visitor, until, visitor
+from tests.teleop.test_command import flown, free_port
+
+TASK = Task(suite="fake", name="near", language="reach it", index=0, suite_size=2)
+PAGES_OWN = (0.7, -0.3, 0.25, 0.0, 0.0, 0.0)
+PERSON = np.array([*PAGES_OWN, -1.0], np.float32)
+POLICY = np.full(7, 0.125, np.float32)
+"""Its hand closes."""
+HERE = ("127.0.0.1", 0)
+
+
+def no_scene() -> Scene:
+    raise AssertionError("a person sees the picture")
+
+
+class Play:
+    """A source whose episode a test plays step by step; time passes when the source waits."""
+
+    def __init__(self, env: config.Env, **options: Any) -> None:
+        self.clock = Clock()
+        self.drawn = 0
+        self.stands_still = False
+        """Time, while the source waits."""
+        self.source = BrowserIntervention(env, HERE, None, clock=self.clock, sleep=self._sleep, **options)
+        self.source._pace._is_changed_within = self._pass
+        self.step = 0
+
+    @property
+    def port(self) -> int:
+        return self.source.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def begin(self) -> None:
+        self.step = 0
+        self.source.begin(TASK)
+
+    def override(self) -> Array | None:
+        moment = Moment(step=self.step, observation={}, scene=no_scene, picture=self._draw, policy_action=POLICY)
+        self.step += 1
+        return self.source.override(moment)
+
+    def by_person(self) -> bool:
+        """Whether the next step is the person's; then it is what the page asked for."""
+        action = self.override()
+        assert action is None or action.tolist() == PERSON.tolist()
+        return action is not None
+
+    def order(self, page: Visitor, kind: str) -> None:
+        """What the page asks for, and that has arrived when this returns."""
+        page.say(type=kind)
+        until(lambda: bool(self.source._orders))
+
+    def drive(self, page: Visitor) -> None:
+        before = self.seq
+        page.drive(*PAGES_OWN)
+        until(lambda: self.seq > before)
+
+    @property
+    def seq(self) -> int:
+        command = self.source._pilot.command
+        return command.seq if command else 0
+
+    @property
+    def phase(self) -> str:
+        return str(self.source.state()["phase"])
+
+    def _draw(self) -> Any:
+        self.drawn += 1
+        return np.zeros((16, 16, 3), np.uint8)
+
+    def _sleep(self, seconds: float) -> None:
+        if not self.stands_still:
+            self.clock.now += seconds
+
+    def _pass(self, seconds: float) -> bool:
+        self._sleep(seconds)
+        time.sleep(0.001)  # others have their turn
+        return self.stands_still
+
+
+@pytest.fixture
+def play(params: config.Params) -> Iterator[Play]:
+    with closing(Play(params.env)) as found:
+        yield found
+
+
+@contextmanager
+def closing(found: Play) -> Iterator[Play]:
+    try:
+        yield found
+    finally:
+        found.source.close()
+
+
+def test_a_page_takes_over_and_hands_back_and_acts_at_exactly_those_steps(play: Play) -> None:
+    play.begin()
+    assert not play.by_person() and play.drawn == 0, "nobody watches"
+    with visitor(play) as page:
+        assert page.hear("welcome")["mode"] == "train"
+        assert page.fly("Ada")
+        play.drive(page)
+        taken = [play.by_person()]
+        play.order(page, "take_over")
+        taken += [play.by_person() for _ in range(3)]
+        play.order(page, "hand_back")
+        taken += [play.by_person() for _ in range(2)]
+        assert taken == [False, True, True, True, False, False]
+        page.hear_until("state", lambda state: state["interventions"] == 3 and state["step"] == 6)
+        assert page.pictures and play.drawn == 6
+        play.source.end()
+        page.hear_until("state", lambda state: state["phase"] == "waiting")
+
+
+def test_an_episode_begins_with_the_policy_whoever_drove_the_one_before(play: Play) -> None:
+    play.begin()
+    with visitor(play) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.order(page, "take_over")
+        assert play.by_person()
+        play.begin()
+        assert not play.by_person()
+
+
+def test_the_hand_stays_as_it_was_until_the_page_has_said_otherwise(play: Play) -> None:
+    play.begin()
+    play.override()
+    with visitor(play) as page:
+        page.fly("Ada")
+        play.order(page, "take_over")
+        action = play.override()
+        assert action is not None
+        assert action.tolist() == [0, 0, 0, 0, 0, 0, 1.0], "it holds still, and what the policy held"
+
+
+def meanwhile(play: Play, *later: Callable[[], None]) -> bool:
+    """One step that waits while these happen, one after the other, each when the source has paused."""
+    found: list[bool] = []
+    play.stands_still = True
+    stepping = threading.Thread(target=lambda: found.append(play.by_person()))
+    stepping.start()
+    until(lambda: play.phase == "paused")
+    for happen in later:
+        assert not found
+        happen()
+    stepping.join(60)
+    play.stands_still = False
+    return found[0]
+
+
+def test_a_closed_tab_stops_the_person_and_nobody_acts_until_another_pilot_resumes(play: Play) -> None:
+    play.begin()
+    with visitor(play) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.order(page, "take_over")
+        assert play.by_person()
+    until(lambda: play.source._pilot.holder is None)
+    with visitor(play) as other:
+
+        def come_back() -> None:
+            assert other.fly("Bob")
+            play.drive(other)
+            other.say(type="hand_back")
+            other.say(type="resume")
+
+        assert not meanwhile(play, come_back), "the first step after it is the policy's, as Bob wants"
+        assert not play.by_person()
+
+
+def test_a_silent_page_stops_the_person_within_a_second(play: Play) -> None:
+    play.begin()
+    with visitor(play, close_timeout=0.1) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.order(page, "take_over")
+        assert play.by_person()
+        began = play.clock.now
+        while play.clock.now - began <= DEAD_MAN_SECONDS:
+            assert play.by_person()
+            play.clock.now += 0.05
+        assert play.clock.now - began < 1
+
+        def speak_again() -> None:
+            play.drive(page)
+            assert play.phase == "paused", "it moves again only when it is told to"
+            page.say(type="resume")
+
+        assert meanwhile(play, speak_again)
+
+
+def test_if_nobody_comes_back_the_policy_goes_on(play: Play) -> None:
+    play.begin()
+    with visitor(play) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.order(page, "take_over")
+        assert play.by_person()
+    until(lambda: play.source._pilot.holder is None)
+    before = play.clock.now
+    assert not play.by_person()
+    assert RETURN_SECONDS < play.clock.now - before < RETURN_SECONDS + 1
+    assert play.phase == "running"
+
+
+def test_a_run_that_is_interrupted_does_not_wait_for_a_pilot_who_has_stopped_it(params: config.Params) -> None:
+    let_go = threading.Event()
+    with closing(Play(params.env, is_let_go=let_go.is_set)) as play, visitor(play) as page:
+        play.begin()
+        page.fly("Ada")
+        play.drive(page)
+        play.order(page, "take_over")
+        assert play.by_person()
+        play.order(page, "pause")
+        assert not meanwhile(play, let_go.set)
+
+
+def test_what_is_rlpds_cannot_be_asked_for_and_others_watch(play: Play) -> None:
+    play.begin()
+    with visitor(play) as page, visitor(play) as other:
+        page.fly("Ada")
+        assert not other.fly("Bob")
+        other.say(type="take_over")
+        other.hear_until("notice", lambda notice: "you are watching" in notice["text"])
+        play.order(page, "undo")
+        assert not play.by_person()
+        page.hear_until("notice", lambda notice: "the episodes are rlpd's" in notice["text"])
+
+
+class StopWhen(JsonlTracker):
+    """Ctrl-C when the person is done."""
+
+    def __init__(self, path: Path, is_done: threading.Event) -> None:
+        super().__init__(path)
+        self._is_done = is_done
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        super().log(metrics, step)
+        if self._is_done.is_set():
+            raise KeyboardInterrupt
+
+
+class Ada(threading.Thread):
+    """A page that stops the policy, drives for some steps, stops, and hands back."""
+
+    STEPS = 3
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.port = port
+        self.is_done = threading.Event()
+        self.first = self.last = -1
+        """Control steps of the episode that she drove in."""
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with flown(self.port) as page:
+                assert page.fly("Ada")
+                self._take_part(page)
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            self.error = error
+        finally:
+            self.is_done.set()
+
+    def _take_part(self, page: Visitor) -> None:
+        """Until she has driven as long as she wants in one episode: the policy may end one before."""
+        last = None
+        while last is None:
+            first = self._stopped_at(page, lambda state: True)
+            assert first is not None
+            page.say(type="take_over")
+            page.hear_until(
+                "state", lambda state: state["in_control"] == "person", meanwhile=lambda _: self._drive(page)
+            )
+            page.say(type="resume")
+            last = self._stopped_at(page, lambda state: state["interventions"] >= self.STEPS, driver="person")
+            self.first, self.last = first, last or -1
+        page.say(type="hand_back")
+        page.say(type="resume")  # which counts as long as she is here
+        page.hear_until("state", lambda state: state["phase"] != "paused", meanwhile=lambda _: self._drive(page))
+
+    def _stopped_at(self, page: Visitor, wanted: Callable[[Mapping[str, Any]], bool], driver: str = "") -> int | None:
+        """Play until it is as wanted, and stop before a step, whose number it is; None if the episode of this driver
+        is over before."""
+        found: list[int | None] = []
+
+        def look(state: Mapping[str, Any]) -> bool:
+            self._drive(page)
+            if driver and state["in_control"] != driver:
+                found.append(None)
+            elif state["phase"] == "paused" and wanted(state):
+                found.append(state["step"])
+            elif state["phase"] == "paused":  # she was not heard of for a moment
+                page.say(type="resume")
+            elif state["phase"] == "running" and wanted(state):
+                page.say(type="pause")
+            return bool(found)
+
+        page.hear_until("state", look)
+        return found[0]
+
+    def _drive(self, page: Visitor) -> None:
+        page.drive(*PAGES_OWN)
+
+
+def settings_of_browser() -> InterventionSettings:
+    section = config.load(REPOSITORY / "params.yaml").rlpd.interventions
+    numbers = section.model_dump(exclude={"takeover", "imitate"})
+    return InterventionSettings(**{**numbers, "source": "browser"})
+
+
+def test_ctrl_c_ends_a_run_that_a_pilot_has_stopped(params: config.Params) -> None:
+    env = params.env.model_copy(update={"horizon": 600})
+    request = RolloutRequest(
+        task="far", split="train", init_state=3, controller="sample", seed=5, interventions=settings_of_browser()
+    )
+    port = free_port()
+    pool = LocalPool(env, replace(ONE_AT_A_TIME, page=("127.0.0.1", port)))
+    ended = threading.Event()
+
+    def interrupt() -> None:
+        ada = Ada(port)
+        with flown(port) as page:
+            page.fly("Ada")
+            ada._stopped_at(page, lambda state: True)
+            os.kill(os.getpid(), signal.SIGINT)
+            while not ended.wait(0.05):  # she stays, so that nobody's absence ends the pause
+                ada._drive(page)
+
+    person = threading.Thread(target=interrupt)
+    person.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(pool.run([request], snapshot(policy())))
+    finally:
+        ended.set()
+        person.join()
+        pool.close()
+
+
+def at_page(job: Job, port: int) -> Job:
+    return replace(job, machine=job.machine.model_copy(update={"page": f"127.0.0.1:{port}"}))
+
+
+@pytest.mark.usefixtures("clone")
+def test_the_stage_rlpd_records_the_pages_action_where_the_page_drove_and_the_policys_own_beside_it(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    from nightshift.policies.device import resolve
+    from nightshift.rollouts.opening import open_pool
+
+    port = free_port()
+    ada = Ada(port)
+    given = at_page(job("rlpd"), port)
+    long = params.model_copy(update={"env": params.env.model_copy(update={"horizon": 60})})
+    pool = open_pool(given.machine, long.env, resolve("cpu"))
+    given = replace(given, pool=lambda env: pool, tracker=StopWhen(job("rlpd").state / "metrics.jsonl", ada.is_done))
+    ada.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            learn(given, long, steps=10**6, episodes_at_once=1, interventions={"source": "browser"})
+    finally:
+        ada.join()
+        pool.close()
+    assert ada.error is None
+    *others, episode = [one for one in EpisodeStore(job("rlpd").state / "episodes") if one.interventions.any()]
+    driven = range(ada.first, ada.last)
+    assert len(driven) >= Ada.STEPS
+    assert np.flatnonzero(episode.interventions).tolist() == list(driven)
+    for one in (*others, episode):
+        assert_is_whoever_drove(one)
+    changed = (episode.actions[:-1] != episode.policy_actions[:-1].clip(-1, 1)).any(axis=1)
+    assert np.array_equal(changed, episode.interventions[:-1]), "elsewhere the policy's own was executed"
+
+
+def assert_is_whoever_drove(episode: Episode) -> None:
+    for step in np.flatnonzero(episode.interventions).tolist():
+        assert episode.actions[step, :6].tolist() == PERSON[:6].tolist()
+        assert episode.policy_actions[step].tolist() != PERSON.tolist()
+
+
+@pytest.mark.parametrize("page", ["127.0.0.1", "127.0.0.1:", ":8600", "127.0.0.1:65536", "127.0.0.1:-1", "here:http"])
+def test_an_address_that_is_none_is_refused_when_params_are_read(params: config.Params, page: str) -> None:
+    machine = {**params.machine.model_dump(), "page": page}
+    with pytest.raises(ValueError, match="should be HOST:PORT with a port from 0 to 65535"):
+        config.Machine.model_validate(machine)
+
+
+def test_a_page_that_could_not_be_served_is_refused_before_the_first_stage(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    by_page = params.rlpd.interventions.model_copy(update={"source": "browser"})
+    check_person(by_page, params.machine.model_copy(update={"page": "[::1]:0"}))
+    with pytest.raises(ConfigError, match=r"machine.page: 0.0.0.0 lets other machines move the robot"):
+        check_person(by_page, params.machine.model_copy(update={"page": "0.0.0.0:8600"}))
+    with listen(*HERE) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="cannot be listened on") as raised:
+            check_person(by_page, params.machine.model_copy(update={"page": f"127.0.0.1:{port}"}))
+    assert raised.value.next_step == "change machine.page in params.yaml"
+    with pytest.raises(ConfigError, match="one episode at a time"):
+        check_person(by_page, params.machine.model_copy(update={"actors": 1}))
+
+
+def test_in_a_real_browser_a_person_takes_over_with_keys_and_hands_back(params: config.Params) -> None:
+    with closing(Play(params.env)) as play, browser() as tab:
+        play.begin()
+        tab.visit(play.url, 1440)
+        tab.wait("welcome !== null")
+        assert tab.evaluate("document.getElementById('undo').hidden && document.getElementById('success').hidden")
+        tab.evaluate("document.getElementById('who').value = 'Ada'")
+        tab.click("#controls")
+        tab.wait("isPilot")
+        assert play.override() is None
+        tab.wait("document.getElementById('phase').textContent === '▶ the policy drives'")
+        tab.key("KeyD", down=True)
+        until(lambda: _axes(play)[1:2] == [1.0])
+        tab.key("KeyT", down=True)
+        tab.key("KeyT", down=False)
+        until(lambda: bool(play.source._orders))
+        driven = [play.override() for _ in range(3)]
+        assert [None if one is None else one[:6].tolist() for one in driven] == [[0, np.float32(0.35), 0, 0, 0, 0]] * 3
+        assert [one is not None and one[6] == 1.0 for one in driven] == [True] * 3, "the hand keeps what it holds"
+        tab.wait("document.getElementById('phase').textContent === '◆ you drive'")
+        tab.key("KeyT", down=True)
+        tab.key("KeyT", down=False)
+        until(lambda: bool(play.source._orders))
+        assert play.override() is None
+        tab.wait("document.getElementById('phase-detail').textContent.includes('3 steps taken over')")
+        tab.wait("pictures[0].naturalWidth > 0")
+        assert not tab.complaints()
+
+
+def _axes(play: Play) -> list[float]:
+    command: messages.Drive | None = play.source._pilot.command
+    return list(command.axes) if command else []
+
+
+def test_the_action_space_of_the_page_is_the_suites(play: Play, params: config.Params) -> None:
+    assert play.source.axes == envs.suite(params.env.suite).action_space.size - 1
