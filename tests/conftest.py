@@ -14,25 +14,23 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import pytest
-import torch
 import yaml
 from hypothesis import settings
 
 from nightshift import config, files
-from nightshift.adapters.tracking import JsonlTracker
 from nightshift.config import merged
-from nightshift.pipeline.job import Job
 from nightshift.project import paths
-from nightshift.rollouts.base import Pool
-from nightshift.rollouts.local import LocalPool
-from tests import disk, parsing, schema  # noqa: F401  they change how this process works
+from tests import forks
 from tests.command import Command
-from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
+
+if TYPE_CHECKING:
+    from nightshift.pipeline.job import Job
+    from nightshift.rollouts.base import Pool
 
 # No test depends on how fast the machine is.
 settings.register_profile("nightshift", deadline=None)
@@ -46,7 +44,6 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for _address in ("RAY_ADDRESS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):  # tests bring their own
     os.environ.pop(_address, None)
-torch.set_num_threads(1)  # as stages do: a test must not compute otherwise before one than after it
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 
 SMALL: dict[str, Any] = {
@@ -106,9 +103,24 @@ longest: begun last, one would run on one core while the other is idle. Every ot
 _PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What is imported from now on stays: garbage collections need not look at its million objects again and again."""
     gc.disable()
+    if config.getoption("dist", "no") == "no":  # a process that runs tests, not the one that deals them out
+        _prepare_process()
+
+
+def _prepare_process() -> None:
+    import torch
+
+    from tests import disk, parsing, schema  # noqa: F401  they change how this process works
+
+    torch.set_num_threads(1)  # as stages do: a test must not compute otherwise before one than after it
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    forks.share()
 
 
 def pytest_collection_finish() -> None:
@@ -277,6 +289,10 @@ def params(project: Path) -> config.Params:
 @contextlib.contextmanager
 def jobs(root: Path) -> Iterator[Callable[[str], Job]]:
     """Makes a job for a stage of a project, with simulators in this process and metrics in a file."""
+    from nightshift.adapters.tracking import JsonlTracker
+    from nightshift.pipeline.job import Job
+    from nightshift.rollouts.local import LocalPool
+
     pools: dict[config.Env, Pool] = {}
 
     def make(stage: str) -> Job:
@@ -308,7 +324,7 @@ def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     real = multiprocessing.get_context
 
     def get_context(method: str | None = None) -> Any:
-        return context() if method == "spawn" else real(method)
+        return forks.context() if method == "spawn" else real(method)
 
     monkeypatch.setattr(multiprocessing, "get_context", get_context)
 
