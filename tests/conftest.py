@@ -49,7 +49,7 @@ for _address in ("RAY_ADDRESS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):  # te
 SMALL: dict[str, Any] = {
     "machine": {"workers": 0, "checkpoint_every": {"sft_steps": 20, "rloo_iterations": 1}},
     "env": {"suite": "fake", "tasks": [], "protocol": "openvla-oft", "horizon": 12},
-    "states": {"validation_share": 0.06},
+    "states": {"validation_share": 0.02},
     "collect": {"demos_per_task": 4, "attempts": 3, "disturbance": 0.0},
     "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3},
     "policy": {"inputs": ["objects", "task"], "hidden": [16], "chunk": 1},
