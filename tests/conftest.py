@@ -74,7 +74,7 @@ UNITS = (
     ("flows/test_lifecycle.py", "flows/test_pipeline.py", "flows/test_serve.py"),  # a Prefect server
     (  # a Ray of one node
         *("learners/test_ranks.py", "learners/test_gpus.py", "rollouts/test_pool.py", "rollouts/test_bundles.py"),
-        *("rollouts/test_stragglers.py", "faults/test_simulator.py", "stream/test_ray_link.py"),
+        *("rollouts/test_stragglers.py", "faults/test_simulator.py", "stream/test_ray_link.py", "stages/test_sft.py"),
     ),
     ("faults/test_cluster.py", "faults/test_killed_driver.py"),  # the head of a Ray of several nodes
     ("pipeline/test_compute_node.py",),
