@@ -44,6 +44,8 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for _address in ("RAY_ADDRESS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):  # tests bring their own
     os.environ.pop(_address, None)
+# Each of the tests' projects would compile the control step for itself, which takes twenty seconds of CPU time.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(REPOSITORY / paths.LIBERO_CONFIG / "numba"))  # before numba is imported
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 
 SMALL: dict[str, Any] = {
@@ -97,6 +99,10 @@ UNITS = (
     ("rollouts/test_engine.py",),
     ("algorithms/test_on_policy.py",),
     ("policies/test_families.py",),
+    ("stages/test_states.py",),
+    ("robots/test_same_run.py",),
+    ("policies/test_expert.py",),
+    ("policies/test_expert_skills.py",),
 )
 """Files whose tests one process runs, since they share what is slow to start, and that are begun first, since they take
 longest: begun last, one would run on one core while the other is idle. Every other file is a unit of its own."""

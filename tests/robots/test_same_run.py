@@ -39,8 +39,8 @@ from tests.stages.test_rlpd import (
 FEW: dict[str, Any] = {
     "collect": {"demos_per_task": 6},
     "policy": {"head": "tanh_gaussian", "hidden": [32]},
-    "sft": {"steps": 100, "batch_size": 64, "learning_rate": 3.0e-3},
-    "rlpd": {**SMALL, "steps": 60, "validation": {"every": 30}},
+    "sft": {"batch_size": 64, "learning_rate": 3.0e-3},
+    "rlpd": {**SMALL, "steps": 60, "training_starts": 20, "validation": {"every": 30}},
     "evaluate": {"init_states": 4},
 }
 THRESHOLD = 0.479
