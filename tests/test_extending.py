@@ -48,6 +48,7 @@ POLICY = {
 PARAMS: dict[str, Any] = {
     "algorithms": ["rloo", "rlpd"],
     "env": {"suite": "slider", "horizon": 30},
+    "states": {"validation_share": 0.06},
     "policy": POLICY,
     "dataset": {"sources": ["demos", "by_hand"]},
     "sft": {"steps": 50},
