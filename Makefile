@@ -20,7 +20,9 @@ serve: setup
 	$(BIN)/nightshift serve
 
 # Tests share what is slow to start, so a process gets whole files, and those of tests/conftest.py together and first.
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# Two processes more than cores: a quarter of the time a test waits for servers and workers that it has started.
+PROCESSES := $(shell expr `getconf _NPROCESSORS_ONLN` + 2)
+PYTEST := $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST) -m "not slow"

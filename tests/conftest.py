@@ -14,25 +14,23 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import pytest
-import torch
 import yaml
 from hypothesis import settings
 
 from nightshift import config, files
-from nightshift.adapters.tracking import JsonlTracker
 from nightshift.config import merged
-from nightshift.pipeline.job import Job
 from nightshift.project import paths
-from nightshift.rollouts.base import Pool
-from nightshift.rollouts.local import LocalPool
-from tests import disk, parsing, schema  # noqa: F401  they change how this process works
+from tests import forks
 from tests.command import Command
-from tests.forks import context
 from tests.ray_cluster import cluster, forked_workers
+
+if TYPE_CHECKING:
+    from nightshift.pipeline.job import Job
+    from nightshift.rollouts.base import Pool
 
 # No test depends on how fast the machine is.
 settings.register_profile("nightshift", deadline=None)
@@ -46,13 +44,14 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for _address in ("RAY_ADDRESS", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):  # tests bring their own
     os.environ.pop(_address, None)
-torch.set_num_threads(1)  # as stages do: a test must not compute otherwise before one than after it
+# Each of the tests' projects would compile the control step for itself, which takes twenty seconds of CPU time.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(REPOSITORY / paths.LIBERO_CONFIG / "numba"))  # before numba is imported
 (REPOSITORY / ".state").mkdir(exist_ok=True)  # Prefect's home lies in it, and Prefect makes one level only
 
 SMALL: dict[str, Any] = {
     "machine": {"workers": 0, "checkpoint_every": {"sft_steps": 20, "rloo_iterations": 1}},
     "env": {"suite": "fake", "tasks": [], "protocol": "openvla-oft", "horizon": 12},
-    "states": {"validation_share": 0.06},
+    "states": {"validation_share": 0.02},
     "collect": {"demos_per_task": 4, "attempts": 3, "disturbance": 0.0},
     "sft": {"steps": 300, "batch_size": 32, "learning_rate": 1.0e-3},
     "policy": {"inputs": ["objects", "task"], "hidden": [16], "chunk": 1},
@@ -77,7 +76,7 @@ UNITS = (
     ("flows/test_lifecycle.py", "flows/test_pipeline.py", "flows/test_serve.py"),  # a Prefect server
     (  # a Ray of one node
         *("learners/test_ranks.py", "learners/test_gpus.py", "rollouts/test_pool.py", "rollouts/test_bundles.py"),
-        *("rollouts/test_stragglers.py", "faults/test_simulator.py", "stream/test_ray_link.py"),
+        *("rollouts/test_stragglers.py", "faults/test_simulator.py", "stream/test_ray_link.py", "stages/test_sft.py"),
     ),
     ("faults/test_cluster.py", "faults/test_killed_driver.py"),  # the head of a Ray of several nodes
     ("pipeline/test_compute_node.py",),
@@ -100,15 +99,34 @@ UNITS = (
     ("rollouts/test_engine.py",),
     ("algorithms/test_on_policy.py",),
     ("policies/test_families.py",),
+    ("stages/test_states.py",),
+    ("robots/test_same_run.py",),
+    ("policies/test_expert.py",),
+    ("policies/test_expert_skills.py",),
 )
 """Files whose tests one process runs, since they share what is slow to start, and that are begun first, since they take
 longest: begun last, one would run on one core while the other is idle. Every other file is a unit of its own."""
 _PLACES = {f"tests/{name}": place for place, unit in enumerate(UNITS) for name in unit}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What is imported from now on stays: garbage collections need not look at its million objects again and again."""
     gc.disable()
+    if config.getoption("dist", "no") == "no":  # a process that runs tests, not the one that deals them out
+        _prepare_process()
+
+
+def _prepare_process() -> None:
+    import torch
+
+    from tests import disk, parsing, schema  # noqa: F401  they change how this process works
+
+    torch.set_num_threads(1)  # as stages do: a test must not compute otherwise before one than after it
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    forks.share()
 
 
 def pytest_collection_finish() -> None:
@@ -277,6 +295,10 @@ def params(project: Path) -> config.Params:
 @contextlib.contextmanager
 def jobs(root: Path) -> Iterator[Callable[[str], Job]]:
     """Makes a job for a stage of a project, with simulators in this process and metrics in a file."""
+    from nightshift.adapters.tracking import JsonlTracker
+    from nightshift.pipeline.job import Job
+    from nightshift.rollouts.local import LocalPool
+
     pools: dict[config.Env, Pool] = {}
 
     def make(stage: str) -> Job:
@@ -308,7 +330,7 @@ def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     real = multiprocessing.get_context
 
     def get_context(method: str | None = None) -> Any:
-        return context() if method == "spawn" else real(method)
+        return forks.context() if method == "spawn" else real(method)
 
     monkeypatch.setattr(multiprocessing, "get_context", get_context)
 

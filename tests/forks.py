@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 from collections.abc import Callable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -36,6 +36,7 @@ PRELOADED = (
     "nightshift.cli.app",
     "tests.disk",
     "tests.parsing",
+    "tests.schema",
     "tests.faults.stream_processes",
     "nightshift.learners.data_parallel",
     "nightshift.learners.fsdp",
@@ -48,8 +49,35 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(PRELOADED))
 
 
+_SHARED_SERVER = "NIGHTSHIFT_TEST_FORK_SERVER"
+
+
+def share() -> None:
+    """Have the processes of `pytest -n`, which this one starts after that, fork from one process: its imports take ten
+    seconds of CPU time."""
+    context()
+    os.environ[_SHARED_SERVER] = _server()._forkserver_address
+
+
+def _join(address: str) -> None:
+    """Fork from the process that another one has started, and that ends with it."""
+    server = _server()
+    server._forkserver_address = address
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # in place of the end of a pipe
+    server.ensure_running = vars(forkserver)["ensure_running"] = resource_tracker.ensure_running
+
+
+def _server() -> Any:
+    return vars(forkserver)["_forkserver"]
+
+
+if _SHARED_SERVER in os.environ:
+    _join(os.environ.pop(_SHARED_SERVER))
+
+
 def context() -> ForkServerContext:
-    """For what would spawn processes: these have the variables of the first test that forked one, not of this one."""
+    """For what would spawn processes: these have the variables of the first process that called this, not of this
+    one."""
     with contextlib.chdir(Path(__file__).parent.parent), mock.patch.dict(os.environ, SETTINGS):
         forkserver.ensure_running()  # the first call starts the process that all others are forked from
     return _CONTEXT

@@ -48,11 +48,12 @@ POLICY = {
 PARAMS: dict[str, Any] = {
     "algorithms": ["rloo", "rlpd"],
     "env": {"suite": "slider", "horizon": 30},
+    "states": {"validation_share": 0.06},
     "policy": POLICY,
     "dataset": {"sources": ["demos", "by_hand"]},
     "sft": {"steps": 50},
     "rloo": {"iterations": 1, "groups": 2, "learn_std": False},
-    "rlpd": {**RLPD, "steps": 30, "reward": "hurry", "validation": {"every": 30}},
+    "rlpd": {**RLPD, "steps": 30, "training_starts": 20, "reward": "hurry", "validation": {"every": 30}},
     "evaluate": {"init_states": 3},
 }
 COST = np.float32(0.02)

@@ -18,7 +18,7 @@ from tests.command import Command
 from tests.conftest import add_store, edit, git, make_project, nightshift
 
 SECONDS = 60
-ITERATIONS = 40
+ITERATIONS = 20
 
 
 def inhabitants(root: Path) -> list[str]:

@@ -36,7 +36,7 @@ def kill_after_new_checkpoint(root: Path, stage: str, delay: float, look: Callab
     before = checkpoints(root, stage)
     command = Command(root, "stage", stage)
     while command.is_running() and not checkpoints(root, stage) - before:
-        time.sleep(0.002)
+        time.sleep(0.01)
     time.sleep(delay)
     look()
     command.kill()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,12 @@ from nightshift.data.episode_store import EpisodeStore
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.telemetry import interventions as names
+from tests.conftest import jobs
 from tests.stages.test_collect import FailingPool
 from tests.stages.test_rlpd import (
     KillingAnActor,
     Stopping,
+    WholeRun,
     clone,  # noqa: F401 - a fixture
     cloned,  # noqa: F401 - a fixture
     every,
@@ -51,32 +55,39 @@ def use_chunks(size: int) -> None:
         policies.save(policies.build(spec), folder)
 
 
+@pytest.fixture(scope="module")
+def whole(cloned: Path, tmp_path_factory: pytest.TempPathFactory) -> WholeRun:  # noqa: F811 - the fixture
+    """A run that nothing disturbed."""
+    root = tmp_path_factory.mktemp("whole") / "project"
+    shutil.copytree(cloned, root, symlinks=True)
+    with contextlib.chdir(root), jobs(root) as job:
+        tensors = learn(every(job("rlpd"), 30), config.load(root / paths.PARAMS), **SCRIPTED)
+        return WholeRun(root, tensors, history(), ())
+
+
 @pytest.mark.usefixtures("clone")
 @pytest.mark.parametrize("chunk", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_ends_with_the_weights_and_history_of_one_that_was_not(
-    job: Callable[[str], Job], params: config.Params, chunk: int
+    job: Callable[[str], Job], params: config.Params, chunk: int, whole: WholeRun
 ) -> None:
+    tensors, expected = whole.tensors, whole.history
     if chunk > 1:
         use_chunks(chunk)
-    whole = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), 30), params, **SCRIPTED)
-    expected = without_times(history())
+        tensors = learn(every(replace(job("rlpd"), state=job("rlpd").state / "whole"), 30), params, **SCRIPTED)
+        expected = history()
     killed = every(replace(job("rlpd"), tracker=Stopping(job("rlpd").state / "stopped.jsonl", 5)), 30)
     with pytest.raises(KeyboardInterrupt):
         learn(killed, params, **SCRIPTED)
     resumed = learn(every(job("rlpd"), 30), params, **SCRIPTED)
-    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
-    assert without_times(history()) == expected
+    assert all(torch.equal(resumed[name], value) for name, value in tensors.items())
+    assert without_times(history()) == without_times(expected)
     played = list(EpisodeStore(job("rlpd").state / "episodes"))
     assert any(episode.interventions.any() for episode in played)
     assert history()["iterations"][-1]["replay/decisions"] == sum(-(-(one.length - 1) // chunk) for one in played)
 
 
-@pytest.mark.usefixtures("clone")
-def test_interventions_are_recorded_beside_the_policys_own_actions_and_counted(
-    job: Callable[[str], Job], params: config.Params
-) -> None:
-    learn(job("rlpd"), params, **SCRIPTED)
-    episodes = list(EpisodeStore(job("rlpd").state / "episodes"))
+def test_interventions_are_recorded_beside_the_policys_own_actions_and_counted(whole: WholeRun) -> None:
+    episodes = list(whole.episodes())
     flags = [episode.interventions[:-1] for episode in episodes]
     assert any(one.any() for one in flags)
     assert not all(one.all() for one in flags)
@@ -84,7 +95,7 @@ def test_interventions_are_recorded_beside_the_policys_own_actions_and_counted(
         changed = (episode.actions[:-1] != episode.policy_actions[:-1].clip(-1, 1)).any(axis=1)
         assert np.array_equal(changed, flagged), "another action was executed exactly where somebody took over"
         assert not episode.interventions[-1]
-    rounds = history()["iterations"]
+    rounds = whole.history["iterations"]
     assert rounds[-1].keys() >= METRICS
     steps = sum(len(one) for one in flags)
     assert rounds[-1]["replay/decisions"] == steps, "an intervened step counts once"

@@ -83,7 +83,7 @@ def test_the_grid_has_every_perturbation_strength_and_task_with_intervals(reachi
 
 
 def test_a_killed_grid_goes_on_with_the_same_numbers(reaching: Path, tmp_path: Path) -> None:
-    edit(reaching, "robustness", perturbations=NAMES, strengths=[1.0, 2.0, 3.0, 4.0, 5.0], init_states=20, films=0)
+    edit(reaching, "robustness", perturbations=NAMES, strengths=[1.0, 2.0, 3.0, 4.0, 5.0], init_states=8, films=0)
     whole = make_project(tmp_path / "whole")
     (whole / "params.yaml").write_bytes((reaching / "params.yaml").read_bytes())
     Reaching.leave(whole / "models/good", gain=20.0)
@@ -99,7 +99,7 @@ def test_a_killed_grid_goes_on_with_the_same_numbers(reaching: Path, tmp_path: P
     os.chdir(whole)  # where models/good is looked for
     assert resumed == robustness.evaluate(whole, "models/good")
     assert before > 20
-    assert journal_lines(reaching) == journal_lines(whole) == 640, "what was finished is not played again"
+    assert journal_lines(reaching) == journal_lines(whole) == 256, "what was finished is not played again"
 
 
 def test_another_policy_json_with_the_same_weights_has_a_journal_of_its_own(reaching: Path) -> None:

@@ -46,6 +46,7 @@ def test_after_a_run_dvc_repro_is_up_to_date_and_a_second_run_is_cached(project:
     assert ensure_all(project) == every("cached")
 
 
+@pytest.mark.slow
 def test_after_dvc_repro_a_run_finds_everything_cached(own_project: Path) -> None:
     edit(own_project, "register", model="another-name")
     assert "Running stage 'register'" in dvc(own_project, "repro")

@@ -46,7 +46,7 @@ def cube_scene(gripper: list[float], opening: float = 0.08) -> Scene:
 def test_expert_solves_a_few_init_states_of_each_split(task: Task) -> None:
     env = LIBERO_MINI.make_env(task)
     splits: tuple[Split, ...] = ("train", "eval")
-    assert all(solves(env, split, init_state) for split in splits for init_state in (0, 23, 49))
+    assert all(solves(env, split, init_state) for split in splits for init_state in (0, 49))
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ FEW: dict[str, Any] = {
     "collect": {"demos_per_task": 6},
     "policy": {"head": "tanh_gaussian", "hidden": [32]},
     "sft": {"batch_size": 64, "learning_rate": 3.0e-3},
-    "rlpd": {**SMALL, "steps": 60, "validation": {"every": 30}},
+    "rlpd": {**SMALL, "steps": 60, "training_starts": 20, "validation": {"every": 30}},
     "evaluate": {"init_states": 4},
 }
 THRESHOLD = 0.479
@@ -65,7 +65,7 @@ class Run:
 def run(root: Path, env: config.Env, sections: dict[str, Any], *, actors: int = 0) -> Run:
     """The stages from demos to evaluation in a new project; `actors` processes play for rlpd."""
     params = config.Params.model_validate(merged(small_params(), merged(FEW, sections)))
-    with contextlib.chdir(make_project(root)), jobs(root) as make:
+    with contextlib.chdir(make_project(root, code=False)), jobs(root) as make:
 
         def job(stage: str) -> Job:
             return replace(make(stage), machine=params.machine.model_copy(update={"actors": actors}))

@@ -1,7 +1,8 @@
+import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -136,11 +137,12 @@ def test_a_pool_that_was_left_early_goes_on_working(pool: RayPool) -> None:
 
 
 def worker_pids() -> list[int]:
-    """Processes of this test's Ray workers."""
-    mine = os.getpid()
+    """Processes of this test's Ray workers: they descend from a process that this one has had forked (ray_cluster.py),
+    and that is no child of it."""
+    mine = {process.pid for process in multiprocessing.active_children()}
     pids = []
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and b"ray::Worker" in _read(f"/proc/{entry}/cmdline") and _is_child(int(entry), mine):
+        if entry.isdigit() and b"ray::Worker" in _read(f"/proc/{entry}/cmdline") and _descends(int(entry), mine):
             pids.append(int(entry))
     return pids
 
@@ -153,9 +155,9 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _is_child(pid: int, ancestor: int) -> bool:
+def _descends(pid: int, ancestors: Container[int | None]) -> bool:
     while pid > 1:
-        if pid == ancestor:
+        if pid in ancestors:
             return True
         status = _read(f"/proc/{pid}/stat")
         pid = int(status.rsplit(b")", 1)[1].split()[1]) if status else 0

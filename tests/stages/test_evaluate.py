@@ -19,10 +19,11 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths
+from nightshift.reports import figures
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
 from nightshift.types import RolloutRequest, Trajectory
-from tests.conftest import REPOSITORY, leave_skipped
+from tests.conftest import REPOSITORY, add_store, leave_skipped
 from tests.rollouts.faulty import AT_STEP, Unstable
 from tests.rollouts.parts import Seeing
 from tests.stages.test_collect import FailingPool
@@ -56,6 +57,12 @@ def run(job: Job, params: config.Params) -> dict[str, Any]:
     return report
 
 
+@pytest.fixture
+def no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that do not look at it: to draw it takes as long as to play the grid."""
+    monkeypatch.setattr(figures, "evaluation", lambda path, *_: path.touch())
+
+
 @pytest.mark.usefixtures("two_policies")
 def test_every_cell_of_the_grid_counts_once(job: Callable[[str], Job], params: config.Params) -> None:
     run(job("evaluate"), params)
@@ -70,7 +77,7 @@ def test_only_held_out_states_are_played(params: config.Params) -> None:
     assert {request.split for request in evaluate.grid(params.env, 50)} == {"eval"}
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_a_killed_evaluation_plays_only_what_is_missing_and_reports_the_same(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
@@ -83,7 +90,7 @@ def test_a_killed_evaluation_plays_only_what_is_missing_and_reports_the_same(
     assert len(pool.played) == 3
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_an_invalid_episode_is_left_out_counted_and_played_again_when_resumed(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
@@ -101,7 +108,7 @@ def test_an_invalid_episode_is_left_out_counted_and_played_again_when_resumed(
     assert "simulator failed" not in printed()
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_an_episode_that_the_policy_drove_into_unstable_physics_counts_as_a_failure(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
@@ -114,7 +121,7 @@ def test_an_episode_that_the_policy_drove_into_unstable_physics_counts_as_a_fail
         assert [(o["success"], o["valid"], o["length"]) for o in unstable] == [(False, True, AT_STEP)] * 2
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_a_task_without_one_valid_episode_has_no_rate(job: Callable[[str], Job], params: config.Params) -> None:
     pool = FailingPool(params.env, breaks=lambda request: request.task == "far")
     with pytest.raises(RolloutError, match="failed in every episode of far"):
@@ -132,10 +139,10 @@ def printed() -> str:
     return text
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_another_grid_has_another_digest(job: Callable[[str], Job], params: config.Params) -> None:
     digests = set()
-    for states, horizon, protocol in ((5, 12, "rlinf"), (6, 12, "rlinf"), (5, 13, "rlinf"), (5, 12, "openvla-oft")):
+    for states, horizon, protocol in ((1, 12, "rlinf"), (2, 12, "rlinf"), (1, 13, "rlinf"), (1, 12, "openvla-oft")):
         env = params.env.model_copy(update={"horizon": horizon, "protocol": protocol})
         pool = LocalPool(env)
         state = job("evaluate").state / f"{states}-{horizon}-{protocol}"
@@ -145,7 +152,7 @@ def test_another_grid_has_another_digest(job: Callable[[str], Job], params: conf
     assert len(digests) == 4
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_every_candidate_is_filmed_on_the_same_states_and_films_are_kept_with_the_evaluation(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
@@ -175,7 +182,7 @@ def test_more_states_than_there_are_is_refused(params: config.Params) -> None:
         evaluate.grid(params.env, 51)
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_the_report_says_what_was_played_under_which_conditions(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
@@ -191,7 +198,7 @@ def test_the_report_says_what_was_played_under_which_conditions(
     }
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_sampled_actions_are_another_evaluation(job: Callable[[str], Job], params: config.Params) -> None:
     best = run(job("evaluate"), params)
     warm = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"temperature": 1.0})})
@@ -228,7 +235,7 @@ class ByPolicy(FailingPool):
 
 @pytest.mark.usefixtures("two_policies")
 def test_three_candidates_go_through_evaluation_figure_summary_and_registration(
-    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch, migrated_store: Path
 ) -> None:
     leave("rlpd", {"iterations": [{"rollout/success": 0.5}], "validation": [], "kept": 1})
     pool = ByPolicy(
@@ -250,6 +257,7 @@ def test_three_candidates_go_through_evaluation_figure_summary_and_registration(
         assert figure.width > 1800, "a panel of bars and one per training"
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd()}/{paths.MLFLOW_DATABASE}")
+    add_store(Path.cwd(), migrated_store)
     register.run(job("register"), register=params.section("register"))
     receipt = json.loads(paths.RECEIPT.read_text())
     assert receipt["candidate"] == "rlpd"
@@ -259,7 +267,7 @@ def test_three_candidates_go_through_evaluation_figure_summary_and_registration(
     assert receipt["reason"] in " ".join(text.replace("│", " ").split())
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_a_clone_that_training_made_worse_is_the_best_candidate(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
@@ -270,14 +278,14 @@ def test_a_clone_that_training_made_worse_is_the_best_candidate(
     assert (gain["won"], gain["lost"], gain["gain"], gain["p_value"]) == (0, 4, -0.2, 1)
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_the_metrics_of_all_candidates_are_logged(job: Callable[[str], Job], params: config.Params) -> None:
     run(job("evaluate"), params)
     line, _ = (job("evaluate").state / "metrics.jsonl").read_text().splitlines()  # and the report as an artifact
     assert json.loads(line).keys() == {"step", "success/sft", "success/rloo"}
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_the_summary_fits_a_terminal_of_80_columns(job: Callable[[str], Job], params: config.Params) -> None:
     run(job("evaluate"), params)
     text = printed()
@@ -285,7 +293,7 @@ def test_the_summary_fits_a_terminal_of_80_columns(job: Callable[[str], Job], pa
     assert max(map(len, text.splitlines())) == 80
 
 
-@pytest.mark.usefixtures("two_policies")
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_the_summary_shows_long_names_of_tasks_whole(job: Callable[[str], Job], params: config.Params) -> None:
     run(job("evaluate"), params)
     name = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"

@@ -47,12 +47,12 @@ def test_success_rises_and_every_update_stays_in_the_trust_region(
 ) -> None:
     settings = params.rloo.model_copy(
         update={
-            "iterations": 25,
-            "groups": 8,
-            "group_size": 8,
+            "iterations": 14,
+            "groups": 4,
+            "group_size": 16,
             "target_kl": 0.1,
-            "validation": params.rloo.validation.model_copy(update={"every": 25}),
-            "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 1e-2}),
+            "validation": params.rloo.validation.model_copy(update={"every": 14}),
+            "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 2e-2}),
         }
     )
     rloo.run(job("rloo"), seed=params.seed, env=params.env, states=params.states, rloo=settings)
@@ -242,10 +242,10 @@ def test_a_policy_that_training_made_worse_is_not_handed_on(job: Callable[[str],
     history = json.loads(paths.RLOO_HISTORY.read_text())
     assert history["kept"] == 0
     assert [(v["iteration"], v["successes"], v["episodes"]) for v in history["validation"]] == [
-        (0, 24, 24),
-        (1, 18, 24),
-        (2, 12, 24),
-        (3, 6, 24),
+        (0, 8, 8),
+        (1, 6, 8),
+        (2, 4, 8),
+        (3, 2, 8),
     ]
     before, after = (policies.load(path).state_dict() for path in (paths.SFT_POLICY, paths.RLOO_POLICY))
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -257,16 +257,18 @@ def test_a_better_policy_is_handed_on_and_a_resumed_run_hands_on_the_same(
 ) -> None:
     settings = params.rloo.model_copy(
         update={
-            "iterations": 8,
+            "iterations": 6,
             "groups": 8,
             "group_size": 8,
             "validation": config.Validation(every=2, level=0.1),
-            "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 1e-2}),
+            "optimizer": params.rloo.optimizer.model_copy(update={"learning_rate": 2e-2}),
         }
     )
 
+    states = params.states.model_copy(update={"validation_share": 0.06})
+
     def handed_on(job: Job) -> tuple[Any, bytes]:
-        rloo.run(job, seed=params.seed, env=params.env, states=params.states, rloo=settings)
+        rloo.run(job, seed=params.seed, env=params.env, states=states, rloo=settings)
         return json.loads(paths.RLOO_HISTORY.read_text()), (paths.RLOO_POLICY / policies.WEIGHTS).read_bytes()
 
     history, weights = handed_on(replace(job("rloo"), state=job("rloo").state / "whole"))
@@ -290,7 +292,7 @@ def test_demos_groups_and_validation_never_share_an_init_state(
     groups, validation = (
         {(r.task, r.init_state) for r in pool.played if r.split == split} for split in ("train", "validation")
     )
-    assert len(validation) == 2 * 12
+    assert len(validation) == 2 * 4
     assert not validation & (demos | groups)
     assert {r.split for r in pool.played} == {"train", "validation"}
     assert {r.controller for r in pool.played if r.split == "validation"} == {"greedy"}

@@ -38,7 +38,7 @@ CRITICS = {"num_qs": 3, "num_min_qs": 2, "hidden": [32, 32]}
 SMALL: dict[str, Any] = {
     "steps": 120,
     "episodes_at_once": 3,
-    "training_starts": 20,
+    "training_starts": 60,
     "warmup_steps": 5,
     "utd_ratio": 2,
     "batch_size": 16,
@@ -256,7 +256,7 @@ def test_the_actor_that_starts_as_the_clone_first_acts_as_the_clone(
 def test_a_relative_entropy_target_is_added_to_the_entropy_of_the_clone_on_the_demos(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
-    learn(job("rlpd"), params, steps=40, entropy={"target": 0.25, "relative": True})
+    learn(job("rlpd"), params, steps=40, training_starts=20, entropy={"target": 0.25, "relative": True})
     clone = policies.load(paths.SFT_POLICY)
     demos = dataset_store.read(paths.DATASET).episodes("train")
     inputs = [clone.inputs({name: values[:-1].copy() for name, values in e.observations.items()}) for e in demos]

@@ -21,11 +21,29 @@ from nightshift.project import paths
 from nightshift.stages import collect, dataset, sft
 from tests.rollouts.parts import run_out_of_memory
 
+FEW = 60
+"""Steps where nothing depends on how well the clone has learned."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Demos and dataset of the module's first test, for the others to copy."""
+    return tmp_path_factory.mktemp("made")
+
 
 @pytest.fixture
-def data(job: Callable[[str], Job], params: config.Params) -> None:
+def data(project: Path, made: Path, job: Callable[[str], Job], params: config.Params) -> None:
+    if any(made.iterdir()):
+        shutil.copytree(made, project, dirs_exist_ok=True)
+        return
     collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
     dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset)
+    for path in (paths.DEMOS, paths.DATASET):
+        shutil.copytree(path, made / path)
+
+
+def with_steps(params: config.Params, steps: int) -> config.Params:
+    return params.model_copy(update={"sft": params.sft.model_copy(update={"steps": steps})})
 
 
 def run(job: Callable[[str], Job], params: config.Params) -> dict[str, torch.Tensor]:
@@ -64,12 +82,13 @@ def test_damaged_checkpoints_cost_steps_and_change_no_weight(
     job: Callable[[str], Job], params: config.Params, damaged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With one the training goes on from the checkpoint before it, with both from the beginning."""
-    undisturbed = run(job, params)
+    few = with_steps(params, FEW)
+    undisturbed = run(job, few)
     for path in sorted(job("sft").state.glob("step-*"))[-damaged:]:
         (path / checkpoint.TENSORS).write_bytes(b"rubbish")
-    resumed = run(job, params)
+    resumed = run(job, few)
     goes_on = {
-        1: f"goes on from step {params.sft.steps - params.machine.checkpoint_every.sft_steps}",
+        1: f"goes on from step {FEW - params.machine.checkpoint_every.sft_steps}",
         2: "starts from the beginning",
     }
     assert goes_on[damaged] in caplog.text
@@ -80,7 +99,7 @@ def test_damaged_checkpoints_cost_steps_and_change_no_weight(
 def test_the_seed_decides_the_weights(job: Callable[[str], Job], params: config.Params) -> None:
     def trained(seed: int) -> dict[str, torch.Tensor]:
         shutil.rmtree(job("sft").state, ignore_errors=True)
-        return run(job, params.model_copy(update={"seed": seed}))
+        return run(job, with_steps(params, FEW).model_copy(update={"seed": seed}))
 
     first, again, other = trained(0), trained(0), trained(1)
     assert all(torch.equal(first[name], value) for name, value in again.items())
@@ -99,7 +118,7 @@ def test_how_often_progress_is_shown_changes_no_weight(
     def shown_after(seconds: float) -> dict[str, torch.Tensor]:
         monkeypatch.setattr(sft, "_SECONDS_BETWEEN_SHOWS", seconds)
         shutil.rmtree(job("sft").state, ignore_errors=True)
-        return run(job, params)
+        return run(job, with_steps(params, FEW))
 
     often, seldom = shown_after(0.0), shown_after(1e6)
     assert all(torch.equal(often[name], value) for name, value in seldom.items())
@@ -113,7 +132,7 @@ def on_machine(job: Callable[[str], Job], **machine: Any) -> Callable[[str], Job
 def test_cloning_whose_sharded_rank_is_lost_ends_and_resumes_in_one_process_with_the_same_weights(
     job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = params.model_copy(update={"sft": params.sft.model_copy(update={"steps": 6})})
+    few = with_steps(params, 6)
     often = on_machine(job, checkpoint_every=config.CheckpointEvery(sft_steps=2, rloo_iterations=1, rlpd_decisions=1))
     expected = run(often, few)
     shutil.rmtree(job("sft").state)
@@ -149,7 +168,7 @@ class Stopping(JsonlTracker):
 def test_two_ranks_clone_as_one_process_does_and_where_they_are_interrupted_to_the_same_bits(
     job: Callable[[str], Job], params: config.Params, strategy: str
 ) -> None:
-    few = params.model_copy(update={"sft": params.sft.model_copy(update={"steps": 6})})
+    few = with_steps(params, 6)
     often = on_machine(job, checkpoint_every=config.CheckpointEvery(sft_steps=2, rloo_iterations=1, rlpd_decisions=1))
     alone = run(often, few)
     shutil.rmtree(job("sft").state)

@@ -1,0 +1,12 @@
+"""Projects for stages that are called as functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def project(project_without_code: Path) -> Path:
+    return project_without_code
