@@ -130,7 +130,9 @@ def _session_folder() -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """More than once: on a busy machine a process of Ray still writes its last log meanwhile."""
+    """After Ray, which otherwise ends later than this and makes the folder again. More than once: on a busy machine a
+    process of Ray still writes its last log meanwhile."""
+    ray.shutdown()
     for _ in range(_TIMES_TO_REMOVE):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
