@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -18,11 +19,13 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.states import Running
 
+from flows import local
 from flows.pipeline import pipeline
 from flows.server import check
+from nightshift import interrupts
 from nightshift.adapters import mlflow_tracking
 from nightshift.errors import ProjectError
-from nightshift.pipeline.run import LOCK, Session, was_killed
+from nightshift.pipeline.run import LOCK, Choice, Session, was_killed
 from nightshift.project import paths
 from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project, nightshift
@@ -174,6 +177,26 @@ def test_a_second_run_is_refused_in_one_sentence_before_anything_is_started(root
     assert refused.returncode == 1
     assert f"another run (process {os.getpid()}) is working" in refused.stderr
     assert newest(url).id == before
+
+
+def test_a_signal_while_the_last_events_are_delivered_leaves_no_service_half_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prefect's exit would wait for such a service for ever."""
+    delivered = []
+
+    def drain_all(timeout: float) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0)  # where Python calls the handler
+        delivered.append(timeout)
+
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # put back afterwards
+    monkeypatch.setattr(local, "pipeline", lambda *_: [])
+    monkeypatch.setattr(local.EventsWorker, "drain_all", drain_all)
+    interrupts.handle()
+    with pytest.raises(KeyboardInterrupt):
+        local.run_once(Choice())
+    assert delivered
 
 
 class OnlyHealthy(BaseHTTPRequestHandler):
