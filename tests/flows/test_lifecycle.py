@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
+from prefect.events.worker import EventsWorker
 from prefect.states import Running
 
 from flows import local
@@ -192,7 +193,7 @@ def test_a_signal_while_the_last_events_are_delivered_leaves_no_service_half_sto
 
     monkeypatch.setattr(logging, "raiseExceptions", True)  # put back afterwards
     monkeypatch.setattr(local, "pipeline", lambda *_: [])
-    monkeypatch.setattr(local.EventsWorker, "drain_all", drain_all)
+    monkeypatch.setattr(EventsWorker, "drain_all", drain_all)
     interrupts.handle()
     with pytest.raises(KeyboardInterrupt):
         local.run_once(Choice())
