@@ -11,12 +11,15 @@ import inspect
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
+from uuid import UUID
 
 import psutil
+from httpx import TransportError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowFilter,
@@ -29,7 +32,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterState,
     TaskRunFilterStateType,
 )
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed
@@ -51,7 +54,11 @@ SERVED_BY = "NIGHTSHIFT_SERVED_BY"
 """Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
 _OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _ENDED = [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
+_RUNNING = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING])))
+_RUN_HAS_ENDED = "its run has ended"
 _SECONDS_TO_ARRIVE = 60.0
+_SECONDS_TO_END_TASKS = 5.0
+_POLL_SECONDS = 0.1
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
 TAKEN_UP_HERE = f"{_HOST}={socket.gethostname()}"
 """Tag of the runs that this machine takes up; it is there before their process begins and labels them."""
@@ -70,11 +77,15 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
         try:
             _begin()
             result = function(*arguments, **keywords)
+            _end_tasks(StateType.COMPLETED)
         except Busy as busy:
             return cast(R, Cancelled(name=REFUSED, message=busy.what))
         except (*Stopped, CancelledRun):
+            _end_tasks(StateType.CANCELLED)
             return cast(R, Cancelled(message=STOPPED))
         except Exception as error:
+            if not isinstance(error, TransportError):  # the server is gone
+                _end_tasks(StateType.FAILED)
             if _is_outermost():
                 notify.failed(Path.cwd(), error)
             raise
@@ -95,6 +106,29 @@ def _begin() -> None:
         dead = mark_leftovers(client)
     notify.killed(Path.cwd(), [run.name for run in dead if run.parent_task_run_id is None])
     _end_with_server()
+
+
+def _end_tasks(kind: StateType) -> None:
+    """Of this run, which ends like this: none is working any more, and those that are still shown as running after
+    their last events have arrived are ended here.
+
+    Where the clock is set back while a task runs, Prefect takes its end to be older than its beginning, and leaves it
+    out.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_END_TASKS
+    with get_client(sync_client=True) as client:
+        while (left := _running_tasks(client, UUID(flow_run.id))) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        for task in left:
+            ended: State[None] = State(type=kind, message=_RUN_HAS_ENDED)
+            client.set_task_run_state(task.id, ended, force=True)
+
+
+def _running_tasks(client: SyncPrefectClient, run: UUID) -> list[TaskRun]:
+    return client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
+        task_run_filter=_RUNNING,
+    )
 
 
 def _is_outermost() -> bool:
@@ -127,17 +161,17 @@ def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:
 
 
 def _end_tasks_of_ended_runs(client: SyncPrefectClient) -> None:
-    """Tasks of this machine that are shown as running although their run has ended: where the clock was set back
-    meanwhile, Prefect takes the end of a task to be older than its beginning, and leaves it out."""
+    """Tasks of this machine that are shown as running although their run has ended: its process was killed, or its
+    server ended, before it could end them."""
     left = client.read_task_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_ENDED))),
-        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING]))),
+        task_run_filter=_RUNNING,
     )
     for task in left:
         run = client.read_flow_run(task.flow_run_id) if task.flow_run_id else None
         if run and run.labels.get(_HOST) == socket.gethostname() and run.state and _is_settled(run.state):
-            ended: State[None] = State(type=run.state.type, message="its run has ended")
+            ended: State[None] = State(type=run.state.type, message=_RUN_HAS_ENDED)
             client.set_task_run_state(task.id, ended, force=True)
 
 

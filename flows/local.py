@@ -24,6 +24,7 @@ from prefect.types.entrypoint import EntrypointType
 from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, mark_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
+from nightshift import interrupts
 from nightshift.errors import ServerGone
 from nightshift.pipeline.run import LOCK, Choice, StageResult
 from nightshift.project import locks, paths
@@ -47,9 +48,11 @@ def run_once(choice: Choice) -> list[StageResult]:
             "start it, or unset PREFECT_API_URL, and run again: what is done is cached",
         ) from error
     finally:
-        # What is still on its way must arrive before a temporary server ends: the exit would wait for it in vain.
-        for service in (EventsWorker, APILogWorker):
-            service.drain_all(timeout=_DRAIN_SECONDS)
+        # What is still on its way must arrive before a temporary server ends: the exit would wait for it in vain. So it
+        # would for a service that a signal has left half stopped.
+        with interrupts.deferred():
+            for service in (EventsWorker, APILogWorker):
+                service.drain_all(timeout=_DRAIN_SECONDS)
 
 
 def serve_forever(url: str) -> None:

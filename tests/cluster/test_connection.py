@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 PROGRAM = """
 import contextlib, json, os, psutil, ray
-from nightshift.cluster.connection import start_ray
+from nightshift.cluster.connection import start_ray, stop_ray
 
 start_ray(1)
 own = psutil.Process()
@@ -26,16 +26,20 @@ for process in [own, *own.children(recursive=True)]:
         open_ones = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
         listening |= {connection.laddr.ip for connection in open_ones}
 folder = os.path.dirname(os.path.dirname(ray._private.worker._global_node.get_session_dir_path()))
-print(json.dumps({"listening": sorted(listening), "folder": folder, "mode": os.stat(folder).st_mode & 0o777}))
-ray.shutdown()
+mode = os.stat(folder).st_mode & 0o777
+print(json.dumps({"listening": sorted(listening), "folder": folder, "mode": mode}), flush=True)
+{end}
 """
 
 
-def test_ray_listens_on_loopback_and_its_folder_is_private_and_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "end", ["raise SystemExit(0)", pytest.param("stop_ray(); os._exit(0)", marks=pytest.mark.slow)]
+)
+def test_ray_listens_on_loopback_and_its_folder_is_private_and_removed(tmp_path: Path, end: str) -> None:
     dead = Path(f"/tmp/nightshift-ray-{2**22 + 1}-left")  # above the largest process id
     dead.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-c", PROGRAM.replace("{end}", end)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

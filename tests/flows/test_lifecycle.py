@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,18 +17,22 @@ from typing import Any
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
+from prefect.events.worker import EventsWorker
 from prefect.states import Running
 
+from flows import local
 from flows.pipeline import pipeline
 from flows.server import check
+from nightshift import interrupts
 from nightshift.adapters import mlflow_tracking
 from nightshift.errors import ProjectError
-from nightshift.pipeline.run import LOCK, Session, was_killed
+from nightshift.pipeline.run import LOCK, Choice, Session, was_killed
 from nightshift.project import paths
 from tests.command import Command
-from tests.conftest import add_store, edit, make_project, nightshift
+from tests.conftest import REPOSITORY, add_store, edit, make_project, nightshift
 from tests.flows.conftest import PrefectServer
 from tests.flows.prefect_runs import ask, newest, state, task_states
+from tests.soak.faults import CLOCK, WRONG_CLOCK, can_jump
 from tests.waiting import wait_until
 
 
@@ -123,6 +130,46 @@ def test_a_night_with_nothing_to_do_marks_what_was_killed_after_its_last_stage(r
     assert state(url, dead.id) == "Crashed"
 
 
+SETS_THE_CLOCK_BACK = """
+import os, pathlib, sys
+from prefect import flow, task
+from prefect.runtime import flow_run
+from flows.lifecycle import orderly
+from tests.flows.prefect_runs import task_states
+from tests.waiting import wait_until
+
+@task(task_run_name="stage")
+def stage():
+    wait_until(lambda: task_states(os.environ["PREFECT_API_URL"], flow_run.id).get("stage") == "Running")
+    pathlib.Path(os.environ["SOAK_CLOCK"]).write_text("-3600")
+    if sys.argv[1] == "fails":
+        raise ValueError("wrong params")
+
+@flow(name="pipeline")
+@orderly
+def short():
+    stage()
+
+short()
+"""
+
+
+@pytest.mark.skipif(not can_jump(), reason="no C compiler")
+@pytest.mark.parametrize(
+    ("end", "shown"), [("succeeds", "Completed"), pytest.param("fails", "Failed", marks=pytest.mark.slow)]
+)
+def test_a_task_whose_clock_is_set_back_is_shown_as_ended_when_its_run_ends(url: str, end: str, shown: str) -> None:
+    """Prefect itself shows it as running for ever: its end is older than its beginning."""
+    variables = {**os.environ, **WRONG_CLOCK, "PREFECT_API_URL": url}
+    try:
+        subprocess.run([sys.executable, "-c", SETS_THE_CLOCK_BACK, end], cwd=REPOSITORY, env=variables, check=False)
+    finally:
+        CLOCK.unlink()
+    run = newest(url)
+    assert state(url, run.id) == shown
+    assert task_states(url, run.id) == {"stage": shown}
+
+
 def test_a_second_run_is_refused_in_one_sentence_before_anything_is_started(root: Path, url: str) -> None:
     edit(root, "rloo", iterations=2)
     before = newest(url).id
@@ -131,6 +178,26 @@ def test_a_second_run_is_refused_in_one_sentence_before_anything_is_started(root
     assert refused.returncode == 1
     assert f"another run (process {os.getpid()}) is working" in refused.stderr
     assert newest(url).id == before
+
+
+def test_a_signal_while_the_last_events_are_delivered_leaves_no_service_half_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prefect's exit would wait for such a service for ever."""
+    delivered = []
+
+    def drain_all(timeout: float) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0)  # where Python calls the handler
+        delivered.append(timeout)
+
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # put back afterwards
+    monkeypatch.setattr(local, "pipeline", lambda *_: [])
+    monkeypatch.setattr(EventsWorker, "drain_all", drain_all)
+    interrupts.handle()
+    with pytest.raises(KeyboardInterrupt):
+        local.run_once(Choice())
+    assert delivered
 
 
 class OnlyHealthy(BaseHTTPRequestHandler):

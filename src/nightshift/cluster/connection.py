@@ -52,6 +52,14 @@ def start_ray(cpus: int) -> None:
     threading.Thread(target=_end_with, args=(worker._global_node,), daemon=True).start()
 
 
+def stop_ray() -> None:
+    """Leave the cluster. A small one that was started here ends, and its folder is removed after it: Ray writes there
+    until then. Not left to exit handlers alone, since a process may end without them."""
+    ray.shutdown()
+    for folder in _parent().glob(f"{_SESSION}-{os.getpid()}-*"):
+        _remove(folder)
+
+
 def _start(cpus: int) -> None:
     folder, object_store = _session_folder(), _object_store_bytes()
     others = set(psutil.Process().children(recursive=True))
@@ -120,13 +128,16 @@ def _session_folder() -> Path:
 
     What a killed process left is removed by the next one.
     """
-    parent = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
-    for folder in parent.glob(f"{_SESSION}-*-*"):
+    for folder in _parent().glob(f"{_SESSION}-*-*"):
         if not _is_alive(int(folder.name.split("-")[-2])):
             shutil.rmtree(folder, ignore_errors=True)
-    private = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=parent))
-    atexit.register(_remove, private)
+    private = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=_parent()))
+    atexit.register(stop_ray)  # before Ray's own handler, which would make the folder again
     return private / "s"  # Ray opens the folder that it is given to everybody
+
+
+def _parent() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"))
 
 
 def _remove(folder: Path) -> None:

@@ -16,7 +16,7 @@ import time
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from nightshift.cluster.connection import start_ray
+from nightshift.cluster.connection import start_ray, stop_ray
 from nightshift.cluster.program import STARTED_BY, Program
 from nightshift.errors import NightshiftError, ProjectError, RolloutError
 from nightshift.interrupts import SECONDS_TO_STOP
@@ -68,7 +68,7 @@ class ClusterProcesses:
         """Leave the cluster when no process is left, so that none is killed in the middle of its end."""
         if self._tasks:
             ray.wait(self._tasks, num_returns=len(self._tasks), timeout=SECONDS_TO_STOP)
-        ray.shutdown()
+        stop_ray()
 
 
 def _call(program: Program) -> int:

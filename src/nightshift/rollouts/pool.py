@@ -33,7 +33,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from nightshift import config, envs
 from nightshift.cluster import version_check
 from nightshift.cluster.capacity import Capacity
-from nightshift.cluster.connection import start_ray
+from nightshift.cluster.connection import start_ray, stop_ray
 from nightshift.cluster.heartbeat import HEARTBEAT_GROUP
 from nightshift.cluster.object_store import ObjectStoreWeights
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
@@ -116,7 +116,7 @@ class RayPool:
         self._sent = self._sent_frozen = None
         if ray.is_initialized():
             self.capacity.release()
-        ray.shutdown()
+        stop_ray()
 
     def _bundles(self, requests: int) -> Iterator[Bundle]:
         """Of requests by their number; they depend on the settings, not on what the cluster has at the moment."""
