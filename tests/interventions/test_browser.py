@@ -20,10 +20,10 @@ from nightshift.access import TOKEN_VARIABLE
 from nightshift.adapters.tracking import JsonlTracker
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, RolloutError
 from nightshift.interventions.base import Moment
 from nightshift.interventions.browser import RETURN_SECONDS, BrowserIntervention
-from nightshift.interventions.opening import check_person
+from nightshift.interventions.opening import InterventionSources, check_page, check_person
 from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import snapshot
 from nightshift.rollouts.engine import ONE_AT_A_TIME
@@ -50,6 +50,7 @@ PERSON = np.array([*PAGES_OWN, -1.0], np.float32)
 POLICY = np.full(7, 0.125, np.float32)
 """Its hand closes."""
 HERE = ("127.0.0.1", 0)
+TOKEN = "0123456789abcdef0123456789abcdef"
 
 
 def no_scene() -> Scene:
@@ -258,7 +259,105 @@ def test_a_run_that_is_interrupted_does_not_wait_for_a_pilot_who_has_stopped_it(
         play.order(page, "take_over")
         assert play.by_person()
         play.order(page, "pause")
-        assert not meanwhile(play, let_go.set)
+        let_go.set()
+        with pytest.raises(RolloutError, match="the run ended"):
+            play.override()
+
+
+def at_the_border(play: Play, page: Visitor) -> None:
+    """The scene is put back and the next episode begins, after the pilot has resumed."""
+    resting = threading.Thread(target=play.source.before_reset)
+    resting.start()
+    until(lambda: play.phase == "paused")
+    page.say(type="resume")
+    resting.join(60)
+    assert play.phase == "waiting"
+    play.begin()
+
+
+def test_an_episode_that_breaks_off_while_a_person_drives_is_followed_by_another_when_the_pilot_resumes(
+    play: Play,
+) -> None:
+    play.begin()
+    with visitor(play) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.order(page, "take_over")
+        assert play.by_person()
+        play.stands_still = True
+        at_the_border(play, page)
+        play.stands_still = False
+        assert not play.by_person(), "with the policy"
+
+
+def test_a_stop_between_two_episodes_holds_before_the_scene_is_put_back_and_one_during_that_before_the_first_step(
+    play: Play,
+) -> None:
+    play.begin()
+    play.source.end()
+    with visitor(play) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.order(page, "pause")
+        play.stands_still = True
+        at_the_border(play, page)
+        assert play.phase == "running"
+        play.source.end()
+        play.source.before_reset()
+        play.order(page, "pause")
+        play.begin()
+        assert play.phase == "paused"
+
+
+def test_an_episode_that_ended_is_followed_by_another_at_once(play: Play) -> None:
+    play.begin()
+    play.source.end()
+    play.source.before_reset()
+    assert play.phase == "waiting"
+
+
+def test_on_a_robot_no_pause_ends_without_a_pilot(params: config.Params) -> None:
+    let_go = threading.Event()
+    robot = params.env.model_copy(update={"robot": object()})
+    with closing(Play(robot, is_let_go=let_go.is_set)) as play:
+        play.begin()
+        with visitor(play) as page:
+            page.fly("Ada")
+            play.drive(page)
+            play.order(page, "take_over")
+            assert play.by_person()
+        until(lambda: play.source._pilot.holder is None)
+        ended: list[RolloutError] = []
+
+        def wait() -> None:
+            with pytest.raises(RolloutError) as raised:
+                play.override()
+            ended.append(raised.value)
+
+        stepping = threading.Thread(target=wait)
+        began = play.clock.now
+        stepping.start()
+        until(lambda: play.clock.now - began > 3 * RETURN_SECONDS)
+        assert play.phase == "paused"
+        let_go.set()
+        stepping.join(60)
+        assert ended
+
+
+def test_the_page_of_training_needs_the_token(params: config.Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    from websockets.exceptions import ConnectionClosed
+
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    sources = InterventionSources(params.env, HERE)
+    source: Any = sources.take(settings_of_browser())
+    try:
+        with visitor(source, token=TOKEN) as page:
+            assert page.hear("welcome")["mode"] == "train"
+        for wrong in ("", "wrong"):
+            with pytest.raises(ConnectionClosed), visitor(source, token=wrong) as stranger:
+                stranger.hear("welcome")
+    finally:
+        sources.close()
 
 
 def test_what_is_rlpds_cannot_be_asked_for_and_others_watch(play: Play) -> None:
@@ -371,7 +470,9 @@ def test_ctrl_c_ends_a_run_that_a_pilot_has_stopped(params: config.Params) -> No
             page.fly("Ada")
             ada._stopped_at(page, lambda state: True)
             os.kill(os.getpid(), signal.SIGINT)
-            while not ended.wait(0.05):  # she stays, so that nobody's absence ends the pause
+            for _ in range(1200):  # she stays, so that nobody's absence ends the pause
+                if ended.wait(0.05):
+                    break
                 ada._drive(page)
 
     person = threading.Thread(target=interrupt)
@@ -438,13 +539,14 @@ def test_a_page_that_could_not_be_served_is_refused_before_the_first_stage(
 ) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     by_page = params.rlpd.interventions.model_copy(update={"source": "browser"})
-    check_person(by_page, params.machine.model_copy(update={"page": "[::1]:0"}))
+    check_page(by_page, params.machine.model_copy(update={"page": "[::1]:0"}))
     with pytest.raises(ConfigError, match=r"machine.page: 0.0.0.0 lets other machines move the robot"):
         check_person(by_page, params.machine.model_copy(update={"page": "0.0.0.0:8600"}))
     with listen(*HERE) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="cannot be listened on") as raised:
-            check_person(by_page, params.machine.model_copy(update={"page": f"127.0.0.1:{port}"}))
+            check_page(by_page, params.machine.model_copy(update={"page": f"127.0.0.1:{port}"}))
+        check_person(by_page, params.machine.model_copy(update={"page": f"127.0.0.1:{port}"}))  # during a run
     assert raised.value.next_step == "change machine.page in params.yaml"
     with pytest.raises(ConfigError, match="one episode at a time"):
         check_person(by_page, params.machine.model_copy(update={"actors": 1}))

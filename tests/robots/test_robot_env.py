@@ -266,6 +266,34 @@ def test_a_person_may_say_before_the_end_that_the_task_is_done(server: FaultySer
     assert env.step(STILL).success
 
 
+def test_no_before_the_end_means_not_yet(server: FaultyServer, tmp_path: Path) -> None:
+    person = FolderPerson(tmp_path)
+    env = make(server, settings_of(server, success="person"), clock=Answering(person, True), person=person)
+    env.reset("train", 0)
+    person.reply("success", False)
+    assert not env.step(STILL).success
+    assert person.question() is not None and person.answer() is None, "it is asked again"
+    assert [env.step(STILL).success for _ in range(2)] == [False, True]
+
+
+def test_a_picture_for_people_is_the_image_that_the_policy_has_seen(server: FaultyServer) -> None:
+    env = make(server, settings_of(server))
+    env.reset("train", 0)
+    camera = next(iter(server.arm.description.cameras))
+
+    def asked() -> int:
+        return sum(endpoint == "getstate" for endpoint, _ in server.asked)
+
+    seen = env.camera_images([camera])[camera]
+    before = asked()
+    assert env.render() is seen
+    assert asked() == before, "a camera has no newer image yet"
+    env.step(STILL)
+    before = asked()
+    assert env.render() is not None
+    assert asked() == before + 1
+
+
 def test_an_answer_to_another_question_does_not_count(tmp_path: Path) -> None:
     person = FolderPerson(tmp_path)
     person.ask(Question(kind="reset", words="in place?"))

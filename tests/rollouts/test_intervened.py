@@ -51,6 +51,9 @@ class Script:
         self.moments.append(moment)
         return np.full(7, 0.5 + moment.step / 100, np.float32) if moment.step in self.steps else None
 
+    def before_reset(self) -> None:
+        assert not self.moments
+
     def end(self) -> None:
         self.is_over = True
 

@@ -30,6 +30,10 @@ class Moment:
 class Intervention(Protocol):
     """The same moments of the same episode get the same answers from a scripted source; a person is free."""
 
+    def before_reset(self) -> None:
+        """Returns when the scene may be put back for the next episode, which moves a robot."""
+        ...
+
     def begin(self, task: Task) -> None:
         """A new episode of `task`: nothing that was seen before counts."""
         ...

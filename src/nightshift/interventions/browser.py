@@ -6,7 +6,10 @@
 
 The pilot takes over and hands back. While the pilot has taken over and the page is not heard of for DEAD_MAN_SECONDS,
 or is closed, nobody acts: the episode is paused and makes no step, so that nothing is recorded that nobody did. It goes
-on when a pilot says so, or with the policy after RETURN_SECONDS in which no pilot was heard of.
+on when a pilot says so; on a simulator also with the policy after RETURN_SECONDS in which no pilot was heard of.
+
+A stop between two episodes holds before the scene is put back. An episode that broke off while it was paused or a
+person drove (a robot that is held too long refuses the next command) is followed by another when a pilot resumes.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from nightshift import config, envs
 from nightshift.access import Access, page_url
 from nightshift.closing import Closing
 from nightshift.envs.robot.people import FolderPerson
+from nightshift.errors import RolloutError
 from nightshift.interventions.base import Moment
 from nightshift.telemetry.console import console
 from nightshift.teleop import messages
@@ -34,7 +38,8 @@ from nightshift.teleop.server import Server, Station, listen
 from nightshift.types import Array, Task
 
 RETURN_SECONDS = 60.0
-"""A policy that trains unattended does not wait for ever for somebody who closed the page."""
+"""A policy that trains unattended in a simulator does not wait for ever for somebody who closed the page."""
+_Phase = Literal["waiting", "running", "paused"]
 _REFUSED = "the episodes are rlpd's: take over, hand back, stop and resume are all there is here"
 
 
@@ -58,13 +63,15 @@ class BrowserIntervention(Closing):
         self._pilot, self._hub = Pilot(clock), Hub()
         self._pace = Pace(1 / self._suite.control_hz, self._pilot.is_changed_within, clock=clock, sleep=sleep)
         self._orders: deque[tuple[int, messages.Order]] = deque()
-        self._phase: Literal["waiting", "running", "paused"] = "waiting"
+        self._phase: _Phase = "waiting"
         self._task = ""
         self._step = self._intervened = 0
         self._driver = -1
         """The connection that drives; another page of the same person has to say Resume."""
         self._alone_since: float | None = None
         """When the pilot of a paused episode was last heard of."""
+        self._goes_on_alone = env.robot is None
+        """Whether a pause ends without a pilot, in time."""
         self._gripper: messages.Gripper = "open"
         self._executed_seq = -1
         person = FolderPerson() if env.robot else None
@@ -84,10 +91,23 @@ class BrowserIntervention(Closing):
 
     # What is played, by the thread that plays it
 
+    def before_reset(self) -> None:
+        broke_off = self._phase == "paused" or self._pilot.has_control
+        self._pilot.has_control = False
+        if broke_off:
+            self._pause("the episode broke off: the next one begins when you resume")
+        elif self._is_stop_ordered():
+            self._pause("stopped: the next episode begins when you resume")
+        if self._phase == "paused":
+            self._controls_when_running()
+        self._phase, self._pilot.has_control = "waiting", False
+
     def begin(self, task: Task) -> None:
+        phase: _Phase = "paused" if self._is_stop_ordered() else "running"
         self._orders.clear()
         self._pilot.has_control = False
-        self._phase, self._task, self._step, self._intervened = "running", task.name, 0, 0
+        self._phase, self._alone_since = phase, None
+        self._task, self._step, self._intervened = task.name, 0, 0
 
     def override(self, moment: Moment) -> Array | None:
         self._step = moment.step
@@ -108,18 +128,25 @@ class BrowserIntervention(Closing):
         if self._hub.count:
             self._show(moment)
             self._pace.wait()
+        return self._controls_when_running()
+
+    def _controls_when_running(self) -> Controls:
+        """RolloutError if the run ends during a pause."""
         while True:
             while self._orders:
                 self._carry_out(*self._orders.popleft())
             controls = self._pilot.read()
             self._watch_over(controls)
-            if self._is_let_go():
-                self._pilot.has_control = False
-                return controls
             if self._phase == "running":
                 return controls
+            if self._is_let_go():
+                raise RolloutError("the run ended while the episode was stopped")
             self._hub.tell(self.state())
             self._pace.wait()
+
+    def _is_stop_ordered(self) -> bool:
+        orders = list(self._orders)  # the server's thread adds to them
+        return any(isinstance(order, messages.Pause) and self._pilot.is_held_by(client) for client, order in orders)
 
     def _show(self, moment: Moment) -> None:
         image = moment.picture()
@@ -140,7 +167,7 @@ class BrowserIntervention(Closing):
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = self._clock()
-        elif self._clock() - self._alone_since > RETURN_SECONDS:
+        elif self._goes_on_alone and self._clock() - self._alone_since > RETURN_SECONDS:
             self._pilot.has_control, self._phase = False, "running"
             self._say(f"nobody came back for {RETURN_SECONDS:g} s: the policy goes on")
 

@@ -33,7 +33,15 @@ def check_person(interventions: config.Interventions, machine: config.Machine) -
             f"set {', '.join(wrong)} in params.yaml",
         )
     if interventions.source == "browser":
-        _check_page(*machine.page_address)
+        access.check_host(machine.page_address[0], access.token_of_user(), "machine.page:")
+
+
+def check_page(interventions: config.Interventions, machine: config.Machine) -> None:
+    """ConfigError if the page cannot be served. Before a run: during it, the page itself has the port."""
+    if interventions.source == "browser":
+        from nightshift.teleop.server import listen
+
+        listen(*machine.page_address, "change machine.page in params.yaml").close()
 
 
 class InterventionSources:
@@ -69,14 +77,6 @@ class InterventionSources:
         from nightshift.interventions.browser import BrowserIntervention
 
         return BrowserIntervention(self._env, self._page, access.token_of_user(), is_let_go=self._is_let_go.is_set)
-
-
-def _check_page(host: str, port: int) -> None:
-    """ConfigError if the page could not be served, or others could take over without a token."""
-    from nightshift.teleop.server import listen
-
-    access.check_host(host, access.token_of_user(), "machine.page:")
-    listen(host, port, "change machine.page in params.yaml").close()
 
 
 def _open_device(settings: InterventionSettings) -> tuple[ByteSource, DeviceState]:

@@ -49,6 +49,9 @@ class ScriptedIntervention:
             self._watch_anew()
         return expert
 
+    def before_reset(self) -> None:
+        """At any time."""
+
     def end(self) -> None:
         """The next one begins anew."""
 

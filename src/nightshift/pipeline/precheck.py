@@ -20,7 +20,7 @@ from nightshift.data import sources
 from nightshift.envs.perturbations import randomisation
 from nightshift.envs.splits import evaluation_states, planned_training_states
 from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
-from nightshift.interventions.opening import check_person
+from nightshift.interventions.opening import check_page, check_person
 from nightshift.learners.algorithms import check_batch_size
 from nightshift.policies import device
 from nightshift.policies.base import Policy
@@ -180,6 +180,7 @@ def _check_rlpd(params: config.Params) -> None:
         listening.address(params.machine.listen)
         check_reward(params.rlpd.reward, params.env)
         check_person(params.rlpd.interventions, params.machine)
+        check_page(params.rlpd.interventions, params.machine)
 
 
 def _check_start(params: config.Params) -> None:

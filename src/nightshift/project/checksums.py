@@ -33,12 +33,13 @@ def _md5(path: Path) -> str:
     found = path.stat()
     if found.st_size < _LARGE:
         return _md5_of_content(path)
-    return _md5_of_unchanged(path, found.st_ino, found.st_size, found.st_mtime_ns)
+    changed = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return _md5_of_unchanged(path, changed)
 
 
 @cache
-def _md5_of_unchanged(path: Path, inode: int, size: int, mtime_ns: int) -> str:
-    """A model of 15 GB is the input of three stages: it is read once."""
+def _md5_of_unchanged(path: Path, changed: tuple[int, ...]) -> str:
+    """A model of 15 GB is the input of three stages: it is read once. `changed` differs if the file has changed."""
     return _md5_of_content(path)
 
 

@@ -39,6 +39,7 @@ class IntervenedPlay(GroupPlay):
         self._flags: list[bool] = []
 
     def reset(self) -> None:
+        self._intervention.before_reset()
         super().reset()
         self._intervention.begin(self._fleet.task)
 

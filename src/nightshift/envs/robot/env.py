@@ -46,6 +46,8 @@ class RobotEnv:
         self._steps = 0
         self._sent = 0.0
         self._state: RobotState | None = None
+        self._images: dict[str, NDArray[np.uint8]] = {}
+        """Seen since the last step."""
         self._home = np.zeros(4)
         self._judge: Judge = settings.success
 
@@ -60,6 +62,7 @@ class RobotEnv:
         self._state = self._resetter.reset(self._client, self.task, stored_split(split), init_state)
         self._home = self._state.pose[3:]
         self._steps = 0
+        self._images = {}
         self._judge = _judge(self._settings, split)
         if self._judge == "person":
             self._person.ask(self._question())
@@ -68,6 +71,7 @@ class RobotEnv:
     def step(self, action: Array) -> Step:
         before = self._last_state()
         self._steps += 1
+        self._images = {}
         wanted = self._usable(action)
         target = target_of(before.pose, wanted, self._scale)
         safe = within(target, before.pose, self._home, self._limits, self._described.control_hz)
@@ -94,11 +98,16 @@ class RobotEnv:
         if not cameras:
             return {}
         seen = self._client.command("getstate", cameras=cameras)
-        return {camera: seen.images[camera].pixels for camera in cameras}
+        found = {camera: seen.images[camera].pixels for camera in cameras}
+        self._images.update(found)
+        return found
 
     def render(self) -> NDArray[np.uint8] | None:
-        cameras = list(self._described.cameras)[:1]
-        return self.camera_images(cameras)[cameras[0]] if cameras else None
+        """What the policy has seen of the first camera, if it has: a camera has no second image so soon."""
+        if not self._described.cameras:
+            return None
+        camera = next(iter(self._described.cameras))
+        return self._images[camera] if camera in self._images else self.camera_images([camera])[camera]
 
     def close(self) -> None:
         self._client.close()
@@ -135,10 +144,12 @@ class RobotEnv:
         if self._judge == "none":
             return False
         if self._steps < self._horizon:
-            solved = self._person.answer() is True
-            if solved:
+            answer = self._person.answer()
+            if answer:
                 self._person.withdraw()
-            return solved
+            elif answer is False:  # not yet: the question stays open
+                self._person.ask(self._question())
+            return answer is True
         return await_answer(self._person, self._question(), self._settings.answer_within_s, self._client.clock)
 
     def _question(self) -> Question:

@@ -98,6 +98,9 @@ class DeviceIntervention(Closing):
         self._closes_gripper ^= is_toggled
         return np.append(command, 1.0 if self._closes_gripper else -1.0).astype(np.float32)
 
+    def before_reset(self) -> None:
+        """At any time: whoever has an input device alone cannot stop an episode."""
+
     def end(self) -> None:
         """The device stays open."""
 

@@ -141,11 +141,13 @@ function refresh() {
   $("controls").classList.toggle("primary", !isPilot);
   $("who").readOnly = isPilot;
   document.querySelector("#handover b").textContent = state.in_control === "policy" ? "Take over" : "Hand back";
+  const training = welcome && welcome.mode === "train";
   document.querySelector("#start b").textContent =
-    phase === "paused" || (welcome && welcome.mode === "train") ? "Resume" : phase === "ended" ? "Next episode" : "Start";
+    phase === "paused" || training ? "Resume" : phase === "ended" ? "Next episode" : "Start";
   const playing = phase === "running" || phase === "paused";
   enable("start", isPilot && ["ready", "paused", "ended"].includes(phase));
-  enable("pause", isPilot && phase === "running");
+  // A stop between two episodes holds before the next.
+  enable("pause", isPilot && (phase === "running" || (training && phase === "waiting")));
   enable("success", isPilot && playing && state.step > 0);
   enable("failure", isPilot && playing && state.step > 0);
   enable("handover", isPilot && ["ready", "running", "paused"].includes(phase));
