@@ -137,9 +137,9 @@ def test_a_pool_that_was_left_early_goes_on_working(pool: RayPool) -> None:
 
 
 def worker_pids() -> list[int]:
-    """Processes of this test's Ray workers: they descend from a process that this one has had forked (ray_cluster.py),
-    and that is no child of it."""
-    mine = {process.pid for process in multiprocessing.active_children()}
+    """Processes of this test's Ray workers: they descend from this process, or from one that it has had forked
+    (ray_cluster.py) and that is no child of it."""
+    mine = {os.getpid(), *(process.pid for process in multiprocessing.active_children())}
     pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and b"ray::Worker" in _read(f"/proc/{entry}/cmdline") and _descends(int(entry), mine):

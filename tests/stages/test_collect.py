@@ -160,7 +160,7 @@ def test_more_demos_than_training_states_are_refused_for_what_they_are(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     pool = FailingPool(params.env)
-    many = params.model_copy(update={"collect": params.collect.model_copy(update={"demos_per_task": 189})})
-    with pytest.raises(ConfigError, match="demos_per_task is 189, but near has 188 training states"):
+    many = params.model_copy(update={"collect": params.collect.model_copy(update={"demos_per_task": 197})})
+    with pytest.raises(ConfigError, match="demos_per_task is 197, but near has 196 training states"):
         run(with_pool(job("collect"), pool), many)
     assert not pool.played
