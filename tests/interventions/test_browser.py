@@ -563,6 +563,7 @@ def test_in_a_real_browser_a_person_takes_over_with_keys_and_hands_back(params: 
         tab.wait("isPilot")
         assert play.override() is None
         tab.wait("document.getElementById('phase').textContent === '▶ the policy drives'")
+        tab.wait("gripper === 'closed'")  # the page has heard of that step
         tab.key("KeyD", down=True)
         until(lambda: _axes(play)[1:2] == [1.0])
         tab.key("KeyT", down=True)
