@@ -70,19 +70,19 @@ def test_the_documentation_shows_the_numbers_of_the_table(protocol: Protocol) ->
 
 
 def test_an_automatic_horizon_is_the_protocols_for_the_suite() -> None:
-    assert envs.horizon(selected()) == 300
-    assert envs.horizon(selected(suite="libero_10", protocol="rlinf")) == 512
-    assert envs.horizon(selected(horizon=77)) == 77
+    assert envs.horizons(selected()) == {"libero_goal": 300}
+    assert envs.horizons(selected(suite="libero_10", protocol="rlinf")) == {"libero_10": 512}
+    assert envs.horizons(selected(horizon=77)) == {"libero_goal": 77}
 
 
 def test_an_automatic_horizon_of_a_suite_no_paper_has_is_refused_with_what_to_write() -> None:
     with pytest.raises(SimulatorError, match=r"no number of steps for libero_mini[\s\S]*env\.horizon"):
-        envs.horizon(selected(suite="libero_mini"))
+        envs.horizons(selected(suite="libero_mini"))
 
 
 def test_an_unknown_protocol_is_refused_with_the_known_ones() -> None:
     with pytest.raises(SimulatorError, match=r"openvla-oft, simplevla-rl, rlinf"):
-        envs.horizon(selected(protocol="openvla"))
+        envs.horizons(selected(protocol="openvla"))
 
 
 def test_states_of_libero_mini_are_at_rest_and_only_real_suites_are_given_time_to_settle() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import av
 import pytest
@@ -12,7 +12,8 @@ from PIL import Image
 from rich.console import Console
 
 from nightshift import config, files, policies
-from nightshift.envs import grid
+from nightshift.envs import grid, protocols
+from nightshift.envs.fake import FAKE
 from nightshift.errors import RolloutError, SimulatorError
 from nightshift.pipeline import summary
 from nightshift.pipeline.job import Job
@@ -71,6 +72,33 @@ def test_every_cell_of_the_grid_counts_once(job: Callable[[str], Job], params: c
     for policy in ("sft", "rloo"):
         assert [(o["task"], o["init_state"]) for o in outcomes[policy]] == cells
     assert paths.EVALUATION_FIGURE.stat().st_size > 10_000
+
+
+@pytest.mark.usefixtures("two_policies")
+def test_where_suites_are_joined_each_has_its_steps_and_its_rate(
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = {"short": 2, "long": 30}
+    homes = {"near": "short", "far": "long"}
+    for suite, count in steps.items():
+        monkeypatch.setitem(cast(dict[str, int], protocols.DEFAULT.max_steps), suite, count)
+    monkeypatch.setattr(FAKE, "benchmarks", lambda: tuple(steps))
+    monkeypatch.setattr(FAKE, "benchmark", lambda task: homes[task.name])
+    auto = params.model_copy(update={"env": params.env.model_copy(update={"horizon": "auto"})})
+    report = run(job("evaluate"), auto)
+    outcomes = json.loads(paths.EVALUATION_OUTCOMES.read_text())
+    for policy in ("sft", "rloo"):
+        for task, suite in homes.items():
+            failed = {o["length"] for o in outcomes[policy] if o["task"] == task and not o["success"]}
+            assert failed == {steps[suite]}, "random policies solve nothing in two steps, and not all in 30"
+    assert report["conditions"]["horizon"] == steps
+    best = report["candidates"][0]
+    assert best["suites"] == {"short": best["tasks"]["near"], "long": best["tasks"]["far"]}
+    rows = paths.EVALUATION_SUCCESS.read_text()
+    assert all(f'"{suite}, sft",' in rows for suite in steps)
+    assert json.loads(paths.EVALUATION_METRICS.read_text())["sft"]["suite"].keys() == steps.keys()
+    assert "  short " in printed()
+    assert "  near " not in printed(), "tasks of joined suites are too many for a terminal"
 
 
 def test_only_held_out_states_are_played(params: config.Params) -> None:

@@ -51,8 +51,11 @@ def list_tasks(suite: str) -> None:
         missing = _missing_assets(selected)
         lacking = lacking or missing is not None
         available = "[red]assets missing[/]" if missing else "assets there" if selected.assets() else "built in"
-        console.print(f"[bold]{selected.name}[/]  [dim]{len(tasks)} tasks, {available}[/]")
-        _print_tasks(tasks)
+        joined = selected.benchmarks() if len(selected.benchmarks()) > 1 and not suite else ()
+        parts = f": those of {', '.join(joined)}" if joined else ""
+        console.print(f"[bold]{selected.name}[/]  [dim]{len(tasks)} tasks, {available}{parts}[/]")
+        if not joined:
+            _print_tasks(tasks)
     if lacking:
         console.print("[dim]nightshift env check says how to get the assets[/]")
 
@@ -119,8 +122,9 @@ def _print_tasks(tasks: list[Task]) -> None:
 
 
 def _find(name: str, suite: str) -> Task:
-    """The task of that name; two suites may have one of the same name."""
-    candidates = [task for each in ([suite] if suite else registry.names()) for task in envs.suite(each).tasks()]
+    """The task of that name, in the suite that it comes from; two suites may have one of the same name."""
+    searched = [envs.suite(each) for each in ([suite] if suite else registry.names())]
+    candidates = [task for each in searched for task in each.tasks() if suite or each.benchmark(task) == each.name]
     found = [task for task in candidates if task.name == name]
     if len(found) > 1:
         suites = " or ".join(f"--suite {task.suite}" for task in found)
@@ -144,9 +148,9 @@ def _steps(task: Task, chosen: config.Env) -> Text:
     """Until an episode counts as failed, by protocol; the one of params.yaml in bold."""
     text = Text()
     for name, protocol in protocols.PROTOCOLS.items():
-        if task.suite in protocol.max_steps:
+        if steps := protocol.max_steps.get(envs.suite(task.suite).benchmark(task)):
             style = "bold" if name == chosen.protocol else ""
-            text.append(f"{protocol.max_steps[task.suite]} by {name}\n", style=style)
+            text.append(f"{steps} by {name}\n", style=style)
     if not text:
         text.append("no protocol has this suite: env.horizon in params.yaml says\n")
     text.right_crop(1)
@@ -216,9 +220,9 @@ def _selection(params: config.Params) -> Finding:
 
     try:
         tasks = envs.tasks(params.env)
-        horizon = envs.horizon(params.env)
+        steps = " or ".join(map(str, sorted(set(envs.horizons(params.env).values()))))
         held_out = sum(envs.init_state_count(task, "eval") for task in tasks)
-        found = f"{params.env.suite}, tasks: {len(tasks)}, {params.env.protocol}, {horizon} steps"
+        found = f"{params.env.suite}, tasks: {len(tasks)}, {params.env.protocol}, {steps} steps"
         envs.check_cameras(params.env)
         precheck.check_policy(params)
         training = sum(envs.init_state_count(task, "train") for task in tasks)

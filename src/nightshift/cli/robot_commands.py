@@ -45,7 +45,8 @@ def serve(suite: str, tasks: list[str], address: tuple[str, int], watchdog_s: fl
         arm = thread.submit(SimulatedArm, env, watchdog_s=watchdog_s).result()
         url = url_of(*address)
         console.print(f"{arm.description.name} is a robot at {url}; in params.yaml of the client:\n")
-        console.print(Text(snippet(url, arm.description, envs.horizon(env), env.protocol)), soft_wrap=True)
+        longest = max(envs.horizons(env).values())
+        console.print(Text(snippet(url, arm.description, longest, env.protocol)), soft_wrap=True)
         try:
             app.serve(Controller(arm, token=token), thread, address, token)
         except KeyboardInterrupt:

@@ -20,6 +20,7 @@ __all__ = [
     "conditions",
     "draw_on_gpu",
     "horizon",
+    "horizons",
     "init_state_count",
     "init_states_digest",
     "installed",
@@ -91,9 +92,18 @@ def draw_on_gpu(index: int) -> None:
     os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
 
 
-def horizon(env: config.Env) -> int:
-    """Control steps until an episode counts as failed."""
-    return protocols.max_steps(protocols.find(env.protocol), env.suite) if env.horizon == "auto" else env.horizon
+def horizon(env: config.Env, task: Task) -> int:
+    """Control steps until an episode of the task counts as failed."""
+    if env.horizon != "auto":
+        return env.horizon
+    return protocols.max_steps(protocols.find(env.protocol), suite(env.suite).benchmark(task))
+
+
+def horizons(env: config.Env) -> dict[str, int]:
+    """Of the selected tasks, by the published suite that they come from."""
+    if env.horizon != "auto":
+        return dict.fromkeys(selected(env).benchmarks(), env.horizon)
+    return {suite(env.suite).benchmark(task): horizon(env, task) for task in tasks(env)}
 
 
 @dataclass(frozen=True)
@@ -138,9 +148,10 @@ def conditions(env: config.Env, cameras: Sequence[str]) -> dict[str, Any]:
     """What an episode is played under, with `cameras` as inputs: results compare only if all of it is the same."""
     protocol, chosen = protocols.find(env.protocol), selected(env)
     seen = env.cameras.model_copy(update={"names": tuple(cameras)})
+    steps = horizons(env)
     return {
         "protocol": protocol.name,
-        "horizon": horizon(env),
+        "horizon": steps if len(set(steps.values())) > 1 else next(iter(steps.values())),
         "settle_steps": chosen.settle_steps(protocol),
         "settle_action": list(protocol.settle_action),
         "seed": protocol.seed,

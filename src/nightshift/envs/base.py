@@ -220,6 +220,14 @@ class Suite(ABC):
     def tasks(self) -> list[Task]:
         """In the order of their indices."""
 
+    def benchmarks(self) -> tuple[str, ...]:
+        """The published suites that its tasks come from: more than one where it joins them."""
+        return (self.name,)
+
+    def benchmark(self, task: Task) -> str:
+        """The one of them that has the task. Protocols go by it."""
+        return self.name
+
     @abstractmethod
     def goal(self, task: Task) -> Sequence[Predicate]:
         """The predicates that must hold at the same time."""

@@ -23,6 +23,7 @@ BUILT_IN = {
     "libero_goal": "nightshift.envs.libero.suites:LIBERO_GOAL",
     "libero_10": "nightshift.envs.libero.suites:LIBERO_10",
     "libero_90": "nightshift.envs.libero.suites:LIBERO_90",
+    "libero_40": "nightshift.envs.libero.suites:LIBERO_40",
     "fake": "nightshift.envs.fake:FAKE",
     "robot": "nightshift.envs.robot.suite:ROBOT",
 }

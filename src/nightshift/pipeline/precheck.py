@@ -126,7 +126,7 @@ def _check_demos(params: config.Params) -> None:
 def _check_evaluation(params: config.Params) -> None:
     for task in envs.tasks(params.env):
         evaluation_states(task, params.env, params.evaluate.init_states)
-    envs.horizon(params.env)
+    envs.horizons(params.env)
     check_films(params.evaluate.films, "evaluate.films")
 
 

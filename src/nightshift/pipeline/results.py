@@ -12,6 +12,7 @@ from nightshift import files
 from nightshift.config import CHAMPION
 from nightshift.project import paths
 from nightshift.project.environment import mlflow_pages
+from nightshift.reports import tables
 from nightshift.reports.gate import Verdict
 from nightshift.telemetry import metric_names as names
 
@@ -58,6 +59,7 @@ def metrics(found: Results) -> dict[str, float]:
         names.INVALID: best["invalid"],
     }
     values |= {names.candidate_success(c["name"]): c["overall"]["rate"] for c in found.evaluation["candidates"]}
+    values |= {names.suite_success(suite): rate["rate"] for suite, rate in tables.suites(best).items()}
     values |= {names.task_success(task): rate["rate"] for task, rate in best["tasks"].items()}
     if gain := best["gain"]:
         values |= {names.GAIN: gain["gain"], names.GAIN_LOW: gain["low"], names.GAIN_HIGH: gain["high"]}

@@ -21,6 +21,7 @@ from nightshift.pipeline import results as pipeline_results
 from nightshift.pipeline.run import StageResult, timings
 from nightshift.project import paths
 from nightshift.project.environment import mlflow_pages
+from nightshift.reports import tables
 
 MARKS = {
     "ran": ("● ran", "bold green"),
@@ -144,9 +145,10 @@ def _success(evaluation: Mapping[str, Any]) -> Table:
     for result in _played(evaluation):
         overall = result["overall"]
         table.add_row(_title(result), _bar(overall), f"[bold]{_rate(overall)}[/]", _interval(overall), _counts(overall))
-        for task, figures in result["tasks"].items() if len(result["tasks"]) > 1 else ():
+        shown = tables.parts(result)
+        for part, figures in shown.items() if len(shown) > 1 else ():
             bar = _bar(figures, dim=True)
-            table.add_row(f"  {task}", bar, _rate(figures), _interval(figures), _counts(figures), style="dim")
+            table.add_row(f"  {part}", bar, _rate(figures), _interval(figures), _counts(figures), style="dim")
     return table
 
 
@@ -244,7 +246,7 @@ def _rows(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
             "episodes": str(figures["episodes"]),
         }
         for result in _played(evaluation)
-        for task, figures in {"all": result["overall"], **result["tasks"]}.items()
+        for task, figures in {"all": result["overall"], **tables.suites(result), **result["tasks"]}.items()
     ]
 
 

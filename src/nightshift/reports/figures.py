@@ -14,6 +14,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from nightshift.reports import tables
 from nightshift.reports.candidates import Candidate
 from nightshift.reports.history import INTERVENED, KL, SAMPLED_SUCCESS, History
 from nightshift.statistics.intervals import over_runs
@@ -75,11 +76,11 @@ def _show_success(axes: Axes) -> None:
 
 def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
     results = report["candidates"]
-    tasks = list(results[0]["tasks"])
-    names = ["overall", *tasks] if len(tasks) > 1 else tasks
+    parts = list(tables.parts(results[0]))
+    names = ["overall", *parts] if len(parts) > 1 else parts
     width = min(0.8 / len(results), _WIDEST_BAR)
     for place, result in enumerate(results):
-        rates = [result["overall"] if name == "overall" else result["tasks"][name] for name in names]
+        rates = [result["overall"] if name == "overall" else tables.parts(result)[name] for name in names]
         heights = np.array([r["rate"] for r in rates])
         errors = np.array([[r["rate"] - r["low"], r["high"] - r["rate"]] for r in rates]).T.clip(0)
         bars = axes.bar(

@@ -12,7 +12,7 @@ from nightshift.reports.history import KL, SAMPLED_SUCCESS, History
 
 
 def metrics(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """By candidate: success and its interval, the gain over the first candidate, success by task."""
+    """By candidate: success and its interval, the gain over the first candidate, success by suite and by task."""
     return {result["name"]: _figures(result) for result in report["candidates"]}
 
 
@@ -21,7 +21,19 @@ def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
     figures = {"success": overall["rate"], "low": overall["low"], "high": overall["high"]}
     if gain:
         figures |= {"gain": gain["gain"], "p_value": gain["p_value"]}
-    return figures | {"task": {task: rate["rate"] for task, rate in result["tasks"].items()}}
+    by_suite = {"suite": {suite: rate["rate"] for suite, rate in suites(result).items()}} if suites(result) else {}
+    return figures | by_suite | {"task": {task: rate["rate"] for task, rate in result["tasks"].items()}}
+
+
+def suites(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rates by published suite, where a candidate played several of them."""
+    found: Mapping[str, Any] = result.get("suites", {})  # reports had none
+    return found
+
+
+def parts(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rates by suite where a candidate played several: tasks are too many to show then. By task otherwise."""
+    return suites(result) or result["tasks"]
 
 
 def success(report: Mapping[str, Any]) -> str:
@@ -29,7 +41,7 @@ def success(report: Mapping[str, Any]) -> str:
     rows = [
         (f"{task}, {result['name']}", rate["rate"])
         for result in report["candidates"]
-        for task, rate in {"overall": result["overall"], **result["tasks"]}.items()
+        for task, rate in {"overall": result["overall"], **suites(result), **result["tasks"]}.items()
     ]
     return _csv(("policy", "success"), rows)
 

@@ -117,7 +117,6 @@ class Engine:
         self._settings = settings
         self._env = env
         self._cameras = env.cameras.names
-        self._horizon = envs.horizon(env)
         self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
@@ -226,10 +225,11 @@ class Engine:
         return _Slot(number, group, fleet, self._submit(group.reset))
 
     def _group(self, request: RolloutRequest, fleet: Fleet, observer: Observer) -> GroupPlay:
+        horizon = envs.horizon(self._env, fleet.task)
         if request.interventions is None:
-            return GroupPlay(request, fleet, observer, self._horizon, self._on_step, self._expert())
+            return GroupPlay(request, fleet, observer, horizon, self._on_step, self._expert())
         source = self._interventions.take(request.interventions, self._expert())
-        return IntervenedPlay(request, fleet, observer, self._horizon, self._on_step, source)
+        return IntervenedPlay(request, fleet, observer, horizon, self._on_step, source)
 
     def _expert(self) -> Decide:
         """In this process, or in others beside several threads."""

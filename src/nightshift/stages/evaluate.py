@@ -14,7 +14,7 @@ import numpy as np
 import scipy.stats  # noqa: F401 - the intervals at the end need it: if it is not installed, that is told now
 from numpy.typing import NDArray
 
-from nightshift import config, files, policies
+from nightshift import config, envs, files, policies
 from nightshift.config import CHAMPION
 from nightshift.envs.grid import cameras_in, cells, conditions, digest
 from nightshift.errors import RolloutError
@@ -40,13 +40,14 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     if opponent:
         acting[CHAMPION] = policies.load(opponent.folder)
     outcomes = {name: _outcomes(job, env, requests, name, policy) for name, policy in acting.items()}
+    summaries = {name: _summary(env, episodes) for name, episodes in outcomes.items()}
     best = gate.best(gate.common_rates({candidate.name: outcomes[candidate.name] for candidate in found}))
     report: dict[str, Any] = {
         "grid": {"digest": digest(env, evaluate, cameras), "suite": env.suite, "episodes": len(requests)},
         "conditions": conditions(env, evaluate, cameras),
         "best": best,
-        "candidates": _results(found, outcomes),
-        CHAMPION: _champion(opponent, outcomes, best) if opponent else None,
+        "candidates": _results(found, outcomes, summaries),
+        CHAMPION: _champion(opponent, outcomes, best) | summaries[CHAMPION] if opponent else None,
     }
     filmed = _filmed(found, outcomes, best, evaluate.films)
     with files.new_folder(paths.EVALUATION) as folder:
@@ -152,27 +153,36 @@ def _seen(trajectory: Trajectory, camera: str) -> NDArray[np.uint8]:
     return np.concatenate([trajectory.observations[camera], trajectory.final[camera][None]])
 
 
-def _results(found: Sequence[Candidate], outcomes: Mapping[str, Sequence[EpisodeOutcome]]) -> list[dict[str, Any]]:
+def _results(
+    found: Sequence[Candidate],
+    outcomes: Mapping[str, Sequence[EpisodeOutcome]],
+    summaries: Mapping[str, Mapping[str, Any]],
+) -> list[dict[str, Any]]:
     """A summary per candidate, with its paired gain over the first."""
     first, *others = found
     cells = {name: solved(episodes) for name, episodes in outcomes.items()}
     gains = {other.name: Paired.between(cells[other.name], cells[first.name]).to_json() for other in others}
-    return [{"name": c.name, "label": c.label, **_summary(outcomes[c.name]), "gain": gains.get(c.name)} for c in found]
+    return [{"name": c.name, "label": c.label, **summaries[c.name], "gain": gains.get(c.name)} for c in found]
 
 
 def _champion(opponent: Opponent, outcomes: Mapping[str, Sequence[EpisodeOutcome]], best: str) -> dict[str, Any]:
     """The champion on the same grid, and the paired gain of the best candidate over it."""
     gain = Paired.between(solved(outcomes[best]), solved(outcomes[CHAMPION])).to_json()
-    identity = {"name": CHAMPION, "version": opponent.version, "weights": opponent.weights}
-    return {**identity, **_summary(outcomes[CHAMPION]), "best_gain": gain}
+    return {"name": CHAMPION, "version": opponent.version, "weights": opponent.weights, "best_gain": gain}
 
 
-def _summary(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
+def _summary(env: config.Env, outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
     """Rates are of valid episodes: one whose simulator failed does not count against the policy."""
+    homes = {task.name: envs.suite(env.suite).benchmark(task) for task in envs.tasks(env)}
     tasks = list(dict.fromkeys(o["task"] for o in outcomes))
+    suites = list(dict.fromkeys(homes[task] for task in tasks))
     return {
         "overall": _rate(outcomes).to_json(),
         "invalid": sum(not o["valid"] for o in outcomes),
+        "suites": {
+            suite: _rate([o for o in outcomes if homes[o["task"]] == suite]).to_json()
+            for suite in (suites if len(suites) > 1 else ())
+        },
         "tasks": {task: _rate([o for o in outcomes if o["task"] == task]).to_json() for task in tasks},
         "episode_length": {
             task: {

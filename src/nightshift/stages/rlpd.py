@@ -51,7 +51,8 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
-    _check_chunks(cloned.chunk, envs.horizon(env))
+    for horizon in envs.horizons(env).values():
+        _check_chunks(cloned.chunk, horizon)
     reward = open_reward(rlpd.reward)
     reward.check(env)
     check_person(rlpd.interventions, job.machine)

@@ -40,7 +40,7 @@ _SAVE_EVERY = 20
 
 def run(job: Job, *, seed: int, env: config.Env, states: config.States) -> None:
     tasks = envs.tasks(env)
-    envs.horizon(env)  # of all stages this one runs first, so a horizon that does not resolve is refused here
+    envs.horizons(env)  # of all stages this one runs first, so a horizon that does not resolve is refused here
     drafts = {task.name: job.state / f"{task.name}.npz" for task in tasks if envs.lacks_train_states(task)}
     if drafts:
         _draw_missing(env, drafts, seed, states.per_task, job.machine)

@@ -32,6 +32,11 @@ def candidate_success(name: str) -> str:
     return f"{SUCCESS}/{name}"
 
 
+def suite_success(suite: str) -> str:
+    """Of the best candidate on a published suite, where it played several. Example: "suite_success/libero_goal" """
+    return f"suite_success/{suite}"
+
+
 def task_success(task: str) -> str:
     """Of the best candidate on a task. Example: task_success("lift_cube") == "task_success/lift_cube" """
     return f"task_success/{task}"

@@ -8,7 +8,7 @@ import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,15 +197,22 @@ class BenchmarkSuite(LiberoSuite):
             tasks: list[Any] = get_benchmark(self.name)(0).tasks
         return {task.name: task.language for task in tasks}
 
+    def benchmark(self, task: Task) -> str:
+        return self._home(task.name)
+
+    def _home(self, task: str) -> str:
+        """LIBERO's suite that has the task."""
+        return self.name
+
     def bddl_file(self, task: str) -> Path:
-        return _libero_package() / "bddl_files" / self.name / f"{task}.bddl"
+        return _libero_package() / "bddl_files" / self._home(task) / f"{task}.bddl"
 
     def _problem(self, task: str) -> Problem:
         return Problem(bddl=self.bddl_file(task), assets=self.assets())
 
     def load_init_states(self, task: Task, split: Split) -> States:
         if stored_split(split) == "eval":
-            return _load_pickle(_libero_package() / "init_files" / self.name / f"{task.name}.pruned_init")
+            return _load_pickle(_libero_package() / "init_files" / self.benchmark(task) / f"{task.name}.pruned_init")
         path = INIT_STATES / self.name / f"{task.name}.npz"
         if not path.exists():
             raise StatesNotDrawn(f"no training states have been drawn for {task.name}: {path} is missing", DRAW)
@@ -245,6 +252,27 @@ class BenchmarkSuite(LiberoSuite):
         )
 
 
+class JointSuite(BenchmarkSuite):
+    """The tasks of several of LIBERO's suites, for one policy that plays them all."""
+
+    def __init__(self, name: str, parts: Sequence[BenchmarkSuite]) -> None:
+        super().__init__(name)
+        self._parts = tuple(parts)
+
+    def benchmarks(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self._parts)
+
+    def instructions(self) -> Mapping[str, str]:
+        return {name: told for part in self._parts for name, told in part.instructions().items()}
+
+    def _home(self, task: str) -> str:
+        return self._homes[task]
+
+    @cached_property
+    def _homes(self) -> Mapping[str, str]:
+        return {name: part.name for part in self._parts for name in part.instructions()}
+
+
 def load_npz(path: Path, arrays: Sequence[str], remedy: str) -> States:
     """The named arrays of a file, one after the other."""
     try:
@@ -274,3 +302,5 @@ def _libero_package() -> Path:
 LIBERO_SPATIAL, LIBERO_OBJECT, LIBERO_GOAL, LIBERO_10, LIBERO_90 = BENCHMARK_SUITES = tuple(
     BenchmarkSuite(name) for name in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 )
+LIBERO_40 = JointSuite("libero_40", (LIBERO_SPATIAL, LIBERO_OBJECT, LIBERO_GOAL, LIBERO_10))
+"""The four suites that papers report."""

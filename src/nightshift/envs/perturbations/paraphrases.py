@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.errors import ConfigError
 from nightshift.types import Task
 
@@ -17,23 +17,27 @@ Paraphrases = Mapping[str, Sequence[str]]
 
 def has(suite: str) -> bool:
     """Whether some come with Nightshift."""
-    return _shipped(suite).exists()
+    return all(path.exists() for path in _shipped(suite))
 
 
-def _shipped(suite: str) -> Path:
-    return FOLDER / f"{suite}.yaml"
+def _shipped(suite: str) -> list[Path]:
+    return [FOLDER / f"{name}.yaml" for name in envs.suite(suite).benchmarks()]
 
 
 @cache
 def read(suite: str, file: str | None) -> Paraphrases:
-    """From `file`, or from the one that comes with Nightshift for the suite."""
-    path = Path(file) if file else _shipped(suite)
+    """From `file`, or from what comes with Nightshift for the suite."""
     if not file and not has(suite):
         raise ConfigError(
             f"Nightshift has no paraphrases of the instructions of {suite}",
             "leave language_instructions out; or, for nightshift robustness, write a YAML file with a list of "
             "sentences for every task and name it in robustness.paraphrases",
         )
+    paths = [Path(file)] if file else _shipped(suite)
+    return {task: sentences for path in paths for task, sentences in _content(path).items()}
+
+
+def _content(path: Path) -> Paraphrases:
     content = config.read_yaml(path)
     if not isinstance(content, dict) or not all(map(_is_list_of_sentences, content.values())):
         raise ConfigError(

@@ -20,6 +20,7 @@ from nightshift.pipeline.report.templating import (
     environment,
 )
 from nightshift.project import paths
+from nightshift.reports import tables
 from nightshift.reports.history import KL, SAMPLED_SUCCESS
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, solved
@@ -141,7 +142,8 @@ def paired_tests(facts: Facts) -> list[dict[str, Any]]:
 
 
 def task_rows(facts: Facts) -> list[dict[str, Any]]:
-    """A row per task: the rate of every candidate, and of the champion where it has played this grid."""
+    """A row per task: the rate of every candidate, and of the champion where it has played this grid. Then one per
+    published suite, where there are several."""
     best, champion = facts.best, champion_played(facts)
     if best is None:
         return []
@@ -154,6 +156,9 @@ def task_rows(facts: Facts) -> list[dict[str, Any]]:
             "steps": best["episode_length"][task]["median_of_successes"],
         }
         for task in best["tasks"]
+    ] + [
+        {"task": suite, "rates": {c["label"]: tables.suites(c)[suite] for c in candidates}, "steps": None}
+        for suite in tables.suites(best)
     ]
 
 
