@@ -6,6 +6,7 @@ its process gone and marks it Crashed. Labels on the run say which process of wh
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -33,7 +34,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
-from prefect.exceptions import CancelledRun
+from prefect.exceptions import CancelledRun, PrefectHTTPStatusError
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed
 
@@ -85,7 +86,8 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
             return cast(R, Cancelled(message=STOPPED))
         except Exception as error:
             if not isinstance(error, TransportError):  # the server is gone
-                _end_tasks(StateType.FAILED)
+                with contextlib.suppress(PrefectHTTPStatusError):  # nor can it store that: `error` is what to tell
+                    _end_tasks(StateType.FAILED)
             if _is_outermost():
                 notify.failed(Path.cwd(), error)
             raise

@@ -15,7 +15,7 @@ from prefect import Flow, serve, tags
 from prefect.client.orchestration import get_client
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import CancelledRun, TerminationSignal
+from prefect.exceptions import CancelledRun, PrefectHTTPStatusError, TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -24,8 +24,9 @@ from prefect.types.entrypoint import EntrypointType
 from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, mark_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
-from nightshift import interrupts
-from nightshift.errors import ServerGone
+from flows.server import LOG
+from nightshift import files, interrupts
+from nightshift.errors import NightshiftError, ServerGone
 from nightshift.pipeline.run import LOCK, Choice, StageResult
 from nightshift.project import locks, paths
 from nightshift.project.environment import without_password
@@ -44,15 +45,37 @@ def run_once(choice: Choice) -> list[StageResult]:
     except TransportError as error:
         locks.abandon(Path.cwd() / LOCK)  # Prefect shows the run as Running: the next one marks it
         raise ServerGone(
-            f"the Prefect server at {without_password(str(PREFECT_API_URL.value()))} stopped answering",
+            f"{_server()} stopped answering",
             "start it, or unset PREFECT_API_URL, and run again: what is done is cached",
         ) from error
+    except PrefectHTTPStatusError as error:
+        locks.abandon(Path.cwd() / LOCK)
+        raise _reason(error) from error
     finally:
         # What is still on its way must arrive before a temporary server ends: the exit would wait for it in vain. So it
         # would for a service that a signal has left half stopped.
         with interrupts.deferred():
             for service in (EventsWorker, APILogWorker):
                 service.drain_all(timeout=_DRAIN_SECONDS)
+
+
+def _server() -> str:
+    return f"the Prefect server at {without_password(str(PREFECT_API_URL.value()))}"
+
+
+def _reason(refused: PrefectHTTPStatusError) -> NightshiftError:
+    """What had ended the run before the server could not store that, or else that it could not."""
+    error: BaseException | None = refused
+    while error := error.__context__:
+        if isinstance(error, NightshiftError):
+            return error
+        if isinstance(error, OSError) and (told := files.refusal(error)):
+            return told
+    return ServerGone(
+        f"{_server()} answers {refused.response.status_code}: it cannot store what becomes of the run",
+        f"free some space if its disk is full, look into {LOG} if it is this project's, and run "
+        "again: what is done is cached",
+    )
 
 
 def serve_forever(url: str) -> None:

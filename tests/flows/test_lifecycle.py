@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -13,11 +14,14 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
+from prefect.client.orchestration import get_client
 from prefect.events.worker import EventsWorker
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Running
 
 from flows import local
@@ -229,6 +233,54 @@ def test_a_run_whose_own_prefect_server_is_killed_says_so_and_ends_though_prefec
     assert time.monotonic() - told < 60
     assert (done.returncode, done.stderr.count("error: ")) == (1, 1)
     assert nightshift(root, "stage", "states").returncode == 0, "the lock is free"
+
+
+class StoresNothing(BaseHTTPRequestHandler):
+    """A server whose disk is full."""
+
+    def do_GET(self) -> None:
+        self.send_response(500)
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "data/demos")
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "sentence"),
+    [
+        (ProjectError("the robot is on fire", "leave"), r"the robot is on fire"),
+        (FULL, r"no space left on the disk that holds data/demos"),
+        (ValueError("a defect"), r"the Prefect server at \S+ answers 500: it cannot store what becomes of the run"),
+    ],
+    ids=["error", "full disk", "unknown"],
+)
+def test_a_prefect_server_that_cannot_store_how_a_run_ended_does_not_hide_what_ended_it(
+    ended_by: Exception, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ending(*_: object) -> None:
+        try:
+            raise ended_by
+        except type(ended_by):
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(uuid4(), Running())
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # put back afterwards
+    monkeypatch.setattr(local, "pipeline", ending)
+    with HTTPServer(("127.0.0.1", 0), StoresNothing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/api"
+            with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ProjectError, match=sentence):
+                local.run_once(Choice())
+        finally:
+            server.shutdown()
 
 
 def test_a_prefect_server_that_goes_away_while_it_is_asked_is_one_sentence() -> None:
