@@ -14,6 +14,7 @@ from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
 from nightshift.policies.expert import goals, hold, insert, joints, shove, skills
 from nightshift.policies.expert.geometry import angles, rotation_vector, turn_about
+from nightshift.policies.expert.grasp import neighbours
 from nightshift.policies.expert.place import Place, way_out
 from nightshift.policies.expert.robot import wrist_strain
 from nightshift.types import Body, Boxes, Joint, Scene, Task
@@ -128,7 +129,7 @@ def test_holds_move_with_their_link() -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_face_is_pushed_along_the_way_of_its_joint_with_the_fingers_across(sign: float) -> None:
-    points, ways = shove._contacts(slide(0.1), sign)
+    points, ways, _ = shove._contacts(slide(0.1), sign)
     assert len(points)
     np.testing.assert_allclose(ways, np.tile([sign, 0.0, 0.0], (len(ways), 1)), atol=1e-9)
     for tilt in shove.TILTS:
@@ -234,10 +235,10 @@ def test_a_region_under_a_roof_is_entered_by_its_open_side() -> None:
     pan = boxes(((0.0, -0.4, 0.95), (0.03, 0.03, 0.03)), ((0.0, -0.47, 0.96), (0.008, 0.04, 0.01)))
     scene, place = oven_scene(pan)
     open_above, _ = oven_scene(pan, walls=("floor", "back", "left", "right"))
-    obstacles = skills.neighbours(scene, "item")
+    obstacles = neighbours(scene, "item")
     assert insert.is_roofed(place, obstacles)
-    assert not insert.is_roofed(place, skills.neighbours(open_above, "item"))
-    np.testing.assert_allclose(insert._inward(place, scene.bodies["item"], obstacles), [0.0, 1.0, 0.0], atol=1e-9)
+    assert not insert.is_roofed(place, neighbours(open_above, "item"))
+    np.testing.assert_allclose(insert._inward(place, obstacles), [0.0, 1.0, 0.0], atol=1e-9)
 
 
 def test_what_goes_under_a_roof_is_held_by_what_still_sticks_out() -> None:
@@ -254,3 +255,32 @@ def test_what_goes_under_a_roof_is_held_by_what_still_sticks_out() -> None:
     assert hand_ends < 0.0, "the palm stays outside"
     assert way.spot[1] > 0.01
     assert way.front[1] < -0.03
+
+
+def test_what_stands_on_the_sill_is_pushed_in_by_closed_fingers_behind_it() -> None:
+    pan = boxes(((0.0, 0.0, 1.03), (0.03, 0.03, 0.03)), ((0.0, -0.07, 1.03), (0.008, 0.04, 0.01)))
+    scene, place = oven_scene(pan)
+    behind = replace(scene, gripper_position=np.array([0.0, -0.13, 1.03]), gripper_opening=0.0)
+    action = skills.bring(behind, "item", place)
+    assert action[1] > 0.0 and action[6] == 1.0
+    above = replace(behind, gripper_position=np.array([0.0, 0.0, 1.2]))
+    assert skills.bring(above, "item", place)[1] < 0.0
+    around = replace(behind, gripper_position=np.array([0.0, -0.09, 1.03]), gripper_opening=0.05)
+    assert skills.bring(around, "item", place)[6] == -1.0, "first let go of it"
+
+
+def test_a_door_is_pushed_at_its_panel_and_not_at_its_narrow_handle() -> None:
+    link = boxes(((0.0, 0.13, 1.0), (0.012, 0.13, 0.09)), ((-0.045, 0.24, 1.0), (0.01, 0.01, 0.075)))
+    door = Joint(
+        kind="hinge",
+        position=-1.5,
+        limits=(-2.0, 0.0),
+        axis=np.array([0.0, 0.0, -1.0]),
+        anchor=np.array([0.0, 0.0, 1.0]),
+        link=link,
+        holds={"open": (-np.inf, -1.3), "close": (-0.005, np.inf)},
+    )
+    contact = shove.choose(scene_with(door), door, 1.0)
+    assert contact is not None
+    np.testing.assert_allclose(contact.way, [1.0, 0.0, 0.0], atol=1e-9)
+    assert contact.point[0] == pytest.approx(-0.012)

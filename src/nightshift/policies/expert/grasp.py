@@ -44,7 +44,7 @@ from nightshift.types import Body, Boxes, Scene
 YAWS = 16  # finger axes tried, over half a turn
 DEPTHS = (0.008, 0.014, 0.02, 0.026)  # metres below the object's top
 BEST_DEPTH = 0.02
-BESIDE = 0.008  # metres between two lines beside the middle of an object
+BESIDE = 0.004  # metres between two lines beside the middle of an object
 HAND_REACH = 0.16  # metres from the grip point beyond which the hand touches nothing
 DESCENT = (0.05, 0.1, 0.15)  # metres above a grasp where the hand comes by
 CLEARANCE = 0.004  # metres the hand should keep from what it passes
@@ -187,7 +187,7 @@ def _kept_grasps(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[
 def _kept_grasps_across(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[Grasp, ...]:
     item, others = unpacked(packed_item), unpacked(packed_others)
     low, high = extent(item, np.array([-np.sin(yaw), np.cos(yaw), 0.0]))
-    steps = np.linspace(low - high, high - low, 2 * int((high - low) / BESIDE) + 1) / 2
+    steps = np.linspace(low - high, high - low, 2 * int((high - low) / (2 * BESIDE)) + 1) / 2
     return _with_hits([grasp for beside in steps for grasp in _along(item, yaw, float(beside))], item, others)
 
 

@@ -68,16 +68,34 @@ def bring(scene: Scene, name: str, place: Place) -> Array:
     item = scene.bodies[name]
     if _is_flat(item) and place.is_surface and abs(place.rest - bottom_of(item)) < SAME_LEVEL:
         return drag(scene, name, place.position, _clear_above(scene, name, item.position))
-    roofed = insert.is_roofed(place, neighbours(scene, name))
+    if insert.is_roofed(place, neighbours(scene, name)):
+        return _bring_in(scene, name, place)
     if is_held(scene, item):
-        return (
-            _put_in(scene, name, place) if roofed else _carry(scene, name, reachable(place, item, scene.robot_position))
-        )
+        return _carry(scene, name, reachable(place, item, scene.robot_position))
     if is_placed(scene, name, place):
         return leave(scene, item)
-    way = place.position - item.position
-    grasp = insert.choose(scene, name, place) if roofed else choose(scene, name, way, crowded=place.crowded)
+    grasp = choose(scene, name, place.position - item.position, crowded=place.crowded)
     return _push(scene, item, place) if grasp is None else _reach_and_close(scene, name, grasp)
+
+
+def _bring_in(scene: Scene, name: str, place: Place) -> Array:
+    """As `bring`, under a roof: to the front of the opening, in, let go, and push."""
+    item, obstacles = scene.bodies[name], neighbours(scene, name)
+    between = material(scene, shape_of(item))
+    if is_held(scene, item) and between > 0.0:  # closed fingers fill the gap of nothing
+        way = insert.way_in(scene, name, place)
+        if insert.is_at_front(item, way, place.rest):
+            return insert.go_in(scene, item, way, place.rest)
+        return _carry(scene, name, replace(place, position=way.front, rest=place.rest + insert.LIFT), outside=True)
+    on_sill = insert.is_on_sill(place, item, obstacles)
+    if is_placed(scene, name, place) or (on_sill and between > 0.0):
+        return leave(scene, item)
+    if on_sill:
+        return insert.push_in(scene, item, place, obstacles, _clear_above(scene, name, item.position))
+    grasp = insert.choose(scene, name, place)
+    if grasp is None:
+        raise ValueError(f"the expert cannot put {name} under a roof: nowhere is it narrower than the gripper opens")
+    return _reach_and_close(scene, name, insert.by_the_easier_side(scene, grasp, place))
 
 
 def pull(scene: Scene, region: str) -> Array:
@@ -114,14 +132,6 @@ def _descend_and_close(scene: Scene, grasp: Grasp, clear: float) -> Array:
     slack = 2.0 if closing else 1.0
     there = np.linalg.norm(offset[:2]) < slack * CLOSE_XY and abs(offset[2]) < slack * CLOSE_Z
     return move_to(scene, grasp.point + up(kept), grasp.yaw, CLOSE if there else OPEN)
-
-
-def _put_in(scene: Scene, name: str, place: Place) -> Array:
-    """To the front of an opening, and in."""
-    way = insert.way_in(scene, name, place)
-    if insert.is_at_front(scene.bodies[name], way, place.rest):
-        return insert.go_in(scene, scene.bodies[name], way, place.rest)
-    return _carry(scene, name, replace(place, position=way.front, rest=place.rest + insert.LIFT), outside=True)
 
 
 def _carry(scene: Scene, name: str, place: Place, *, outside: bool = False) -> Array:
