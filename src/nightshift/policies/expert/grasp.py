@@ -44,6 +44,7 @@ from nightshift.types import Body, Boxes, Scene
 YAWS = 16  # finger axes tried, over half a turn
 DEPTHS = (0.008, 0.014, 0.02, 0.026)  # metres below the object's top
 BEST_DEPTH = 0.02
+BESIDE = 0.004  # metres between two lines beside the middle of an object
 HAND_REACH = 0.16  # metres from the grip point beyond which the hand touches nothing
 DESCENT = (0.05, 0.1, 0.15)  # metres above a grasp where the hand comes by
 CLEARANCE = 0.004  # metres the hand should keep from what it passes
@@ -90,7 +91,7 @@ def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool 
     if crowded and way is not None:
         moves = np.array([way, *(rise * Z for rise in DESCENT)])
         poses = np.array([[*grasp.point, grasp.yaw] for grasp in options])
-        costs = costs + _on_the_way(_rounded(poses), packed(others), _rounded(moves))
+        costs = costs + _on_the_way(rounded(poses), packed(others), rounded(moves))
     return options[int(np.argmin(costs))]
 
 
@@ -114,6 +115,13 @@ def grasps(item: Boxes, others: Boxes, rotation: Vector) -> tuple[Grasp, ...]:
     middle = item.centres.mean(axis=0)
     others = within(others, middle, HAND_REACH + float(np.linalg.norm(item.centres - middle, axis=1).max()))
     return _kept_grasps(packed(item), packed(others), round(_level_yaw(rotation), ROUNDING))
+
+
+def grasps_across(item: Boxes, others: Boxes, yaw: float) -> tuple[Grasp, ...]:
+    """Every grasp with the finger axis at `yaw`, also beside the middle of the object."""
+    middle = item.centres.mean(axis=0)
+    others = within(others, middle, HAND_REACH + float(np.linalg.norm(item.centres - middle, axis=1).max()))
+    return _kept_grasps_across(packed(item), packed(others), round(yaw, ROUNDING))
 
 
 def is_held(scene: Scene, body: Body) -> bool:
@@ -155,10 +163,10 @@ def _level_yaw(rotation: Vector) -> float:
 
 def packed(shape: Boxes) -> bytes:
     flat = np.concatenate([shape.centres, shape.axes.reshape(-1, 9), shape.half_sizes], axis=1)
-    return _rounded(flat)
+    return rounded(flat)
 
 
-def _rounded(values: Vector) -> bytes:
+def rounded(values: Vector) -> bytes:
     return np.asarray(values.round(ROUNDING) + 0.0).tobytes()
 
 
@@ -170,7 +178,21 @@ def unpacked(packed: bytes) -> Boxes:
 @lru_cache(maxsize=64)
 def _kept_grasps(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[Grasp, ...]:
     item, others = unpacked(packed_item), unpacked(packed_others)
-    found = [grasp for step in range(YAWS) for grasp in _along(item, yaw + step * np.pi / YAWS)]
+    return _with_hits(
+        [grasp for step in range(YAWS) for grasp in _along(item, yaw + step * np.pi / YAWS)], item, others
+    )
+
+
+@lru_cache(maxsize=8)
+def _kept_grasps_across(packed_item: bytes, packed_others: bytes, yaw: float) -> tuple[Grasp, ...]:
+    item, others = unpacked(packed_item), unpacked(packed_others)
+    low, high = extent(item, np.array([-np.sin(yaw), np.cos(yaw), 0.0]))
+    steps = np.linspace(low - high, high - low, 2 * int((high - low) / (2 * BESIDE)) + 1) / 2
+    return _with_hits([grasp for beside in steps for grasp in _along(item, yaw, float(beside))], item, others)
+
+
+def _with_hits(found: list[Grasp], item: Boxes, others: Boxes) -> tuple[Grasp, ...]:
+    """With the cost of the hand's collisions."""
     if not found:
         return ()
     hands = hand_boxes(np.array([grasp.point for grasp in found]), np.array([grasp.yaw for grasp in found]))
@@ -188,10 +210,10 @@ def _deepest(hands: Boxes, shape: Boxes) -> Vector:
     return np.asarray(overlap(hands, shape).max(axis=1, initial=-np.inf).reshape(-1, PARTS))
 
 
-def _along(item: Boxes, yaw: float) -> list[Grasp]:
-    """Grasps with the finger axis at `yaw`, through the middle of the object."""
+def _along(item: Boxes, yaw: float, beside: float = 0.0) -> list[Grasp]:
+    """Grasps with the finger axis at `yaw`, through the middle of the object or `beside` it."""
     along, across = np.array([np.cos(yaw), np.sin(yaw), 0.0]), np.array([-np.sin(yaw), np.cos(yaw), 0.0])
-    middle = across * sum(extent(item, across)) / 2
+    middle = across * sum(extent(item, across)) / 2 + across * beside
     pads = pad_grid(across, Z)
     found = []
     for height in _heights(*extent(item, Z)):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nightshift.policies.expert import skills
+from nightshift.policies.expert import insert, skills
 from nightshift.policies.expert.geometry import overlap, select, shape_of
-from nightshift.policies.expert.goals import Goal
-from nightshift.policies.expert.grasp import HELD_SLACK, is_held, material
+from nightshift.policies.expert.goals import Goal, place_of
+from nightshift.policies.expert.grasp import HELD_SLACK, is_held, material, neighbours
 from nightshift.policies.expert.hold import release
 from nightshift.policies.expert.motion import move_hand
 from nightshift.policies.expert.robot import FINGERS, GRIP, OPEN, turned_hand_boxes
@@ -20,7 +20,11 @@ def is_closed_on_nothing(scene: Scene, goal: Goal) -> bool:
     """Whether the fingers have closed without the object that they are to bring somewhere, as after a push."""
     if goal[0] not in ("on", "in") or scene.gripper_opening > HELD_SLACK:
         return False
-    return material(scene, shape_of(scene.bodies[goal[1]])) <= 0.0
+    item, obstacles = scene.bodies[goal[1]], neighbours(scene, goal[1])
+    place = place_of(scene, goal)
+    if insert.is_roofed(place, obstacles) and insert.is_on_sill(place, item, obstacles):
+        return False  # closed fingers push it further in
+    return material(scene, shape_of(item)) <= 0.0
 
 
 def open_fingers(scene: Scene) -> Array:

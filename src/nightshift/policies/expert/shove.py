@@ -30,6 +30,7 @@ FACING = 0.8  # cosine between the way and a face's inward normal from which on 
 FINGER_HALF = 0.011  # metres from the middle of the closed fingers to their flat side
 TILTS = (0.0, 0.6)  # radians that the hand leans back: the palm then stays clear of what is above the face
 BEHIND = 0.03  # metres behind the face where the fingers go down
+WIDE = 0.1  # metres of a door's face from which on the fingers stay on it while it turns
 LEAST_LEVER = 0.03  # metres from a hinge below which a finger slips off instead of turning it
 DEPTH = 0.02  # metres below the link's top that the grip point goes at least
 BLOCKED = 0.004  # metres inside something beyond which the hand cannot be there
@@ -52,7 +53,7 @@ class Contact:
 
 def choose(scene: Scene, joint: Joint, sign: float) -> Contact | None:
     """The free face with the longest lever, with the hand as upright as it goes; None if no face can be pushed."""
-    faces, ways = _contacts(joint, sign)
+    faces, ways, wide = _contacts(joint, sign)
     if not len(faces):
         return None
     around = within(all_boxes(scene), joint.link.centres.mean(axis=0), 3 * HAND_REACH)
@@ -68,6 +69,8 @@ def choose(scene: Scene, joint: Joint, sign: float) -> Contact | None:
             strain(scene.robot_position, points) - _levers(joint, faces) + OFF_MIDDLE * _off_middle(joint, faces, ways)
         )
         cost = np.where(deep > BLOCKED, np.inf, cost)
+        if joint.kind == "hinge" and np.isfinite(cost[wide]).any():
+            cost = np.where(wide, cost, np.inf)
         if np.isfinite(cost).any():
             best = int(np.argmin(cost))
             return Contact(point=faces[best], way=ways[best], rotation=rotations[best])
@@ -150,9 +153,9 @@ def _nearer_side(scene: Scene, contact: Contact) -> Vector:
     return np.asarray(both[int(np.argmin(angles(both, scene.gripper_rotation) + PER_RADIAN_OVER * over))])
 
 
-def _contacts(joint: Joint, sign: float) -> tuple[Vector, Vector]:
-    """Points [C, 3] on every face that looks against its way, and the ways [C, 3] to push there."""
-    points, ways = [], []
+def _contacts(joint: Joint, sign: float) -> tuple[Vector, Vector, NDArray[np.bool_]]:
+    """Points [C, 3] on every face that looks against its way, the ways [C, 3] to push there, and which [C] are wide."""
+    points, ways, wide = [], [], []
     for axis in range(3):
         for side in (1.0, -1.0):
             normals = side * joint.link.axes[:, :, axis]
@@ -162,10 +165,18 @@ def _contacts(joint: Joint, sign: float) -> tuple[Vector, Vector]:
                 against &= _levers(joint, at) > LEAST_LEVER
             flat = normals[box][against, :2]
             points.append(at[against])
+            wide.append(2 * _level_halves(joint.link, axis)[box][against] > WIDE)
             ways.append(
                 np.append(-flat / np.linalg.norm(flat, axis=1, keepdims=True), np.zeros((len(flat), 1)), axis=1)
             )
-    return np.concatenate(points), np.concatenate(ways)
+    return np.concatenate(points), np.concatenate(ways), np.concatenate(wide)
+
+
+def _level_halves(link: Boxes, axis: int) -> Vector:
+    """Half the width [N] of a face of each box, along the side of it that lies flattest."""
+    others = [other for other in range(3) if other != axis]
+    level = np.argmin(np.abs(link.axes[:, 2, others]), axis=1)
+    return np.asarray(link.half_sizes[:, others][np.arange(len(level)), level])
 
 
 def _points(link: Boxes, axis: int, normals: Vector) -> tuple[Vector, NDArray[np.int64]]:

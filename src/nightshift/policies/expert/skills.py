@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from nightshift.policies.expert import insert
 from nightshift.policies.expert.drag import drag
 from nightshift.policies.expert.geometry import Vector, extent, select, shape_of
 from nightshift.policies.expert.grasp import CLOSE_XY, CLOSE_Z, Grasp, choose, is_held, material, neighbours
@@ -65,12 +68,34 @@ def bring(scene: Scene, name: str, place: Place) -> Array:
     item = scene.bodies[name]
     if _is_flat(item) and place.is_surface and abs(place.rest - bottom_of(item)) < SAME_LEVEL:
         return drag(scene, name, place.position, _clear_above(scene, name, item.position))
+    if insert.is_roofed(place, neighbours(scene, name)):
+        return _bring_in(scene, name, place)
     if is_held(scene, item):
         return _carry(scene, name, reachable(place, item, scene.robot_position))
     if is_placed(scene, name, place):
         return leave(scene, item)
     grasp = choose(scene, name, place.position - item.position, crowded=place.crowded)
     return _push(scene, item, place) if grasp is None else _reach_and_close(scene, name, grasp)
+
+
+def _bring_in(scene: Scene, name: str, place: Place) -> Array:
+    """As `bring`, under a roof: to the front of the opening, in, let go, and push."""
+    item, obstacles = scene.bodies[name], neighbours(scene, name)
+    between = material(scene, shape_of(item))
+    if is_held(scene, item) and between > 0.0:  # closed fingers fill the gap of nothing
+        way = insert.way_in(scene, name, place)
+        if insert.is_at_front(item, way, place.rest):
+            return insert.go_in(scene, item, way, place.rest)
+        return _carry(scene, name, replace(place, position=way.front, rest=place.rest + insert.LIFT), outside=True)
+    on_sill = insert.is_on_sill(place, item, obstacles)
+    if is_placed(scene, name, place) or (on_sill and between > 0.0):
+        return leave(scene, item)
+    if on_sill:
+        return insert.push_in(scene, item, place, obstacles, _clear_above(scene, name, item.position))
+    grasp = insert.choose(scene, name, place)
+    if grasp is None:
+        raise ValueError(f"the expert cannot put {name} under a roof: nowhere is it narrower than the gripper opens")
+    return _reach_and_close(scene, name, insert.by_the_easier_side(scene, grasp, place))
 
 
 def pull(scene: Scene, region: str) -> Array:
@@ -109,7 +134,8 @@ def _descend_and_close(scene: Scene, grasp: Grasp, clear: float) -> Array:
     return move_to(scene, grasp.point + up(kept), grasp.yaw, CLOSE if there else OPEN)
 
 
-def _carry(scene: Scene, name: str, place: Place) -> Array:
+def _carry(scene: Scene, name: str, place: Place, *, outside: bool = False) -> Array:
+    """`outside`: the place is in front of an opening, and what is beside it does not keep the palm up."""
     item, obstacles = scene.bodies[name], neighbours(scene, name)
     bottom = bottom_of(item)
     offset = place.position - item.position
@@ -122,7 +148,8 @@ def _carry(scene: Scene, name: str, place: Place) -> Array:
     soft, hard = heights_on_the_way(obstacles, shape_of(item), offset)
     _, palm_hard = heights_on_the_way(obstacles, palm, offset)
     rest = _rest(scene, name, place)
-    rest = max(rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
+    if not outside:
+        rest = max(rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
     needed = rest + funnel(offset, max(soft, rest) - rest + CARRY, turn=0.0)
     needed = max(needed, hard + CARRY / 2, palm_hard - palm_above_bottom + CARRY / 2)
     # Sideways only in proportion to how far the item has cleared the obstacles on the way.
