@@ -291,6 +291,12 @@ class Suite(ABC):
     def check_run(self, params: config.Params) -> None:  # noqa: B027 - most suites run anyhow
         """ConfigError where these tasks cannot be played as the other sections ask."""
 
+    def begin(self) -> None:  # noqa: B027 - most suites need nobody
+        """Requests are played from now on: `let_go` no longer counts."""
+
+    def let_go(self) -> None:  # noqa: B027 - most suites need nobody
+        """Wait for no person any more, from any thread: the answers to all requests are no longer wanted."""
+
     def release(self) -> None:  # noqa: B027 - most suites hold nothing that others wait for
         """Nothing is played until the next request: let go of what one process alone can have at a time."""
 

@@ -55,12 +55,15 @@ class InterventionSources:
         self._is_let_go = threading.Event()
 
     def take(self, settings: InterventionSettings, expert: Decide | None = None) -> Intervention:
-        self._is_let_go.clear()
         if settings.source == "scripted":
             return ScriptedIntervention(settings, expert or Expert().act)
         if self._person is None:
             self._person = self._open(settings)
         return self._person
+
+    def begin(self) -> None:
+        """`let_go` no longer counts."""
+        self._is_let_go.clear()
 
     def let_go(self) -> None:
         """Whoever waits for a person waits no longer; from any thread."""

@@ -152,9 +152,15 @@ class Engine:
         self._interventions.close()
         self._fleets.close()
 
+    def begin(self) -> None:
+        """Before the engine's thread plays on: the answers are wanted, and people are waited for."""
+        self._interventions.begin()
+        envs.suite(self._suite).begin()
+
     def let_go(self) -> None:
         """Wait for no person any more, from any thread: the answers are no longer wanted."""
         self._interventions.let_go()
+        envs.suite(self._suite).let_go()
 
     def close_experts(self) -> None:
         """Free the memory of the expert's processes; they start again when they are needed."""
