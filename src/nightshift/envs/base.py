@@ -63,6 +63,17 @@ class Drawing:
     """Whether images are turned by 180°, as published policies see them."""
 
 
+Flip = Literal["none", "horizontal", "vertical", "both"]
+"""Left and right are exchanged, top and bottom, or both."""
+
+
+def flipped(image: NDArray[np.uint8], flip: Flip) -> NDArray[np.uint8]:
+    """An image [H, W, 3]."""
+    columns = slice(None, None, -1 if flip in ("horizontal", "both") else None)
+    rows = slice(None, None, -1 if flip in ("vertical", "both") else None)
+    return image if flip == "none" else image[rows, columns]
+
+
 class Step(NamedTuple):
     """The result of one action. The reward is sparse: 1 exactly when `success`."""
 
@@ -274,9 +285,9 @@ class Suite(ABC):
             rotated=protocol.rotated,
         )
 
-    def upright(self, image: NDArray[np.uint8], drawing: Drawing) -> NDArray[np.uint8]:
-        """A camera image [S, S, 3] as a person expects to see it, whatever way round policies do."""
-        return protocols.rotate(image) if drawing.rotated else image
+    def flip(self, drawing: Drawing) -> Flip:
+        """What makes of a camera image one that a person expects, whatever way round policies see it."""
+        return "both" if drawing.rotated else "none"
 
     def sketch(self, fleet: Fleet) -> None:  # noqa: B027 - most suites draw only one way
         """Have a fleet draw faster and less smoothly from its first image on, where people alone see its images."""
