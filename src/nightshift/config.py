@@ -124,6 +124,9 @@ class Machine(Section):
     """HOST:PORT where the learner of rlpd takes actors of other machines, too; empty: this machine's only."""
     page: Annotated[str, AfterValidator(_address)]
     """HOST:PORT of the web page where a person takes over (rlpd.interventions.source: browser); port 0 = a free one."""
+    page_patience_s: NonNegative
+    """An episode that the pilot of this page has stopped goes on with the policy after so many seconds in which they
+    press nothing; 0 = never. Simulators alone: on a robot a stop lasts until somebody resumes."""
     ranks: Count
     """Learner processes that share each update of cloning (sft) and of rloo."""
     strategy: Literal["data_parallel", "fsdp"]

@@ -11,6 +11,7 @@ import pytest
 
 from nightshift import config, envs
 from nightshift.envs import protocols
+from nightshift.envs.base import flipped
 from nightshift.envs.libero.env import LiberoEnv
 from nightshift.envs.libero.suites import AS_LIBERO_DRAWS, BENCHMARK_SUITES, LIBERO_SPATIAL
 from nightshift.envs.mini.suite import LIBERO_MINI
@@ -133,7 +134,7 @@ def test_a_picture_for_people_is_not_mirrored_and_has_no_shadows() -> None:
         seen = env.camera_images(["agentview"])["agentview"]
         np.testing.assert_array_equal(upright[:, ::-1], seen)
         drawing = LIBERO_MINI.drawing(protocols.DEFAULT, without_shadows)
-        np.testing.assert_array_equal(LIBERO_MINI.upright(seen, drawing), upright)
+        np.testing.assert_array_equal(flipped(seen, LIBERO_MINI.flip(drawing)), upright)
 
 
 def test_conditions_name_the_gl_backend_exactly_where_pictures_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

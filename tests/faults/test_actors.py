@@ -101,7 +101,7 @@ def started() -> Iterator[Callable[..., Actors]]:
 
     yield start
     for actors in found:
-        actors.kill()
+        actors.stop()
 
 
 def after_it_ended(actors: Actors) -> None:
@@ -122,7 +122,7 @@ def test_a_ticket_that_segfaults_its_simulator_is_given_up_and_the_others_are_pl
         first = experience.play(policy, "sample")
         assert (len(first.episodes), first.invalid) == (AT_ONCE - 1, 1)
         assert len(experience.play(policy, "sample").episodes) == AT_ONCE
-        actors.kill()
+        actors.stop()
 
 
 @pytest.mark.slow

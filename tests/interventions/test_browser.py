@@ -18,10 +18,11 @@ import pytest
 from nightshift import config, envs
 from nightshift.access import TOKEN_VARIABLE
 from nightshift.adapters.tracking import JsonlTracker
+from nightshift.cli import doctor
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.errors import ConfigError, RolloutError
-from nightshift.interventions.base import Moment
+from nightshift.interventions.base import Moment, PageSettings
 from nightshift.interventions.browser import RETURN_SECONDS, BrowserIntervention
 from nightshift.interventions.opening import InterventionSources, check_page, check_person
 from nightshift.pipeline.job import Job
@@ -33,7 +34,7 @@ from nightshift.teleop.pilot import DEAD_MAN_SECONDS
 from nightshift.teleop.server import listen
 from nightshift.types import Array, InterventionSettings, RolloutRequest, Scene, Task
 from tests.browser import browser
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, choose, edit, nightshift
 from tests.rollouts.parts import policy
 from tests.stages.test_rlpd import (
     clone,  # noqa: F401 - a fixture
@@ -50,6 +51,8 @@ PERSON = np.array([*PAGES_OWN, -1.0], np.float32)
 POLICY = np.full(7, 0.125, np.float32)
 """Its hand closes."""
 HERE = ("127.0.0.1", 0)
+PAGE = PageSettings(address=HERE)
+IMPATIENT = PageSettings(address=HERE, patience_s=5.0)
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 
@@ -60,12 +63,13 @@ def no_scene() -> Scene:
 class Play:
     """A source whose episode a test plays step by step; time passes when the source waits."""
 
-    def __init__(self, env: config.Env, **options: Any) -> None:
+    def __init__(self, env: config.Env, page: PageSettings = PAGE, **options: Any) -> None:
         self.clock = Clock()
         self.drawn = 0
         self.stands_still = False
         """Time, while the source waits."""
-        self.source = BrowserIntervention(env, HERE, None, clock=self.clock, sleep=self._sleep, **options)
+        self.on_wait: Callable[[], object] = lambda: None
+        self.source = BrowserIntervention(env, page, None, clock=self.clock, sleep=self._sleep, **options)
         self.source._pace._is_changed_within = self._pass
         self.step = 0
 
@@ -118,6 +122,7 @@ class Play:
     def _sleep(self, seconds: float) -> None:
         if not self.stands_still:
             self.clock.now += seconds
+        self.on_wait()
 
     def _pass(self, seconds: float) -> bool:
         self._sleep(seconds)
@@ -250,6 +255,71 @@ def test_if_nobody_comes_back_the_policy_goes_on(play: Play) -> None:
     assert play.phase == "running"
 
 
+class Waiting:
+    """A pilot who has stopped the episode and whose page is in front: it repeats its command."""
+
+    def __init__(self, play: Play) -> None:
+        self._play, self._seq = play, 0
+        self.axes = (0.0,) * 6
+        play.source._pilot.claim(1, "Ada")
+        self.speak()
+        play.source.submit(1, messages.Pause(type="pause"))
+        play.on_wait = self.speak
+
+    def speak(self) -> None:
+        self._seq += 1
+        drive = messages.Drive(type="drive", seq=self._seq, axes=self.axes, gripper="open", speed=1.0)
+        assert self._play.source._pilot.drive(1, drive)
+
+
+def test_a_simulator_goes_on_when_the_pilot_who_stopped_it_presses_nothing_for_long(
+    params: config.Params, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(Play(params.env, IMPATIENT)) as play, visitor(play) as page:
+        play.begin()
+        Waiting(play)
+        before = play.clock.now
+        assert play.override() is None
+        assert IMPATIENT.patience_s < play.clock.now - before < IMPATIENT.patience_s + 1
+        assert play.phase == "running" and "no key for 5 s: the policy goes on" in caplog.text
+        page.hear_until("notice", lambda notice: "after 5 s without a key of the pilot" in notice["text"])
+        page.hear_until("notice", lambda notice: "no key for 5 s: the policy goes on" in notice["text"])
+
+
+def test_a_key_of_the_pilot_makes_a_stop_last(params: config.Params) -> None:
+    with closing(Play(params.env, IMPATIENT)) as play:
+        play.begin()
+        ada, began = Waiting(play), play.clock.now
+
+        def press() -> None:
+            ada.axes = (1.0, *ada.axes[1:]) if play.clock.now - began < IMPATIENT.patience_s else (0.0,) * 6
+            ada.speak()
+
+        play.on_wait = press
+        assert play.override() is None
+        assert 2 * IMPATIENT.patience_s <= play.clock.now - began < 2 * IMPATIENT.patience_s + 1
+
+
+@pytest.mark.parametrize("changes", [{"robot": object()}, {}])
+def test_a_stop_lasts_on_a_robot_and_where_patience_has_no_limit(
+    params: config.Params, changes: dict[str, Any]
+) -> None:
+    page = IMPATIENT if changes else PAGE
+    let_go = threading.Event()
+    with closing(Play(params.env.model_copy(update=changes), page, is_let_go=let_go.is_set)) as play:
+        play.begin()
+        ada, began = Waiting(play), play.clock.now
+
+        def wait() -> None:
+            ada.speak()
+            if play.clock.now - began > 10 * IMPATIENT.patience_s:
+                let_go.set()
+
+        play.on_wait = wait
+        with pytest.raises(RolloutError, match="the run ended"):
+            play.override()
+
+
 def test_a_run_that_is_interrupted_does_not_wait_for_a_pilot_who_has_stopped_it(params: config.Params) -> None:
     let_go = threading.Event()
     with closing(Play(params.env, is_let_go=let_go.is_set)) as play, visitor(play) as page:
@@ -348,7 +418,7 @@ def test_the_page_of_training_needs_the_token(params: config.Params, monkeypatch
     from websockets.exceptions import ConnectionClosed
 
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    sources = InterventionSources(params.env, HERE)
+    sources = InterventionSources(params.env, PAGE)
     source: Any = sources.take(settings_of_browser())
     try:
         with visitor(source, token=TOKEN) as page:
@@ -461,7 +531,7 @@ def test_ctrl_c_ends_a_run_that_a_pilot_has_stopped(params: config.Params) -> No
         task="far", split="train", init_state=3, controller="sample", seed=5, interventions=settings_of_browser()
     )
     port = free_port()
-    pool = LocalPool(env, replace(ONE_AT_A_TIME, page=("127.0.0.1", port)))
+    pool = LocalPool(env, replace(ONE_AT_A_TIME, page=PageSettings(address=("127.0.0.1", port))))
     ended = threading.Event()
 
     def interrupt() -> None:
@@ -550,6 +620,25 @@ def test_a_page_that_could_not_be_served_is_refused_before_the_first_stage(
     assert raised.value.next_step == "change machine.page in params.yaml"
     with pytest.raises(ConfigError, match="one episode at a time"):
         check_person(by_page, params.machine.model_copy(update={"actors": 1}))
+
+
+def test_plan_and_doctor_know_the_page_of_the_projects_own_run(project: Path, params: config.Params) -> None:
+    with closing(Play(params.env)) as play:
+        port = play.port
+        address = f"127.0.0.1:{port}"
+        edit(project, "machine", page=address)
+        edit(project, "policy", head="tanh_gaussian")
+        edit(project, "rlpd", interventions={**params.rlpd.interventions.model_dump(), "source": "browser"})
+        choose(project, "rlpd")
+        planned = nightshift(project, "plan")
+        assert planned.returncode == 0, planned.stderr
+        assert f"{address} is the page of this project's run (process {os.getpid()})" in planned.stdout
+        (finding,) = doctor._page(config.load(project / "params.yaml"))
+        assert (finding.about, finding.verdict) == (f"port {port}", "good")
+        assert finding.found == f"the page of this project's run (process {os.getpid()})"
+    with listen("127.0.0.1", port):
+        planned = nightshift(project, "plan")
+    assert planned.returncode == 1 and f"{address} cannot be listened on" in planned.stderr, "nor a run that ended"
 
 
 def test_in_a_real_browser_a_person_takes_over_with_keys_and_hands_back(params: config.Params) -> None:

@@ -82,7 +82,7 @@ def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(own_p
     before = fingerprints(own_project)
     changes = {"device": "cpu", "workers": 1, "threads": 2, "requests_at_once": 3, "actors": 2, "ranks": 2}
     changes |= {"microbatch_size": 7, "free_disk_gb": 0.5, "listen": "127.0.0.1:7777", "gradient_checkpointing": True}
-    changes |= {"strategy": "fsdp", "cpu_offload": True, "compile": True, "page": "127.0.0.1:0"}
+    changes |= {"strategy": "fsdp", "cpu_offload": True, "compile": True, "page": "127.0.0.1:0", "page_patience_s": 0.0}
     periods = {"sft_steps": 3, "rloo_iterations": 2, "rlpd_decisions": 5}
     edit(own_project, "machine", **changes, checkpoint_every=periods)
     assert set(config.Machine.model_fields) == {*changes, "checkpoint_every"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import yaml
 from nightshift import config, envs
 from nightshift.envs.robot.client import TOKEN_VARIABLE, RobotFault
 from nightshift.envs.robot.env import RobotEnv
+from nightshift.envs.robot.messages import BadMessage, description_of, dumps, loads
 from nightshift.envs.robot.people import FolderPerson, Question
 from nightshift.envs.robot.resetting import PersonReset, ScriptedReset
 from nightshift.errors import ConfigError, SimulatorError
@@ -286,12 +287,24 @@ def test_a_picture_for_people_is_the_image_that_the_policy_has_seen(server: Faul
 
     seen = env.camera_images([camera])[camera]
     before = asked()
-    assert env.render() is seen
+    shown = env.render()
+    assert shown is not None and np.array_equal(shown, seen[::-1, ::-1]), "the other way round"
     assert asked() == before, "a camera has no newer image yet"
     env.step(STILL)
     before = asked()
     assert env.render() is not None
     assert asked() == before + 1
+
+
+def test_how_people_see_a_camera_is_checked_and_changes_no_description(server: FaultyServer) -> None:
+    described = server.arm.description
+    assert described.flips == {"agentview": "both"}
+    assert replace(described, flips={}).digest == described.digest
+    content = loads(dumps(asdict(described)))
+    assert description_of(content).flips == described.flips
+    for flips in ({"agentview": "sideways"}, {"wrist": "both"}, {"agentview": ["both"]}, ["agentview"]):
+        with pytest.raises(BadMessage, match=r"flips should have|has another type"):
+            description_of({**content, "flips": flips})
 
 
 def test_an_answer_to_another_question_does_not_count(tmp_path: Path) -> None:

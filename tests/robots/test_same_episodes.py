@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from tests.conftest import REPOSITORY, small_params
 from tests.robots.parts import FAKE, NO_CAMERAS, served
 
 SEEN = config.Cameras(names=("agentview",), size=32, shadows=False)
+FILMED = config.Cameras(names=("agentview",), size=256, shadows=False)
 MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=NO_CAMERAS)
 SHORT = MINI.model_copy(update={"cameras": SEEN, "horizon": 2})
 
@@ -81,6 +84,22 @@ def demos(job: Job, env: config.Env, params: config.Params) -> dict[str, bytes]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling takes half a minute, so a project takes what this checkout has compiled."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(REPOSITORY / ".state" / "libero" / "numba"))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("simulated", [FAKE, SHORT.model_copy(update={"cameras": FILMED})])
+def test_people_see_the_scene_of_a_robot_server_as_in_process_whatever_way_round_the_policy_sees_it(
+    simulated: config.Env,
+) -> None:
+    with contextlib.closing(envs.make(envs.tasks(simulated)[0], simulated)) as env:
+        env.reset("eval", 0)
+        in_process, seen = env.render(), env.camera_images(["agentview"])["agentview"]
+    with served(simulated) as remote, contextlib.closing(envs.make(envs.tasks(remote)[0], remote)) as env:
+        env.reset("eval", 0)
+        through_http = env.render()
+        assert np.array_equal(env.camera_images(["agentview"])["agentview"], seen)
+    assert in_process is not None and through_http is not None
+    assert np.array_equal(through_http, in_process) and not np.array_equal(in_process, seen)
 
 
 @pytest.mark.usefixtures("compiled", "project")

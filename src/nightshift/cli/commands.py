@@ -145,8 +145,16 @@ def plan() -> None:
     if to_do := stale(found):
         from nightshift.pipeline import precheck  # imports torch: only if there is something to check
 
-        stages = graph.load(root)
-        precheck.check(config.load(root / paths.PARAMS), [stages[name] for name in to_do])
+        stages, params = graph.load(root), config.load(root / paths.PARAMS)
+        precheck.check(params, [stages[name] for name in to_do])
+        _print_page(params)
+
+
+def _print_page(params: config.Params) -> None:
+    from nightshift.interventions.opening import server_of_page
+
+    if process := server_of_page(params.rlpd.interventions, params.machine):
+        console.print(f"{params.machine.page} is the page of this project's run (process {process})", soft_wrap=True)
 
 
 def _mark(status: StageStatus) -> Text:

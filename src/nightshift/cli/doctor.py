@@ -50,6 +50,7 @@ def _findings(root: Path) -> Iterator[Finding]:
     yield _prefect()
     yield _mlflow(root)
     yield from map(_port, _PORTS)
+    yield from _page(params)
 
 
 def _missing(about: str, error: NightshiftError) -> Finding:
@@ -124,6 +125,15 @@ def _mlflow(root: Path) -> Finding:
     except NightshiftError as error:
         return _missing("MLflow", error)
     return Finding(about="MLflow", found=environment.without_password(client.tracking_uri))
+
+
+def _page(params: config.Params) -> Iterator[Finding]:
+    """A port that anything else has is a problem of params.yaml."""
+    from nightshift.interventions.opening import server_of_page
+
+    if process := server_of_page(params.rlpd.interventions, params.machine):
+        port = params.machine.page_address[1]
+        yield Finding(about=f"port {port}", found=f"the page of this project's run (process {process})")
 
 
 def _port(command: str) -> Finding:

@@ -63,6 +63,17 @@ class Drawing:
     """Whether images are turned by 180°, as published policies see them."""
 
 
+Flip = Literal["none", "horizontal", "vertical", "both"]
+"""Left and right are exchanged, top and bottom, or both."""
+
+
+def flipped(image: NDArray[np.uint8], flip: Flip) -> NDArray[np.uint8]:
+    """An image [H, W, 3]."""
+    columns = slice(None, None, -1 if flip in ("horizontal", "both") else None)
+    rows = slice(None, None, -1 if flip in ("vertical", "both") else None)
+    return image if flip == "none" else image[rows, columns]
+
+
 class Step(NamedTuple):
     """The result of one action. The reward is sparse: 1 exactly when `success`."""
 
@@ -282,9 +293,9 @@ class Suite(ABC):
             rotated=protocol.rotated,
         )
 
-    def upright(self, image: NDArray[np.uint8], drawing: Drawing) -> NDArray[np.uint8]:
-        """A camera image [S, S, 3] as a person expects to see it, whatever way round policies do."""
-        return protocols.rotate(image) if drawing.rotated else image
+    def flip(self, drawing: Drawing) -> Flip:
+        """What makes of a camera image one that a person expects, whatever way round policies see it."""
+        return "both" if drawing.rotated else "none"
 
     def sketch(self, fleet: Fleet) -> None:  # noqa: B027 - most suites draw only one way
         """Have a fleet draw faster and less smoothly from its first image on, where people alone see its images."""
@@ -298,6 +309,12 @@ class Suite(ABC):
 
     def check_run(self, params: config.Params) -> None:  # noqa: B027 - most suites run anyhow
         """ConfigError where these tasks cannot be played as the other sections ask."""
+
+    def begin(self) -> None:  # noqa: B027 - most suites need nobody
+        """Requests are played from now on: `let_go` no longer counts."""
+
+    def let_go(self) -> None:  # noqa: B027 - most suites need nobody
+        """Wait for no person any more, from any thread: the answers to all requests are no longer wanted."""
 
     def release(self) -> None:  # noqa: B027 - most suites hold nothing that others wait for
         """Nothing is played until the next request: let go of what one process alone can have at a time."""

@@ -27,6 +27,16 @@ class Moment:
     """What the policy would do, [A]."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PageSettings:
+    """Of the web page where a person takes over."""
+
+    address: tuple[str, int] = ("127.0.0.1", 0)
+    """Host and port; port 0 is a free one."""
+    patience_s: float = 0.0
+    """Of a simulator with a pilot who has stopped it and does nothing; 0: for ever."""
+
+
 class Intervention(Protocol):
     """The same moments of the same episode get the same answers from a scripted source; a person is free."""
 

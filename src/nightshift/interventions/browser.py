@@ -6,7 +6,8 @@
 
 The pilot takes over and hands back. While the pilot has taken over and the page is not heard of for DEAD_MAN_SECONDS,
 or is closed, nobody acts: the episode is paused and makes no step, so that nothing is recorded that nobody did. It goes
-on when a pilot says so; on a simulator also with the policy after RETURN_SECONDS in which no pilot was heard of.
+on when a pilot says so; on a simulator also with the policy after RETURN_SECONDS in which no pilot was heard of, or
+after machine.page_patience_s in which the pilot pressed nothing.
 
 A stop between two episodes holds before the scene is put back. An episode that broke off while it was paused or a
 person drove (a robot that is held too long refuses the next command) is followed by another when a pilot resumes.
@@ -14,6 +15,9 @@ person drove (a robot that is held too long refuses the next command) is followe
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
 import threading
 import time
 from collections import deque
@@ -21,26 +25,41 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+from filelock import FileLock
 
 from nightshift import config, envs
 from nightshift.access import Access, page_url
 from nightshift.closing import Closing
 from nightshift.envs.robot.people import FolderPerson
-from nightshift.errors import RolloutError
-from nightshift.interventions.base import Moment
+from nightshift.errors import Busy, RolloutError
+from nightshift.interventions.base import Moment, PageSettings
+from nightshift.project import locks, paths
 from nightshift.telemetry.console import console
 from nightshift.teleop import messages
 from nightshift.teleop.hub import Hub
+from nightshift.teleop.messages import Drive
 from nightshift.teleop.mirror import SCENE, Frame, to_jpeg
 from nightshift.teleop.pacing import Pace
-from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Controls, Pilot, action_of
+from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Controls, Pilot, action_of, moves, same_motion
 from nightshift.teleop.server import Server, Station, listen
 from nightshift.types import Array, Task
+
+_log = logging.getLogger(__name__)
 
 RETURN_SECONDS = 60.0
 """A policy that trains unattended in a simulator does not wait for ever for somebody who closed the page."""
 _Phase = Literal["waiting", "running", "paused"]
 _REFUSED = "the episodes are rlpd's: take over, hand back, stop and resume are all there is here"
+
+
+def _lock(port: int) -> FileLock | None:
+    """For other commands of this project, which find the port taken. None where the folder cannot be written to, or
+    another machine that has the folder, too, serves its page on a port of this number."""
+    path = paths.page_lock(port)
+    with contextlib.suppress(OSError, Busy):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return locks.acquire(path, lambda holder: Busy(f"process {holder} serves a page on port {port}", ""))
+    return None
 
 
 class BrowserIntervention(Closing):
@@ -49,7 +68,7 @@ class BrowserIntervention(Closing):
     def __init__(
         self,
         env: config.Env,
-        address: tuple[str, int],
+        page: PageSettings,
         token: str | None,
         *,
         is_let_go: Callable[[], bool] = lambda: False,
@@ -68,18 +87,22 @@ class BrowserIntervention(Closing):
         self._step = self._intervened = 0
         self._driver = -1
         """The connection that drives; another page of the same person has to say Resume."""
-        self._alone_since: float | None = None
-        """When the pilot of a paused episode was last heard of."""
+        self._heard = self._touched = 0.0
+        """When the pilot of a paused episode was last heard of, and last pressed something."""
+        self._pressed: Drive | None = None
+        """The newest command of a paused episode."""
         self._goes_on_alone = env.robot is None
         """Whether a pause ends without a pilot, in time."""
+        self._patience_s = (page.patience_s or math.inf) if self._goes_on_alone else math.inf
         self._gripper: messages.Gripper = "open"
         self._executed_seq = -1
         person = FolderPerson() if env.robot else None
         station = Station(watched=self, pilot=self._pilot, hub=self._hub, access=Access(token), person=person)
-        self._server = Server(station, listen(*address, "change machine.page in params.yaml"))
+        self._server = Server(station, listen(*page.address, "change machine.page in params.yaml"))
+        self._lock = _lock(self.port)
         self._thread = threading.Thread(target=self._server.serve, name="intervention-page", daemon=True)
         self._thread.start()
-        console.print(f"{page_url(address[0], self.port)}  watch the policy and take over", soft_wrap=True)
+        console.print(f"{page_url(page.address[0], self.port)}  watch the policy and take over", soft_wrap=True)
 
     @property
     def port(self) -> int:
@@ -88,6 +111,8 @@ class BrowserIntervention(Closing):
     def close(self) -> None:
         self._server.stop()
         self._thread.join()
+        if self._lock is not None:
+            self._lock.release()
 
     # What is played, by the thread that plays it
 
@@ -106,7 +131,7 @@ class BrowserIntervention(Closing):
         phase: _Phase = "paused" if self._is_stop_ordered() else "running"
         self._orders.clear()
         self._pilot.has_control = False
-        self._phase, self._alone_since = phase, None
+        self._enter(phase)
         self._task, self._step, self._intervened = task.name, 0, 0
 
     def override(self, moment: Moment) -> Array | None:
@@ -163,30 +188,57 @@ class BrowserIntervention(Closing):
                 self._pause("the pilot's page is gone: stopped")
             elif self._pilot.has_control and not controls.are_alive:
                 self._pause(f"no word from the pilot for {DEAD_MAN_SECONDS} s: stopped")
-        elif controls.are_alive:
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = self._clock()
-        elif self._goes_on_alone and self._clock() - self._alone_since > RETURN_SECONDS:
+        elif self._goes_on_alone and (why := self._end_of_pause(controls)):
             self._pilot.has_control, self._phase = False, "running"
-            self._say(f"nobody came back for {RETURN_SECONDS:g} s: the policy goes on")
+            self._say(f"{why}: the policy goes on")
+            _log.warning("%s: the policy goes on", why)
+
+    def _end_of_pause(self, controls: Controls) -> str:
+        """Why a pause ends by itself; empty: it does not yet."""
+        now, before, self._pressed = self._clock(), self._pressed, controls.command
+        if controls.are_alive:
+            self._heard = now
+        if moves(controls.command) or (before and controls.command and not same_motion(before, controls.command)):
+            self._touched = now
+        if now - self._heard > RETURN_SECONDS:
+            return f"nobody came back for {RETURN_SECONDS:g} s"
+        if now - self._touched > self._patience_s:
+            return f"stopped, and no key for {self._patience_s:g} s"
+        return ""
 
     def _pause(self, why: str) -> None:
-        self._phase, self._alone_since = "paused", None
+        self._enter("paused")
         self._say(why, is_problem=True)
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase, self._pressed = phase, None
+        self._heard = self._touched = self._clock()
 
     def _carry_out(self, client: int, order: messages.Order) -> None:
         if not self._pilot.is_held_by(client):
             return  # the controls have gone to somebody else meanwhile
+        self._touched = self._clock()
         match order:
             case messages.TakeOver() | messages.HandBack():
                 self._pilot.has_control, self._driver = isinstance(order, messages.TakeOver), client
             case messages.Pause():
-                self._phase, self._alone_since = "paused", None
+                self._enter("paused")
+                self._say(f"stopped. {self._rule}")
             case messages.Resume():
                 self._phase, self._driver = "running", client
             case _:
                 self._say(_REFUSED, is_problem=True)
+
+    @property
+    def _rule(self) -> str:
+        """When a stop ends, for people."""
+        if not self._goes_on_alone:
+            return "A stop lasts until somebody resumes."
+        without_input = f", and after {self._patience_s:g} s without a key of the pilot"
+        return (
+            f"This is a simulator: the policy goes on after {RETURN_SECONDS:g} s without a pilot"
+            f"{without_input if self._patience_s < math.inf else ''}."
+        )
 
     def _say(self, text: str, *, is_problem: bool = False) -> None:
         self._hub.tell({"type": "notice", "text": text, "problem": is_problem})
@@ -210,6 +262,7 @@ class BrowserIntervention(Closing):
             "control_hz": self._suite.control_hz,
             "axes": self.axes,
             "policy": "the one that rlpd trains",
+            "rule": self._rule,
             "lost": "",
         }
 

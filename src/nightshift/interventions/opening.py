@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from nightshift import access, config
 from nightshift.errors import ConfigError
-from nightshift.interventions.base import Intervention
+from nightshift.interventions.base import Intervention, PageSettings
 from nightshift.interventions.devices.base import ByteSource, DeviceIntervention, DeviceState
 from nightshift.interventions.scripted import ScriptedIntervention
 from nightshift.policies.expert import Expert
+from nightshift.project import locks, paths
 from nightshift.types import Array, InterventionSettings, Scene
 
 if TYPE_CHECKING:
@@ -37,30 +38,39 @@ def check_person(interventions: config.Interventions, machine: config.Machine) -
 
 
 def check_page(interventions: config.Interventions, machine: config.Machine) -> None:
-    """ConfigError if the page cannot be served. Before a run: during it, the page itself has the port."""
-    if interventions.source == "browser":
+    """ConfigError if the page cannot be served, unless it is: by a run of this project."""
+    if interventions.source == "browser" and not server_of_page(interventions, machine):
         from nightshift.teleop.server import listen
 
         listen(*machine.page_address, "change machine.page in params.yaml").close()
 
 
+def server_of_page(interventions: config.Interventions, machine: config.Machine) -> str:
+    """The process id of this project's run that serves the page now; empty if none does."""
+    lock = paths.page_lock(machine.page_address[1])
+    is_served = interventions.source == "browser" and locks.is_held(lock)
+    return locks.holder(lock) if is_served else ""
+
+
 class InterventionSources:
     """Of one process: a scripted source for every episode, and one input device or web page for all."""
 
-    def __init__(self, env: config.Env, page: tuple[str, int]) -> None:
-        """`page`: host and port of the web page, where a person takes over in a browser."""
+    def __init__(self, env: config.Env, page: PageSettings) -> None:
         self._env = env
         self._page = page
         self._person: DeviceIntervention | BrowserIntervention | None = None
         self._is_let_go = threading.Event()
 
     def take(self, settings: InterventionSettings, expert: Decide | None = None) -> Intervention:
-        self._is_let_go.clear()
         if settings.source == "scripted":
             return ScriptedIntervention(settings, expert or Expert().act)
         if self._person is None:
             self._person = self._open(settings)
         return self._person
+
+    def begin(self) -> None:
+        """`let_go` no longer counts."""
+        self._is_let_go.clear()
 
     def let_go(self) -> None:
         """Whoever waits for a person waits no longer; from any thread."""

@@ -104,6 +104,11 @@ def stage_receipt(stage: str) -> Path:
     return RECEIPTS / f"{stage}.json"
 
 
+def page_lock(port: int) -> Path:
+    """Held while a run serves its page on this port of machine.page."""
+    return STATE / "pages" / f"{port}.lock"
+
+
 def robustness_journal(digest: str, weights: str) -> Path:
     """Finished episodes of a policy under perturbations."""
     return STATE / "robustness" / digest / f"{short(weights)}.jsonl"

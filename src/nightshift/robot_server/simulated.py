@@ -191,6 +191,7 @@ def _describe(env: config.Env, tasks: Sequence[Task], watchdog_s: float, limits:
         cameras=dict.fromkeys(drawing.cameras, (drawing.size, drawing.size, 3)),
         limits=limits,
         versions={**suite.versions(), **_picture_version(env)},
+        flips=dict.fromkeys(drawing.cameras, suite.flip(drawing)),
     )
 
 

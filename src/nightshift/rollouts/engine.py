@@ -29,6 +29,7 @@ from nightshift.envs.base import Fleet
 from nightshift.envs.perturbations.fleet import perturbed
 from nightshift.envs.perturbations.randomisation import randomised
 from nightshift.errors import NightshiftError, RolloutError
+from nightshift.interventions.base import PageSettings
 from nightshift.interventions.opening import InterventionSources
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.snapshot import PolicySlot, PolicySnapshot
@@ -66,8 +67,7 @@ class EngineSettings:
     """Whether the policy's transformer blocks are compiled."""
     reserved_gpus: int = 0
     """Of a cluster: those that the learner's ranks take."""
-    page: tuple[str, int] = ("127.0.0.1", 0)
-    """Host and port of the web page where a person takes over; port 0 is a free one."""
+    page: PageSettings = field(default_factory=PageSettings)
 
 
 ONE_AT_A_TIME = EngineSettings(device=torch.device("cpu"), threads=1, requests_at_once=1)
@@ -151,9 +151,15 @@ class Engine:
         self._interventions.close()
         self._fleets.close()
 
+    def begin(self) -> None:
+        """Before the engine's thread plays on: the answers are wanted, and people are waited for."""
+        self._interventions.begin()
+        envs.suite(self._suite).begin()
+
     def let_go(self) -> None:
         """Wait for no person any more, from any thread: the answers are no longer wanted."""
         self._interventions.let_go()
+        envs.suite(self._suite).let_go()
 
     def close_experts(self) -> None:
         """Free the memory of the expert's processes; they start again when they are needed."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from nightshift import config, envs
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet
-from nightshift.rollouts.engine import ONE_AT_A_TIME, Engine, EngineSettings
+from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings
 from nightshift.rollouts.retries import Retries
 from nightshift.types import RolloutRequest, Trajectory
 
@@ -35,7 +35,7 @@ class LocalPool:
         waiting = deque(enumerate(requests))
         turns = self._engine.play(waiting, policy)
         try:
-            while (answers := self._thread.submit(next, turns, None).result()) is not None:
+            while (answers := self._next(turns)) is not None:
                 for index, played, error in answers:
                     trajectories = retries.record(index, error) if played is None else played
                     if trajectories is None:
@@ -46,6 +46,11 @@ class LocalPool:
             self._engine.let_go()
             self._thread.submit(turns.close).result()
             self._engine.close_experts()
+
+    def _next(self, turns: Iterator[list[Answer]]) -> list[Answer] | None:
+        """The answers of one turn; None if all is played."""
+        self._engine.begin()  # another run of this pool may have let go since the last turn
+        return self._thread.submit(next, turns, None).result()
 
     def spent(self) -> Mapping[str, float]:
         return dict(self._engine.stopwatch.seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from nightshift import config
+from nightshift.interventions.base import PageSettings
 from nightshift.project import packages
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.engine import EngineSettings
@@ -28,6 +29,6 @@ def engine_settings(machine: config.Machine, device: torch.device) -> EngineSett
         threads=machine.threads,
         requests_at_once=machine.requests_at_once,
         compile=machine.compile,
-        page=machine.page_address,
+        page=PageSettings(address=machine.page_address, patience_s=machine.page_patience_s),
         reserved_gpus=machine.ranks if machine.has_rank_processes else 0,
     )

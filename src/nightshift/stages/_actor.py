@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nightshift import config, envs
+from nightshift import config, envs, interrupts
 from nightshift.access import token_of_user
 from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
@@ -216,14 +217,18 @@ def init_state_digests(env: config.Env) -> dict[str, str]:
 
 
 def run_actor(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
-    """The main function of an actor's process; it ends when learning is over, or with the learner.
+    """The main function of an actor's process; it ends when learning is over, with the learner, or by SIGTERM.
 
     An error is sent to `failed`.
     """
+    interrupts.handle()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the learner decides
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_learner, daemon=True).start()
     try:
         act(spec, open_simulators(spec, in_play), open_link(spec), in_play)
+    except KeyboardInterrupt:
+        raise SystemExit(1) from None
     except NightshiftError as error:
         failed.send(error)
         raise SystemExit(1) from None

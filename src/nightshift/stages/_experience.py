@@ -42,6 +42,7 @@ from nightshift.stream.link import LearnerEndpoint
 from nightshift.stream.server import Server
 
 _GOODBYE_SECONDS = 10.0
+_STOP_SECONDS = 2.0
 _RESTARTS = 3
 """Of an actor between two episodes that arrive; after that the stage ends."""
 
@@ -82,12 +83,19 @@ class Actors:
                 self._restart(actor)
 
     def join(self) -> None:
-        deadline = time.monotonic() + _GOODBYE_SECONDS
+        self._join(_GOODBYE_SECONDS)
+
+    def _join(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         for actor in self._actors:
             actor.process.join(max(0.0, deadline - time.monotonic()))
 
-    def kill(self) -> None:
-        """An actor that is killed loses nothing: its episodes are on disk, and the rest is played again."""
+    def stop(self) -> None:
+        """One that does not end in time is killed and loses nothing: its episodes are on disk, and the rest is played
+        again. But then a robot moves on until its watchdog holds it, and a question to a person stays open."""
+        for actor in self._actors:
+            actor.process.terminate()
+        self._join(_STOP_SECONDS)
         for actor in self._actors:
             actor.kill()
 
@@ -246,4 +254,4 @@ def _streamed(
             experience.end(_GOODBYE_SECONDS)
             actors.join()
         finally:
-            actors.kill()
+            actors.stop()

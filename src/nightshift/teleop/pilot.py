@@ -124,7 +124,7 @@ class Pilot:
                 return False
             if self._command is not None and command.seq <= self._command.seq:
                 return False
-            if not _same_motion(self._command, command):
+            if not same_motion(self._command, command):
                 self._has_changed = True
                 self._changed.notify_all()
             self._command, self._heard = command, self._clock()
@@ -138,5 +138,5 @@ class Pilot:
             return found
 
 
-def _same_motion(before: Drive | None, now: Drive) -> bool:
+def same_motion(before: Drive | None, now: Drive) -> bool:
     return before is not None and (before.axes, before.gripper, before.speed) == (now.axes, now.gripper, now.speed)

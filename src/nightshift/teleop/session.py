@@ -22,7 +22,7 @@ import numpy as np
 
 from nightshift import config, envs
 from nightshift.data.episode import NO_POLICY, Episode
-from nightshift.envs.base import Fleet, Suite
+from nightshift.envs.base import Fleet, Suite, flipped
 from nightshift.envs.protocols import find as find_protocol
 from nightshift.envs.splits import split_training_states
 from nightshift.errors import NightshiftError, SimulatorError
@@ -122,7 +122,9 @@ class Session:
         self._starter = -1
         suite, protocol = setup.suite, find_protocol(setup.env.protocol)
         drawing = suite.drawing(protocol, setup.played.cameras)
-        self._mirror = Mirror(setup.views, lambda image: suite.upright(image, drawing), listener.show, listener.fail)
+        self._mirror = Mirror(
+            setup.views, lambda image: flipped(image, suite.flip(drawing)), listener.show, listener.fail
+        )
 
     @property
     def axes(self) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nightshift import config
 from nightshift.envs.base import (
@@ -23,6 +22,7 @@ from nightshift.envs.base import (
     DrawnState,
     Finding,
     Fleet,
+    Flip,
     InitStates,
     Predicate,
     States,
@@ -163,9 +163,9 @@ class LiberoSuite(Suite):
         """GL backends render different pixels, so the one in use is part of the conditions."""
         return {**super().image_conditions(protocol, cameras), "gl": gl_backend()}
 
-    def upright(self, image: NDArray[np.uint8], drawing: Drawing) -> NDArray[np.uint8]:
+    def flip(self, drawing: Drawing) -> Flip:
         """LIBERO's first row is the lowest; turned by 180°, left and right are exchanged instead."""
-        return image[:, ::-1] if drawing.rotated else image[::-1]
+        return "horizontal" if drawing.rotated else "vertical"
 
     def sketch(self, fleet: Fleet) -> None:
         """Without antialiasing and with coarser meshes: a third of the time where a CPU draws."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift import config
-from nightshift.envs.base import ActionSpace, Step, stored_split
+from nightshift.envs.base import ActionSpace, Step, flipped, stored_split
 from nightshift.envs.robot.client import RobotClient
 from nightshift.envs.robot.messages import Description, RobotState
 from nightshift.envs.robot.people import Person, Question, await_answer
@@ -107,7 +107,8 @@ class RobotEnv:
         if not self._described.cameras:
             return None
         camera = next(iter(self._described.cameras))
-        return self._images[camera] if camera in self._images else self.camera_images([camera])[camera]
+        image = self._images[camera] if camera in self._images else self.camera_images([camera])[camera]
+        return flipped(image, self._described.flips.get(camera, "none"))
 
     def close(self) -> None:
         self._client.close()

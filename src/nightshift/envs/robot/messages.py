@@ -13,11 +13,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.envs.base import Flip
 from nightshift.envs.robot.poses import Vector
 from nightshift.types import Body, Boxes, Joint, Scene
 
@@ -27,6 +28,8 @@ PROTOCOL = 2
 Capability = Literal["action", "observations", "success", "init_states", "scene", "move_gripper", "update_param"]
 """Extensions that a server announces; docs/robot_protocol.md says what each means."""
 CAPABILITIES: tuple[str, ...] = get_args(Capability)
+
+FLIPS: tuple[str, ...] = get_args(Flip)
 
 Mode = Literal["ready", "held", "stopped"]
 """ready: commands are executed. held: no command came for too long, so the arm keeps its pose. stopped: a limit was
@@ -135,12 +138,15 @@ class Description:
     """Names that /update_param takes."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the software behind the server: results of other versions do not compare."""
+    flips: Mapping[str, Flip] = field(default_factory=dict)
+    """By camera, where people should see its image another way round than policies do."""
 
     @property
     def digest(self) -> str:
         """What env.robot.description names: another robot, task or limit has another digest."""
-        content = json.dumps(asdict(self), sort_keys=True)
-        return f"robot-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+        content = asdict(self)
+        del content["flips"]  # nothing depends on what people see
+        return f"robot-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +275,7 @@ def description_of(content: Mapping[str, Any]) -> Description:
             limits=limits_of(limits),
             compliance=tuple(map(str, content.get("compliance", ()))),
             versions={str(name): str(version) for name, version in content.get("versions", {}).items()},
+            flips={str(name): cast(Flip, str(flip)) for name, flip in content.get("flips", {}).items()},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise BadMessage(f"the description lacks something or has another type: {error!r}") from error
@@ -288,6 +295,8 @@ def _check_description(described: Description) -> None:
         raise BadMessage("action_scale belongs to the capability action: give both or none")
     if described.observations and "observations" not in described.capabilities:
         raise BadMessage("observations are described, and the capability observations is not announced")
+    if not set(described.flips) <= set(described.cameras) or not set(described.flips.values()) <= set(FLIPS):
+        raise BadMessage(f"flips should have one of {', '.join(FLIPS)} by camera, and is {_shown(described.flips)}")
 
 
 def _flag(content: Mapping[str, Any], name: str) -> bool:

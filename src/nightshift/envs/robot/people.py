@@ -6,6 +6,7 @@ A question is a file in the project, and so is its answer, which `nightshift rob
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from nightshift import files
 from nightshift.envs.robot.client import Clock
-from nightshift.errors import SimulatorError
+from nightshift.errors import RolloutError, SimulatorError
 from nightshift.project import paths
 
 Kind = Literal["reset", "success"]
@@ -41,6 +42,11 @@ class Person(Protocol):
         """The question no longer matters."""
         ...
 
+    @property
+    def is_let_go(self) -> bool:
+        """The run ends: nobody waits for an answer."""
+        ...
+
 
 class FolderPerson:
     """Questions and answers in `.state/robot`."""
@@ -48,6 +54,7 @@ class FolderPerson:
     def __init__(self, folder: Path = paths.ROBOT_QUESTIONS) -> None:
         self._question = folder / "question.json"
         self._answer = folder / "answer.json"
+        self._let_go = threading.Event()
 
     def ask(self, question: Question) -> None:
         self._question.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +71,17 @@ class FolderPerson:
     def withdraw(self) -> None:
         self._question.unlink(missing_ok=True)
         self._answer.unlink(missing_ok=True)
+
+    @property
+    def is_let_go(self) -> bool:
+        return self._let_go.is_set()
+
+    def let_go(self) -> None:
+        """Whoever waits for an answer waits no longer; from any thread."""
+        self._let_go.set()
+
+    def await_again(self) -> None:
+        self._let_go.clear()
 
     def question(self) -> dict[str, Any] | None:
         """What is asked now: its id, kind and words; None if nothing is."""
@@ -95,7 +113,7 @@ class FolderPerson:
 
 
 def wait_for_answer(person: Person, question: Question, within_s: float, clock: Clock) -> bool:
-    """Ask, wait, and take the question down; SimulatorError if no answer comes in time."""
+    """Ask, wait, take the question down. SimulatorError if no answer comes in time, RolloutError if the run ended."""
     person.ask(question)
     return await_answer(person, question, within_s, clock)
 
@@ -104,6 +122,9 @@ def await_answer(person: Person, question: Question, within_s: float, clock: Clo
     """Wait for the answer to a question that is up already."""
     deadline = clock.now() + within_s
     while (answer := person.answer()) is None:
+        if person.is_let_go:
+            person.withdraw()
+            raise RolloutError(f"the run ended before an answer came to: {question.words}")
         if clock.now() > deadline:
             person.withdraw()
             raise SimulatorError(

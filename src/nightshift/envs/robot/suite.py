@@ -39,6 +39,7 @@ class RobotSuite(Suite):
         self._env: config.Env | None = None
         self._client: RobotClient | None = None
         self._description: Description | None = None
+        self._person = FolderPerson()
         self.action_space = ActionSpace(size=7)
 
     def configured(self, env: config.Env) -> RobotSuite:
@@ -87,8 +88,8 @@ class RobotSuite(Suite):
         self.drawing(protocol, cameras)
         if self._client is None:
             self._client = RobotClient(settings, self._described())
-        person = FolderPerson()
-        return RobotEnv(task, self._client, settings, horizon, (open_resetter(settings, person), person))
+        people = (open_resetter(settings, self._person), self._person)
+        return RobotEnv(task, self._client, settings, horizon, people)
 
     def make_fleet(
         self, task: Task, protocol: Protocol, cameras: config.Cameras, train_states: States | None = None
@@ -132,6 +133,13 @@ class RobotSuite(Suite):
         its actor."""
         if self._client is not None:
             self._client.close()
+            self._person.withdraw()  # of an episode that was broken off
+
+    def begin(self) -> None:
+        self._person.await_again()
+
+    def let_go(self) -> None:
+        self._person.let_go()
 
     def findings(self) -> Iterator[Finding]:
         if self._description is not None:

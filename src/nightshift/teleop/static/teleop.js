@@ -82,7 +82,7 @@ function begin(message) {
   for (const element of document.querySelectorAll("[data-modes]"))
     element.hidden = !element.dataset.modes.split(" ").includes(message.mode);
   if (message.mode === "train") text("instruction", "Take over, and you drive until you hand back. If this page is closed or silent while "
-    + "you drive, the robot stops until somebody resumes; in a simulator the policy goes on after a minute without anybody.");
+    + `you drive, the robot stops until somebody resumes. ${message.rule}`);
   $("policy-line").textContent = message.policy ? `Policy: ${message.policy}` : "No policy: you drive.";
   $("handover").hidden = !message.policy;
   fillTasks();
