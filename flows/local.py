@@ -65,8 +65,9 @@ def _server() -> str:
 
 def _reason(refused: PrefectHTTPStatusError) -> NightshiftError:
     """What had ended the run before the server could not store that, or else that it could not."""
-    error: BaseException | None = refused
-    while error := error.__context__:
+    error: BaseException = refused
+    while error.__context__:
+        error = error.__context__
         if isinstance(error, NightshiftError):
             return error
         if isinstance(error, OSError) and (told := files.refusal(error)):
