@@ -24,7 +24,7 @@ from hypothesis import settings
 from nightshift import config, files
 from nightshift.config import merged
 from nightshift.project import paths
-from tests import forks
+from tests import forks, workers
 from tests.command import Command
 from tests.ray_cluster import cluster, forked_workers
 
@@ -125,8 +125,10 @@ def _prepare_process() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes() -> None:
-    forks.share()
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    processes = contextlib.ExitStack()
+    config.add_cleanup(processes.close)
+    processes.enter_context(workers.forked(specs))
 
 
 def pytest_collection_finish() -> None:

@@ -18,6 +18,13 @@ from nightshift.project import environment
 PRELOADED = (
     "torch._dynamo",
     "scipy.stats",
+    "av",
+    "gymnasium",
+    "h5py",
+    "hypothesis.stateful",
+    "matplotlib.figure",
+    "numba",
+    "pyarrow.parquet",
     "mlflow.data.meta_dataset",
     "mlflow.store.db.utils",
     "mlflow.store.model_registry.sqlalchemy_store",
@@ -49,17 +56,14 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(PRELOADED))
 
 
-_SHARED_SERVER = "NIGHTSHIFT_TEST_FORK_SERVER"
-
-
-def share() -> None:
-    """Have the processes of `pytest -n`, which this one starts after that, fork from one process: its imports take ten
-    seconds of CPU time."""
+def share() -> str:
+    """The address of the process that this one forks from, for others to join: its imports take ten seconds of CPU
+    time."""
     context()
-    os.environ[_SHARED_SERVER] = _server()._forkserver_address
+    return str(_server()._forkserver_address)
 
 
-def _join(address: str) -> None:
+def join(address: str) -> None:
     """Fork from the process that another one has started, and that ends with it."""
     server = _server()
     server._forkserver_address = address
@@ -69,10 +73,6 @@ def _join(address: str) -> None:
 
 def _server() -> Any:
     return vars(forkserver)["_forkserver"]
-
-
-if _SHARED_SERVER in os.environ:
-    _join(os.environ.pop(_SHARED_SERVER))
 
 
 def context() -> ForkServerContext:
