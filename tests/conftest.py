@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import multiprocessing
@@ -159,8 +160,19 @@ def leave_skipped(stage: str) -> None:
         files.write_json(folder / paths.SKIPPED, {"skipped": "not in algorithms"})
 
 
+def section(name: str) -> dict[str, Any]:
+    """A copy of a section of the repository's params.yaml: property tests ask for hundreds."""
+    return copy.deepcopy(_repository_params()[name])
+
+
+@functools.cache
+def _repository_params() -> dict[str, Any]:
+    params: dict[str, Any] = config.read_yaml(REPOSITORY / "params.yaml")
+    return params
+
+
 def small_params() -> dict[str, Any]:
-    return merged(config.read_yaml(REPOSITORY / "params.yaml"), SMALL)
+    return merged(copy.deepcopy(_repository_params()), SMALL)
 
 
 def _write_params(root: Path, params: dict[str, Any]) -> None:
