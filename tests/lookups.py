@@ -1,4 +1,4 @@
-"""What MLflow looks up once in a process, and each takes a second: imported by the process that others are forked from."""
+"""What MLflow looks up once in a process, a second each: imported by the process that others are forked from."""
 
 from __future__ import annotations
 

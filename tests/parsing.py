@@ -1,7 +1,8 @@
 """DVC parses and validates dvc.yaml, dvc.lock and params.yaml anew for every stage that it is asked about, which takes
 half of the time of a run that finds everything cached, and keeps the comments of dvc.lock, which has none, for every
 stage that it records, which takes a third of the time of a run of small stages. In the tests the same text is parsed
-and validated once, and dvc.lock is written by libyaml. Imported by the tests' process and by the one that others are forked from."""
+and validated once, and dvc.lock is written by libyaml. Imported by the tests' process and by the one that others are
+forked from."""
 
 from __future__ import annotations
 

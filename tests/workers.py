@@ -1,5 +1,5 @@
-"""The processes of `pytest -n`, forked from the one that has imported the heavy packages (forks.py): in a new interpreter
-each takes fifteen seconds of CPU time to import them and the tests."""
+"""The processes of `pytest -n`, forked from the one that has imported the heavy packages (forks.py): in a new
+interpreter each takes fifteen seconds of CPU time to import them and the tests."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _work(accepted: socket.socket, shared: str) -> None:
     """Run the program that execnet would have started an interpreter with."""
     program = handover.take_over(accepted)[-1]
     del os.environ[handover.ADDRESS_VARIABLE]
-    sys.stdin = open(0, closefd=False)  # multiprocessing has put an empty file in its place
     multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]  # as in a new interpreter
     forks.join(shared)
-    exec(program, {"__name__": "__main__"})
+    with open(0, closefd=False) as sys.stdin:  # multiprocessing has put an empty file in its place
+        exec(program, {"__name__": "__main__"})
     atexit._run_exitfuncs()  # which multiprocessing leaves out
