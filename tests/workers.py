@@ -59,7 +59,7 @@ def _work(accepted: socket.socket, shared: str) -> None:
     """Run the program that execnet would have started an interpreter with."""
     program = handover.take_over(accepted)[-1]
     del os.environ[handover.ADDRESS_VARIABLE]
-    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]  # as in a new interpreter
+    multiprocessing.set_start_method(None, force=True)  # as in a new interpreter
     forks.join(shared)
     with open(0, closefd=False) as sys.stdin:  # multiprocessing has put an empty file in its place
         exec(program, {"__name__": "__main__"})
