@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import multiprocessing
@@ -24,7 +25,7 @@ from hypothesis import settings
 from nightshift import config, files
 from nightshift.config import merged
 from nightshift.project import paths
-from tests import forks
+from tests import forks, workers
 from tests.command import Command
 from tests.ray_cluster import cluster, forked_workers
 
@@ -125,8 +126,10 @@ def _prepare_process() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes() -> None:
-    forks.share()
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    processes = contextlib.ExitStack()
+    config.add_cleanup(processes.close)
+    processes.enter_context(workers.forked(specs))
 
 
 def pytest_collection_finish() -> None:
@@ -157,8 +160,19 @@ def leave_skipped(stage: str) -> None:
         files.write_json(folder / paths.SKIPPED, {"skipped": "not in algorithms"})
 
 
+def section(name: str) -> dict[str, Any]:
+    """A copy of a section of the repository's params.yaml: property tests ask for hundreds."""
+    return copy.deepcopy(_repository_params()[name])
+
+
+@functools.cache
+def _repository_params() -> dict[str, Any]:
+    params: dict[str, Any] = config.read_yaml(REPOSITORY / "params.yaml")
+    return params
+
+
 def small_params() -> dict[str, Any]:
-    return merged(config.read_yaml(REPOSITORY / "params.yaml"), SMALL)
+    return merged(copy.deepcopy(_repository_params()), SMALL)
 
 
 def _write_params(root: Path, params: dict[str, Any]) -> None:

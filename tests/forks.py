@@ -15,16 +15,40 @@ from unittest import mock
 
 from nightshift.project import environment
 
+STAGES = ("collect", "dataset", "evaluate", "register", "rloo", "rlpd", "sft", "states")
 PRELOADED = (
     "torch._dynamo",
     "scipy.stats",
+    "av",
+    "gymnasium",
+    "h5py",
+    "hypothesis.stateful",
+    "matplotlib.backends.backend_agg",
+    "numba",
+    "pyarrow.parquet",
+    "sqlalchemy.dialects.sqlite",
     "mlflow.data.meta_dataset",
+    "mlflow.pyfunc.scoring_server",
     "mlflow.store.db.utils",
     "mlflow.store.model_registry.sqlalchemy_store",
+    "mlflow.store.model_registry.sqlalchemy_workspace_store",
     "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.store.tracking.sqlalchemy_workspace_store",
+    "mlflow.tracing.processor.base_mlflow",
     "mlflow.tracking",
+    "alembic.command",
+    "dvc.cachemgr",
     "dvc.cli.parser",
-    "dvc.repo",
+    "dvc.data_cloud",
+    "dvc.repo.artifacts",
+    "dvc.repo.datasets",
+    "dvc.repo.index",
+    "dvc.repo.metrics",
+    "dvc.repo.params",
+    "dvc.repo.plots",
+    "dvc.repo.stage",
+    "dvc.rwlock",
+    "git",
     "networkx",
     "scmrepo.git",
     "prefect.artifacts",
@@ -34,9 +58,16 @@ PRELOADED = (
     "prefect.runner",
     "prefect.task_engine",
     "nightshift.cli.app",
+    "nightshift.cli.commands",
+    "nightshift.adapters.dvc_store",
+    "nightshift.adapters.mlflow_registration",
+    "nightshift.envs.fake",
+    "nightshift.pipeline.precheck",
+    *(f"nightshift.stages.{stage}" for stage in STAGES),
     "tests.disk",
     "tests.parsing",
     "tests.schema",
+    "tests.lookups",
     "tests.faults.stream_processes",
     "nightshift.learners.data_parallel",
     "nightshift.learners.fsdp",
@@ -49,17 +80,14 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(PRELOADED))
 
 
-_SHARED_SERVER = "NIGHTSHIFT_TEST_FORK_SERVER"
-
-
-def share() -> None:
-    """Have the processes of `pytest -n`, which this one starts after that, fork from one process: its imports take ten
-    seconds of CPU time."""
+def share() -> str:
+    """The address of the process that this one forks from, for others to join: its imports take ten seconds of CPU
+    time."""
     context()
-    os.environ[_SHARED_SERVER] = _server()._forkserver_address
+    return str(_server()._forkserver_address)
 
 
-def _join(address: str) -> None:
+def join(address: str) -> None:
     """Fork from the process that another one has started, and that ends with it."""
     server = _server()
     server._forkserver_address = address
@@ -69,10 +97,6 @@ def _join(address: str) -> None:
 
 def _server() -> Any:
     return vars(forkserver)["_forkserver"]
-
-
-if _SHARED_SERVER in os.environ:
-    _join(os.environ.pop(_SHARED_SERVER))
 
 
 def context() -> ForkServerContext:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from nightshift import config
 from nightshift.algorithms.batch import collate
@@ -21,7 +20,7 @@ from nightshift.data.dataset_store import CloningSteps
 from nightshift.policies.base import Inputs
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.types import RolloutRequest, Trajectory
-from tests.conftest import REPOSITORY
+from tests.conftest import section
 
 TEMPERATURE = 0.3
 REQUEST = RolloutRequest(
@@ -40,13 +39,13 @@ CHUNK = 2
 
 def settings(**changes: Any) -> config.Rloo:
     """The defaults of params.yaml with changes by dotted name."""
-    values = yaml.safe_load((REPOSITORY / "params.yaml").read_text())["rloo"]
+    values = section("rloo")
     for name, value in {**SMALL, **changes}.items():
         *path, last = name.split(".")
-        section = values
+        inner = values
         for key in path:
-            section = section[key]
-        section[last] = value
+            inner = inner[key]
+        inner[last] = value
     return config.Rloo.model_validate(values)
 
 

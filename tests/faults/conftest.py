@@ -28,7 +28,7 @@ def requested_bundles(gcs_address: str) -> list[dict[str, float]]:
 AddNode = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(forking: dict[str, Any]) -> Iterator[Cluster]:
     """A head without CPUs."""
     with ray_cluster.cluster(num_cpus=0, **forking) as started:

@@ -106,6 +106,13 @@ class Play:
         page.drive(*PAGES_OWN)
         until(lambda: self.seq > before)
 
+    def take_over(self, page: Visitor) -> None:
+        """The page becomes the pilot, takes over, and drives at the step that follows."""
+        assert page.fly("Ada")
+        self.drive(page)
+        self.order(page, "take_over")
+        assert self.by_person()
+
     @property
     def seq(self) -> int:
         command = self.source._pilot.command
@@ -166,10 +173,7 @@ def test_a_page_takes_over_and_hands_back_and_acts_at_exactly_those_steps(play: 
 def test_an_episode_begins_with_the_policy_whoever_drove_the_one_before(play: Play) -> None:
     play.begin()
     with visitor(play) as page:
-        page.fly("Ada")
-        play.drive(page)
-        play.order(page, "take_over")
-        assert play.by_person()
+        play.take_over(page)
         play.begin()
         assert not play.by_person()
 
@@ -203,10 +207,7 @@ def meanwhile(play: Play, *later: Callable[[], None]) -> bool:
 def test_a_closed_tab_stops_the_person_and_nobody_acts_until_another_pilot_resumes(play: Play) -> None:
     play.begin()
     with visitor(play) as page:
-        page.fly("Ada")
-        play.drive(page)
-        play.order(page, "take_over")
-        assert play.by_person()
+        play.take_over(page)
     until(lambda: play.source._pilot.holder is None)
     with visitor(play) as other:
 
@@ -223,10 +224,7 @@ def test_a_closed_tab_stops_the_person_and_nobody_acts_until_another_pilot_resum
 def test_a_silent_page_stops_the_person_within_a_second(play: Play) -> None:
     play.begin()
     with visitor(play, close_timeout=0.1) as page:
-        page.fly("Ada")
-        play.drive(page)
-        play.order(page, "take_over")
-        assert play.by_person()
+        play.take_over(page)
         began = play.clock.now
         while play.clock.now - began <= DEAD_MAN_SECONDS:
             assert play.by_person()
@@ -244,10 +242,7 @@ def test_a_silent_page_stops_the_person_within_a_second(play: Play) -> None:
 def test_if_nobody_comes_back_the_policy_goes_on(play: Play) -> None:
     play.begin()
     with visitor(play) as page:
-        page.fly("Ada")
-        play.drive(page)
-        play.order(page, "take_over")
-        assert play.by_person()
+        play.take_over(page)
     until(lambda: play.source._pilot.holder is None)
     before = play.clock.now
     assert not play.by_person()
@@ -324,10 +319,7 @@ def test_a_run_that_is_interrupted_does_not_wait_for_a_pilot_who_has_stopped_it(
     let_go = threading.Event()
     with closing(Play(params.env, is_let_go=let_go.is_set)) as play, visitor(play) as page:
         play.begin()
-        page.fly("Ada")
-        play.drive(page)
-        play.order(page, "take_over")
-        assert play.by_person()
+        play.take_over(page)
         play.order(page, "pause")
         let_go.set()
         with pytest.raises(RolloutError, match="the run ended"):
@@ -350,10 +342,7 @@ def test_an_episode_that_breaks_off_while_a_person_drives_is_followed_by_another
 ) -> None:
     play.begin()
     with visitor(play) as page:
-        page.fly("Ada")
-        play.drive(page)
-        play.order(page, "take_over")
-        assert play.by_person()
+        play.take_over(page)
         play.stands_still = True
         at_the_border(play, page)
         play.stands_still = False
@@ -392,10 +381,7 @@ def test_on_a_robot_no_pause_ends_without_a_pilot(params: config.Params) -> None
     with closing(Play(robot, is_let_go=let_go.is_set)) as play:
         play.begin()
         with visitor(play) as page:
-            page.fly("Ada")
-            play.drive(page)
-            play.order(page, "take_over")
-            assert play.by_person()
+            play.take_over(page)
         until(lambda: play.source._pilot.holder is None)
         ended: list[RolloutError] = []
 

@@ -8,7 +8,6 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from nightshift import config
 from nightshift.algorithms.estimators import Groups
@@ -17,7 +16,7 @@ from nightshift.algorithms.sft import DemoBatch, Demos, SftOptimizer
 from nightshift.policies.flow import Flow
 from nightshift.types import Trajectory
 from tests.algorithms.test_on_policy import REQUEST, TEMPERATURE, settings
-from tests.conftest import REPOSITORY
+from tests.conftest import section
 from tests.policies.examples import FLOW, VLA, demo_actions, make, observe
 
 CHUNK, DIM, STEPS = 2, 7, 3
@@ -98,7 +97,7 @@ def test_the_update_does_not_depend_on_the_size_of_microbatches(kind: str) -> No
 
 
 def test_cloning_does_not_depend_on_the_size_of_microbatches_and_draws_anew_in_every_step() -> None:
-    sft = config.Sft.model_validate(yaml.safe_load((REPOSITORY / "params.yaml").read_text())["sft"])
+    sft = config.Sft.model_validate(section("sft"))
     learned: list[Flow] = []
     losses: list[list[float]] = []
     for size in (64, 2):
@@ -121,14 +120,14 @@ def step_loss(optimizer: SftOptimizer, batch: DemoBatch, seed: int) -> float:
 
 
 def test_the_validation_loss_is_the_same_every_time() -> None:
-    sft = config.Sft.model_validate(yaml.safe_load((REPOSITORY / "params.yaml").read_text())["sft"])
+    sft = config.Sft.model_validate(section("sft"))
     optimizer = SftOptimizer(policy("sde"), sft, microbatch_size=64)
     assert optimizer.loss(demos(learned_by(optimizer))) == optimizer.loss(demos(learned_by(optimizer)))
 
 
 def test_a_loss_that_is_not_random_takes_no_numbers_from_the_generator() -> None:
     """Results of other families do not depend on it."""
-    sft = config.Sft.model_validate(yaml.safe_load((REPOSITORY / "params.yaml").read_text())["sft"])
+    sft = config.Sft.model_validate(section("sft"))
     optimizer = SftOptimizer(make("gaussian_mlp"), sft, microbatch_size=64)
     seen, mask = optimizer.policy.inputs(observe(4)), torch.ones(4, CHUNK, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,14 +14,14 @@ from nightshift.envs import fake
 from nightshift.rollouts.sampling import Group, Round, Sampler
 from nightshift.rollouts.schedule import Ring
 from nightshift.types import RolloutRequest, Trajectory
-from tests.conftest import REPOSITORY
+from tests.conftest import section
 
 TASKS = {task: range(200) for task in fake.TASKS}
 NEAR = fake.TASKS[0]
 
 
 def settings(*, groups: int = 4, **sampling: Any) -> config.Rloo:
-    values = yaml.safe_load((REPOSITORY / "params.yaml").read_text())["rloo"]
+    values = section("rloo")
     values |= {"groups": groups, "group_size": 4}
     values["sampling"] |= sampling
     return config.Rloo.model_validate(values)

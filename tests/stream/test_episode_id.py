@@ -1,3 +1,6 @@
+from operator import add
+from string import ascii_letters, digits
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +9,8 @@ from nightshift.errors import DataError
 from nightshift.stream.episode_id import EpisodeId
 from nightshift.stream.message import MessageHeader
 
-NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True)
+LETTERS = ascii_letters + digits
+NAMES = st.builds(add, st.sampled_from(LETTERS), st.text(LETTERS + "_-", max_size=63))
 EPISODE_IDS = st.builds(EpisodeId, NAMES, NAMES, st.integers(0, 10**20 - 1), st.integers(0, 10**9 - 1))
 
 

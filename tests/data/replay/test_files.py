@@ -88,6 +88,7 @@ def test_at_most_cache_size_files_are_mapped_however_many_are_sampled(tmp_path: 
 
 @linux_only
 def test_what_falls_out_of_the_capacity_is_let_go_of(tmp_path: Path) -> None:
+    gc.freeze()  # what there was before: every collection would look at it
     replay = TrajectoryReplay(capacity=2)
     store = a_store(tmp_path, 6)
     for episode in store:
