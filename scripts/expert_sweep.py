@@ -98,7 +98,7 @@ def _play(start: Start, fleet: Fleet) -> Played:
         seed=0,
         disturbance=start.disturbance,
     )
-    horizon = envs.horizon(environment(start.suite, [start.task]))
+    horizon = envs.horizon(environment(start.suite, [start.task]), fleet.task)
     group = GroupPlay(request, fleet, Observer(None, ()), horizon, lambda: None, partial(decide, start.suite))
     group.reset()
     group.see()
