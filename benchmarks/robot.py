@@ -13,6 +13,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path[0] = str(Path(__file__).parent.parent.resolve())  # and not this folder, which has a libero.py
 
@@ -23,12 +24,21 @@ from nightshift.envs.base import Env
 from nightshift.envs.robot.client import fetch_description
 from nightshift.errors import SimulatorError
 
-SETTINGS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "state": ((), True),
-    "one camera of 128²": (("agentview",), True),
-    "without shadows": (("agentview",), False),
+
+class Setting(NamedTuple):
+    cameras: tuple[str, ...] = ("agentview",)
+    shadows: bool = False
+    chunk: int = 1
+    """Control steps between two images: those that a policy decides about at once."""
+
+
+SETTINGS = {
+    "state": Setting(cameras=()),
+    "camera, shadows": Setting(shadows=True),
+    "camera": Setting(),
+    "camera, chunks of 8": Setting(chunk=8),
 }
-"""Cameras, and whether they see shadows."""
+"""Images are of 128²."""
 NEEDED = 20.0
 
 
@@ -75,23 +85,23 @@ def through_http(env: config.Env, url: str) -> config.Env:
     return env.model_copy(update={"suite": "robot", "robot": robot})
 
 
-def latencies(env: Env, cameras: tuple[str, ...], steps: int) -> list[float]:
-    """Seconds of every control step, with its images."""
+def latencies(env: Env, setting: Setting, steps: int) -> list[float]:
+    """Seconds of every control step, with the images before it."""
     still = np.zeros(7, np.float32)
     env.reset("train", 0)
     found = []
-    for _ in range(steps):
+    for step in range(steps):
         started = time.perf_counter()
+        if setting.cameras and step % setting.chunk == 0:
+            env.camera_images(setting.cameras)
         env.step(still)
-        if cameras:
-            env.camera_images(cameras)
         found.append(time.perf_counter() - started)
     return found
 
 
 def measure(name: str, rounds: int, steps: int) -> None:
-    cameras, shadows = SETTINGS[name]
-    env = simulated(cameras, shadows=shadows)
+    setting = SETTINGS[name]
+    env = simulated(setting.cameras, shadows=setting.shadows)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -103,7 +113,7 @@ def measure(name: str, rounds: int, steps: int) -> None:
         times: dict[str, list[float]] = {way: [] for way in made}
         for _ in range(rounds):
             for way, each in made.items():
-                times[way] += latencies(each, cameras, steps)
+                times[way] += latencies(each, setting, steps)
     finally:
         process.terminate()
         process.join()
