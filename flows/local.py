@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -64,18 +65,22 @@ def _server() -> str:
 
 
 def _reason(refused: PrefectHTTPStatusError) -> NightshiftError:
-    """What had ended the run before the server could not store that, or else that it could not."""
+    """What had ended the run before the server could not store that, or else that it could not. KeyboardInterrupt if
+    it was stopped."""
     error: BaseException = refused
     while error.__context__:
         error = error.__context__
+        if isinstance(error, (KeyboardInterrupt, CancelledRun, TerminationSignal)):
+            raise KeyboardInterrupt from refused
         if isinstance(error, NightshiftError):
             return error
         if isinstance(error, OSError) and (told := files.refusal(error)):
             return told
+    status = refused.response.status_code
+    why = "free some space if its disk is full, " if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
     return ServerGone(
-        f"{_server()} answers {refused.response.status_code}: it cannot store what becomes of the run",
-        f"free some space if its disk is full, look into {LOG} if it is this project's, and run "
-        "again: what is done is cached",
+        f"{_server()} answers {status}: it cannot store what becomes of the run",
+        f"{why}look into {LOG} if it is this project's, and run again: what is done is cached",
     )
 
 

@@ -1,7 +1,8 @@
 """Plays the scripted expert on a suite's init states and prints a markdown table, one row per task.
 
 Episodes are played side by side, by processes of their own. With --episodes every finished episode becomes a line of a
-file, and a sweep with the same file plays only what is missing there: take another file for other code.
+file, and a sweep with the same file plays only what is missing there, or has ended with an error: take another file for
+other code.
 
 Example: scripts/expert_sweep.py libero_object --jobs 16 --episodes sweep.jsonl
 """
@@ -59,6 +60,10 @@ class Played:
     reason: str
     """Why it is not solved: the goal that was worked on last, or the error that ended it."""
 
+    @property
+    def is_error(self) -> bool:
+        return self.steps == 0
+
     def line(self) -> str:
         return json.dumps(asdict(self)) + "\n"
 
@@ -69,7 +74,8 @@ class Played:
 
 
 def environment(suite: str, tasks: Sequence[str]) -> config.Env:
-    horizon = DEFAULT.max_steps.get(suite, HORIZON)
+    is_published = set(envs.suite(suite).benchmarks()) <= set(DEFAULT.max_steps)
+    horizon: config.CountOrAuto = "auto" if is_published else HORIZON
     return config.Env(suite=suite, tasks=tuple(tasks), protocol=DEFAULT.name, horizon=horizon, cameras=NO_CAMERAS)
 
 
@@ -147,7 +153,7 @@ def sweep(starts: Sequence[Start], jobs: int, path: Path | None) -> Iterator[Pla
     with spawning.processes(jobs) as processes:
         for future in as_completed([processes.submit(play, start) for start in starts if start not in done]):
             episode = future.result()
-            if path is not None:
+            if path is not None and not episode.is_error:
                 with path.open("a") as file:
                     file.write(episode.line())
             yield episode
@@ -175,6 +181,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def main(words: Sequence[str]) -> None:
     chosen = arguments(words)
+    envs.suite(chosen.suite).assets()  # an error now, and not in every episode
     tasks = {task.name: starts_of(task, chosen) for task in envs.tasks(environment(chosen.suite, chosen.task))}
     by_task: defaultdict[str, list[Played]] = defaultdict(list)
     sys.stdout.write(HEADER)

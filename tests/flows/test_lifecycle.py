@@ -29,7 +29,7 @@ from flows.pipeline import pipeline
 from flows.server import check
 from nightshift import interrupts
 from nightshift.adapters import mlflow_tracking
-from nightshift.errors import ProjectError
+from nightshift.errors import ProjectError, ServerGone
 from nightshift.pipeline.run import LOCK, Choice, Session, was_killed
 from nightshift.project import paths
 from tests.command import Command
@@ -252,16 +252,17 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "data/demos")
 
 
 @pytest.mark.parametrize(
-    ("ended_by", "sentence"),
+    ("ended_by", "told", "sentence"),
     [
-        (ProjectError("the robot is on fire", "leave"), r"the robot is on fire"),
-        (FULL, r"no space left on the disk that holds data/demos"),
-        (ValueError("a defect"), r"the Prefect server at \S+ answers 500: it cannot store what becomes of the run"),
+        (ProjectError("the robot is on fire", "leave"), ProjectError, r"the robot is on fire"),
+        (FULL, ProjectError, r"no space left on the disk that holds data/demos"),
+        (ValueError("a defect"), ServerGone, r"the Prefect server at \S+ answers 500: it cannot store what becomes of"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
     ],
-    ids=["error", "full disk", "unknown"],
+    ids=["error", "full disk", "unknown", "stopped"],
 )
 def test_a_prefect_server_that_cannot_store_how_a_run_ended_does_not_hide_what_ended_it(
-    ended_by: Exception, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ended_by: BaseException, told: type[BaseException], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ending(*_: object) -> None:
         try:
@@ -277,7 +278,7 @@ def test_a_prefect_server_that_cannot_store_how_a_run_ended_does_not_hide_what_e
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             url = f"http://127.0.0.1:{server.server_port}/api"
-            with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ProjectError, match=sentence):
+            with temporary_settings({PREFECT_API_URL: url}), pytest.raises(told, match=sentence):
                 local.run_once(Choice())
         finally:
             server.shutdown()

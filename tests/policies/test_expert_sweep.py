@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from nightshift import envs
 from scripts import expert_sweep
 from scripts.expert_sweep import Played, Start
 
+STOVE = "turn_on_the_stove"
 NEVER = "an expert that the sweep never asks"
 
 
@@ -34,6 +36,19 @@ def test_an_episode_that_cannot_be_played_is_a_row_with_its_error() -> None:
     episode = expert_sweep.play(Start(suite="fake", task="no_such", split="eval", init_state=0, disturbance=0.0))
     assert not episode.solved
     assert "no_such" in expert_sweep.row("no_such", [episode])
+
+
+def test_an_error_is_not_kept_as_a_finished_episode(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    missing = Start(suite="fake", task="no_such", split="eval", init_state=0, disturbance=0.0)
+    (episode,) = expert_sweep.sweep([missing], 1, path)
+    assert episode.is_error
+    assert expert_sweep.finished(path) == {}
+
+
+@pytest.mark.parametrize(("suite", "task", "steps"), [("libero_40", STOVE, 300), ("fake", "near", 100)])
+def test_an_episode_has_the_steps_of_the_suite_that_its_task_comes_from(suite: str, task: str, steps: int) -> None:
+    assert set(envs.horizons(expert_sweep.environment(suite, [task])).values()) == {steps}
 
 
 def test_the_same_start_gives_the_same_episode() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -30,6 +31,7 @@ from tests.stages.test_rlpd import (
     cloned,  # noqa: F401 - a fixture
     learn,
 )
+from tests.waiting import wait_until
 
 FOR_EVER_S = 1e6
 REQUEST = RolloutRequest(task="near", split="train", init_state=7, controller="sample", seed=0)
@@ -94,6 +96,33 @@ def test_ctrl_c_ends_an_episode_that_waits_for_a_person_and_holds_the_robot(who:
             assert_is_left_alone(env)
         finally:
             pool.close()
+
+
+@pytest.mark.usefixtures("project_without_code")
+def test_who_waits_for_a_person_does_not_count_as_hanging() -> None:
+    """A learner kills an actor that makes no step, and the next one would move the arm while a person is at it."""
+    steps = []
+    with served(FAKE, answer_within_s=FOR_EVER_S, reset="person") as env:
+        pool = LocalPool(env, ONE_AT_A_TIME, on_step=lambda: steps.append(FolderPerson().question()))
+        waited = threading.Event()
+
+        def reply() -> None:
+            person = FolderPerson()
+            wait_until(lambda: person.question() is not None)
+            began = len(steps)
+            with contextlib.suppress(AssertionError):  # the test says what is wrong, and does not hang
+                wait_until(lambda: len(steps) > began + 2, PATIENT_S)
+                waited.set()
+            person.reply("reset", True)
+
+        answering = threading.Thread(target=reply)
+        answering.start()
+        try:
+            list(pool.run([REQUEST], snapshot(policy())))
+        finally:
+            answering.join()
+            pool.close()
+    assert waited.is_set()
 
 
 @pytest.mark.usefixtures("clone", "forked_processes")

@@ -41,12 +41,17 @@ def serve(suite: str, tasks: list[str], address: tuple[str, int], watchdog_s: fl
     app.check_address(*address, token)
     chosen = config.load(root / paths.PARAMS).env
     env = chosen.model_copy(update={"suite": suite, "tasks": tuple(tasks), "robot": None})
+    horizon, *others = set(envs.horizons(env).values())
+    if others:
+        raise ConfigError(
+            f"by the protocol {env.protocol} these tasks of {suite} have different horizons, and a robot has one",
+            "choose tasks of one published suite with --task, or write a number in env.horizon of params.yaml",
+        )
     with ThreadPoolExecutor(1) as thread:
         arm = thread.submit(SimulatedArm, env, watchdog_s=watchdog_s).result()
         url = url_of(*address)
         console.print(f"{arm.description.name} is a robot at {url}; in params.yaml of the client:\n")
-        longest = max(envs.horizons(env).values())
-        console.print(Text(snippet(url, arm.description, longest, env.protocol)), soft_wrap=True)
+        console.print(Text(snippet(url, arm.description, horizon, env.protocol)), soft_wrap=True)
         try:
             app.serve(Controller(arm, token=token), thread, address, token)
         except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -310,8 +310,9 @@ class Suite(ABC):
     def check_run(self, params: config.Params) -> None:  # noqa: B027 - most suites run anyhow
         """ConfigError where these tasks cannot be played as the other sections ask."""
 
-    def begin(self) -> None:  # noqa: B027 - most suites need nobody
-        """Requests are played from now on: `let_go` no longer counts."""
+    def begin(self, on_wait: Callable[[], None]) -> None:  # noqa: B027 - most suites need nobody
+        """Requests are played from now on: `let_go` no longer counts. Call `on_wait` again and again while a person is
+        waited for: who makes no step otherwise counts as hanging."""
 
     def let_go(self) -> None:  # noqa: B027 - most suites need nobody
         """Wait for no person any more, from any thread: the answers to all requests are no longer wanted."""

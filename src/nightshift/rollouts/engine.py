@@ -154,7 +154,7 @@ class Engine:
     def begin(self) -> None:
         """Before the engine's thread plays on: the answers are wanted, and people are waited for."""
         self._interventions.begin()
-        envs.suite(self._suite).begin()
+        envs.suite(self._suite).begin(self._on_step)
 
     def let_go(self) -> None:
         """Wait for no person any more, from any thread: the answers are no longer wanted."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -47,6 +48,10 @@ class Person(Protocol):
         """The run ends: nobody waits for an answer."""
         ...
 
+    def wait(self) -> None:
+        """The answer is still waited for; called several times a second."""
+        ...
+
 
 class FolderPerson:
     """Questions and answers in `.state/robot`."""
@@ -55,6 +60,7 @@ class FolderPerson:
         self._question = folder / "question.json"
         self._answer = folder / "answer.json"
         self._let_go = threading.Event()
+        self._on_wait: Callable[[], None] = lambda: None
 
     def ask(self, question: Question) -> None:
         self._question.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +86,12 @@ class FolderPerson:
         """Whoever waits for an answer waits no longer; from any thread."""
         self._let_go.set()
 
-    def await_again(self) -> None:
+    def await_again(self, on_wait: Callable[[], None]) -> None:
+        self._on_wait = on_wait
         self._let_go.clear()
+
+    def wait(self) -> None:
+        self._on_wait()
 
     def question(self) -> dict[str, Any] | None:
         """What is asked now: its id, kind and words; None if nothing is."""
@@ -131,6 +141,7 @@ def await_answer(person: Person, question: Question, within_s: float, clock: Clo
                 f"no answer came within {within_s:g} s to: {question.words}",
                 f"answer by nightshift robot answer {question.kind} yes, and run again",
             )
+        person.wait()
         clock.sleep(_POLL_S)
     person.withdraw()
     return answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from nightshift import config
 from nightshift.envs.base import (
@@ -135,8 +135,8 @@ class RobotSuite(Suite):
             self._client.close()
             self._person.withdraw()  # of an episode that was broken off
 
-    def begin(self) -> None:
-        self._person.await_again()
+    def begin(self, on_wait: Callable[[], None]) -> None:
+        self._person.await_again(on_wait)
 
     def let_go(self) -> None:
         self._person.let_go()

@@ -157,9 +157,20 @@ def task_rows(facts: Facts) -> list[dict[str, Any]]:
         }
         for task in best["tasks"]
     ] + [
-        {"task": suite, "rates": {c["label"]: tables.suites(c)[suite] for c in candidates}, "steps": None}
+        {
+            "task": f"{suite}, all tasks",
+            "rates": {c["label"]: tables.suites(c)[suite] for c in candidates}
+            | ({champion.name: tables.suites(played)[suite]} if champion and (played := _played(facts)) else {}),
+            "steps": None,
+        }
         for suite in tables.suites(best)
     ]
+
+
+def _played(facts: Facts) -> Mapping[str, Any] | None:
+    """The champion's results in this evaluation; None if it played before, or there was none."""
+    found: Mapping[str, Any] | None = facts.evaluation.get(CHAMPION)
+    return found
 
 
 def _champions_rate(champion: ChampionPlayed, task: str) -> dict[str, Any]:
