@@ -236,8 +236,13 @@ def test_a_region_under_a_roof_is_entered_by_its_open_side() -> None:
     scene, place = oven_scene(pan)
     open_above, _ = oven_scene(pan, walls=("floor", "back", "left", "right"))
     obstacles = neighbours(scene, "item")
-    assert insert.is_roofed(place, obstacles)
-    assert not insert.is_roofed(place, neighbours(open_above, "item"))
+    assert insert.is_roofed(scene, "item", place)
+    assert not insert.is_roofed(open_above, "item", place)
+    lying = {**open_above.bodies, "butter": solid(boxes(OVEN["roof"]))}
+    goal = (("in", "butter", "oven"), ("in", "item", "oven"))
+    assert not insert.is_roofed(replace(open_above, bodies=lying, goal=goal), "item", place), (
+        "what was put in is no roof"
+    )
     np.testing.assert_allclose(insert._inward(place, obstacles), [0.0, 1.0, 0.0], atol=1e-9)
 
 

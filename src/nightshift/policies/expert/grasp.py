@@ -146,12 +146,12 @@ def material(scene: Scene, shape: Boxes) -> float:
 
 
 def all_boxes(scene: Scene) -> Boxes:
-    return neighbours(scene, None)
+    return neighbours(scene)
 
 
-def neighbours(scene: Scene, name: str | None) -> Boxes:
-    """The collision shapes of everything but `name`."""
-    shapes = [body.boxes for other, body in scene.bodies.items() if other != name and body.boxes is not None]
+def neighbours(scene: Scene, *names: str) -> Boxes:
+    """The collision shapes of everything but `names`."""
+    shapes = [body.boxes for other, body in scene.bodies.items() if other not in names and body.boxes is not None]
     return join([NOTHING, *shapes])
 
 

@@ -71,9 +71,12 @@ class WayIn:
     inward: Vector  # [3] a horizontal unit vector
 
 
-def is_roofed(place: Place, obstacles: Boxes) -> bool:
-    """Whether something is above the middle of a region."""
-    return place.inside and place.body.boxes is None and bool(_roof(place, obstacles).any())
+def is_roofed(scene: Scene, name: str, place: Place) -> bool:
+    """Whether something is above the middle of a region, other than what lies in it or is brought there."""
+    if not place.inside or place.body.boxes is not None:
+        return False
+    brought = {name, *(goal[1] for goal in scene.goal if goal[0] in ("on", "in"))}
+    return bool(_roof(place, neighbours(scene, *brought)).any())
 
 
 def choose(scene: Scene, name: str, place: Place) -> Grasp | None:

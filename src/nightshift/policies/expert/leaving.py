@@ -22,7 +22,7 @@ def is_closed_on_nothing(scene: Scene, goal: Goal) -> bool:
         return False
     item, obstacles = scene.bodies[goal[1]], neighbours(scene, goal[1])
     place = place_of(scene, goal)
-    if insert.is_roofed(place, obstacles) and insert.is_on_sill(place, item, obstacles):
+    if insert.is_roofed(scene, goal[1], place) and insert.is_on_sill(place, item, obstacles):
         return False  # closed fingers push it further in
     return material(scene, shape_of(item)) <= 0.0
 

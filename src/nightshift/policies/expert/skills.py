@@ -68,7 +68,7 @@ def bring(scene: Scene, name: str, place: Place) -> Array:
     item = scene.bodies[name]
     if _is_flat(item) and place.is_surface and abs(place.rest - bottom_of(item)) < SAME_LEVEL:
         return drag(scene, name, place.position, _clear_above(scene, name, item.position))
-    if insert.is_roofed(place, neighbours(scene, name)):
+    if insert.is_roofed(scene, name, place):
         return _bring_in(scene, name, place)
     if is_held(scene, item):
         return _carry(scene, name, reachable(place, item, scene.robot_position))
