@@ -271,6 +271,7 @@ def test_a_simulator_goes_on_when_the_pilot_who_stopped_it_presses_nothing_for_l
     params: config.Params, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(Play(params.env, IMPATIENT)) as play, visitor(play) as page:
+        until(lambda: play.source._hub.count > 0)  # else it misses the first notice
         play.begin()
         Waiting(play)
         before = play.clock.now

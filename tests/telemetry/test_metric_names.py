@@ -22,6 +22,7 @@ def example() -> Results:
             "label": "RLOO",
             "overall": Rate(7, 10).to_json(),
             "invalid": 1,
+            "suites": {"libero_goal": Rate(7, 10).to_json()},
             "tasks": {"near": Rate(7, 10).to_json()},
             "gain": GAIN,
         },
