@@ -375,11 +375,11 @@ class KillingAnActor(Stopping):
 
     def __init__(self, path: Path, at: int) -> None:
         super().__init__(path, at)
-        self._others = set(multiprocessing.active_children())
+        self._already = set(multiprocessing.active_children())
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self._left == 3:
-            (set(multiprocessing.active_children()) - self._others).pop().kill()
+            (set(multiprocessing.active_children()) - self._already).pop().kill()
         super().log(metrics, step)
 
 

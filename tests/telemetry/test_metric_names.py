@@ -44,14 +44,15 @@ def example() -> Results:
 def test_every_metric_of_a_run_is_explained_on_the_page_about_models() -> None:
     page = (REPOSITORY / "docs" / "models.md").read_text()
     rows = set(re.findall(r"^\| `([a-z_/<>]+)` \|", page, re.MULTILINE))
-    per_name = {metric_names.candidate_success("<candidate>"), metric_names.task_success("<task>")}
-    assert rows == {*metric_names.ALL, *per_name}
+    per_part = {metric_names.suite_success("<suite>"), metric_names.task_success("<task>")}
+    assert rows == {*metric_names.ALL, metric_names.candidate_success("<candidate>"), *per_part}
 
 
 def test_a_run_with_a_gain_a_champion_and_a_gate_has_every_metric() -> None:
     found = results.metrics(example())
-    named = {metric_names.candidate_success(name) for name in ("sft", "rloo")} | {metric_names.task_success("near")}
-    assert set(found) == {*metric_names.ALL, *named}
+    per_name = {metric_names.candidate_success(name) for name in ("sft", "rloo")}
+    per_part = {metric_names.suite_success("libero_goal"), metric_names.task_success("near")}
+    assert set(found) == {*metric_names.ALL, *per_name, *per_part}
     assert (found[metric_names.SUCCESS], found[metric_names.PROMOTED]) == (0.7, 0.0)
     assert found[metric_names.CHAMPION_GAIN] == found[metric_names.GAIN] == 0.3
 
