@@ -26,6 +26,7 @@ from nightshift import config, envs, spawning
 from nightshift.envs import registry
 from nightshift.envs.base import Fleet
 from nightshift.envs.protocols import DEFAULT
+from nightshift.errors import NightshiftError
 from nightshift.policies.expert import goals
 from nightshift.rollouts.experts import decide
 from nightshift.rollouts.rollout import GroupPlay, Observer
@@ -90,7 +91,7 @@ def fleet_of(suite: str, name: str) -> Fleet:
 def play(start: Start) -> Played:
     try:
         return _play(start, fleet_of(start.suite, start.task))
-    except Exception as error:  # noqa: BLE001 - an episode that cannot be played does not end the sweep
+    except (NightshiftError, ValueError) as error:  # the simulator's or the expert's; the other episodes are played
         fleet_of.cache_clear()
         return Played(start=start, solved=False, steps=0, reason=f"{type(error).__name__}: {error}")
 

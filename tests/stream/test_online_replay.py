@@ -26,6 +26,7 @@ from nightshift.stream.tcp_link import TcpLink
 from tests.data.examples import make
 from tests.data.replay.examples import record_opened_files
 from tests.stream.parts import RUN, episode_id, message
+from tests.waiting import wait_until
 
 LIMITS = RateLimits.sample_to_insert_ratio(4, min_size_to_sample=10, error_buffer=60)
 WIDE = RateLimits.sample_to_insert_ratio(1, min_size_to_sample=1, error_buffer=1000)
@@ -265,11 +266,9 @@ def test_weights_reach_an_actor_that_waits(tmp_path: Path) -> None:
         open_replay(endpoint.inbox)
         for seed in range(20):
             spool.put(make(seed=seed))
-        while not spool.metrics()["stream/deferred"]:
-            threading.Event().wait(0.01)
+        assert wait_until(lambda: spool.metrics()["stream/deferred"])
         version = endpoint.publisher.publish({"w": np.zeros(2, np.float32)})
-        while sender.version < version:
-            threading.Event().wait(0.01)
+        assert wait_until(lambda: sender.version >= version)
 
 
 @pytest.mark.slow
