@@ -69,6 +69,17 @@ _CLOCK_TOLERANCE = 60.0
 """Seconds by which two readings of when a process started may differ: the clock may have been set in between."""
 
 
+def labelled() -> str:
+    """`flow_run_name` of a flow: the name that its run has already.
+
+    Prefect asks for it before the run is Running, which is why the labels are written here: a run that is killed as
+    soon as it is Running has them.
+    """
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(flow_run.id, _labels())
+    return str(flow_run.name)
+
+
 def orderly(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator of a flow's function, below @flow: leftovers are marked first; being stopped, or finding another run
     in the way, becomes a state instead of an error; and people are told how it ended."""
@@ -104,7 +115,6 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
 def _begin() -> None:
     logging.getLogger("prefect.flow_runs").addFilter(_is_news)
     with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(flow_run.id, _labels())
         dead = mark_leftovers(client)
     notify.killed(Path.cwd(), [run.name for run in dead if run.parent_task_run_id is None])
     _end_with_server()

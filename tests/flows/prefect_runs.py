@@ -11,8 +11,6 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import lifecycle
-
 
 def ask(url: str, question: Callable[[SyncPrefectClient], Any]) -> Any:
     with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
@@ -27,11 +25,6 @@ def newest(url: str) -> FlowRun:
 
 def state(url: str, run: UUID) -> str:
     return str(ask(url, lambda client: client.read_flow_run(run)).state_name)
-
-
-def is_labelled(url: str, run: UUID) -> bool:
-    """Whether the run has said which process plays it, which it does as soon as it runs."""
-    return lifecycle._PROCESS in ask(url, lambda client: client.read_flow_run(run)).labels
 
 
 def task_states(url: str, run: UUID) -> dict[str, str]:

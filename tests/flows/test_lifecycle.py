@@ -24,7 +24,7 @@ from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Running
 
-from flows import local
+from flows import lifecycle, local
 from flows.pipeline import pipeline
 from flows.server import check
 from nightshift import interrupts
@@ -132,6 +132,27 @@ def test_a_night_with_nothing_to_do_marks_what_was_killed_after_its_last_stage(r
     assert done.returncode == 0, done.stderr
     assert "nothing to do" in done.stdout
     assert state(url, dead.id) == "Crashed"
+
+
+KILLED_AS_SOON_AS_IT_IS_RUNNING = """
+import os, signal
+from flows.pipeline import pipeline
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+pipeline.with_options(on_running=[kill])()
+"""
+
+
+def test_a_run_that_was_killed_as_soon_as_it_was_running_is_shown_as_dead(url: str) -> None:
+    script = [sys.executable, "-c", KILLED_AS_SOON_AS_IT_IS_RUNNING]
+    killed = subprocess.run(script, cwd=REPOSITORY, env={**os.environ, "PREFECT_API_URL": url}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    run = newest(url)
+    assert run.state_name == "Running"
+    assert run.id in [dead.id for dead in ask(url, lifecycle.mark_leftovers)]
+    assert state(url, run.id) == "Crashed"
 
 
 SETS_THE_CLOCK_BACK = """

@@ -20,7 +20,7 @@ from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project
 from tests.faults.test_interrupt import inhabitants
 from tests.flows.conftest import PrefectServer, free_port
-from tests.flows.prefect_runs import ask, is_labelled, state, task_states
+from tests.flows.prefect_runs import ask, state, task_states
 from tests.waiting import wait_until
 
 STATED = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
@@ -118,8 +118,7 @@ def test_a_server_that_is_killed_takes_prefect_and_its_run_along_and_the_next_on
     root: Path, port: int, server: Command, serving: Serving
 ) -> None:
     run = order(port)
-    wait_until(lambda: engines(root) and is_labelled(local_url(port), run))
-    assert state(local_url(port), run) == "Running"
+    wait_until(lambda: engines(root) and state(local_url(port), run) == "Running")
     server.kill()
     wait_until(lambda: not answers(local_url(port)))
     wait_until(lambda: not inhabitants(root))
