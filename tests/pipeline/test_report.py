@@ -17,6 +17,7 @@ from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_reports, mlflow_tracking, model_versions
 from nightshift.cli import report_commands
+from nightshift.envs.fake import FAKE
 from nightshift.errors import DataError, RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.pipeline.report import nights, page, record, svg, templating, writing
@@ -166,6 +167,30 @@ def test_the_result_is_compared_with_clone_and_champion_by_intervals_and_paired_
     (near, far) = page.task_rows(facts)
     rates = {label: figures["successes"] + far["rates"][label]["successes"] for label, figures in near["rates"].items()}
     assert rates == {"SFT": 6, "GRPO": 18, "version 1": 10}, "task by task"
+
+
+@pytest.fixture
+def joined(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> Facts:
+    """The tasks near and far come from two suites."""
+    homes = {"near": "libero_short", "far": "libero_long"}
+    monkeypatch.setattr(FAKE, "benchmark", lambda task: homes[task.name])
+    candidates = [
+        {**c, "suites": {home: c["tasks"][task] for task, home in homes.items()}}
+        for c in facts.evaluation["candidates"]
+    ]
+    return replace(facts, evaluation={**facts.evaluation, "candidates": candidates})
+
+
+def test_where_suites_are_joined_each_has_a_row_with_every_policy_also_a_champion_that_played_before(
+    joined: Facts,
+) -> None:
+    assert joined.evaluation[config.CHAMPION] is None, "it played in its own evaluation"
+    suites, tasks = page.suite_rows(joined), page.task_rows(joined)
+    assert [row["name"] for row in suites] == ["libero_short", "libero_long"]
+    assert [row["rates"] for row in suites] == [row["rates"] for row in tasks], "each suite has one task"
+    assert set(suites[0]["rates"]) == {"SFT", "GRPO", "version 1"}
+    text = plain(page.render(joined))
+    assert text.index("libero_short") < text.index("Success per task"), "forty tasks would hide it"
 
 
 def test_a_version_that_was_champion_already_is_no_promotion(facts: Facts) -> None:
@@ -463,6 +488,23 @@ def test_a_browser_shows_the_report_without_scrolling_sideways_errors_or_network
     assert films == [[True, True]] * 5
     outside = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
     assert tab.evaluate(f"{outside}.map(e => e.outerHTML.slice(0, 80))") == []
+
+
+LONG_NAME = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_a_browser_has_room_for_long_names_of_tasks_and_keeps_the_cells_of_maps_square(
+    joined: Facts, tab: Page, tmp_path: Path, width: int
+) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(re.sub(r"\bfar\b", LONG_NAME.replace("_", " "), page.render(joined)))
+    tab.open(file, width)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    lines = "[...document.querySelectorAll('.rates tbody th')].map(e => e.getBoundingClientRect().height / 22)"
+    assert max(tab.evaluate(lines)) < 5, "the name is not squeezed into a narrow column"
+    cells = "[...document.querySelectorAll('.map td')].map(e => e.getBoundingClientRect())"
+    assert tab.evaluate(f"{cells}.every(cell => cell.height < 1.5 * cell.width)")
 
 
 def test_a_browser_shows_the_page_of_all_nights(facts: Facts, tab: Page) -> None:

@@ -151,10 +151,10 @@ def plan() -> None:
 
 
 def _print_page(params: config.Params) -> None:
-    from nightshift.interventions.opening import server_of_page
+    from nightshift.interventions.opening import served_page
 
-    if process := server_of_page(params.rlpd.interventions, params.machine):
-        console.print(f"{params.machine.page} is the page of this project's run (process {process})", soft_wrap=True)
+    if page := served_page(params.rlpd.interventions, params.machine):
+        console.print(f"{params.machine.page} is {page}", soft_wrap=True)
 
 
 def _mark(status: StageStatus) -> Text:

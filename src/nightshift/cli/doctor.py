@@ -129,11 +129,10 @@ def _mlflow(root: Path) -> Finding:
 
 def _page(params: config.Params) -> Iterator[Finding]:
     """A port that anything else has is a problem of params.yaml."""
-    from nightshift.interventions.opening import server_of_page
+    from nightshift.interventions.opening import served_page
 
-    if process := server_of_page(params.rlpd.interventions, params.machine):
-        port = params.machine.page_address[1]
-        yield Finding(about=f"port {port}", found=f"the page of this project's run (process {process})")
+    if page := served_page(params.rlpd.interventions, params.machine):
+        yield Finding(about=f"port {params.machine.page_address[1]}", found=page)
 
 
 def _port(command: str) -> Finding:

@@ -39,17 +39,17 @@ def check_person(interventions: config.Interventions, machine: config.Machine) -
 
 def check_page(interventions: config.Interventions, machine: config.Machine) -> None:
     """ConfigError if the page cannot be served, unless it is: by a run of this project."""
-    if interventions.source == "browser" and not server_of_page(interventions, machine):
+    if interventions.source == "browser" and not served_page(interventions, machine):
         from nightshift.teleop.server import listen
 
         listen(*machine.page_address, "change machine.page in params.yaml").close()
 
 
-def server_of_page(interventions: config.Interventions, machine: config.Machine) -> str:
-    """The process id of this project's run that serves the page now; empty if none does."""
+def served_page(interventions: config.Interventions, machine: config.Machine) -> str:
+    """In words, that a run of this project serves the page now, and which process it is; empty if none does."""
     lock = paths.page_lock(machine.page_address[1])
     is_served = interventions.source == "browser" and locks.is_held(lock)
-    return locks.holder(lock) if is_served else ""
+    return f"the page of this project's run (process {locks.holder(lock)})" if is_served else ""
 
 
 class InterventionSources:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nightshift import envs
 from nightshift.config import CHAMPION
 from nightshift.pipeline.report import robustness, svg, words
 from nightshift.pipeline.report.facts import Facts
@@ -82,6 +83,7 @@ def render(facts: Facts) -> str:
             result_rows=result_rows(facts),
             tests=paired_tests(facts),
             curves=curves(facts),
+            suites=suite_rows(facts),
             tasks=task_rows(facts),
             maps=state_maps(facts),
             films=film_rows(facts),
@@ -142,39 +144,44 @@ def paired_tests(facts: Facts) -> list[dict[str, Any]]:
 
 
 def task_rows(facts: Facts) -> list[dict[str, Any]]:
-    """A row per task: the rate of every candidate, and of the champion where it has played this grid. Then one per
-    published suite, where there are several."""
+    """A row per task: the rate of every candidate, and of the champion where it has played this grid."""
     best, champion = facts.best, champion_played(facts)
     if best is None:
         return []
     candidates = facts.evaluation["candidates"]
     return [
         {
-            "task": task,
+            "name": task,
             "rates": {c["label"]: c["tasks"][task] for c in candidates}
-            | (_champions_rate(champion, task) if champion else {}),
+            | (_champions_rate(champion, {task}) if champion else {}),
             "steps": best["episode_length"][task]["median_of_successes"],
         }
         for task in best["tasks"]
-    ] + [
-        {
-            "task": f"{suite}, all tasks",
-            "rates": {c["label"]: tables.suites(c)[suite] for c in candidates}
-            | ({champion.name: tables.suites(played)[suite]} if champion and (played := _played(facts)) else {}),
-            "steps": None,
-        }
-        for suite in tables.suites(best)
     ]
 
 
-def _played(facts: Facts) -> Mapping[str, Any] | None:
-    """The champion's results in this evaluation; None if it played before, or there was none."""
-    found: Mapping[str, Any] | None = facts.evaluation.get(CHAMPION)
-    return found
+def suite_rows(facts: Facts) -> list[dict[str, Any]]:
+    """The same per published suite, where there are several."""
+    best, champion = facts.best, champion_played(facts)
+    if best is None or not tables.suites(best):
+        return []
+    suite = envs.suite(facts.evaluation["grid"]["suite"])
+    tasks = {
+        name: {task.name for task in suite.tasks() if suite.benchmark(task) == name} for name in tables.suites(best)
+    }
+    candidates = facts.evaluation["candidates"]
+    return [
+        {
+            "name": name,
+            "rates": {c["label"]: tables.suites(c)[name] for c in candidates}
+            | (_champions_rate(champion, tasks[name]) if champion else {}),
+        }
+        for name in tasks
+    ]
 
 
-def _champions_rate(champion: ChampionPlayed, task: str) -> dict[str, Any]:
-    won = [success for (name, _), success in champion.solved.items() if name == task]
+def _champions_rate(champion: ChampionPlayed, tasks: Container[str]) -> dict[str, Any]:
+    won = [success for (task, _), success in champion.solved.items() if task in tasks]
     return {champion.name: Rate(sum(won), len(won)).to_json()} if won else {}
 
 
