@@ -12,11 +12,13 @@ import pytest
 import yaml
 
 from nightshift import config
+from nightshift.access import TOKEN_VARIABLE
 from nightshift.config import merged
 from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.pipeline import precheck
 from nightshift.pipeline.run import Session, ensure
-from nightshift.project import graph, paths
+from nightshift.project import graph, paths, ports
+from nightshift.teleop.server import listen
 from tests.conftest import REPOSITORY, add_store, edit, nightshift, small_params
 from tests.policies.openvla_oft import published
 from tests.stages.test_opponent import register_champion
@@ -88,6 +90,23 @@ def test_a_learner_for_other_machines_without_a_token_is_refused_before_the_firs
     with pytest.raises(ConfigError, match=r"machine\.listen is 0\.0\.0\.0:7777, and other machines need a token"):
         check(params(machine=machine, algorithms=["rlpd"], policy={"head": "tanh_gaussian"}))
     check(params(machine=machine))
+
+
+def test_a_port_for_actors_that_is_taken_is_refused_before_the_first_stage_unless_the_projects_own_run_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(TOKEN_VARIABLE, 64 * "0")
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        machine = {"actors": 1, "listen": f"127.0.0.1:{port}"}
+        chosen = params(machine=machine, algorithms=["rlpd"], policy={"head": "tanh_gaussian"})
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on") as refused:
+            check(chosen, "rlpd")
+        assert refused.value.next_step == "change machine.listen in params.yaml"
+        with ports.held(port):
+            check(chosen, "rlpd")
+    check(chosen, "rlpd")
 
 
 def test_a_gpu_that_is_not_there_is_missed_where_policies_act_or_learn(monkeypatch: pytest.MonkeyPatch) -> None:

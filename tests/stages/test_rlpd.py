@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import multiprocessing
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -24,7 +25,7 @@ from nightshift.errors import ConfigError
 from nightshift.learners import checkpoint
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
-from nightshift.project import paths
+from nightshift.project import paths, ports
 from nightshift.stages import _experience, collect, dataset, rlpd, sft
 from nightshift.stages._actor import ActorSpec
 from nightshift.stream.link import LinkDown
@@ -342,6 +343,20 @@ def test_without_a_token_of_the_user_the_stage_makes_one_that_keeps_other_users_
             TcpLink(*spec.learner).weights(-1)
         with closing(TcpLink(*spec.learner, token=spec.token)) as link:
             assert link.weights(-1) is None
+
+
+@pytest.mark.usefixtures("project")
+def test_while_the_stage_listens_other_commands_know_that_the_port_is_the_projects_own(
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_experience, "Actors", NoProcesses)
+    one = replace(job("rlpd"), machine=params.machine.model_copy(update={"actors": 1}))
+    with _experience.open_experience(
+        one, one.pool(params.env), seed=0, env=params.env, states=params.states, rlpd=params.rlpd
+    ):
+        ((_, port),) = (spec.learner for spec in NoProcesses.specs)
+        assert ports.holder(port) == str(os.getpid())
+    assert not ports.holder(port)
 
 
 @pytest.mark.slow

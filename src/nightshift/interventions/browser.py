@@ -15,7 +15,6 @@ person drove (a robot that is held too long refuses the next command) is followe
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -25,15 +24,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-from filelock import FileLock
 
 from nightshift import config, envs
 from nightshift.access import Access, page_url
 from nightshift.closing import Closing
 from nightshift.envs.robot.people import FolderPerson
-from nightshift.errors import Busy, RolloutError
+from nightshift.errors import RolloutError
 from nightshift.interventions.base import Moment, PageSettings
-from nightshift.project import locks, paths
+from nightshift.project import ports
 from nightshift.telemetry.console import console
 from nightshift.teleop import messages
 from nightshift.teleop.hub import Hub
@@ -50,16 +48,6 @@ RETURN_SECONDS = 60.0
 """A policy that trains unattended in a simulator does not wait for ever for somebody who closed the page."""
 _Phase = Literal["waiting", "running", "paused"]
 _REFUSED = "the episodes are rlpd's: take over, hand back, stop and resume are all there is here"
-
-
-def _lock(port: int) -> FileLock | None:
-    """For other commands of this project, which find the port taken. None where the folder cannot be written to, or
-    another machine that has the folder, too, serves its page on a port of this number."""
-    path = paths.page_lock(port)
-    with contextlib.suppress(OSError, Busy):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return locks.acquire(path, lambda holder: Busy(f"process {holder} serves a page on port {port}", ""))
-    return None
 
 
 class BrowserIntervention(Closing):
@@ -99,7 +87,7 @@ class BrowserIntervention(Closing):
         person = FolderPerson() if env.robot else None
         station = Station(watched=self, pilot=self._pilot, hub=self._hub, access=Access(token), person=person)
         self._server = Server(station, listen(*page.address, "change machine.page in params.yaml"))
-        self._lock = _lock(self.port)
+        self._lock = ports.hold(self.port)
         self._thread = threading.Thread(target=self._server.serve, name="intervention-page", daemon=True)
         self._thread.start()
         console.print(f"{page_url(page.address[0], self.port)}  watch the policy and take over", soft_wrap=True)

@@ -12,7 +12,7 @@ from nightshift.interventions.base import Intervention, PageSettings
 from nightshift.interventions.devices.base import ByteSource, DeviceIntervention, DeviceState
 from nightshift.interventions.scripted import ScriptedIntervention
 from nightshift.policies.expert import Expert
-from nightshift.project import locks, paths
+from nightshift.project import ports
 from nightshift.types import Array, InterventionSettings, Scene
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ def check_page(interventions: config.Interventions, machine: config.Machine) -> 
 
 def served_page(interventions: config.Interventions, machine: config.Machine) -> str:
     """In words, that a run of this project serves the page now, and which process it is; empty if none does."""
-    lock = paths.page_lock(machine.page_address[1])
-    is_served = interventions.source == "browser" and locks.is_held(lock)
-    return f"the page of this project's run (process {locks.holder(lock)})" if is_served else ""
+    process = ports.holder(machine.page_address[1]) if interventions.source == "browser" else ""
+    return f"the page of this project's run (process {process})" if process else ""
 
 
 class InterventionSources:

@@ -177,7 +177,7 @@ def _check_gpus(machine: config.Machine) -> None:
 def _check_rlpd(params: config.Params) -> None:
     _check_validation(params, "rlpd")
     if "rlpd" in params.algorithms:
-        listening.address(params.machine.listen)
+        listening.check(params.machine.listen)
         check_reward(params.rlpd.reward, params.env)
         check_person(params.rlpd.interventions, params.machine)
         check_page(params.rlpd.interventions, params.machine)

@@ -104,9 +104,9 @@ def stage_receipt(stage: str) -> Path:
     return RECEIPTS / f"{stage}.json"
 
 
-def page_lock(port: int) -> Path:
-    """Held while a run serves its page on this port of machine.page."""
-    return STATE / "pages" / f"{port}.lock"
+def port_lock(port: int) -> Path:
+    """Held while a run listens on this port of machine.page or machine.listen."""
+    return STATE / "ports" / f"{port}.lock"
 
 
 def robustness_journal(digest: str, weights: str) -> Path:

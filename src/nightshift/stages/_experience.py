@@ -21,7 +21,7 @@ from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.pipeline.job import Job
-from nightshift.project import paths
+from nightshift.project import paths, ports
 from nightshift.rewards.reward import open_reward
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.experience import LocalExperience
@@ -215,6 +215,7 @@ def _streamed(
     with (
         LearnerEndpoint.open(job.state, run=run) as endpoint,
         Server(endpoint, host=listen[0], port=listen[1], token=token) as server,
+        ports.held(server.port),
     ):
         described = JobDescription(
             run=run,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nightshift.access import TOKEN_VARIABLE, token_of_user
 from nightshift.errors import ConfigError
+from nightshift.project import ports
 
 _LOOPBACK = "127.0.0.1"
 
@@ -19,3 +20,12 @@ def address(listen: str) -> tuple[str, int]:
         )
     host, _, port = listen.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check(listen: str) -> None:
+    """ConfigError if the learner could not listen there, unless it does: in a run of this project."""
+    host, port = address(listen)
+    if listen and not ports.holder(port):
+        from nightshift.teleop.server import listen as bind
+
+        bind(host, port, "change machine.listen in params.yaml").close()
