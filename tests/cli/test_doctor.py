@@ -50,6 +50,16 @@ def test_a_port_in_use_and_a_version_that_was_not_tested_are_noted_and_stop_no_r
 
 
 @pytest.mark.usefixtures("root")
+def test_two_packages_of_the_same_version_are_both_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CONSTRAINTS", tmp_path / "none.txt")
+    monkeypatch.syspath_prepend(install(tmp_path / "other", prefect="7.7.7", ray="7.7.7"))
+    doctor.examine()
+    assert capsys.readouterr().out.count("7.7.7") == 2
+
+
+@pytest.mark.usefixtures("root")
 def test_servers_that_do_not_answer_are_missing_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nightshift import config
@@ -23,14 +23,18 @@ _PORTS = {"serve": 4200, "ui": 5000}
 
 def examine() -> None:
     """ProjectError if a run would fail."""
-    found = {finding.found: finding for finding in _findings(enter())}  # a problem that two of them see is shown once
-    lacking = env_commands.print_findings(list(found.values()))
+    lacking = env_commands.print_findings(list(_each_once(_findings(enter()))))
     if lacking:
         raise ProjectError(
             f"a run would fail here: {', '.join(dict.fromkeys(lacking))}",
             "do what is said above, then nightshift doctor",
         )
     console.print("\n[green]a run can start[/]")
+
+
+def _each_once(findings: Iterable[Finding]) -> Iterable[Finding]:
+    """A problem that two of them see is shown once; packages of the same version are all shown."""
+    return {(f.found, "" if f.verdict == "missing" else f.about): f for f in findings}.values()
 
 
 def _findings(root: Path) -> Iterator[Finding]:
