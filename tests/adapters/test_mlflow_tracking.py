@@ -7,6 +7,7 @@ import errno
 import re
 import shutil
 import signal
+import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from nightshift import config
-from nightshift.adapters import model_versions
+from nightshift.adapters import mlflow_tracking, model_versions
 from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, PARENT, Tracking
 from nightshift.adapters.tracking import RunKind
 from nightshift.errors import ProjectError, Unreachable
@@ -213,6 +214,32 @@ def test_what_the_machine_does_is_recorded_while_a_stage_runs(root: Path, monkey
     recorded = track.client.get_run(tracker.run_id).data.metrics
     assert {"system/system_memory_usage_percentage", "system/disk_usage_percentage"} <= recorded.keys()
     assert not [thread.name for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"]
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_given_up_after_the_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow's own client asks four times, for half a minute each."""
+    monkeypatch.setattr(mlflow_tracking, "_SECONDS_TO_ANSWER", 0.1)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(Unreachable, match="does not answer"):
+            mlflow_tracking.connect(root)
+        assert len(connections(silent)) == 1
+
+
+def connections(server: socket.socket) -> list[socket.socket]:
+    """Those that wait to be taken."""
+    server.setblocking(False)
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            taken, _ = server.accept()
+            taken.close()
+            found.append(taken)
+    return found
 
 
 @pytest.mark.slow  # SQLite waits five seconds for a lock, each time

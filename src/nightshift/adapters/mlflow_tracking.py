@@ -22,6 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import requests
 from mlflow.data.dataset_source import DatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
@@ -32,7 +33,7 @@ from mlflow.store.entities import PagedList
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
-from requests.exceptions import RequestException
+from requests.exceptions import RequestException, Timeout
 
 from nightshift import config, files
 from nightshift.adapters import tracking
@@ -57,6 +58,8 @@ CACHED = "nightshift.cached"
 """Prefix of the tags of a parent run that name the runs of stages that it did not run again."""
 PARENT = "mlflow.parentRunId"
 NOTE = "mlflow.note.content"
+_SECONDS_TO_ANSWER = 15.0
+"""Within which a server says that it is there."""
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the experiment in MLflow's view for models instead of the one for prompts."""
 _LONGEST_TAG = 5000
@@ -344,6 +347,7 @@ def connect(root: Path) -> MlflowClient:
     try:
         if database == root.resolve() / paths.MLFLOW_DATABASE:
             _follow_move(database, (root.resolve() / paths.MLFLOW_ARTIFACTS).as_uri())
+        _check_answer(uri)
         client = MlflowClient(uri)
         client.get_experiment_by_name(EXPERIMENT)
     except (MlflowException, OSError, sqlite3.Error) as error:
@@ -353,6 +357,18 @@ def connect(root: Path) -> MlflowClient:
             or RegistryError(f"MLflow's store {shown} cannot be used: {error}", "check MLFLOW_TRACKING_URI")
         ) from error
     return client
+
+
+def _check_answer(uri: str) -> None:
+    """Timeout if a server takes connections and says nothing: MLflow's client would ask it for minutes. What else goes
+    wrong is left to that client, which tries again."""
+    if uri.startswith("http"):
+        try:
+            requests.get(f"{uri.rstrip('/')}/health", timeout=_SECONDS_TO_ANSWER)
+        except Timeout:
+            raise
+        except RequestException:
+            return
 
 
 def prepare(root: Path) -> None:
