@@ -16,7 +16,7 @@ from nightshift.pipeline.run import StageResult, Status
 from nightshift.project import paths
 from nightshift.reports.gate import Verdict
 from tests.conftest import edit
-from tests.receiver import SECRET, receiving
+from tests.receiver import SECRET, receiving, receiving_mail
 
 ALL = ["failure", "promotion", "regression", "nothing_to_do"]
 
@@ -78,6 +78,28 @@ def test_a_night_with_nothing_to_do_and_a_failure_are_told(project: Path, told: 
         "Nightshift: a run was killed",
     ]
     assert "the disk is full\n  → free some space" in told[1]["message"]
+
+
+def test_a_mail_has_the_lines_of_the_message(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(project, "notify", events=ALL)
+    with receiving_mail() as (address, mails):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        notify.failed(project, ProjectError("0 < 1 GB are left & the disk is full", "free some space"))
+    (mail,) = mails
+    assert (mail["Subject"], mail["To"]) == ("Nightshift: the run failed", "a@example.com")
+    text = mail.get_body(("plain",))
+    assert text is not None
+    assert "0 < 1 GB are left & the disk is full\n → free some space\n" in text.get_content().replace("\r\n", "\n")
+
+
+def test_a_chat_is_told_as_a_webhook_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(project, "notify", events=ALL)
+    with receiving() as (webhook, messages):
+        monkeypatch.setenv(notify.ADDRESSES, webhook.replace("json://", "mmost://"))
+        notify.failed(project, ProjectError("the disk is full", "free some space"))
+    (message,) = messages
+    assert "Nightshift: the run failed" in message["text"]
+    assert "the disk is full\n  → free some space" in message["text"]
 
 
 def test_only_the_events_of_params_yaml_are_told_and_a_failure_even_if_it_cannot_be_read(

@@ -16,11 +16,12 @@ def send(addresses: str, title: str, body: str) -> bool:
     import apprise
 
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages contain addresses
-    told = [_tell(apprise.Apprise(), address, title, body) for address in re.split(r"[,\s]+", addresses.strip())]
+    # Without body_format it takes the text to be HTML already, and a mail would have one line.
+    told = [
+        bool((receiver := apprise.Apprise()).add(address))
+        and bool(receiver.notify(title=title, body=body, body_format=apprise.NotifyFormat.TEXT))
+        for address in re.split(r"[,\s]+", addresses.strip())
+    ]
     if not all(told):
         _log.warning("%d of %d notifications were not taken: check the address", told.count(False), len(told))
     return all(told)
-
-
-def _tell(receiver: object, address: str, title: str, body: str) -> bool:
-    return bool(receiver.add(address) and receiver.notify(title=title, body=body))  # type: ignore[attr-defined]
