@@ -102,6 +102,47 @@ def test_a_killed_server_of_a_small_cluster_ends_its_process_with_a_sentence(tmp
     assert "error: a server of Ray on this machine was killed\n  → run again: it resumes" in done.stderr
 
 
+KILLED_WHILE_RAY_CONNECTS = """
+import psutil, threading, time
+from ray._private import worker
+from nightshift.cluster.connection import start_ray
+
+def kill():
+    while worker._global_node is None:
+        time.sleep(0.001)
+    [raylet] = [p for p in psutil.Process().children(recursive=True) if p.name() == "raylet"]
+    raylet.kill()
+
+threading.Thread(target=kill, daemon=True).start()
+start_ray(1)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_while_ray_connects_ends_its_process_with_a_sentence_too(tmp_path: Path) -> None:
+    done = in_its_own_group(KILLED_WHILE_RAY_CONNECTS, tmp_path)
+    assert done.returncode == 1
+    assert [line.startswith("error: ") for line in done.stderr.splitlines()].count(True) == 1
+    assert "was killed\n  → run again: it resumes" in done.stderr
+
+
+STARTS = """
+import os, ray
+from nightshift.cluster.connection import _start
+
+ray.init = lambda *_, **__: {end}
+_start(1)
+"""
+
+
+@pytest.mark.parametrize(("end", "told"), [("os._exit(1)", True), ("None", False)], ids=["as Ray does in C++", "well"])
+def test_a_process_that_ray_ends_while_it_connects_has_last_words(tmp_path: Path, end: str, told: bool) -> None:
+    done = in_its_own_group(STARTS.format(end=end), tmp_path)
+    sentence = "error: this process ended while Ray started: a server of Ray or itself was killed\n  → run again"
+    assert (sentence in done.stderr) == told, done.stderr
+
+
 def in_its_own_group(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
     return subprocess.run(

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -34,8 +35,11 @@ _SERVERS = (ray_constants.PROCESS_TYPE_GCS_SERVER, ray_constants.PROCESS_TYPE_RA
 """The raylet ends with its agents."""
 _STOPPED = {0, *(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))}
 """Exit codes of servers that were told to stop, by us or as a part of our process group."""
+_WATCH_SECONDS = 0.02
+"""Between two looks at the servers: Ray may end this process soon after one of them."""
 _POLL_SECONDS = 0.2
 _TIMES_TO_REMOVE = 25
+_RESUMES = "run again: it resumes"
 _START_ONE = "start it (ray start --head, docs/cluster.md), or unset RAY_ADDRESS to work on this machine alone"
 
 
@@ -64,7 +68,7 @@ def _start(cpus: int) -> None:
     folder, object_store = _session_folder(), _object_store_bytes()
     others = set(psutil.Process().children(recursive=True))
     try:
-        with _on_loopback():
+        with _on_loopback(), _last_words():
             ray.init(
                 "local",  # not a cluster that another user started on this machine
                 num_cpus=cpus,
@@ -82,6 +86,20 @@ def _start(cpus: int) -> None:
         raise RolloutError(f"Ray did not start on this machine: {reason}", "run again when it is less busy") from error
 
 
+@contextlib.contextmanager
+def _last_words() -> Iterator[None]:
+    """Another process says so if this one ends in the block. Ray ends it in C++, where no thread of Python gets its
+    turn, if a server is killed while it connects."""
+    told = RolloutError("this process ended while Ray started: a server of Ray or itself was killed", _RESUMES)
+    script = 'read -r _ || printf "error: %s\\n" "$0" >&2'
+    with subprocess.Popen(["sh", "-c", script, str(told)], stdin=subprocess.PIPE) as speaker:
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BrokenPipeError):  # a signal to the process group has ended it
+                speaker.communicate(b"\n")
+
+
 def _kill(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -93,12 +111,12 @@ def _end_with(node: Any) -> None:
     C++ and without a sentence for people; the next run marks it as killed, and resumes."""
     servers = [info.process for name in _SERVERS for info in node.all_processes[name]]
     while all(server.poll() is None for server in servers):
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_WATCH_SECONDS)
     if any(server.poll() in _STOPPED for server in servers):  # so is this process: it saves and ends by itself
         time.sleep(SECONDS_TO_STOP)
     if worker._global_node is not node or not ray.is_initialized():  # it was ray.shutdown(), which disconnects first
         return
-    error = RolloutError("a server of Ray on this machine was killed", "run again: it resumes")
+    error = RolloutError("a server of Ray on this machine was killed", _RESUMES)
     with contextlib.suppress(OSError):
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()
