@@ -1,4 +1,5 @@
-"""Rollouts in this process, behind the interface of the Ray pool. A simulator that segfaults ends this process too."""
+"""Rollouts without Ray, behind the interface of its pool: in this process, which a simulator that segfaults ends too;
+demos in processes of their own where there are several threads (players.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from nightshift import config, envs
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings
+from nightshift.rollouts.players import ExpertPlayers
 from nightshift.rollouts.retries import Retries
+from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
 
@@ -25,11 +28,20 @@ class LocalPool:
     ) -> None:
         """`on_step`: as of `Engine`."""
         self._engine = Engine(env, settings, make_fleet, on_step)
+        has_threads = settings.threads > 1 and settings.requests_at_once > 1
+        self._players = ExpertPlayers(env, settings, make_fleet) if has_threads else None
         # A GL context belongs to one thread, and a stage may call `run` from several (rollouts/playing.py).
         self._thread = ThreadPoolExecutor(1)
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        if self._players is not None and all(request.controller == "expert" for request in requests):
+            return self._players.run(requests)
+        return self._run_here(requests, policy)
+
+    def _run_here(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
         retries = Retries(requests)
         waiting = deque(enumerate(requests))
@@ -53,7 +65,11 @@ class LocalPool:
         return self._thread.submit(next, turns, None).result()
 
     def spent(self) -> Mapping[str, float]:
-        return dict(self._engine.stopwatch.seconds)
+        total = Stopwatch()
+        for part in (self._engine, self._players):
+            if part is not None:
+                total.add(part.stopwatch.seconds)
+        return dict(total.seconds)
 
     @property
     def workers(self) -> int:
