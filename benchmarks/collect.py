@@ -1,8 +1,8 @@
 """Collecting demos: the scripted expert in processes that play whole episodes, in threads, and the fleet's own speed.
 
 Control steps per second of the same episodes, played in turns in one run: `processes` is what the stage `collect` does
-without Ray; `threads` plays many episodes at once in one process, with the expert in others, as policies are played;
-`fleet` makes the same steps with the recorded actions, without expert and images. Starting processes and building
+without Ray, with images drawn afterwards; `threads` plays many episodes at once in one process, with the expert in
+others, as policies are played; `fleet` makes the same steps with the recorded actions, without expert and images. Starting processes and building
 simulators counts. One JSON line; `ratio` is processes over threads.
 
 Example: benchmarks/collect.py libero_spatial --states 8 --cameras agentview
@@ -31,7 +31,7 @@ from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.envs.protocols import DEFAULT
 from nightshift.rollouts.engine import Engine, EngineSettings
-from nightshift.rollouts.players import ExpertPlayers
+from nightshift.rollouts.local import LocalPool
 from nightshift.types import RolloutRequest, Trajectory
 
 DISTURBANCE = 0.15
@@ -40,7 +40,9 @@ AT_ONCE = 3
 
 
 def by_processes(env: config.Env, settings: EngineSettings, requests: Sequence[RolloutRequest]) -> list[Trajectory]:
-    played = dict(ExpertPlayers(env, settings, envs.make_fleet).run(requests))
+    pool = LocalPool(env, settings)
+    played = dict(pool.run(requests))
+    pool.close()
     return [played[index][0] for index in range(len(requests))]
 
 

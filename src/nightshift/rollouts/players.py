@@ -1,8 +1,9 @@
-"""Processes that play whole requests of the scripted expert, in place of the engine's threads.
+"""Processes that play whole requests of the scripted expert, in place of the engine's threads, and draw nothing.
 
-The expert decides before every step, takes as long as the step itself, and a demo has an image of every step. With
-threads all simulators would wait for the slowest decision, step by step, and all images for one thread. A process that
-plays a request by itself waits for nobody. (A policy decides in batches on one GPU, so it is better off with threads.)
+The expert decides before every step, and takes as long as the step itself. With threads all simulators would wait for
+the slowest decision, step by step; a process that plays a request by itself waits for nobody. Images are drawn by one
+process afterwards (local.py): on one GPU that is several times as fast as many processes that draw. A policy decides in
+batches on one GPU, so it is better off with threads.
 
     run(requests)                       processes, an engine each, one request at a time
     ─────────────                       ────────────────────────────────────────────────
@@ -11,6 +12,7 @@ plays a request by itself waits for nobody. (A policy decides in batches on one 
       │  sends the next request, then yields the episodes
       └─ a process that died is replaced, and its request is played again
 
+A process keeps the simulators of one task, which take a second to build, and gets its requests while there are any.
 An episode depends on its request alone: it is the same, bit for bit, as one of the engine's threads.
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -45,6 +47,29 @@ class _Played(NamedTuple):
 class _Player(NamedTuple):
     process: BaseProcess
     connection: Connection
+    task: str = ""
+    """Of its last request."""
+
+
+class _Waiting:
+    """The numbers of requests that nobody plays yet, by task."""
+
+    def __init__(self, requests: Sequence[RolloutRequest]) -> None:
+        self._tasks = [request.task for request in requests]
+        self._numbers: dict[str, deque[int]] = {task: deque() for task in self._tasks}
+        for number, task in enumerate(self._tasks):
+            self._numbers[task].append(number)
+
+    def __bool__(self) -> bool:
+        return any(self._numbers.values())
+
+    def take(self, task: str) -> int:
+        """One of this task, or of the task that has most."""
+        numbers = self._numbers.get(task) or max(self._numbers.values(), key=len)
+        return numbers.popleft()
+
+    def put_back(self, number: int) -> None:
+        self._numbers[self._tasks[number]].appendleft(number)
 
 
 class ExpertPlayers:
@@ -54,11 +79,11 @@ class ExpertPlayers:
         """`make_fleet` is sent to the processes, so it is a function of a module or another object that pickles."""
         self.stopwatch = Stopwatch()
         self._count = settings.threads
-        self._arguments = env, replace(ONE_AT_A_TIME, page=settings.page), make_fleet
+        self._arguments = env, replace(ONE_AT_A_TIME, page=settings.page, draw=False), make_fleet
 
-    def run(self, requests: Sequence[RolloutRequest]) -> Iterator[tuple[int, list[Trajectory]]]:
+    def run(self, requests: Sequence[RolloutRequest]) -> Generator[tuple[int, list[Trajectory]], None, None]:
         retries = Retries(requests)
-        waiting = deque(range(len(requests)))
+        waiting = _Waiting(requests)
         idle = [self._started() for _ in range(min(self._count, len(requests)))]
         playing: dict[Connection, tuple[_Player, int]] = {}
         try:
@@ -71,7 +96,9 @@ class ExpertPlayers:
                     del playing[player.connection]
                     idle.append(player if played is not None else self._replaced(player))
                     answered.append((index, self._trajectories(index, played, retries)))
-                waiting.extendleft(index for index, trajectories in answered if trajectories is None)
+                for index, trajectories in answered:
+                    if trajectories is None:
+                        waiting.put_back(index)
                 _begin(requests, waiting, idle, playing)
                 yield from ((index, found) for index, found in answered if found is not None)
         finally:
@@ -99,15 +126,16 @@ class ExpertPlayers:
 
 def _begin(
     requests: Sequence[RolloutRequest],
-    waiting: deque[int],
+    waiting: _Waiting,
     idle: list[_Player],
     playing: dict[Connection, tuple[_Player, int]],
 ) -> None:
     while waiting and idle:
-        player, index = idle.pop(), waiting.popleft()
+        player = idle.pop()
+        index = waiting.take(player.task)
         with contextlib.suppress(OSError):  # it died: there is an end of file to receive
             player.connection.send(requests[index])
-        playing[player.connection] = player, index
+        playing[player.connection] = player._replace(task=requests[index].task), index
 
 
 def _received(player: _Player) -> _Played | None:
@@ -128,8 +156,7 @@ def _end(player: _Player) -> None:
 
 
 def _play_requests(connection: Connection, env: config.Env, settings: EngineSettings, make_fleet: MakeFleet) -> None:
-    """For as long as the process lives, with the simulators of one task at a time: those of a whole suite take
-    gigabytes, and requests come task by task."""
+    """For as long as the process lives, with the simulators of one task at a time: those of a suite take gigabytes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     task, engine = "", Engine(env, settings, make_fleet)
     while True:
