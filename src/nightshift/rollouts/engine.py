@@ -94,6 +94,8 @@ class _Slot:
     number: int
     group: GroupPlay
     fleet: Fleet
+    perturbed: Fleet
+    """What is played: `fleet` itself, or what perturbations have made of it."""
     simulating: Future[None]
 
 
@@ -199,7 +201,7 @@ class Engine:
                 cohort.slots.remove(slot)
                 yield _failed(slot.number, slot.group.request, error)
             elif slot.group.done:
-                self._fleets.give_back(slot.fleet)
+                self._give_back(slot)
                 cohort.slots.remove(slot)
                 yield Answer(slot.number, slot.group.trajectories(version))
 
@@ -240,11 +242,12 @@ class Engine:
         self._on_step()
         observer = Observer(names, self._cameras, request.cameras)
         try:
-            group = self._group(request, perturbed(fleet, request), observer, recorded)
+            played = perturbed(fleet, request)
+            group = self._group(request, played, observer, recorded)
         except Exception:
             self._fleets.give_back(fleet)  # nothing was simulated
             raise
-        return _Slot(number, group, fleet, self._submit(group.reset))
+        return _Slot(number, group, fleet, played, self._submit(group.reset))
 
     def _group(
         self,
@@ -285,8 +288,16 @@ class Engine:
         """After an error, or where the answers are no longer wanted."""
         wait([slot.simulating for slot in cohort.slots])
         for slot in cohort.slots:
-            leave = self._fleets.give_back if slot.simulating.exception() is None else self._fleets.discard
-            leave(slot.fleet)
+            if slot.simulating.exception() is None:
+                self._give_back(slot)
+            else:
+                self._fleets.discard(slot.fleet)
+
+    def _give_back(self, slot: _Slot) -> None:
+        """For the next request of its task."""
+        if slot.perturbed is not slot.fleet:
+            slot.perturbed.close()
+        self._fleets.give_back(slot.fleet)
 
 
 def _failed(number: int, request: RolloutRequest, error: BaseException) -> Answer:
