@@ -17,7 +17,7 @@ constants in this package describe the robot (its gripper, its controller), none
 
 from __future__ import annotations
 
-from nightshift.policies.expert import goals, joints, leaving, skills
+from nightshift.policies.expert import aside, goals, joints, leaving, skills
 from nightshift.types import Array, Scene
 
 __all__ = ["Expert"]
@@ -49,6 +49,8 @@ def _work_on(scene: Scene, goal: goals.Goal) -> Array:
             return skills.pick_up(scene, names[0])
         case "on" | "in":
             return skills.bring(scene, names[0], goals.spot_for(scene, goal))
+        case "aside":
+            return skills.slide(scene, names[0], aside.way_aside(scene, names[0], scene.joints[names[1]]))
         case "open" if skills.handles(scene):
             return skills.pull(scene, names[0])
         case "open" | "close" | "turnon" | "turnoff" if names[0] in scene.joints:
