@@ -5,7 +5,7 @@ the gripper and the objects are, so a memoryless policy can imitate it. What to 
 
     (up A)             grasp A and raise it
     (on A B), (in A B) grasp A, carry it over B, lower it, let go; push A if it is wider than the gripper opens, drag it
-                       if it is flat; open B first if that is a drawer or a door
+                       if it is flat; open B first if that is a drawer or a door, and before that slide A out of the way
     (reach A)          move to A: the goal of the fake suite
     (open R), (close R), (turnon R), (turnoff R)
                        move R's joint to where that holds: push a face of what it moves, or hold its handle and pull
