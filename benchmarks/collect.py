@@ -11,13 +11,14 @@ Example: benchmarks/collect.py libero_spatial --states 8 --cameras agentview
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,8 +73,13 @@ def replay(fleet: Fleet, episode: Trajectory) -> None:
     fleet.advance(episode.executed[None], np.ones(1, np.bool_))
 
 
-def timed(steps: int, started: float) -> float:
-    return steps / (time.perf_counter() - started)
+@contextlib.contextmanager
+def timed(seconds: list[float], way: str) -> Iterator[None]:
+    """Adds what it took, and says so: a run that is cut off has told something."""
+    started = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - started)
+    sys.stderr.write(f"{way}: {seconds[-1]:.1f} s\n")
 
 
 def main() -> None:
@@ -98,19 +104,17 @@ def main() -> None:
         for task in envs.tasks(env)
         for state in range(chosen.states)
     ]
-    rates: dict[str, list[float]] = {"processes": [], "threads": [], "fleet": []}
+    seconds: dict[str, list[float]] = {"processes": [], "threads": [], "fleet": []}
     for _ in range(chosen.rounds):
-        started = time.perf_counter()
-        episodes = by_processes(env, settings, requests)
-        steps = sum(episode.length for episode in episodes)
-        rates["processes"].append(timed(steps, started))
-        started = time.perf_counter()
-        others = by_threads(env, settings, requests)
-        rates["threads"].append(timed(steps, started))
+        with timed(seconds["processes"], "processes"):
+            episodes = by_processes(env, settings, requests)
+        with timed(seconds["threads"], "threads"):
+            others = by_threads(env, settings, requests)
         assert all(np.array_equal(a.executed, b.executed) for a, b in zip(episodes, others, strict=True))
-        started = time.perf_counter()
-        by_fleet(env, chosen.threads, episodes)
-        rates["fleet"].append(timed(steps, started))
+        with timed(seconds["fleet"], "fleet"):
+            by_fleet(env, chosen.threads, episodes)
+    steps = sum(episode.length for episode in episodes)
+    rates = {way: [steps / value for value in values] for way, values in seconds.items()}
     found = {way: round(statistics.median(values), 1) for way, values in rates.items()}
     ratios = [one / other for one, other in zip(rates["processes"], rates["threads"], strict=True)]
     print(
