@@ -125,6 +125,13 @@ def test_any_ill_typed_value_is_refused_with_its_path(tmp_path: Path, leaf: tupl
     assert f"{section}.{key}" in error.value.what
 
 
+def test_one_demo_cannot_be_both_trained_on_and_held_back(tmp_path: Path) -> None:
+    one = {**changed("collect", demos_per_task=1), "dataset": {"sources": ["demos"], "validation_share": 0.1}}
+    with pytest.raises(ConfigError, match=r"collect\.demos_per_task is 1.*set dataset\.validation_share: 0"):
+        config.load(write(tmp_path, one))
+    config.load(write(tmp_path, {**one, "dataset": {"sources": ["demos"], "validation_share": 0.0}}))
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -32,6 +32,7 @@ Natural = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
+ShareOrZero = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(min_length=1)]
 
@@ -304,8 +305,8 @@ class States(Section):
 class Collect(Section):
     """Demos of the scripted expert."""
 
-    demos_per_task: Annotated[int, Field(ge=2, strict=True)]
-    """Successful episodes of the expert per task; at least two: one to train on and one to validate with."""
+    demos_per_task: Count
+    """Successful episodes of the expert per task; at least two where one of them is held back for validation."""
     attempts: Count
     """At most this many expert episodes per demo wanted."""
     disturbance: NonNegative
@@ -317,8 +318,9 @@ class Dataset(Section):
 
     sources: Annotated[Names, Field(min_length=1)]
     """Where episodes come from: "demos" are those of the stage collect, any other name is an import."""
-    validation_share: Share
-    """Share of the init states whose episodes are held back from behaviour cloning."""
+    validation_share: ShareOrZero
+    """Share of the init states whose episodes are held back from behaviour cloning: of each task at least one, or none
+    with 0."""
 
 
 Inputs = Annotated[Names, Field(min_length=1)]
@@ -1110,6 +1112,11 @@ class Params(Section):
     def _consistent(self) -> Params:
         if not self.sft.steps and not (isinstance(self.policy, OpenVlaOft | Pi0) and self.policy.checkpoint):
             raise ValueError("sft.steps is 0, and the policy has no checkpoint to start from: raise sft.steps")
+        if self.dataset.sources == ("demos",) and self.collect.demos_per_task == 1 and self.dataset.validation_share:
+            raise ValueError(
+                "collect.demos_per_task is 1, and one demo of each task is held back for validation: raise it, or set "
+                "dataset.validation_share: 0"
+            )
         if "rloo" in self.algorithms:
             self._check_rloo()
         if "rlpd" in self.algorithms and self.policy.head != "tanh_gaussian":

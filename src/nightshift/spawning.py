@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext
+from multiprocessing.process import BaseProcess
 
 
 def context() -> SpawnContext:
@@ -17,6 +18,13 @@ def context() -> SpawnContext:
 def processes(count: int, initialise: Callable[..., None] | None = None, *arguments: object) -> ProcessPoolExecutor:
     """At most `count` of them. Each calls `initialise` with `arguments` first, and ends with this process."""
     return ProcessPoolExecutor(count, context(), _begin, (initialise, arguments))
+
+
+def process(run: Callable[..., None], *arguments: object) -> BaseProcess:
+    """A started process that calls `run` with `arguments`, and ends with this process."""
+    started = context().Process(target=_begin, args=(run, arguments), daemon=True)
+    started.start()
+    return started
 
 
 def _begin(initialise: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:

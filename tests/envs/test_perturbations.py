@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mujoco
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -15,12 +16,13 @@ from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.envs.fake import FAKE
 from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.libero.model_copies import ModelCopies
 from nightshift.envs.libero.scene_model import SPARE_GAP, SceneModel
 from nightshift.envs.libero.suites import LIBERO_GOAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.perturbations import actions, objects, paraphrases, registry, robot, sensors
 from nightshift.envs.perturbations.base import EpisodeKey, Perturbation
-from nightshift.envs.perturbations.fleet import perturbed
+from nightshift.envs.perturbations.fleet import PerturbedFleet, perturbed
 from nightshift.envs.protocols import DEFAULT
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.types import Array, Body, PerturbationSpec, RolloutRequest
@@ -117,6 +119,64 @@ def test_a_perturbation_for_eyes_changes_pixels_and_no_bit_of_the_physics(
 @pytest.mark.parametrize("name", registry.names())
 def test_strength_zero_is_the_unperturbed_world(name: str, fleet: LiberoFleet) -> None:
     assert perturbed(fleet, request((name, 0.0))) is fleet
+
+
+def test_a_world_of_another_perturbation_leaves_nothing_in_the_next_one(fleet: LiberoFleet) -> None:
+    """Its model is used again, set back to the original."""
+    own = play(fleet, request(("camera_viewpoints", 2.0)))
+    names = [name for name in registry.names() if registry.find(name).kind == "scene"]
+    before = perturbed(fleet, request(*((name, 5.0) for name in names)))
+    before.reset("eval", [STATE])
+    used = model_of(before)
+    before.close()
+    again = perturbed(fleet, request(("camera_viewpoints", 2.0)))
+    again.reset("eval", [STATE])
+    assert model_of(again) is used
+    again.close()
+    assert same(play(fleet, request(("camera_viewpoints", 2.0))), own)
+
+
+def model_of(world: Fleet) -> mujoco.MjModel:
+    assert isinstance(world, PerturbedFleet) and isinstance(world._fleet, LiberoFleet)
+    return world._fleet._lanes[0]._model
+
+
+def test_a_model_that_is_used_again_has_all_numbers_of_the_original(fleet: LiberoFleet) -> None:
+    original = fleet._lanes[0]._model
+    copies = ModelCopies(original)
+    changed = copies.take()
+    for name in public(changed):
+        if isinstance(values := getattr(changed, name), np.ndarray):
+            values.view(np.uint8)[...] ^= 1
+    changed.vis.headlight.ambient = changed.vis.headlight.ambient + 1
+    changed.vis.global_.fovy += 1
+    changed.stat.meaninertia += 1
+    changed.opt.timestep += 1
+    copies.give_back(changed)
+    assert copies.take() is changed
+    for name in public(original):
+        if isinstance(values := getattr(original, name), np.ndarray):
+            assert getattr(changed, name).tobytes() == values.tobytes(), name
+    assert (changed.vis.headlight.ambient == original.vis.headlight.ambient).all()
+    assert changed.vis.global_.fovy == original.vis.global_.fovy
+    assert changed.stat.meaninertia == original.stat.meaninertia
+    assert changed.opt.timestep == original.opt.timestep
+
+
+def public(model: mujoco.MjModel) -> list[str]:
+    return [name for name in dir(model) if not name.startswith("_")]
+
+
+def test_two_episodes_at_once_have_models_of_their_own(fleet: LiberoFleet) -> None:
+    worlds = [perturbed(fleet, request(("field_of_view", strength))) for strength in (1.0, 2.0)]
+    for world in worlds:
+        world.reset("eval", [STATE])
+    one, other = map(model_of, worlds)
+    assert one is not other and not (one.cam_fovy == other.cam_fovy).all()
+    for world in worlds:
+        world.close()
+        world.close()
+    assert len({id(model) for model in (fleet._lanes[0]._furnish().copies.take() for _ in range(2))}) == 2
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -12,7 +12,7 @@ import pytest
 
 from nightshift import config, envs, files, policies
 from nightshift.cli import robustness_command
-from nightshift.errors import Busy, ConfigError, NightshiftError, RobustnessFell
+from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
 from nightshift.pipeline.report import robustness as robustness_page
@@ -25,6 +25,7 @@ from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.statistics.intervals import Rate
 from tests.browser import browser
 from tests.command import Command
+from tests.compute_node import Node, make_site
 from tests.conftest import edit, make_project
 from tests.pipeline.test_precheck import SEEING
 from tests.rollouts.parts import policy
@@ -338,6 +339,55 @@ def test_the_page_has_curves_a_heat_map_and_films_and_fits_every_screen(reaching
             assert (tab.complaints(), tab.requests()) == ([], [])
             films = tab.evaluate("[...document.querySelectorAll('video')].map(v => v.videoWidth > 0 && !v.error)")
             assert films == [True]
+
+
+@pytest.fixture
+def node(reaching: Path, tmp_path: Path) -> Node:
+    """A compute node with the project's files and policies, on which nightshift is not installed."""
+    shutil.copytree(reaching, tmp_path / "node", ignore=shutil.ignore_patterns(".git", ".venv"))
+    return Node(tmp_path / "node", make_site(tmp_path / "site", "nightshift", "__editable__"))
+
+
+def test_a_compute_node_plays_the_grid_and_shows_failures_as_stills_where_it_cannot_encode(
+    node: Node, reaching: Path
+) -> None:
+    ended = node.run("robustness", "models/good")
+    assert ended.returncode == 0, ended.stderr
+    assert "robustness.films is 1, and av is not installed here: failures are shown as stills" in ended.stderr
+    assert (node.root / paths.ROBUSTNESS_PAGE).exists()
+    shutil.copytree(node.root / paths.ROBUSTNESS, reaching / paths.ROBUSTNESS)
+    (reaching / paths.ROBUSTNESS_PAGE).unlink()
+    robustness_command.page()
+    written = (reaching / paths.ROBUSTNESS_PAGE).read_text()
+    assert "<video" not in written and written.count('class="stills"') == 1
+    with browser() as tab:
+        for width in WIDTHS:
+            tab.open(reaching / paths.ROBUSTNESS_PAGE, width)
+            assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            assert (tab.complaints(), tab.requests()) == ([], [])
+            assert tab.evaluate("document.querySelector('.stills').getBoundingClientRect().height > 40"), width
+
+
+def test_a_compute_node_has_no_registry_and_may_have_no_templates(node: Node, tmp_path: Path) -> None:
+    edit(node.root, "robustness", perturbations=["action_delay"], strengths=[1.0], init_states=1, films=0)
+    bare = Node(node.root, make_site(tmp_path / "bare", "jinja2"))
+    ended = bare.run("robustness", "models/good")
+    assert ended.returncode == 0, ended.stderr
+    assert "the page needs jinja2: nightshift robustness --page makes it" in " ".join(ended.stdout.split())
+    assert (node.root / paths.ROBUSTNESS_REPORT).exists() and not (node.root / paths.ROBUSTNESS_PAGE).exists()
+    refused = bare.run("robustness")
+    assert refused.returncode == 1
+    assert "champion is no folder here but a name of the registry, and mlflow is not installed here" in refused.stderr
+    assert "name the folder of a policy" in refused.stderr
+
+
+def test_a_report_that_was_not_brought_back_whole_is_refused(reaching: Path) -> None:
+    with pytest.raises(DataError, match="not complete"):
+        robustness_command.page()
+    robustness.evaluate(reaching, "models/good")
+    (reaching / paths.ROBUSTNESS_REPORT).write_text("{}")
+    with pytest.raises(DataError, match=r"robustness.json is damaged"):
+        robustness_command.page()
 
 
 def test_the_report_of_a_run_shows_the_robustness_of_its_own_weights_alone(reaching: Path) -> None:

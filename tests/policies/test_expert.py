@@ -141,3 +141,21 @@ def test_open_fingers_around_something_do_not_count_as_holding_it() -> None:
     assert not is_held(replace(scene, bodies={"cube_1": block}), block)
     assert is_held(replace(scene, gripper_opening=0.04), scene.bodies["cube_1"])
     assert not is_held(replace(scene, gripper_opening=0.05), scene.bodies["cube_1"])
+
+
+def test_fingers_that_press_on_top_of_something_do_not_hold_it() -> None:
+    """A cube of 4 cm under closed fingers, whose tips are in it by as much as contacts give way."""
+    scene = cube_scene([0.0, 0.0, 0.9425], opening=0.012)
+    assert not is_held(scene, scene.bodies["cube_1"])
+    action = Expert().act(scene)
+    assert action[6] == -1.0, "it opens, instead of lifting nothing"
+    lower = cube_scene([0.0, 0.0, 0.935], opening=0.037)
+    assert is_held(lower, lower.bodies["cube_1"])
+
+
+def test_fingers_that_have_closed_above_something_open_and_rise_before_they_try_again() -> None:
+    """A knob of 16 mm from which they slipped off: as near as where they would close."""
+    scene = cube_scene([0.0, 0.0, 0.937], opening=0.004)
+    knob = replace(scene.bodies["cube_1"], half_size=np.array([0.008, 0.008, 0.01]))
+    action = Expert().act(replace(scene, bodies={"cube_1": knob}))
+    assert action[2] > 0.0 and action[6] == -1.0

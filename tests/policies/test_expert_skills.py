@@ -12,11 +12,11 @@ from nightshift.envs.base import Env
 from nightshift.envs.libero.suites import AS_LIBERO_DRAWS, LIBERO_10, LIBERO_GOAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
-from nightshift.policies.expert import goals, hold, insert, joints, shove, skills
-from nightshift.policies.expert.geometry import angles, rotation_vector, turn_about
+from nightshift.policies.expert import aside, goals, hold, insert, joints, shove, skills
+from nightshift.policies.expert.geometry import angles, overlap, rotation_vector, shape_of, shifted, turn_about
 from nightshift.policies.expert.grasp import neighbours
 from nightshift.policies.expert.place import Place, way_out
-from nightshift.policies.expert.robot import wrist_strain
+from nightshift.policies.expert.robot import WRIST_HOME, wrist_strain
 from nightshift.types import Body, Boxes, Joint, Scene, Task
 from tests.envs.test_suites import needs_assets
 from tests.policies.test_expert import solves
@@ -96,8 +96,10 @@ def test_what_is_to_be_closed_comes_last_and_what_something_goes_into_is_opened_
     assert [goal[0] for goal in goals.in_order(closing.scene())] == ["open", "in", "close"]
     opening = env_of("open_the_top_drawer_and_put_the_bowl_inside")
     opening.reset("eval", 0)
+    drawer = "wooden_cabinet_1_top_region"
+    assert [goal[0] for goal in goals.in_order(opening.scene())] == ["aside", "open", "in"]
     needed, _ = goals.current(opening.scene())
-    assert needed == ("open", "wooden_cabinet_1_top_region")
+    assert needed == ("aside", "akita_black_bowl_1", drawer), "the bowl stands where the drawer will be"
 
 
 @needs_assets
@@ -125,6 +127,54 @@ def test_holds_move_with_their_link() -> None:
     before, after = (hold._holds_of(slide(position).link) for position in (0.0, 0.1))
     moved = np.array([one.point for one in after]) - np.array([one.point for one in before])
     np.testing.assert_allclose(moved, np.tile([0.1, 0.0, 0.0], (len(before), 1)), atol=1e-9)
+
+
+def test_a_hand_that_has_drifted_comes_back_to_its_hold_while_it_pulls() -> None:
+    drawer = slide(0.05)
+    best = min((one for one in hold._holds_of(drawer.link) if one.rotation[2, 2] < -0.9), key=lambda one: one.cost)
+    scene = replace(scene_with(drawer), gripper_position=best.point, gripper_opening=best.width)
+    held = replace(scene, gripper_rotation=best.rotation)
+    assert hold.is_held(held, drawer)
+    pulled = joints.bring_to(held, drawer, "open")
+    np.testing.assert_allclose(pulled, [1.0, *np.zeros(5), 1.0], atol=1e-6)
+    drifted = replace(held, gripper_position=best.point + np.array([0.0, 0.006, 0.004]))
+    tilted = replace(drifted, gripper_rotation=turn_about(np.array([1.0, 0.0, 0.0]), 0.1) @ best.rotation)
+    action = joints.bring_to(tilted, drawer, "open")
+    assert action[0] == 1.0
+    assert action[1] < -0.1 and action[2] < -0.1 and action[3] < -0.1
+
+
+def drawer_above(item: tuple[float, float, float], **others: Boxes) -> Scene:
+    """A closed drawer that opens towards +x, 0.2 m above the ground, and a block that is to go into it."""
+    block = boxes((item, (0.02, 0.02, 0.03)))
+    return replace(scene_with(slide(0.0), block=block, **others), goal=(("in", "block", "drawer"),))
+
+
+def test_what_stands_where_a_drawer_will_be_goes_aside_by_the_shortest_free_way() -> None:
+    below = drawer_above((0.18, 0.09, 0.8))
+    drawer = below.joints["drawer"]
+    assert aside.is_needed(below, "block", drawer)
+    way = aside.way_aside(below, "block", drawer)
+    assert way[1] > 0.04 and np.linalg.norm(way) < 0.07, "out at the near side"
+    blocked = drawer_above((0.18, 0.09, 0.8), bottle=boxes(((0.18, 0.16, 0.85), (0.02, 0.02, 0.1))))
+    around = aside.way_aside(blocked, "block", drawer)
+    assert np.linalg.norm(around - way) > 0.02
+    moved = shifted(shape_of(blocked.bodies["block"]), around)
+    assert (overlap(moved, shape_of(blocked.bodies["bottle"])) < 0.0).all()
+
+
+@pytest.mark.parametrize("item", [(0.18, 0.3, 0.8), (0.5, 0.0, 0.8), (0.18, 0.0, 1.2)], ids=["beside", "far", "above"])
+def test_what_does_not_stand_below_an_open_drawer_stays(item: tuple[float, float, float]) -> None:
+    scene = drawer_above(item)
+    assert not aside.is_needed(scene, "block", scene.joints["drawer"])
+
+
+def test_aside_a_grasped_object_is_slid_and_then_let_go() -> None:
+    below = drawer_above((0.18, 0.09, 0.8))
+    held = replace(below, gripper_position=np.array([0.18, 0.09, 0.81]), gripper_opening=0.04)
+    sliding, there = (skills.slide(held, "block", np.array([0.0, y, 0.0])) for y in (0.1, 0.0))
+    assert sliding[1] == 1.0 and sliding[6] == 1.0
+    assert there[6] == -1.0
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -181,6 +231,13 @@ def test_of_the_two_ways_to_turn_the_hand_the_wrist_can_reach_one() -> None:
     over = wrist_strain(foot, grips, np.array([right, right * np.array([-1.0, -1.0, 1.0])]))
     assert over[0] > 0.0
     assert over[1] == 0.0
+
+
+def test_the_wrist_reaches_an_orientation_by_the_shorter_way_around() -> None:
+    """An angle of 3.9 to one side is one of 2.38 to the other."""
+    yaw = WRIST_HOME + np.pi / 2 - 3.9
+    rotation = turn_about(np.array([0.0, 0.0, 1.0]), yaw) @ np.diag([1.0, -1.0, -1.0])
+    assert wrist_strain(np.zeros(3), np.array([[0.5, 0.0, 0.0]]), rotation[None])[0] == 0.0
 
 
 def test_a_held_item_moves_out_the_short_way_from_under_what_hangs_over_it() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,10 @@ import pytest
 import torch
 
 from nightshift import config, envs
+from nightshift.envs.fake import FAKE
+from nightshift.envs.perturbations.base import Perturbation
+from nightshift.envs.protocols import DEFAULT
+from nightshift.envs.sequential_fleet import SequentialFleet
 from nightshift.errors import ConfigError, DeviceError, SimulatorError
 from nightshift.policies import families
 from nightshift.policies.expert import Expert
@@ -23,7 +29,17 @@ from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.rollout import GroupPlay, Lanes, Observer
-from nightshift.types import INSTRUCTION, Array, Controller, Latents, RolloutRequest, Trajectory
+from nightshift.types import (
+    INSTRUCTION,
+    Array,
+    Controller,
+    Latents,
+    PerturbationSpec,
+    RolloutRequest,
+    Split,
+    Task,
+    Trajectory,
+)
 from tests.rollouts.faulty import Faulty, Unstable, raise_something
 from tests.rollouts.parts import (
     CAMERAS,
@@ -196,6 +212,55 @@ def test_a_run_that_is_left_early_leaves_a_pool_that_works() -> None:
     pool = LocalPool(ENV, settings(4))
     next(iter(pool.run(mixed(), snapshot(policy()))))
     assert len(dict(pool.run(mixed(), snapshot(policy())))) == len(mixed())
+
+
+@dataclass
+class Noted:
+    """Threads, one for every fleet that was made, every scene that was changed and every one that was closed."""
+
+    made: list[int] = field(default_factory=list)
+    altered: list[int] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+
+
+class Alterable(SequentialFleet):
+    """Of the fake suite, whose scene has nothing to change."""
+
+    def __init__(self, task: Task, noted: Noted, *, is_altered: bool = False) -> None:
+        super().__init__(lambda: FAKE.make_env(task, DEFAULT, NO_CAMERAS))
+        self._noted, self._is_altered = noted, is_altered
+
+    def altered(self, changes: Sequence[Perturbation], split: Split, init_state: int) -> Alterable:
+        self._noted.altered.append(threading.get_ident())
+        return Alterable(self.task, self._noted, is_altered=True)
+
+    def sibling(self) -> Alterable:
+        return Alterable(self.task, self._noted)
+
+    def close(self) -> None:
+        super().close()
+        if self._is_altered:
+            self._noted.closed.append(threading.get_ident())
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_scenes_are_changed_by_the_threads_that_simulate_and_closed_after_their_request(at_once: int) -> None:
+    noted = Noted()
+
+    def make_fleet(task: Task, env: config.Env) -> Alterable:
+        noted.made.append(threading.get_ident())  # the engine's thread
+        return Alterable(task, noted)
+
+    changed = (PerturbationSpec(name="camera_viewpoints", strength=1.0),)
+    wanted = [request(state, perturbations=changed if state % 2 else ()) for state in range(8)]
+    pool = LocalPool(ENV, settings(at_once), make_fleet=make_fleet)
+    for index, played in pool.run(wanted, snapshot(policy())):
+        assert all(one.valid for one in played), index
+    assert len(noted.altered) == len(noted.closed) == 4
+    assert set(noted.closed) == set(noted.made)
+    assert (set(noted.altered) == set(noted.made)) == (at_once == 1)
+    assert at_once == 1 or not set(noted.altered) & set(noted.made)
+    pool.close()
 
 
 # Failures

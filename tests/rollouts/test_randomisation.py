@@ -11,14 +11,16 @@ import pytest
 
 from nightshift import config
 from nightshift.data.episode_store import EpisodeStore
+from nightshift.envs.fake import FAKE
 from nightshift.envs.perturbations.randomisation import randomised
 from nightshift.errors import ConfigError
 from nightshift.pipeline import precheck
 from nightshift.pipeline.job import Job
 from nightshift.project import graph, paths
 from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.provenance import provenance
 from nightshift.stages import collect
-from nightshift.types import RolloutRequest, Split, Trajectory
+from nightshift.types import PerturbationSpec, RolloutRequest, Split, Trajectory
 from tests.conftest import REPOSITORY, edit
 
 NOISY = config.Randomisation(perturbations=("action_noise", "action_delay"), strength=4.0)
@@ -72,6 +74,15 @@ def test_demos_of_a_randomised_world_say_what_was_perturbed(project: Path, job: 
     origins = [episode.provenance.origin for episode in EpisodeStore(paths.DEMOS)]
     assert len(origins) == 8
     assert all(origin.startswith("action_noise 0.") for origin in origins)
+
+
+def test_the_instruction_of_an_episode_is_the_one_that_was_told() -> None:
+    """A clone reads it from there."""
+    told = PerturbationSpec(name="language_instructions", strength=1.0, instruction="go there")
+    noise = PerturbationSpec(name="action_noise", strength=1.0)
+    assert provenance(request(perturbations=(told, noise)), FAKE.tasks(), "").language == "go there"
+    (near,) = (task.language for task in FAKE.tasks() if task.name == "near")
+    assert provenance(request(perturbations=(noise,)), FAKE.tasks(), "").language == near
 
 
 def test_what_a_suite_cannot_do_is_refused_before_the_run(project: Path) -> None:

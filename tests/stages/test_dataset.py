@@ -14,7 +14,7 @@ from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
-from nightshift.stages import collect, dataset
+from nightshift.stages import collect, dataset, sft
 
 
 @pytest.fixture
@@ -132,3 +132,19 @@ def test_a_task_of_one_demo_is_refused_by_name(job: Callable[[str], Job], params
             dataset.run(job("dataset"), seed=params.seed, dataset=chosen)
         assert "more demos of imported" in error.value.next_step
     assert not paths.DATASET.exists()
+
+
+def test_without_a_validation_share_one_demo_of_a_task_is_enough(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    one = params.collect.model_copy(update={"demos_per_task": 1})
+    collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=one)
+    dataset.run(job("dataset"), seed=0, dataset=params.dataset.model_copy(update={"validation_share": 0.0}))
+    data = dataset_store.read(paths.DATASET)
+    collected = [path.read_bytes() for path in sorted(paths.DEMOS.glob(f"*{SUFFIX}"))]
+    assert [episode.to_bytes(demo) for demo in data.episodes("train")] == collected
+    assert not list(data.episodes("validation"))
+    sft.run(job("sft"), seed=0, policy=params.policy, sft=params.sft.model_copy(update={"steps": 3}))
+    logged = (job("sft").state / "metrics.jsonl").read_text()
+    assert "sft/loss" in logged
+    assert "validation_loss" not in logged

@@ -244,14 +244,14 @@ class SftLearner:
         )
 
     def update(self, steps: SftSteps) -> dict[str, float]:
-        """The training loss of the last step, and the validation loss after it."""
+        """The training loss of the last step, and the validation loss after it if demos were held back."""
         losses = [self._step() for _ in range(steps.count)]
         metrics = {}
         if losses:
             last = losses[-1].cpu()
             self._optimizer.strategy.sum([last])
             metrics["sft/loss"] = last.item()
-        if steps.validate:
+        if steps.validate and len(self._validation):
             metrics["sft/validation_loss"] = self._optimizer.loss(self._validation)
         return metrics
 

@@ -416,9 +416,17 @@ def robustness(
         str, typer.Option(help="another one, on the same episodes; fails beyond register.max_perturbation_drop")
     ] = "",
     listing: Annotated[bool, typer.Option("--list", help="only show the perturbations")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="only show reports/robustness again, such as a compute node's")
+    ] = False,
 ) -> None:
     """Evaluate a policy under perturbations of scene, camera, actions and instruction; run again to resume."""
-    robustness_command.listing() if listing else robustness_command.evaluate(policy, against)
+    if listing:
+        robustness_command.listing()
+    elif page:
+        robustness_command.page()
+    else:
+        robustness_command.evaluate(policy, against)
 
 
 @app.command()

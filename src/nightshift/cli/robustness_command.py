@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from nightshift import files
 from nightshift.cli.commands import enter
 from nightshift.cli.model_commands import new_table
 from nightshift.errors import RobustnessFell
 from nightshift.pipeline import results
-from nightshift.project import paths
+from nightshift.project import packages, paths
 from nightshift.telemetry.console import console
+
+TEMPLATES = "jinja2"
+"""The package that writes pages."""
 
 
 def listing() -> None:
@@ -31,18 +37,37 @@ def listing() -> None:
 def evaluate(policy: str, against: str) -> None:
     """Play what is missing of the grid, and show it."""
     from nightshift.pipeline import robustness
-    from nightshift.pipeline.report import robustness as page
 
     root = enter()
-    found = robustness.evaluate(root, policy, against)
-    page.write(root, found)
+    _show(root, robustness.evaluate(root, policy, against))
+
+
+def page() -> None:
+    """Show what was found before, here or on a compute node."""
+    root = enter()
+    files.verify_folder(root / paths.ROBUSTNESS, "nightshift robustness makes it; or bring it from the compute node")
+    _show(root, json.loads((root / paths.ROBUSTNESS_REPORT).read_text()))
+
+
+def _show(root: Path, found: Mapping[str, Any]) -> None:
+    """As tables, and as a page. RobustnessFell if the first policy fell below the second."""
     for player in found["policies"]:
         _print_rates(found, player)
     if found["against"]:
         _print_comparison(found)
-    console.print(f"[cyan]{paths.ROBUSTNESS_PAGE}[/]", soft_wrap=True)
+    _write_page(root, found)
     if found["against"] and found["against"]["fallen"]:
         raise _fell(found)
+
+
+def _write_page(root: Path, found: Mapping[str, Any]) -> None:
+    if not packages.is_installed(TEMPLATES):
+        console.print(f"{paths.ROBUSTNESS_REPORT}; the page needs {TEMPLATES}: nightshift robustness --page makes it")
+        return
+    from nightshift.pipeline.report import robustness
+
+    robustness.write(root, found)
+    console.print(f"[cyan]{paths.ROBUSTNESS_PAGE}[/]", soft_wrap=True)
 
 
 def _print_rates(found: Mapping[str, Any], player: Mapping[str, Any]) -> None:

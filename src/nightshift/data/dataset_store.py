@@ -76,7 +76,7 @@ class EpisodeDataset:
 
     def steps(self, split: DatasetSplit, names: Sequence[str], chunk: int = 1) -> CloningSteps:
         """Training data for a policy with the observations `names` as inputs and chunks of `chunk` actions."""
-        lengths = np.array([entry["length"] for entry in self._index[split]])
+        lengths = np.array([entry["length"] for entry in self._index[split]], np.int64)
         indices, mask = _chunk_indices(lengths, chunk)
         return CloningSteps(
             observations={name: self._rows(split, name, lengths) for name in names},
@@ -159,7 +159,8 @@ def describe(index: bytes) -> dict[str, Any]:
 
 def _concatenate(split: Sequence[Episode], schema: Schema) -> dict[str, Column]:
     columns = [episodes.columns(episode) for episode in split]
-    return {name: np.concatenate([column[name] for column in columns]) for name in schema.fields}
+    nothing = {name: np.empty((0, *field.shape), field.dtype) for name, field in schema.fields.items()}
+    return {name: np.concatenate([none, *(column[name] for column in columns)]) for name, none in nothing.items()}
 
 
 def _state_observations(schema: Schema) -> list[str]:

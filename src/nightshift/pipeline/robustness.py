@@ -7,6 +7,7 @@ with one that has played before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,16 +17,15 @@ import numpy as np
 from filelock import FileLock
 
 from nightshift import config, envs, files, policies
-from nightshift.adapters import mlflow_registry
 from nightshift.config import CHAMPION
 from nightshift.envs.grid import cameras_in, cells, misfit
 from nightshift.envs.perturbations import registry
 from nightshift.errors import Busy, ConfigError
-from nightshift.pipeline.precheck import check_films, check_inputs
+from nightshift.pipeline.precheck import check_inputs
 from nightshift.policies.base import Policy
 from nightshift.policies.device import resolve
 from nightshift.policies.snapshot import snapshot
-from nightshift.project import locks, paths, robustness_grid
+from nightshift.project import locks, packages, paths, robustness_grid
 from nightshift.reports import films
 from nightshift.reports import robustness as report
 from nightshift.reports.gate import Robustness
@@ -34,6 +34,8 @@ from nightshift.rollouts.base import Pool
 from nightshift.rollouts.opening import open_pool
 from nightshift.telemetry import progress
 from nightshift.types import INSTRUCTION, PerturbationSpec, RolloutRequest, Trajectory
+
+_log = logging.getLogger(__name__)
 
 Key = tuple[str, float, str, str, int]
 """Perturbation, strength, instruction in other words, task and init state."""
@@ -58,6 +60,13 @@ def find(root: Path, params: config.Params, which: str) -> Entrant:
         sums = files.verify_folder(folder, "name the folder of a policy, such as models/sft")
         identity = {"weights": sums[policies.WEIGHTS], "spec": sums[policies.SPEC]}
         return Entrant(name=which, **identity, policy=policies.load(folder))
+    return _registered(root, params, which)
+
+
+def _registered(root: Path, params: config.Params, which: str) -> Entrant:
+    packages.require("mlflow", f"{which} is no folder here but a name of the registry", "name the folder of a policy")
+    from nightshift.adapters import mlflow_registry  # a compute node lacks it, and has policies in folders
+
     model = params.section("register").model
     version = mlflow_registry.look_up(mlflow_registry.connect(root), model, which)
     policy = mlflow_registry.load(root, model, str(version.version))  # refuses a version without these tags
@@ -92,7 +101,7 @@ def _lock(root: Path) -> FileLock:
 
 def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:
     params = config.load(root / paths.PARAMS)
-    check_films(params.robustness.films, "robustness.films")
+    _warn_without_encoder(params.robustness.films)
     entrants = [find(root, params, name) for name in (which, against) if name]
     for entrant in entrants:
         if why := misfit(params.env, entrant.policy.shapes):
@@ -113,6 +122,13 @@ def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:
     finally:
         pool.close()
     return found
+
+
+def _warn_without_encoder(count: int) -> None:
+    if count and not packages.is_installed(films.ENCODER):
+        _log.warning(
+            "robustness.films is %d, and %s is not installed here: failures are shown as stills", count, films.ENCODER
+        )
 
 
 def _check_paraphrases(env: config.Env, entrant: Entrant, requests: Sequence[RolloutRequest]) -> None:

@@ -50,12 +50,12 @@ AS_COMPUTE_NODE = "NIGHTSHIFT_COMPUTE_NODE"
 
 def on_compute_node() -> bool:
     """Whether DVC or MLflow is missing: then a stage leaves a receipt and its metrics in files, to be adopted later."""
-    return os.environ.get(AS_COMPUTE_NODE) == "1" or not all(map(_importable, _RECORDERS))
+    return os.environ.get(AS_COMPUTE_NODE) == "1" or not all(map(is_installed, _RECORDERS))
 
 
 def require(package: str, why: str, otherwise: str) -> None:
     """ProjectError if the package is missing; `why` it is needed, and what to do `otherwise` than install it."""
-    if not _importable(package):
+    if not is_installed(package):
         raise ProjectError(f"{why}, and {package} is not installed here", f"{otherwise}, or {_install(package)}")
 
 
@@ -71,7 +71,8 @@ def _install(package: str) -> str:
     return "pip install -e '.[pipeline]' (docs/compute_node.md)" if package in PIPELINE else f"pip install {package}"
 
 
-def _importable(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether it can be imported."""
     found = find_spec(package)
     return found is not None and found.origin is not None  # a folder without code, as mlflow/ here, has no origin
 

@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from nightshift.project import packages
 from nightshift.statistics.paired import Cell
 
 FRAME_EVERY = 2
 """Control steps per frame: drawing in software takes 0.12 s per frame."""
 FRAMES_PER_SECOND = 10
 """At 20 control steps per second a film runs as fast as the robot moved."""
+ENCODER = "av"
+"""The package that makes MP4s."""
 _CODEC = "libx264"
 _OPTIONS = {"crf": "24", "preset": "slow", "movflags": "+faststart"}
 _STILLS = 6
@@ -78,8 +81,17 @@ def _scaled(image: NDArray[np.uint8], height: int) -> NDArray[np.uint8]:
 
 
 def write(path: Path, frames: NDArray[np.uint8]) -> None:
-    """An MP4 that every browser plays (H.264, 4:2:0) at `path`, and beside it a strip of stills as JPEG, for print."""
-    import av  # only where films are made: a compute node may lack it
+    """An MP4 that every browser plays (H.264, 4:2:0) at `path`, and beside it a strip of stills as JPEG, for print.
+
+    Without the package av, which a compute node may lack, the strip alone.
+    """
+    if packages.is_installed(ENCODER):
+        _encode(path, frames)
+    _strip(frames).save(path.with_suffix(".jpg"), quality=85)
+
+
+def _encode(path: Path, frames: NDArray[np.uint8]) -> None:
+    import av  # only where films are made
 
     even = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
     with av.open(path, "w") as video:
@@ -89,7 +101,6 @@ def write(path: Path, frames: NDArray[np.uint8]) -> None:
         for frame in even:
             video.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         video.mux(stream.encode())
-    _strip(frames).save(path.with_suffix(".jpg"), quality=85)
 
 
 def _strip(frames: NDArray[np.uint8]) -> Image.Image:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.experts import Decide, ExpertProcesses, decide
 from nightshift.rollouts.fleets import Fleets
 from nightshift.rollouts.intervened import IntervenedPlay
+from nightshift.rollouts.replayed import ReplayedPlay
 from nightshift.rollouts.rollout import GroupPlay, Observer
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
@@ -56,6 +58,8 @@ _log = logging.getLogger(__name__)
 
 Waiting = deque[tuple[int, RolloutRequest]]
 """Requests to play, in order, each with the number that its answer will have."""
+Recorded = Mapping[int, Sequence[Trajectory]]
+"""Episodes by the number of their request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,8 @@ class EngineSettings:
     requests_at_once: int
     compile: bool = False
     """Whether the policy's transformer blocks are compiled."""
+    draw: bool = True
+    """False leaves the cameras' images out of what is observed."""
     reserved_gpus: int = 0
     """Of a cluster: those that the learner's ranks take."""
     page: PageSettings = field(default_factory=PageSettings)
@@ -88,6 +94,8 @@ class _Slot:
     number: int
     group: GroupPlay
     fleet: Fleet
+    perturbed: Fleet
+    """What is played: `fleet` itself, or what perturbations have made of it."""
     simulating: Future[None]
 
 
@@ -116,7 +124,7 @@ class Engine:
         self.stopwatch = Stopwatch()
         self._settings = settings
         self._env = env
-        self._cameras = env.cameras.names
+        self._cameras = env.cameras.names if settings.draw else ()
         self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
@@ -126,8 +134,11 @@ class Engine:
         self._actor: tuple[str, Actor] | None = None
         self._slot = PolicySlot(settings.device, compile=settings.compile)
 
-    def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
-        """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort."""
+    def play(
+        self, waiting: Waiting, snapshot: PolicySnapshot | None, recorded: Recorded = MappingProxyType({})
+    ) -> Generator[list[Answer], None, None]:
+        """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort. Requests whose episodes
+        are `recorded` are played with their actions."""
         with self.stopwatch.timing(TRANSFER):
             actor = self._actor_of(snapshot)
         version = snapshot.version if snapshot is not None else 0
@@ -137,7 +148,10 @@ class Engine:
             while waiting or any(cohort.slots for cohort in cohorts):
                 for cohort in cohorts:
                     with self.stopwatch.timing(BUSY):
-                        answers = [*self._collected(cohort, version), *self._continued(cohort, waiting, actor)]
+                        answers = [
+                            *self._collected(cohort, version),
+                            *self._continued(cohort, waiting, actor, recorded),
+                        ]
                     yield answers
         finally:
             for cohort in cohorts:
@@ -187,7 +201,7 @@ class Engine:
                 cohort.slots.remove(slot)
                 yield _failed(slot.number, slot.group.request, error)
             elif slot.group.done:
-                self._fleets.give_back(slot.fleet)
+                self._give_back(slot)
                 cohort.slots.remove(slot)
                 yield Answer(slot.number, slot.group.trajectories(version))
 
@@ -199,7 +213,9 @@ class Engine:
             return error
         return None
 
-    def _continued(self, cohort: _Cohort, waiting: Waiting, actor: Actor | None) -> Iterator[Answer]:
+    def _continued(
+        self, cohort: _Cohort, waiting: Waiting, actor: Actor | None, recorded: Recorded
+    ) -> Iterator[Answer]:
         """Decide, let the simulators go on, and fill the cohort. Answers requests that cannot begin."""
         deciding = [slot.group for slot in cohort.slots if slot.group.awaits_decision]
         if deciding and actor is not None:
@@ -211,11 +227,13 @@ class Engine:
             number, asked = waiting.popleft()
             request = randomised(self._env, asked)
             try:
-                cohort.slots.append(self._begun(number, request, actor))
+                cohort.slots.append(self._begun(number, request, actor, recorded.get(number)))
             except Exception as error:  # noqa: BLE001 - simulators raise anything
                 yield _failed(number, request, error)
 
-    def _begun(self, number: int, request: RolloutRequest, actor: Actor | None) -> _Slot:
+    def _begun(
+        self, number: int, request: RolloutRequest, actor: Actor | None, recorded: Sequence[Trajectory] | None
+    ) -> _Slot:
         by_expert = request.controller == "expert"
         if actor is None and not by_expert:
             raise RolloutError(f"the controller {request.controller!r} needs a policy")
@@ -224,14 +242,23 @@ class Engine:
         self._on_step()
         observer = Observer(names, self._cameras, request.cameras)
         try:
-            group = self._group(request, perturbed(fleet, request), observer)
+            played = perturbed(fleet, request)
+            group = self._group(request, played, observer, recorded)
         except Exception:
             self._fleets.give_back(fleet)  # nothing was simulated
             raise
-        return _Slot(number, group, fleet, self._submit(group.reset))
+        return _Slot(number, group, fleet, played, self._submit(group.reset))
 
-    def _group(self, request: RolloutRequest, fleet: Fleet, observer: Observer) -> GroupPlay:
+    def _group(
+        self,
+        request: RolloutRequest,
+        fleet: Fleet,
+        observer: Observer,
+        recorded: Sequence[Trajectory] | None,
+    ) -> GroupPlay:
         horizon = envs.horizon(self._env, fleet.task)
+        if recorded is not None:
+            return ReplayedPlay(request, fleet, observer, horizon, self._on_step, recorded)
         if request.interventions is None:
             return GroupPlay(request, fleet, observer, horizon, self._on_step, self._expert())
         source = self._interventions.take(request.interventions, self._expert())
@@ -261,8 +288,16 @@ class Engine:
         """After an error, or where the answers are no longer wanted."""
         wait([slot.simulating for slot in cohort.slots])
         for slot in cohort.slots:
-            leave = self._fleets.give_back if slot.simulating.exception() is None else self._fleets.discard
-            leave(slot.fleet)
+            if slot.simulating.exception() is None:
+                self._give_back(slot)
+            else:
+                self._fleets.discard(slot.fleet)
+
+    def _give_back(self, slot: _Slot) -> None:
+        """For the next request of its task."""
+        if slot.perturbed is not slot.fleet:
+            slot.perturbed.close()
+        self._fleets.give_back(slot.fleet)
 
 
 def _failed(number: int, request: RolloutRequest, error: BaseException) -> Answer:

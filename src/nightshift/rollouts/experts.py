@@ -70,3 +70,8 @@ def decide(suite: str, scene: Scene) -> Array:
     """The action of the suite's own expert, or of the scripted one."""
     action = envs.suite(suite).expert(scene)
     return Expert().act(scene) if action is None else action
+
+
+def no_expert(scene: Scene) -> Array:
+    """Where another decides."""
+    raise AssertionError(f"the expert is asked about {scene}")

@@ -10,8 +10,9 @@ import numpy as np
 from nightshift.envs.base import Fleet
 from nightshift.errors import RolloutError
 from nightshift.interventions.base import Intervention, Moment
+from nightshift.rollouts.experts import no_expert
 from nightshift.rollouts.rollout import GroupPlay, Observer
-from nightshift.types import Array, RolloutRequest, Scene, Trajectory
+from nightshift.types import Array, RolloutRequest, Trajectory
 
 
 class IntervenedPlay(GroupPlay):
@@ -34,7 +35,7 @@ class IntervenedPlay(GroupPlay):
     ) -> None:
         if request.count > 1 or request.controller == "expert":
             raise RolloutError(f"{request.count} episodes of the {request.controller} cannot be intervened in")
-        super().__init__(request, fleet, observer, horizon, on_step, _no_expert)
+        super().__init__(request, fleet, observer, horizon, on_step, no_expert)
         self._intervention = intervention
         self._flags: list[bool] = []
 
@@ -74,7 +75,3 @@ class IntervenedPlay(GroupPlay):
             picture=lambda: self._fleet.render(0),
             policy_action=planned,
         )
-
-
-def _no_expert(scene: Scene) -> Array:
-    raise AssertionError("the policy decides")

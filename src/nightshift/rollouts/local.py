@@ -1,17 +1,26 @@
-"""Rollouts in this process, behind the interface of the Ray pool. A simulator that segfaults ends this process too."""
+"""Rollouts without Ray, behind the interface of its pool: in this process, which a simulator that segfaults ends too;
+demos in processes of their own where there are several threads (players.py)."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
+from types import MappingProxyType
 
 from nightshift import config, envs
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet
-from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings
+from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings, Recorded
+from nightshift.rollouts.players import ExpertPlayers
 from nightshift.rollouts.retries import Retries
+from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
+
+_TURNS = 4
+"""Demos that wait for their images, in turns of what the engine plays at once: a run that is killed loses them."""
 
 
 class LocalPool:
@@ -25,15 +34,45 @@ class LocalPool:
     ) -> None:
         """`on_step`: as of `Engine`."""
         self._engine = Engine(env, settings, make_fleet, on_step)
+        has_threads = settings.threads > 1 and settings.requests_at_once > 1
+        self._players = ExpertPlayers(env, settings, make_fleet) if has_threads else None
+        self._draws = bool(env.cameras.names)
+        self._demos_at_once = _TURNS * settings.requests_at_once
         # A GL context belongs to one thread, and a stage may call `run` from several (rollouts/playing.py).
         self._thread = ThreadPoolExecutor(1)
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
+        if self._players is None or not all(map(_is_demo, requests)):
+            return self._run_here(requests, policy)
+        return self._run_demos(requests, self._players)
+
+    def _run_demos(
+        self, requests: Sequence[RolloutRequest], players: ExpertPlayers
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        """Played without images by processes, and where there are cameras again by this one, which draws them all."""
+        with closing(players.run(requests)) as playing:
+            if not self._draws:
+                yield from playing
+                return
+            while played := dict(islice(playing, self._demos_at_once)):
+                lost = {index: group for index, group in played.items() if not all(episode.valid for episode in group)}
+                yield from lost.items()
+                sound = [index for index in played if index not in lost]
+                recorded = {number: played[index] for number, index in enumerate(sound)}
+                for number, group in self._run_here([requests[index] for index in sound], None, recorded):
+                    yield sound[number], group
+
+    def _run_here(
+        self,
+        requests: Sequence[RolloutRequest],
+        policy: PolicySnapshot | None,
+        recorded: Recorded = MappingProxyType({}),
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
         retries = Retries(requests)
         waiting = deque(enumerate(requests))
-        turns = self._engine.play(waiting, policy)
+        turns = self._engine.play(waiting, policy, recorded)
         try:
             while (answers := self._next(turns)) is not None:
                 for index, played, error in answers:
@@ -53,7 +92,11 @@ class LocalPool:
         return self._thread.submit(next, turns, None).result()
 
     def spent(self) -> Mapping[str, float]:
-        return dict(self._engine.stopwatch.seconds)
+        total = Stopwatch()
+        for part in (self._engine, self._players):
+            if part is not None:
+                total.add(part.stopwatch.seconds)
+        return dict(total.seconds)
 
     @property
     def workers(self) -> int:
@@ -62,3 +105,7 @@ class LocalPool:
     def close(self) -> None:
         self._thread.submit(self._engine.close).result()
         self._thread.shutdown()
+
+
+def _is_demo(request: RolloutRequest) -> bool:
+    return request.controller == "expert" and not request.frames_every

@@ -10,11 +10,12 @@ from nightshift.types import Provenance, RolloutRequest, Task
 
 def provenance(request: RolloutRequest, tasks: Iterable[Task], commit: str) -> Provenance:
     (task,) = (task for task in tasks if task.name == request.task)
+    told = [one.instruction for one in request.perturbations if one.instruction]
     return Provenance(
         source="expert" if request.controller == "expert" else "policy",
         suite=task.suite,
         task=task.name,
-        language=task.language,
+        language=told[-1] if told else task.language,
         split=request.split,
         init_state=request.init_state,
         seed=request.seed,

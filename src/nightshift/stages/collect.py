@@ -80,7 +80,8 @@ def _next_round(
             raise SimulatorError(
                 f"the expert failed too often on {task}: {count} demos are missing and all attempts are used"
                 f"{_spent(invalid[task])}",
-                "raise collect.attempts in params.yaml, or states.per_task if every state was tried",
+                "raise collect.attempts in params.yaml, or states.per_task if every state was tried, "
+                "or env.horizon if the episodes end before the task is done",
             )
         requests += [
             RolloutRequest(

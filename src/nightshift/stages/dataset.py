@@ -55,7 +55,10 @@ def _check_demo(demo: Episode, path: Path) -> None:
 def _split(
     demos: Sequence[Episode], seed: int, validation_share: float
 ) -> Mapping[dataset_store.DatasetSplit, list[Episode]]:
-    """Hold back whole init states, task by task, so that no state is on both sides; each side has at least one."""
+    """Hold back whole init states, task by task, so that no state is on both sides; each side has at least one, unless
+    nothing is to be held back."""
+    if not validation_share:
+        return {"train": list(demos), "validation": []}
     validation: set[tuple[str, tuple[int, str]]] = set()
     for task in sorted({demo.provenance.task for demo in demos}):
         states = sorted({_start(demo) for demo in demos if demo.provenance.task == task})
@@ -63,7 +66,8 @@ def _split(
             raise DataError(
                 f"the task {task} has demos of one start only; each task needs at least two, one to train on and one "
                 "to validate with",
-                f"collect or import more demos of {task}, or leave its source out of dataset.sources",
+                f"collect or import more demos of {task}, leave its source out of dataset.sources, or set "
+                "dataset.validation_share: 0, to train on all demos",
             )
         count = min(max(1, round(validation_share * len(states))), len(states) - 1)
         order = np.random.default_rng([seed, len(validation)]).choice(len(states), size=count, replace=False)

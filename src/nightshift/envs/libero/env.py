@@ -21,6 +21,7 @@ from nightshift.envs.base import ActionSpace, Drawing, States, Step, stored_spli
 from nightshift.envs.libero.arm import arm_readings
 from nightshift.envs.libero.cameras import CameraRenderer, Dress
 from nightshift.envs.libero.compiling import compile_control_step
+from nightshift.envs.libero.model_copies import ModelCopies
 from nightshift.envs.libero.placement import Placement
 from nightshift.envs.libero.scene_model import Furnished, SceneModel, furnish
 from nightshift.envs.libero.setup import prepare, quiet, trim_memory
@@ -100,6 +101,8 @@ class LiberoEnv:
         self._names = self._sim.model
         self._dress = Dress(self._model)
         self._furnished: list[Furnished] = []
+        self._lent_by: ModelCopies | None = None
+        """Where the model of an altered simulation goes when it is closed."""
         self._simulate_in(self._sim.data._data)
 
     def with_new_data(self) -> LiberoEnv:
@@ -111,14 +114,16 @@ class LiberoEnv:
     def altered(self, changes: Sequence[Perturbation], split: Split, init_state: int) -> LiberoEnv:
         """Another simulation with a model and an init state of its own, which `changes` have changed.
 
-        It may be reset to that init state alone.
+        It may be reset to that init state alone. Closing it makes room for the next one.
         """
-        scene = SceneModel(self._domain, self._furnish(), self._state(split, init_state))
+        furnished = self._furnish()
+        scene = SceneModel(self._domain, furnished, self._state(split, init_state))
         for change in changes:
             change.change_scene(scene)
         scene.finished()
         other = copy.copy(self)
         other._starts = {(stored_split(split), init_state): scene.start}
+        other._lent_by = furnished.copies
         other._model = scene.model
         other._names = type(self._names)(scene.model)
         other._dress = Dress(scene.model, frozenset(scene.textures), frozenset(scene.meshes))
@@ -243,7 +248,10 @@ class LiberoEnv:
 
     def close(self) -> None:
         """Simulations of the same model cannot draw afterwards either."""
-        self._renderer.close()
+        if self._lent_by is None:
+            self._renderer.close()
+        else:
+            self._lent_by.give_back(self._model)
 
     def sample_state(self, seed: int) -> NDArray[np.float64] | None:
         """A state drawn from LIBERO's samplers: arm at rest near its pose, objects settled on the table, time 0.

@@ -50,7 +50,7 @@ class LiberoFleet:
         return LiberoFleet(self._lanes[0].with_new_data(), owner=False)
 
     def altered(self, changes: Sequence[Perturbation], split: Split, init_state: int) -> LiberoFleet:
-        return LiberoFleet(self._lanes[0].altered(changes, split, init_state), owner=False)
+        return LiberoFleet(self._lanes[0].altered(changes, split, init_state))
 
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
         while len(self._lanes) < len(init_states):
@@ -109,4 +109,5 @@ class LiberoFleet:
 
     def close(self) -> None:
         if self._owner:
+            self._owner = False
             self._lanes[0].close()

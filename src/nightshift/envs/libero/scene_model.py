@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.libero.cameras import CAMERA_NAMES, COLLISION_GROUP
+from nightshift.envs.libero.model_copies import ModelCopies
 
 Vector = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -46,7 +46,7 @@ STACKED = 0.06
 class Furnished(NamedTuple):
     """A model with objects that are hidden until they are placed."""
 
-    model: mujoco.MjModel
+    copies: ModelCopies
     spares: Ids
     """Their bodies."""
 
@@ -66,7 +66,7 @@ def furnish(domain: Any, model: mujoco.MjModel) -> Furnished:
     for name in ("center", "extent", "meansize", "meanmass", "meaninertia"):
         setattr(made.stat, name, getattr(model.stat, name))
     made.vis.global_.offwidth, made.vis.global_.offheight = model.vis.global_.offwidth, model.vis.global_.offheight
-    return Furnished(made, np.array([made.body(f"spare_{number}").id for number in range(len(SPARES))]))
+    return Furnished(ModelCopies(made), np.array([made.body(f"spare_{number}").id for number in range(len(SPARES))]))
 
 
 class SceneModel:
@@ -74,7 +74,7 @@ class SceneModel:
 
     def __init__(self, domain: Any, furnished: Furnished, start: Vector) -> None:
         """`start`: the init state, as time, positions and velocities."""
-        self.model = copy.copy(furnished.model)
+        self.model = furnished.copies.take()
         self.start = start.copy()
         self.textures: set[int] = set()
         """Changed ones; `meshes` likewise."""
@@ -87,8 +87,11 @@ class SceneModel:
             name: int(body) for name, body in domain.obj_body_id.items() if self._is_free(int(body))
         }
         """The bodies of what can be moved, by BDDL name."""
-        self._resized = self._without(self._goal_containers(domain))
         self._camera = self.model.camera(CAMERA_NAMES["agentview"]).id
+        self._bodies_of: dict[int, list[int]] = {}
+        """Of each root that was asked for; `_geoms_of` likewise. The tree stays as it is."""
+        self._geoms_of: dict[int, list[int]] = {}
+        self._resized = self._without(self._goal_containers(domain))
         self._data = mujoco.MjData(self.model)
         self._update()
 
@@ -254,9 +257,7 @@ class SceneModel:
         """Whether one of these objects reaches into a robot, furniture or another object."""
         own = {body for root in moved for body in self._bodies(root)}
         other = {*self._robot_bodies(), *(body for root in self._entities for body in self._bodies(root))} - own
-        data = mujoco.MjData(self.model)
-        data.qpos[:] = self._positions
-        mujoco.mj_forward(self.model, data)
+        data = self._collided(self._positions)
         pairs = self.model.geom_bodyid[data.contact.geom]
         crossing = np.isin(pairs, sorted(own)).any(axis=1) & np.isin(pairs, sorted(other)).any(axis=1)
         return bool((crossing & (data.contact.dist < 0)).any())
@@ -294,8 +295,10 @@ class SceneModel:
         """Whether nothing but the table lies below a circle."""
         angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
         circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-        points = place + radius * np.concatenate([share * circle for share in (0.0, 0.25, 0.5, 0.75, 1.0)])
-        heights = [self._surface(np.array([x, y, table + SPARE_HEADROOM]))[0] for x, y in points.tolist()]
+        points = place + radius * np.concatenate(
+            [*(share * circle for share in (1.0, 0.75, 0.5, 0.25)), np.zeros((1, 2))]
+        )
+        heights = (self._surface(np.array([x, y, table + SPARE_HEADROOM]))[0] for x, y in points.tolist())
         return all(abs(height - table) < SAME_HEIGHT for height in heights)
 
     def _scale(self, root: int, factor: float) -> None:
@@ -339,10 +342,9 @@ class SceneModel:
         low, high = self.model.jnt_range[np.isin(self.model.jnt_qposadr, self._arm)].T
         if (joints < low).any() or (joints > high).any():
             return False
-        data = mujoco.MjData(self.model)
-        data.qpos[:] = self._positions
-        data.qpos[self._arm] = joints
-        mujoco.mj_forward(self.model, data)
+        positions = self._positions.copy()
+        positions[self._arm] = joints
+        data = self._collided(positions)
         robot = self._robot_bodies()
         pairs = self.model.geom_bodyid[data.contact.geom]
         return not (np.isin(pairs, list(robot)).sum(axis=1) == 1).any()
@@ -366,6 +368,13 @@ class SceneModel:
         mujoco.mj_kinematics(self.model, self._data)
         mujoco.mj_camlight(self.model, self._data)
 
+    def _collided(self, positions: Vector) -> mujoco.MjData:
+        """A simulation with its contacts at these positions."""
+        data = mujoco.MjData(self.model)
+        data.qpos[:] = positions
+        mujoco.mj_fwdPosition(self.model, data)
+        return data
+
     def _is_free(self, body: int) -> bool:
         joint = self.model.body_jntadr[body]
         return bool(joint >= 0 and self.model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE)
@@ -376,7 +385,10 @@ class SceneModel:
         return self.start[address : address + 3]
 
     def _bodies(self, root: int) -> list[int]:
-        return [body for body in range(1, self.model.nbody) if self._is_within(body, [root])]
+        if root not in self._bodies_of:
+            within = [body for body in range(1, self.model.nbody) if self._is_within(body, [root])]
+            self._bodies_of[root] = within
+        return self._bodies_of[root]
 
     def _is_within(self, body: int, roots: list[int]) -> bool:
         while body and body not in roots:
@@ -384,7 +396,10 @@ class SceneModel:
         return body in roots
 
     def _geoms(self, root: int) -> list[int]:
-        return np.flatnonzero(np.isin(self.model.geom_bodyid, self._bodies(root))).tolist()
+        if root not in self._geoms_of:
+            own = np.isin(self.model.geom_bodyid, self._bodies(root))
+            self._geoms_of[root] = np.flatnonzero(own).tolist()
+        return self._geoms_of[root]
 
     def _support(self, root: int) -> float:
         """Height of what is below the middle of an object, which may reach a little into it in LIBERO's init states."""

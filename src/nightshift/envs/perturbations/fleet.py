@@ -22,7 +22,10 @@ class AlterableFleet(Protocol):
     """A fleet whose scene can be changed."""
 
     def altered(self, changes: Sequence[Perturbation], split: Split, init_state: int) -> Fleet:
-        """Other simulators of this task, with a model of their own that `changes` have changed, for one init state."""
+        """Other simulators of this task, with a model of their own that `changes` have changed, for one init state.
+
+        In any thread; to be closed when they are no longer used.
+        """
         ...
 
 
@@ -32,19 +35,22 @@ def perturbed(fleet: Fleet, request: RolloutRequest) -> Fleet:
     if not perturbations:
         return fleet
     changes = [one for one in perturbations if one.kind == "scene"]
-    if changes:
-        if not isinstance(fleet, AlterableFleet):
-            names = ", ".join(one.name for one in changes)
-            raise SimulatorError(f"{fleet.task.suite} cannot do {names}: its scene cannot be changed", "leave them out")
-        fleet = fleet.altered(changes, request.split, request.init_state)
+    if changes and not isinstance(fleet, AlterableFleet):
+        names = ", ".join(one.name for one in changes)
+        raise SimulatorError(f"{fleet.task.suite} cannot do {names}: its scene cannot be changed", "leave them out")
     return PerturbedFleet(fleet, perturbations)
 
 
 class PerturbedFleet:
-    """Changes what goes in and out of a fleet. For the episodes of one request: its perturbations have drawn."""
+    """Changes what goes in and out of a fleet. For the episodes of one request: its perturbations have drawn.
+
+    The scene is changed by the first reset, which takes up to 0.3 s, in the thread that resets.
+    """
 
     def __init__(self, fleet: Fleet, perturbations: Sequence[Perturbation]) -> None:
+        self._origin = fleet
         self._fleet = fleet
+        """The origin, or simulators whose scene differs from it."""
         self._perturbations = perturbations
         self._steps = np.zeros(0, np.int64)
         """Control steps of each simulator since the reset."""
@@ -60,6 +66,10 @@ class PerturbedFleet:
 
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
         self._steps = np.zeros(len(init_states), np.int64)
+        changes = [one for one in self._perturbations if one.kind == "scene"]
+        if changes and self._fleet is self._origin:
+            assert isinstance(self._origin, AlterableFleet), "refused by `perturbed`"
+            self._fleet = self._origin.altered(changes, split, init_states[0])
         return self._sensed(self._fleet.reset(split, init_states))
 
     def step(self, actions: Array, active: NDArray[np.bool_]) -> Steps:
@@ -76,7 +86,7 @@ class PerturbedFleet:
         return reduce(lambda images, one: one.change_images(images, lanes, steps), self._perturbations, seen)
 
     def sibling(self) -> Fleet:
-        return PerturbedFleet(self._fleet.sibling(), [type(one)(one.spec, one.key) for one in self._perturbations])
+        return PerturbedFleet(self._origin.sibling(), [type(one)(one.spec, one.key) for one in self._perturbations])
 
     def scene(self, lane: int) -> Scene:
         return self._fleet.scene(lane)
@@ -85,7 +95,9 @@ class PerturbedFleet:
         return self._fleet.render(lane)
 
     def close(self) -> None:
-        self._fleet.close()
+        """The fleet that it was made from stays open."""
+        if self._fleet is not self._origin:
+            self._fleet.close()
 
     def _sensed(self, observation: Observation) -> Observation:
         return reduce(lambda seen, one: one.change_observation(seen, self._steps), self._perturbations, observation)

@@ -29,7 +29,7 @@ def shown(root: Path, report: Report) -> dict[str, Any]:
         "verdict": verdict(report),
         "curves": [_curve(report, name, first, others[0] if others else None) for name in first["perturbations"]],
         "heat": [{"player": player, "rows": _heat(report, player)} for player in report["policies"]],
-        "films": [_film(root, film) for film in report["films"] if (root / paths.ROBUSTNESS / film["file"]).exists()],
+        "films": [_film(root, film) for film in report["films"] if _strip(root, film).exists()],
     }
 
 
@@ -77,6 +77,11 @@ def _heat(report: Report, player: Report) -> list[dict[str, Any]]:
 
 
 def _film(root: Path, film: Mapping[str, Any]) -> dict[str, Any]:
+    """With the MP4 where one was encoded."""
     file = root / paths.ROBUSTNESS / film["file"]
-    strip = data_uri("image/jpeg", file.with_suffix(".jpg").read_bytes())
-    return {**film, "video": data_uri("video/mp4", file.read_bytes()), "strip": strip}
+    video = data_uri("video/mp4", file.read_bytes()) if file.exists() else None
+    return {**film, "video": video, "strip": data_uri("image/jpeg", _strip(root, film).read_bytes())}
+
+
+def _strip(root: Path, film: Mapping[str, Any]) -> Path:
+    return root / paths.ROBUSTNESS / Path(film["file"]).with_suffix(".jpg")

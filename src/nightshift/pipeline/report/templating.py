@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import functools
 from collections.abc import Mapping
-from importlib import metadata
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nightshift.pipeline import results, summary
 from nightshift.pipeline.report import svg
+from nightshift.project import packages
 from nightshift.statistics.intervals import Rate
 
 BOTH, WON, LOST, NEITHER, INVALID = "both", "won", "lost", "neither", "invalid"
@@ -27,7 +27,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    made.globals |= {"svg": svg, "symbols": SYMBOLS, "version": metadata.version("nightshift")}
+    made.globals |= {"svg": svg, "symbols": SYMBOLS, "writer": _writer()}
     made.filters |= {
         "percent": lambda figures: f"{100 * figures['rate']:.1f} %",
         "interval": interval,
@@ -37,6 +37,12 @@ def environment() -> Environment:
         "title": lambda name: name.replace("_", " "),
     }
     return made
+
+
+def _writer() -> str:
+    """Example: "nightshift 0.1.0"; without a version where it is not installed, as on a compute node."""
+    release = packages.release("nightshift")
+    return "nightshift" if release == packages.NONE else f"nightshift {release}"
 
 
 def interval(figures: Mapping[str, float], sign: str = "-") -> str:

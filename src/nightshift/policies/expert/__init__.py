@@ -5,7 +5,7 @@ the gripper and the objects are, so a memoryless policy can imitate it. What to 
 
     (up A)             grasp A and raise it
     (on A B), (in A B) grasp A, carry it over B, lower it, let go; push A if it is wider than the gripper opens, drag it
-                       if it is flat; open B first if that is a drawer or a door
+                       if it is flat; open B first if that is a drawer or a door, and before that slide A out of the way
     (reach A)          move to A: the goal of the fake suite
     (open R), (close R), (turnon R), (turnoff R)
                        move R's joint to where that holds: push a face of what it moves, or hold its handle and pull
@@ -17,7 +17,7 @@ constants in this package describe the robot (its gripper, its controller), none
 
 from __future__ import annotations
 
-from nightshift.policies.expert import goals, joints, leaving, skills
+from nightshift.policies.expert import aside, goals, joints, leaving, skills
 from nightshift.types import Array, Scene
 
 __all__ = ["Expert"]
@@ -49,6 +49,8 @@ def _work_on(scene: Scene, goal: goals.Goal) -> Array:
             return skills.pick_up(scene, names[0])
         case "on" | "in":
             return skills.bring(scene, names[0], goals.spot_for(scene, goal))
+        case "aside":
+            return skills.slide(scene, names[0], aside.way_aside(scene, names[0], scene.joints[names[1]]))
         case "open" if skills.handles(scene):
             return skills.pull(scene, names[0])
         case "open" | "close" | "turnon" | "turnoff" if names[0] in scene.joints:

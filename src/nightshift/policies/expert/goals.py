@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nightshift.policies.expert import joints
+from nightshift.policies.expert import aside, joints
 from nightshift.policies.expert.geometry import shape_of
 from nightshift.policies.expert.grasp import is_held, material, neighbours
 from nightshift.policies.expert.place import Place, free_spot
@@ -45,7 +45,9 @@ def current(scene: Scene) -> tuple[Goal, list[Goal]]:
 
 
 def is_reached(scene: Scene, goal: Goal) -> bool:
-    predicate, name, *_ = goal
+    predicate, name, *places = goal
+    if predicate == "aside":
+        return not _is_in_hand(scene, name) and not aside.is_needed(scene, name, scene.joints[places[0]])
     if predicate in ("on", "in"):
         return is_placed(scene, name, place_of(scene, goal)) and not _is_in_hand(scene, name)
     return name in scene.joints and joints.is_at(scene.joints[name], predicate)
@@ -72,14 +74,19 @@ def spot_for(scene: Scene, goal: Goal) -> Place:
 
 
 def _needs(scene: Scene, goal: Goal) -> list[Goal]:
-    """To put something in, its drawer or door must be open; once it is held or there, it need not be any more."""
+    """To put something in, its drawer or door must be open; once it is held or there, it need not be any more.
+
+    Before a drawer is opened, what goes into it must not stand in its way.
+    """
     predicate, name, *places = goal
     if predicate != "in":
         return []
     door = next((one for one in (places[0], *_owners(scene, places[0])) if "open" in _ranges(scene, one)), None)
-    if door is None or _is_in_hand(scene, name) or is_reached(scene, goal):
+    if door is None or is_reached(scene, goal):
         return []
-    return [("open", door)]
+    if scene.joints[door].kind == "slide" and not joints.is_halfway(scene.joints[door], "open"):
+        return [("aside", name, door), ("open", door)]
+    return [] if _is_in_hand(scene, name) else [("open", door)]
 
 
 def _owners(scene: Scene, region: str) -> list[str]:

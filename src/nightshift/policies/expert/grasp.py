@@ -51,6 +51,8 @@ CLEARANCE = 0.004  # metres the hand should keep from what it passes
 ROUNDING = 4  # decimals of a metre: shapes that differ less get the same grasps
 CLOSE_XY, CLOSE_Z = 0.014, 0.02  # distances from the grasp point at which the fingers begin to close
 HELD_SLACK = 0.003  # opening beyond what is between the fingers at which it counts as gripped
+WIDER = 0.01  # metres that something is wider than the opening from which on the fingers cannot be around it
+PAD_LINES = 5  # along each side of a pad
 
 # Costs of a grasp, in equivalent radians of turning the hand.
 PER_METRE_HIT = 400.0
@@ -129,20 +131,36 @@ def is_held(scene: Scene, body: Body) -> bool:
 
 
 def fills_fingers(scene: Scene, shape: Boxes) -> bool:
-    """Whether a shape fills the gap between the finger pads, and these are not simply open."""
+    """Whether a shape fills the gap between the finger pads, and these are neither simply open nor on top of it."""
     is_open = scene.gripper_opening > MAX_OPENING - GRASP_MARGIN + HELD_SLACK
-    return not is_open and material(scene, shape) > scene.gripper_opening - HELD_SLACK
+    filled = not is_open and material(scene, shape) > scene.gripper_opening - HELD_SLACK
+    return filled and not _stands_on(scene, shape)
+
+
+def _stands_on(scene: Scene, shape: Boxes) -> bool:
+    """Whether the finger tips press on a shape: it is only below the grip point, and wider than they are apart."""
+    reach = scene.gripper_opening / 2 + HELD_SLACK
+    enter, leave = _through_pads(scene, shape)
+    hit = (leave > enter) & (leave > -reach) & (enter < reach)
+    is_below = np.tile(np.arange(PAD_LINES) > PAD_LINES // 2, PAD_LINES)
+    if not hit.any() or hit[~is_below].any():
+        return False
+    return float(leave[hit].max() - enter[hit].min()) > scene.gripper_opening + WIDER
 
 
 def material(scene: Scene, shape: Boxes) -> float:
     """Of a shape between the finger pads, from its first to its last point along lines; 0 if it is not there."""
     reach = scene.gripper_opening / 2 + HELD_SLACK
-    along, across, down = scene.gripper_rotation.T
-    origins = scene.gripper_position + pad_grid(across, down, lines=5)
-    enter, leave = crossings(shape, origins, along)
+    enter, leave = _through_pads(scene, shape)
     enter, leave = np.maximum(enter, -reach), np.minimum(leave, reach)
     hit = leave > enter
     return float(leave[hit].max() - enter[hit].min()) if hit.any() else 0.0
+
+
+def _through_pads(scene: Scene, shape: Boxes) -> tuple[Vector, Vector]:
+    """Where lines from pad to pad enter and leave each box [PAD_LINES², N]; of every PAD_LINES the last is lowest."""
+    along, across, down = scene.gripper_rotation.T
+    return crossings(shape, scene.gripper_position + pad_grid(across, down, lines=PAD_LINES), along)
 
 
 def all_boxes(scene: Scene) -> Boxes:

@@ -82,8 +82,7 @@ def choose(scene: Scene, joint: Joint) -> Hold | None:
     options = _free_holds(packed(joint.link), packed(without(around, joint.link)))
     if not options:
         return None
-    rotations = np.array([option.rotation for option in options])
-    flipped = rotations * np.array([-1.0, -1.0, 1.0])  # the fingers may change places
+    rotations, flipped = _both_ways(options)
     turns, others = (angles(each, scene.gripper_rotation) for each in (rotations, flipped))
     points = np.array([option.point for option in options])
     turns, others = (
@@ -94,6 +93,24 @@ def choose(scene: Scene, joint: Joint) -> Hold | None:
     costs = np.array([option.cost for option in options]) + PER_METRE_STRAIN * stretch
     best = int(np.argmin(costs + np.minimum(turns, others)))
     return options[best] if turns[best] <= others[best] else replace(options[best], rotation=flipped[best])
+
+
+def present(scene: Scene, joint: Joint) -> tuple[Vector, Vector]:
+    """The point [3] and the rotation [3, 3] of the hold that is nearest to the hand's pose; that pose if none."""
+    options = _holds_of(joint.link)
+    if not options:
+        return scene.gripper_position, scene.gripper_rotation
+    rotations = np.concatenate(_both_ways(options))
+    points = np.tile([option.point for option in options], (2, 1))
+    away = np.linalg.norm(points - scene.gripper_position, axis=1) / TURNING_ROOM
+    best = int(np.argmin(away + angles(rotations, scene.gripper_rotation)))
+    return points[best], rotations[best]
+
+
+def _both_ways(options: Sequence[Hold]) -> tuple[Vector, Vector]:
+    """Rotations [C, 3, 3] of holds, and those with the fingers in each other's place."""
+    rotations = np.array([option.rotation for option in options])
+    return rotations, rotations * np.array([-1.0, -1.0, 1.0])
 
 
 def take(scene: Scene, grip: Hold) -> Array:

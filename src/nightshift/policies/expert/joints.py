@@ -18,6 +18,13 @@ def is_at(joint: Joint, predicate: str) -> bool:
     return low < joint.position < high
 
 
+def is_halfway(joint: Joint, predicate: str) -> bool:
+    """Whether the joint is nearer to that end of its range where `predicate` holds."""
+    low, high = joint.holds[predicate]
+    middle = sum(joint.limits) / 2
+    return (joint.position > middle) == (max(low, joint.limits[0]) + min(high, joint.limits[1]) > 2 * middle)
+
+
 def bring_to(scene: Scene, joint: Joint, predicate: str) -> Array:
     """Move the joint towards where `predicate` holds: pushed where a face is free to push at, else held and moved."""
     sign = way_to(joint, predicate)
@@ -40,12 +47,12 @@ def way_to(joint: Joint, predicate: str) -> float:
 
 
 def _move_with(scene: Scene, joint: Joint, sign: float) -> Array:
-    """The hand moves as the link does."""
-    grip, rotation = scene.gripper_position, scene.gripper_rotation
+    """The hand moves as the link does, and stays where it holds it: a hand that drifts slips off."""
+    point, rotation = hold.present(scene, joint)
     if joint.kind == "slide":
-        return move_hand(scene, grip + sign * POSITION_SCALE * joint.axis, rotation, CLOSE)
-    turn = turn_about(joint.axis, sign * min(MAX_TURN, POSITION_SCALE / (lever(joint, grip) + 1e-9)))
-    return move_hand(scene, joint.anchor + turn @ (grip - joint.anchor), turn @ rotation, CLOSE)
+        return move_hand(scene, point + sign * POSITION_SCALE * joint.axis, rotation, CLOSE)
+    turn = turn_about(joint.axis, sign * min(MAX_TURN, POSITION_SCALE / (lever(joint, point) + 1e-9)))
+    return move_hand(scene, joint.anchor + turn @ (point - joint.anchor), turn @ rotation, CLOSE)
 
 
 def lever(joint: Joint, point: Vector) -> float:

@@ -79,7 +79,7 @@ def wrist_strain(foot: Vector | None, grips: Vector, rotations: Vector) -> Vecto
     along, approach = rotations[:, :, 0], rotations[:, :, 2]
     swung = along + approach * (along[:, 2] / np.maximum(1.0 - approach[:, 2], 1e-9))[:, None]
     yaw = np.arctan2(swung[:, 1], swung[:, 0]) - np.arctan2(grips[:, 1] - foot[1], grips[:, 0] - foot[0])
-    turned = WRIST_HOME - ((yaw + np.pi / 2) % (2 * np.pi) - np.pi)
+    turned = (WRIST_HOME + np.pi / 2 - yaw + np.pi) % (2 * np.pi) - np.pi
     return np.asarray(np.maximum(np.abs(turned) - WRIST_EASY, 0.0))
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from nightshift.policies.expert import insert
-from nightshift.policies.expert.drag import drag
+from nightshift.policies.expert.drag import PRESS, drag
 from nightshift.policies.expert.geometry import Vector, extent, select, shape_of
-from nightshift.policies.expert.grasp import CLOSE_XY, CLOSE_Z, Grasp, choose, is_held, material, neighbours
+from nightshift.policies.expert.grasp import CLOSE_XY, CLOSE_Z, HELD_SLACK, Grasp, choose, is_held, material, neighbours
 from nightshift.policies.expert.motion import finger_yaw, funnel, move_to, turn_to, up
 from nightshift.policies.expert.place import (
+    RELEASE_XY,
     Place,
     bottom_of,
     heights_on_the_way,
@@ -40,6 +41,7 @@ from nightshift.types import Array, Body, Boxes, Scene
 HOVER = 0.06  # metres of air between the finger tips and what they pass over
 CARRY = 0.04  # metres of air below a carried object
 AT_PLACE = 0.03  # metres beside its place within which a carried object goes down
+ABOVE = 0.03  # metres above a grasp to where fingers rise that have closed without what they should hold
 PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand above
 HANDLE_WITHIN = 0.03  # a handle further from the grip point than this is not in the hand
 HANDLE_SLACK = 0.004  # opening beyond a handle's width at which it counts as gripped
@@ -98,6 +100,18 @@ def _bring_in(scene: Scene, name: str, place: Place) -> Array:
     return _reach_and_close(scene, name, insert.by_the_easier_side(scene, grasp, place))
 
 
+def slide(scene: Scene, name: str, way: Vector) -> Array:
+    """Grasp, move along `way` [3] over what the object stands on, let go."""
+    item = scene.bodies[name]
+    if is_held(scene, item) and material(scene, shape_of(item)) > 0.0:
+        there = np.linalg.norm(way[:2]) < RELEASE_XY
+        return move_to(scene, scene.gripper_position + way - up(PRESS), None, OPEN if there else CLOSE)
+    grasp = choose(scene, name, way)
+    if grasp is None:
+        raise ValueError(f"the expert cannot slide {name}: nowhere is it narrower than the gripper opens")
+    return _reach_and_close(scene, name, grasp)
+
+
 def pull(scene: Scene, region: str) -> Array:
     """Take the region's handle and pull it away from the region."""
     handle = _handle_of(scene, region)
@@ -131,6 +145,8 @@ def _descend_and_close(scene: Scene, grasp: Grasp, clear: float) -> Array:
     closing = grasp.width < scene.gripper_opening < FULLY_OPEN
     slack = 2.0 if closing else 1.0
     there = np.linalg.norm(offset[:2]) < slack * CLOSE_XY and abs(offset[2]) < slack * CLOSE_Z
+    if scene.gripper_opening < grasp.width - HELD_SLACK:  # closed on top of it or beside it
+        return move_to(scene, grasp.point + up(max(kept, ABOVE)), grasp.yaw, OPEN)
     return move_to(scene, grasp.point + up(kept), grasp.yaw, CLOSE if there else OPEN)
 
 
