@@ -100,7 +100,7 @@ class CheckpointEvery(Section):
     """How much work is between two checkpoints; the last step always makes one."""
 
     sft_steps: Count
-    """Gradient steps between checkpoints; the validation loss is logged as often."""
+    """Gradient steps between checkpoints; the validation loss, if demos are held back, is logged as often."""
     rloo_iterations: Count
     """Iterations between checkpoints."""
     rlpd_decisions: Count
@@ -114,7 +114,7 @@ class Machine(Section):
     device: Literal["auto", "cpu", "cuda"]
     """Where policies act and learn; auto is cuda where there is a GPU."""
     workers: Natural
-    """Simulator processes; 0 runs them in this process."""
+    """Simulator processes on Ray; 0 simulates in this process and plays demos in as many others as there are threads."""
     threads: Count
     """Threads of each simulator process that step simulations; at most requests_at_once."""
     requests_at_once: Count

@@ -16,7 +16,7 @@ from nightshift import config, envs
 from nightshift.envs.base import Fleet
 from nightshift.envs.fake import FAKE
 from nightshift.envs.libero.fleet import LiberoFleet
-from nightshift.envs.libero.model_copies import ModelCopies
+from nightshift.envs.libero.model_copies import MOST_IDLE, ModelCopies
 from nightshift.envs.libero.scene_model import SPARE_GAP, SceneModel
 from nightshift.envs.libero.suites import LIBERO_GOAL
 from nightshift.envs.mini.suite import LIBERO_MINI
@@ -161,6 +161,21 @@ def test_a_model_that_is_used_again_has_all_numbers_of_the_original(fleet: Liber
     assert changed.vis.global_.fovy == original.vis.global_.fovy
     assert changed.stat.meaninertia == original.stat.meaninertia
     assert changed.opt.timestep == original.opt.timestep
+
+
+def test_a_process_keeps_few_models_that_nobody_uses_however_many_tasks_it_plays(fleet: LiberoFleet) -> None:
+    original = fleet._lanes[0]._model
+    of_tasks = [ModelCopies(original) for _ in range(3)]
+    for copies in of_tasks:
+        in_use = [copies.take() for _ in range(MOST_IDLE // 2 + 1)]
+        for model in in_use:
+            copies.give_back(model)
+    assert len(ModelCopies._idle) == MOST_IDLE
+    last = in_use[-1]
+    assert of_tasks[-1].take() is last
+    for copies in of_tasks:
+        copies.drop_idle()
+    assert not [owner for owner, _ in ModelCopies._idle if owner in of_tasks]
 
 
 def public(model: mujoco.MjModel) -> list[str]:

@@ -177,6 +177,17 @@ def test_aside_a_grasped_object_is_slid_and_then_let_go() -> None:
     assert there[6] == -1.0
 
 
+def test_a_carried_object_is_lowered_before_it_is_let_go_aside() -> None:
+    table = boxes(((0.0, 0.0, 0.7), (1.0, 1.0, 0.08)))
+    raised = drawer_above((0.18, 0.5, 1.1), table=table)
+    held = replace(raised, gripper_position=np.array([0.18, 0.5, 1.11]), gripper_opening=0.04)
+    action = skills.slide(held, "block", np.zeros(3))
+    assert action[2] < 0.0 and action[6] == 1.0
+    lowered = drawer_above((0.18, 0.5, 0.8), table=table)
+    down = replace(lowered, gripper_position=np.array([0.18, 0.5, 0.81]), gripper_opening=0.04)
+    assert skills.slide(down, "block", np.zeros(3))[6] == -1.0
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_face_is_pushed_along_the_way_of_its_joint_with_the_fingers_across(sign: float) -> None:
     points, ways, _ = shove._contacts(slide(0.1), sign)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.errors import RolloutError, SimulatorError
 from nightshift.rollouts.engine import BUSY, SIMULATION, EngineSettings
 from nightshift.rollouts.local import LocalPool
@@ -124,3 +124,17 @@ def without_mesh(task: Task, env: config.Env) -> FaultyFleet:
 
 def seeing(task: Task, env: config.Env) -> SeeingFleet:
     return Seeing()(task, env)
+
+
+def test_an_episode_that_takes_another_course_when_it_is_repeated_names_the_suite() -> None:
+    env = ENV.model_copy(update={"cameras": CAMERAS})
+    with pytest.raises(RolloutError, match=r"near, state \d, took another course .*fake is not deterministic"):
+        list(LocalPool(env, TWO_PROCESSES, make_fleet=slower_where_it_draws).run(WANTED[:1]))
+
+
+def slower_where_it_draws(task: Task, env: config.Env) -> SeeingFleet:
+    """Here, not in a process that plays, no episode ends before the horizon."""
+    made = seeing(task, env)
+    if multiprocessing.parent_process() is None:
+        made._fleet = envs.make_fleet(envs.tasks(env)[1], env.model_copy(update={"cameras": NO_CAMERAS}))
+    return made

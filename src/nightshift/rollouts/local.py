@@ -19,9 +19,6 @@ from nightshift.rollouts.retries import Retries
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
-_TURNS = 4
-"""Demos that wait for their images, in turns of what the engine plays at once: a run that is killed loses them."""
-
 
 class LocalPool:
     def __init__(
@@ -37,21 +34,22 @@ class LocalPool:
         has_threads = settings.threads > 1 and settings.requests_at_once > 1
         self._players = ExpertPlayers(env, settings, make_fleet) if has_threads else None
         self._draws = bool(env.cameras.names)
-        self._demos_at_once = _TURNS * settings.requests_at_once
+        self._demos_at_once = settings.requests_at_once
         # A GL context belongs to one thread, and a stage may call `run` from several (rollouts/playing.py).
         self._thread = ThreadPoolExecutor(1)
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        if self._players is None or not all(map(_is_demo, requests)):
+        if self._players is None or policy is not None or not all(map(_is_demo, requests)):
             return self._run_here(requests, policy)
         return self._run_demos(requests, self._players)
 
     def _run_demos(
         self, requests: Sequence[RolloutRequest], players: ExpertPlayers
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Played without images by processes, and where there are cameras again by this one, which draws them all."""
+        """Played without images by processes, and where there are cameras again by this one, which draws them all: as
+        many at a time as the engine plays at once, which a run that is killed loses."""
         with closing(players.run(requests)) as playing:
             if not self._draws:
                 yield from playing

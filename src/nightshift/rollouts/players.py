@@ -35,6 +35,8 @@ from nightshift.rollouts.retries import Retries
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
+_REMEDY = "set machine.threads to 1 in params.yaml to see its output; if memory ran out, lower machine.threads"
+
 
 class _Played(NamedTuple):
     """What a process sends back."""
@@ -82,11 +84,13 @@ class ExpertPlayers:
         self._arguments = env, replace(ONE_AT_A_TIME, page=settings.page, draw=False), make_fleet
 
     def run(self, requests: Sequence[RolloutRequest]) -> Generator[tuple[int, list[Trajectory]], None, None]:
-        retries = Retries(requests)
+        retries = Retries(requests, remedy=_REMEDY)
         waiting = _Waiting(requests)
-        idle = [self._started() for _ in range(min(self._count, len(requests)))]
+        idle: list[_Player] = []
         playing: dict[Connection, tuple[_Player, int]] = {}
         try:
+            while len(idle) < min(self._count, len(requests)):
+                idle.append(self._started())
             _begin(requests, waiting, idle, playing)
             while playing:
                 answered = []
@@ -158,19 +162,20 @@ def _end(player: _Player) -> None:
 def _play_requests(connection: Connection, env: config.Env, settings: EngineSettings, make_fleet: MakeFleet) -> None:
     """For as long as the process lives, with the simulators of one task at a time: those of a suite take gigabytes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    task, engine = "", Engine(env, settings, make_fleet)
+    task, engine = "", None
     while True:
         request: RolloutRequest = connection.recv()
-        if request.task != task:
-            engine.close()
-            task, engine = request.task, Engine(env, settings, make_fleet)
-        connection.send(_played(engine, request))
+        try:
+            if engine is None or request.task != task:
+                if engine is not None:
+                    engine.close()
+                task, engine = request.task, Engine(env, settings, make_fleet)
+            connection.send(_played(engine, request))
+        except NightshiftError as error:
+            connection.send(error)
 
 
-def _played(engine: Engine, request: RolloutRequest) -> _Played | NightshiftError:
+def _played(engine: Engine, request: RolloutRequest) -> _Played:
     engine.stopwatch = Stopwatch()
-    try:
-        (answer,) = [answer for turn in engine.play(deque([(0, request)]), None) for answer in turn]
-    except NightshiftError as error:
-        return error
+    (answer,) = [answer for turn in engine.play(deque([(0, request)]), None) for answer in turn]
     return _Played(answer, dict(engine.stopwatch.seconds))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from nightshift.envs.base import Fleet
+from nightshift.errors import RolloutError
 from nightshift.rollouts.experts import no_expert
 from nightshift.rollouts.rollout import GroupPlay, Observer
 from nightshift.types import RolloutRequest, Trajectory
@@ -28,7 +29,13 @@ class ReplayedPlay(GroupPlay):
         self._recorded = [episode.actions for episode in recorded]
 
     def advance(self) -> None:
-        lanes = np.flatnonzero(self.active)
-        actions = np.stack([self._recorded[lane][self._recording.steps] for lane in lanes.tolist()])[:, None]
+        lanes, step = np.flatnonzero(self.active), self._recording.steps
+        if any(step >= len(self._recorded[lane]) for lane in lanes):
+            raise RolloutError(
+                f"{self.request.task}, state {self.request.init_state}, took another course when the same actions were "
+                f"played again: {self._fleet.task.suite} is not deterministic",
+                "set machine.threads to 1 in params.yaml: then demos are played once",
+            )
+        actions = np.stack([self._recorded[lane][step] for lane in lanes.tolist()])[:, None]
         self.decide(lanes, actions, np.zeros_like(actions), {})
         self._play(self._steps_to_go)

@@ -13,6 +13,8 @@ MAX_INVALID = 2
 MAX_INVALID_SHARE = 0.1
 """More invalid requests than both allow mean that the machine or the simulator is broken: the stage ends."""
 
+_IN_THIS_PROCESS = "set machine.workers to 0 in params.yaml to see its output"
+
 
 class Retries:
     """The failures of one call of a pool's `run`.
@@ -22,8 +24,10 @@ class Retries:
     expert episode, which is one of many alike, is not. Different errors allow MAX_ATTEMPTS in all.
     """
 
-    def __init__(self, requests: Sequence[RolloutRequest]) -> None:
+    def __init__(self, requests: Sequence[RolloutRequest], *, remedy: str = _IN_THIS_PROCESS) -> None:
+        """`remedy`: what people can do where the simulator fails too often."""
         self._requests = requests
+        self._remedy = remedy
         self._errors: defaultdict[int, list[str]] = defaultdict(list)
         self._invalid = 0
 
@@ -41,6 +45,6 @@ class Retries:
             raise RolloutError(
                 f"the simulator failed on {self._invalid} of {len(self._requests)} init states, more than once each; "
                 f"the last was {request.task}, state {request.init_state}: {error}",
-                "set machine.workers to 0 in params.yaml to see its output",
+                self._remedy,
             )
         return [Trajectory.lost(request, member) for member in range(request.count)]

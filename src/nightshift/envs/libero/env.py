@@ -248,10 +248,12 @@ class LiberoEnv:
 
     def close(self) -> None:
         """Simulations of the same model cannot draw afterwards either."""
-        if self._lent_by is None:
-            self._renderer.close()
-        else:
+        if self._lent_by is not None:
             self._lent_by.give_back(self._model)
+            return
+        self._renderer.close()
+        for furnished in self._furnished:
+            furnished.copies.drop_idle()
 
     def sample_state(self, seed: int) -> NDArray[np.float64] | None:
         """A state drawn from LIBERO's samplers: arm at rest near its pose, objects settled on the table, time 0.

@@ -29,7 +29,7 @@ def in_order(scene: Scene) -> list[Goal]:
 def is_published(scene: Scene) -> bool:
     """Whether it is a task of the kind that demos were published of: one object, onto another one or into a container.
 
-    There the expert does not open fingers that have closed on nothing, so that the same demos come out again.
+    There fingers that have closed on nothing are opened by the next grasp alone, so that most demos come out again.
     """
     [*before, (predicate, *names)] = scene.goal
     target = scene.bodies.get(names[-1])

@@ -14,6 +14,7 @@ from nightshift.policies.expert.motion import finger_yaw, funnel, move_to, turn_
 from nightshift.policies.expert.place import (
     RELEASE_XY,
     Place,
+    Z,
     bottom_of,
     heights_on_the_way,
     reachable,
@@ -101,15 +102,22 @@ def _bring_in(scene: Scene, name: str, place: Place) -> Array:
 
 
 def slide(scene: Scene, name: str, way: Vector) -> Array:
-    """Grasp, move along `way` [3] over what the object stands on, let go."""
+    """Grasp, move along `way` [3] over what the object stands on, let go there; lowered first if it was carried."""
     item = scene.bodies[name]
     if is_held(scene, item) and material(scene, shape_of(item)) > 0.0:
-        there = np.linalg.norm(way[:2]) < RELEASE_XY
+        there = np.linalg.norm(way[:2]) < RELEASE_XY and not _is_raised(scene, name)
         return move_to(scene, scene.gripper_position + way - up(PRESS), None, OPEN if there else CLOSE)
     grasp = choose(scene, name, way)
     if grasp is None:
         raise ValueError(f"the expert cannot slide {name}: nowhere is it narrower than the gripper opens")
     return _reach_and_close(scene, name, grasp)
+
+
+def _is_raised(scene: Scene, name: str) -> bool:
+    """Whether there is air between an object and what it would come to stand on."""
+    item = shape_of(scene.bodies[name])
+    support = support_under(neighbours(scene, name), item, np.zeros(3))
+    return support > -np.inf and extent(item, Z)[0] - support > CARRY / 2
 
 
 def pull(scene: Scene, region: str) -> Array:

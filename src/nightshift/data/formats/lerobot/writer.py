@@ -78,7 +78,7 @@ class _NewDataset:
 
     def finish(self) -> None:
         if not self._rows:
-            raise DataError("there are no episodes to write")
+            raise DataError("there are no episodes to write", "choose another split or source")
         self._data.close()
         self._write_episodes()
         aggregate = {name: stats.aggregate([part[name] for part in self._stats]) for name in self._stats[0]}
