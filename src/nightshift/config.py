@@ -114,7 +114,7 @@ class Machine(Section):
     device: Literal["auto", "cpu", "cuda"]
     """Where policies act and learn; auto is cuda where there is a GPU."""
     workers: Natural
-    """Simulator processes on Ray; 0 simulates in this process and plays demos in as many others as there are threads."""
+    """Processes that simulate, on Ray; 0: this process, and for demos as many others as there are threads."""
     threads: Count
     """Threads of each simulator process that step simulations; at most requests_at_once."""
     requests_at_once: Count
