@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -129,12 +130,17 @@ def seeing(task: Task, env: config.Env) -> SeeingFleet:
 def test_an_episode_that_takes_another_course_when_it_is_repeated_names_the_suite() -> None:
     env = ENV.model_copy(update={"cameras": CAMERAS})
     with pytest.raises(RolloutError, match=r"near, state \d, took another course .*fake is not deterministic"):
-        list(LocalPool(env, TWO_PROCESSES, make_fleet=slower_where_it_draws).run(WANTED[:1]))
+        list(LocalPool(env, TWO_PROCESSES, make_fleet=OtherTaskIn(os.getpid())).run(WANTED[:1]))
 
 
-def slower_where_it_draws(task: Task, env: config.Env) -> SeeingFleet:
-    """Here, not in a process that plays, no episode ends before the horizon."""
-    made = seeing(task, env)
-    if multiprocessing.parent_process() is None:
-        made._fleet = envs.make_fleet(envs.tasks(env)[1], env.model_copy(update={"cameras": NO_CAMERAS}))
-    return made
+@dataclass(frozen=True)
+class OtherTaskIn:
+    """Makes fleets that play another task in one process, in which no episode ends as soon."""
+
+    pid: int
+
+    def __call__(self, task: Task, env: config.Env) -> SeeingFleet:
+        made = seeing(task, env)
+        if os.getpid() == self.pid:
+            made._fleet = envs.make_fleet(envs.tasks(env)[1], env.model_copy(update={"cameras": NO_CAMERAS}))
+        return made
