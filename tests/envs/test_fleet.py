@@ -120,6 +120,25 @@ def test_a_chunk_is_its_steps_one_by_one_bit_for_bit(fleet: LiberoFleet) -> None
         np.testing.assert_array_equal(values, steps[name][-1], err_msg=name)
 
 
+def test_simulations_that_step_in_the_threads_that_are_idle_play_what_they_play_one_after_the_other(
+    fleet: LiberoFleet,
+) -> None:
+    actions, active = random_actions(8, 3), np.array([True, False, True])
+    fleet.reset("train", [5, 6, 7])
+    alone, made = fleet.advance(actions.swapaxes(0, 1), active)
+    with ThreadPoolExecutor(2) as threads:
+        together = fleet.sibling()
+        together.share(threads)
+        sibling = together.sibling()
+        for one in (together, sibling):
+            one.reset("train", [5, 6, 7])
+            # The calling thread is one of those that could help, as the engine's are.
+            after, steps = threads.submit(one.advance, actions.swapaxes(0, 1), active).result()
+            assert steps.tolist() == made.tolist()
+            for name, values in after.observation.items():
+                np.testing.assert_array_equal(values, alone.observation[name], err_msg=name)
+
+
 def test_a_chunk_ends_where_the_task_is_solved_and_goes_on_where_it_only_might_be() -> None:
     fleet, expert = LIBERO_MINI.make_fleet(LIBERO_MINI.tasks()[TRAY]), Expert()
     fleet.reset("eval", [3])

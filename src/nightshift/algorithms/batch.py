@@ -13,6 +13,9 @@ from nightshift.policies.arrays import to_tensor
 from nightshift.policies.base import Inputs, Policy, observation_dtype
 from nightshift.types import Observation, Trajectory
 
+_NEAR_SHARE = 1 / 16
+"""Of a GPU's memory. The rest is for weights and activations."""
+
 
 @dataclass(frozen=True)
 class DecisionBatch:
@@ -35,6 +38,17 @@ class DecisionBatch:
 
     def to(self, device: torch.device) -> DecisionBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def near(self, device: torch.device) -> DecisionBatch:
+        """With the inputs on the device if they take a small part of its memory: every epoch reads them anew, and to
+        gather and send images takes longer than to learn from them."""
+        if device.type == "cpu":
+            return self
+        needed = sum(tensor.nbytes for tensor in self.inputs.values())
+        _, memory = torch.cuda.mem_get_info(device)
+        if needed > _NEAR_SHARE * memory:
+            return self
+        return replace(self, inputs={name: tensor.to(device) for name, tensor in self.inputs.items()})
 
     def with_log_probs(self, log_probs: Tensor) -> DecisionBatch:
         return replace(self, log_probs=log_probs)

@@ -88,7 +88,7 @@ class OnPolicyLearner:
 
     def update_on(self, batch: DecisionBatch, progress: float) -> dict[str, float]:
         """The update on a batch that has advantages. What the mask excludes has no influence, also if it is NaN."""
-        batch = batch.with_zero_padding()
+        batch = batch.with_zero_padding().near(self.policy.device)
         local = rank_slice(self._strategy, len(batch))
         start = self._log_probs(batch)
         if self._recomputes_log_probs:
@@ -151,7 +151,7 @@ class OnPolicyLearner:
         history: list[dict[str, float]] = []
         kl = 0.0
         for index in self._minibatches(local):
-            history.append(self._policy_step(batch[index], weights[index]))
+            history.append(self._policy_step(batch, index, weights[index]))
             if target_kl is not None and (kl := self._approx_kl(batch, start, local)) > target_kl:
                 break
         if target_kl is None and history:
@@ -182,15 +182,15 @@ class OnPolicyLearner:
         )
         return 1 / sizes[batch.episode]
 
-    def _policy_step(self, minibatch: DecisionBatch, weights: Tensor) -> dict[str, float]:
-        """One gradient step on one minibatch; the weighted mean of each loss term."""
-        _, counted = self._elements(minibatch, minibatch.log_probs)
+    def _policy_step(self, batch: DecisionBatch, minibatch: Tensor, weights: Tensor) -> dict[str, float]:
+        """One gradient step on the decisions `minibatch` [M] of the batch; the weighted mean of each loss term."""
+        _, counted = elements(batch.log_probs[minibatch], batch.mask[minibatch], self._settings.ratio_level)
         total = torch.where(counted, weights[:, None], 0).sum()
         self._strategy.sum([total])
         sums = torch.zeros(len(_TERMS))
         for index in self._microbatches(len(minibatch)):
             own = weights[index] / total if len(index) else torch.zeros(1)
-            sums += self._accumulate_gradient(self._or_idle(minibatch[index]), own).cpu()
+            sums += self._accumulate_gradient(self._or_idle(batch[minibatch[index]]), own).cpu()
         self._accumulate_bc_gradient()
         self._strategy.sum([sums])
         norm = self.policy_optimizer.step()

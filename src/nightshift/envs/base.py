@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,6 +162,15 @@ class Fleet(Protocol):
 
     def close(self) -> None:
         """Close siblings first: the fleet that they were made from frees what they share."""
+        ...
+
+
+@runtime_checkable
+class SharingFleet(Protocol):
+    """A fleet whose simulators can step side by side."""
+
+    def share(self, threads: Executor) -> None:
+        """From now on step them in those of `threads` that are idle, too, also those of siblings to come."""
         ...
 
 

@@ -4,7 +4,8 @@
     threads           advance B ───────────┼ advance A ───────────┼ advance B ───────────┼ …
 
 The requests that are being played form two cohorts, A and B. While the threads simulate the chunks of one, the engine's
-thread draws the other's images and asks the policy, in one batch. A request that ends makes room for the next one.
+thread draws the other's images and asks the policy, in one batch. A request that ends makes room for the next one. The
+simulators of a request step side by side where threads are idle (`SharingFleet`).
 
 A cohort waits for all its simulators, and requests are taken in order. So which requests share a batch depends on the
 requests and the settings, never on time: on a GPU the same run gives the same bits, and on the CPU, where no request
@@ -125,9 +126,9 @@ class Engine:
         self._settings = settings
         self._env = env
         self._cameras = env.cameras.names if settings.draw else ()
-        self._fleets = Fleets(env, make_fleet)
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
+        self._fleets = Fleets(env, make_fleet, self._threads if settings.threads > 1 else None)
         self._suite = env.suite
         self._experts = ExpertProcesses(settings.threads, env.suite)
         self._interventions = InterventionSources(env, settings.page)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
+from concurrent.futures import Executor
 
 from nightshift import config, envs
-from nightshift.envs.base import Fleet
+from nightshift.envs.base import Fleet, SharingFleet
 from nightshift.errors import SimulatorError
 from nightshift.rollouts.base import MakeFleet
 from nightshift.types import Task
@@ -15,8 +16,10 @@ from nightshift.types import Task
 class Fleets:
     """The first fleet of a task compiles its model, which takes seconds; its siblings share it."""
 
-    def __init__(self, env: config.Env, make_fleet: MakeFleet) -> None:
+    def __init__(self, env: config.Env, make_fleet: MakeFleet, threads: Executor | None) -> None:
+        """`threads`: those that simulate, where they are several."""
         self._env = env
+        self._threads = threads
         self._make_fleet = make_fleet
         self._tasks: dict[str, Task] = {task.name: task for task in envs.tasks(env)}
         self._first: dict[str, Fleet] = {}
@@ -35,6 +38,8 @@ class Fleets:
             fleet = self._first[task].sibling()
         else:
             fleet = self._first[task] = self._make_fleet(self._tasks[task], self._env)
+            if self._threads is not None and isinstance(fleet, SharingFleet):
+                fleet.share(self._threads)
         self._all.append(fleet)
         return fleet
 

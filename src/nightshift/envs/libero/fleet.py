@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from nightshift.envs.base import ActionSpace, Steps
 from nightshift.envs.libero.env import LiberoEnv, usable_actions
 from nightshift.envs.libero.stepping import Addresses, Found, Made
+from nightshift.envs.sharing import share
 from nightshift.types import Array, Observation, Scene, Split, Task
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ Lanes = NDArray[np.int64]
 
 
 class LiberoFleet:
-    """Simulations that share one compiled model. Stepping releases the GIL, so siblings step in parallel threads.
+    """Simulations that share one compiled model. Stepping releases the GIL: siblings step in parallel threads, and the
+    simulations of one fleet after `share`.
 
     Example:
         fleet = LIBERO_MINI.make_fleet(task)
@@ -29,10 +32,11 @@ class LiberoFleet:
         images = fleet.look(np.arange(4), ["wrist"])
     """
 
-    def __init__(self, first: LiberoEnv, *, owner: bool = True) -> None:
-        """`owner`: whether `close` frees what the simulations of this model share."""
+    def __init__(self, first: LiberoEnv, *, owner: bool = True, threads: Executor | None = None) -> None:
+        """`owner`: whether `close` frees what the simulations of this model share; `threads`: as of `share`."""
         self._lanes = [first]
         self._owner = owner
+        self._threads = threads
         self._step_addresses: Addresses = np.empty((0, 0), np.int64)
         self._observation_addresses = self._step_addresses
         self._observation: dict[str, Array] = {}
@@ -47,10 +51,13 @@ class LiberoFleet:
         return self._lanes[0].action_space
 
     def sibling(self) -> LiberoFleet:
-        return LiberoFleet(self._lanes[0].with_new_data(), owner=False)
+        return LiberoFleet(self._lanes[0].with_new_data(), owner=False, threads=self._threads)
 
     def altered(self, changes: Sequence[Perturbation], split: Split, init_state: int) -> LiberoFleet:
-        return LiberoFleet(self._lanes[0].altered(changes, split, init_state))
+        return LiberoFleet(self._lanes[0].altered(changes, split, init_state), threads=self._threads)
+
+    def share(self, threads: Executor) -> None:
+        self._threads = threads
 
     def reset(self, split: Split, init_states: Sequence[int]) -> Observation:
         while len(self._lanes) < len(init_states):
@@ -60,8 +67,7 @@ class LiberoFleet:
             lane.restore(split, state)
         self._step_addresses = np.stack([lane.step_addresses for lane, _ in used])
         self._observation_addresses = np.stack([lane.observation_addresses for lane, _ in used])
-        for action in self._lanes[0].settling:
-            self._lanes[0].stepping.step(self._step_addresses, np.tile(action, (len(used), 1)))
+        share(self._threads, self._settle, len(used))
         for lane, state in used:
             lane.check_settled(split, state)
         rows = [lane.observe() for lane, _ in used]
@@ -90,9 +96,23 @@ class LiberoFleet:
         steps[lanes] = made
         return Steps(self._observation, success, unstable), steps
 
+    def _settle(self, lane: int) -> None:
+        first, row = self._lanes[0], self._step_addresses[lane : lane + 1]
+        for action in first.settling:
+            first.stepping.step(row, action[None])
+
     def _play(self, lanes: Lanes, actions: NDArray[np.float64], made: Made) -> tuple[Made, *Found]:
         first, rows = self._lanes[0], (self._step_addresses[lanes], self._observation_addresses[lanes])
-        return made, *first.stepping.play(rows, first.goal, actions, made)
+        possible, unstable = np.zeros((2, len(lanes)), np.bool_)
+
+        def play(number: int) -> None:
+            own = slice(number, number + 1)
+            step_rows, observation_rows = rows
+            found = first.stepping.play((step_rows[own], observation_rows[own]), first.goal, actions[own], made[own])
+            possible[own], unstable[own] = found
+
+        share(self._threads, play, len(lanes))
+        return made, possible, unstable
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         return self._lanes[0].images_of([self._lanes[lane] for lane in lanes.tolist()], cameras)
