@@ -136,7 +136,9 @@ def _overlap_along(one: Boxes, other: Boxes) -> Vector:
     """How deep boxes overlap [M, N] along the face normals of the first."""
     normals = one.axes.transpose(0, 2, 1).reshape(-1, 3)  # [3 M, 3]
     edges = (other.axes * other.half_sizes[:, None]).transpose(0, 2, 1).reshape(-1, 3)  # [3 N, 3]
-    reach = np.abs(normals @ edges.T).reshape(len(normals), len(other.centres), 3).sum(axis=2)
+    reaches = normals @ edges.T
+    reaches = np.abs(reaches, out=reaches).reshape(len(normals), len(other.centres), 3)
+    reach = reaches[..., 0] + reaches[..., 1] + reaches[..., 2]  # twice as fast as `sum` over so short an axis
     own = (normals * np.repeat(one.centres, 3, axis=0)).sum(axis=1)
     apart = np.abs(normals @ other.centres.T - own[:, None])
     depth = one.half_sizes.reshape(-1, 1) + reach - apart
