@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nightshift import config, envs, files, policies
-from nightshift.cli import robustness_command
+from nightshift.cli import app, robustness_command
 from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
@@ -379,6 +379,25 @@ def test_a_compute_node_has_no_registry_and_may_have_no_templates(node: Node, tm
     assert refused.returncode == 1
     assert "champion is no folder here but a name of the registry, and mlflow is not installed here" in refused.stderr
     assert "name the folder of a policy" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "sentence"),
+    [
+        ("page", {"policy": "models/good"}, "--page plays nothing, so it would ignore POLICY"),
+        (
+            "page",
+            {"policy": "3", "against": "champion"},
+            "--page plays nothing, so it would ignore POLICY and --against",
+        ),
+        ("listing", {"against": "champion"}, "--list plays nothing, so it would ignore --against"),
+        ("listing", {"page": True}, "--list plays nothing, so it would ignore --page"),
+    ],
+)
+def test_a_policy_that_would_be_ignored_is_refused_by_name(option: str, given: dict[str, Any], sentence: str) -> None:
+    arguments = {"policy": "", "against": "", "listing": False, "page": False, option: True} | given
+    with pytest.raises(ConfigError, match=f"^{sentence}\n"):
+        app.robustness(**arguments)
 
 
 def test_a_report_that_was_not_brought_back_whole_is_refused(reaching: Path) -> None:
