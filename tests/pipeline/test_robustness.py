@@ -403,7 +403,7 @@ def test_a_compute_node_has_no_registry(node: Node) -> None:
     ],
 )
 def test_a_policy_that_would_be_ignored_is_refused_by_name(option: str, given: dict[str, Any], sentence: str) -> None:
-    arguments = {"policy": "", "against": "", "listing": False, "page": False, option: True} | given
+    arguments: dict[str, Any] = {"policy": "", "against": "", "listing": False, "page": False, option: True} | given
     with pytest.raises(ConfigError, match=f"^{sentence}\n"):
         app.robustness(**arguments)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -105,9 +104,11 @@ def test_an_error_for_people_ends_the_run_and_every_process(others: set[BaseProc
 
 
 def test_answers_that_are_no_longer_wanted_leave_no_process(others: set[BaseProcess]) -> None:
-    with closing(LocalPool(ENV, TWO_PROCESSES).run(WANTED)) as running:
-        next(running)
-        assert len(set(multiprocessing.active_children()) - others) == TWO_PROCESSES.threads
+    running = LocalPool(ENV, TWO_PROCESSES).run(WANTED)
+    next(running)
+    assert len(set(multiprocessing.active_children()) - others) == TWO_PROCESSES.threads
+    assert isinstance(running, Generator)
+    running.close()
     assert set(multiprocessing.active_children()) == others
 
 

@@ -4,7 +4,7 @@ demos in processes of their own where there are several threads (players.py)."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -40,14 +40,14 @@ class LocalPool:
 
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
-    ) -> Generator[tuple[int, list[Trajectory]], None, None]:
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
         if self._players is None or policy is not None or not all(map(_is_demo, requests)):
             return self._run_here(requests, policy)
         return self._run_demos(requests, self._players)
 
     def _run_demos(
         self, requests: Sequence[RolloutRequest], players: ExpertPlayers
-    ) -> Generator[tuple[int, list[Trajectory]], None, None]:
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
         """Played without images by processes, and where there are cameras again by this one, which draws them all: as
         many at a time as the engine plays at once, which a run that is killed loses."""
         with closing(players.run(requests)) as playing:
@@ -67,7 +67,7 @@ class LocalPool:
         requests: Sequence[RolloutRequest],
         policy: PolicySnapshot | None,
         recorded: Recorded = MappingProxyType({}),
-    ) -> Generator[tuple[int, list[Trajectory]], None, None]:
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
         retries = Retries(requests)
         waiting = deque(enumerate(requests))
         turns = self._engine.play(waiting, policy, recorded)
