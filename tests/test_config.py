@@ -186,7 +186,8 @@ def test_the_clone_and_all_that_follows_training_is_never_skipped() -> None:
 
 def test_bins_have_an_entropy_without_a_std() -> None:
     changes = {"policy": {**VLA, "head": "bins"}, "rloo": {"entropy_coef": 0.1}}
-    config.Params.model_validate(config.merged(PARAMS, changes))
+    params = config.Params.model_validate(config.merged(PARAMS, changes))
+    assert (params.policy.head, params.rloo.entropy_coef) == ("bins", 0.1)
 
 
 def test_params_are_read_where_pyyaml_was_built_without_libyaml(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project, nightshift
 from tests.flows.conftest import PrefectServer
 from tests.flows.prefect_runs import ask, newest, state, task_states
+from tests.forks import fork, read_prefect_variables
 from tests.soak.faults import CLOCK, WRONG_CLOCK, can_jump
 from tests.waiting import wait_until
 
@@ -134,21 +135,18 @@ def test_a_night_with_nothing_to_do_marks_what_was_killed_after_its_last_stage(r
     assert state(url, dead.id) == "Crashed"
 
 
-KILLED_AS_SOON_AS_IT_IS_RUNNING = """
-import os, signal
-from flows.pipeline import pipeline
-
-def kill(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-pipeline.with_options(on_running=[kill])()
-"""
+def run_until_it_is_running(url: str) -> None:
+    """The pipeline, in a process that is killed as soon as Prefect shows it as Running."""
+    os.chdir(REPOSITORY)
+    os.environ["PREFECT_API_URL"] = url
+    read_prefect_variables()
+    pipeline.with_options(on_running=[lambda *_: os.kill(os.getpid(), signal.SIGKILL)])()
 
 
 def test_a_run_that_was_killed_as_soon_as_it_was_running_is_shown_as_dead(url: str) -> None:
-    script = [sys.executable, "-c", KILLED_AS_SOON_AS_IT_IS_RUNNING]
-    killed = subprocess.run(script, cwd=REPOSITORY, env={**os.environ, "PREFECT_API_URL": url}, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = fork(run_until_it_is_running, url)
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     run = newest(url)
     assert run.state_name == "Running"
     assert run.id in [dead.id for dead in ask(url, lifecycle.mark_leftovers)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nightshift import config, envs, files, policies
-from nightshift.cli import robustness_command
+from nightshift.cli import app, robustness_command
 from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
@@ -25,7 +26,7 @@ from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.statistics.intervals import Rate
 from tests.browser import browser
 from tests.command import Command
-from tests.compute_node import Node, make_site
+from tests.compute_node import Node, forking_python, make_site
 from tests.conftest import edit, make_project
 from tests.pipeline.test_precheck import SEEING
 from tests.rollouts.parts import policy
@@ -244,6 +245,7 @@ def test_the_command_fails_where_the_policy_fell_and_says_under_what(
     """The fast one overshoots where its actions arrive late; the slow one does not get there through noise."""
     robustness_command.evaluate("models/good", "models/good")
     assert "fell" not in capsys.readouterr().out
+    assert (reaching / paths.ROBUSTNESS_PAGE).exists()
     for ours, theirs, name in (("good", "slow", "action_delay"), ("slow", "good", "action_noise")):
         with pytest.raises(
             RobustnessFell, match=rf"models/{ours} is lower than models/{theirs} by [0-9.]+ points under {name}"
@@ -341,22 +343,34 @@ def test_the_page_has_curves_a_heat_map_and_films_and_fits_every_screen(reaching
             assert films == [True]
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages of a compute node that cannot write pages either, and on which nightshift is not installed."""
+    return make_site(tmp_path_factory.mktemp("node") / "site", "nightshift", "__editable__", "jinja2")
+
+
+@pytest.fixture(scope="module")
+def python(site: Path) -> Iterator[str]:
+    with forking_python(site) as address:
+        yield address
+
+
 @pytest.fixture
-def node(reaching: Path, tmp_path: Path) -> Node:
-    """A compute node with the project's files and policies, on which nightshift is not installed."""
+def node(reaching: Path, tmp_path: Path, site: Path, python: str) -> Node:
+    """A compute node with the project's files and policies."""
     shutil.copytree(reaching, tmp_path / "node", ignore=shutil.ignore_patterns(".git", ".venv"))
-    return Node(tmp_path / "node", make_site(tmp_path / "site", "nightshift", "__editable__"))
+    return Node(tmp_path / "node", site, python)
 
 
-def test_a_compute_node_plays_the_grid_and_shows_failures_as_stills_where_it_cannot_encode(
+def test_a_compute_node_plays_the_grid_and_the_page_is_made_at_home_with_stills_where_it_could_not_encode(
     node: Node, reaching: Path
 ) -> None:
     ended = node.run("robustness", "models/good")
     assert ended.returncode == 0, ended.stderr
     assert "robustness.films is 1, and av is not installed here: failures are shown as stills" in ended.stderr
-    assert (node.root / paths.ROBUSTNESS_PAGE).exists()
+    assert "the page needs jinja2: nightshift robustness --page makes it" in " ".join(ended.stdout.split())
+    assert (node.root / paths.ROBUSTNESS_REPORT).exists() and not (node.root / paths.ROBUSTNESS_PAGE).exists()
     shutil.copytree(node.root / paths.ROBUSTNESS, reaching / paths.ROBUSTNESS)
-    (reaching / paths.ROBUSTNESS_PAGE).unlink()
     robustness_command.page()
     written = (reaching / paths.ROBUSTNESS_PAGE).read_text()
     assert "<video" not in written and written.count('class="stills"') == 1
@@ -368,17 +382,30 @@ def test_a_compute_node_plays_the_grid_and_shows_failures_as_stills_where_it_can
             assert tab.evaluate("document.querySelector('.stills').getBoundingClientRect().height > 40"), width
 
 
-def test_a_compute_node_has_no_registry_and_may_have_no_templates(node: Node, tmp_path: Path) -> None:
-    edit(node.root, "robustness", perturbations=["action_delay"], strengths=[1.0], init_states=1, films=0)
-    bare = Node(node.root, make_site(tmp_path / "bare", "jinja2"))
-    ended = bare.run("robustness", "models/good")
-    assert ended.returncode == 0, ended.stderr
-    assert "the page needs jinja2: nightshift robustness --page makes it" in " ".join(ended.stdout.split())
-    assert (node.root / paths.ROBUSTNESS_REPORT).exists() and not (node.root / paths.ROBUSTNESS_PAGE).exists()
-    refused = bare.run("robustness")
+def test_a_compute_node_has_no_registry(node: Node) -> None:
+    refused = node.run("robustness")
     assert refused.returncode == 1
     assert "champion is no folder here but a name of the registry, and mlflow is not installed here" in refused.stderr
     assert "name the folder of a policy" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "sentence"),
+    [
+        ("page", {"policy": "models/good"}, "--page plays nothing, so it would ignore POLICY"),
+        (
+            "page",
+            {"policy": "3", "against": "champion"},
+            "--page plays nothing, so it would ignore POLICY and --against",
+        ),
+        ("listing", {"against": "champion"}, "--list plays nothing, so it would ignore --against"),
+        ("listing", {"page": True}, "--list plays nothing, so it would ignore --page"),
+    ],
+)
+def test_a_policy_that_would_be_ignored_is_refused_by_name(option: str, given: dict[str, Any], sentence: str) -> None:
+    arguments: dict[str, Any] = {"policy": "", "against": "", "listing": False, "page": False, option: True} | given
+    with pytest.raises(ConfigError, match=f"^{sentence}\n"):
+        app.robustness(**arguments)
 
 
 def test_a_report_that_was_not_brought_back_whole_is_refused(reaching: Path) -> None:

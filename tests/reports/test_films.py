@@ -43,20 +43,20 @@ def test_a_state_whose_simulator_failed_is_not_filmed() -> None:
 
 def test_a_film_is_h264_as_fast_as_the_robot_moved_with_a_strip_of_stills(tmp_path: Path) -> None:
     frames = np.random.default_rng(0).integers(0, 255, (9, 33, 48, 3), dtype=np.uint8)
-    films.write(tmp_path / "film.mp4", frames)
+    films.write(tmp_path / "film.mp4", frames, rate=20)
     with av.open(tmp_path / "film.mp4") as video:
         stream = video.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
-        assert (str(stream.average_rate), stream.width, stream.height) == ("10", 48, 32)
+        assert (str(stream.average_rate), stream.width, stream.height) == ("20", 48, 32)
         assert sum(1 for _ in video.decode(video=0)) == 9
     with Image.open(tmp_path / "film.jpg") as strip:
         assert strip.size == (6 * round(48 * 128 / 33), 128)
 
 
 def test_what_the_policy_saw_is_beside_the_scene_until_its_next_decision() -> None:
-    frames = np.zeros((6, 8, 8, 3), np.uint8)  # before steps 0, 2, 4, 6 and 8, and after the last
-    seen = np.full((3, 4, 4, 3), [[[[10]]], [[[20]]], [[[30]]]], np.uint8)  # two decisions of six steps, and the end
-    film = films.with_views(frames, [seen, seen + 5], chunk=6)
+    frames = np.zeros((6, 8, 8, 3), np.uint8)  # before steps 0 to 4, and after the last
+    seen = np.full((3, 4, 4, 3), [[[[10]]], [[[20]]], [[[30]]]], np.uint8)  # two decisions of three steps, and the end
+    film = films.with_views(frames, [seen, seen + 5], chunk=3)
     assert film.shape == (6, 8, 24, 3)
     assert film[:, 0, 8, 0].tolist() == [10, 10, 10, 20, 20, 30]
     assert film[:, 0, 16, 0].tolist() == [15, 15, 15, 25, 25, 35]

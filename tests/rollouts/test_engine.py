@@ -397,7 +397,7 @@ def test_films_have_their_frames_within_chunks_too() -> None:
 
 def test_filming_changes_no_episode() -> None:
     actor = snapshot(policy(chunk=CHUNK))
-    filmed = play([request(0, frames_every=2)], actor, env=SEEN, make_fleet=Seeing())
+    filmed = play([request(0, frames_every=1)], actor, env=SEEN, make_fleet=Seeing())
     (plain,) = play([request(0)], actor, env=SEEN, make_fleet=Seeing())
     for one, other in zip(filmed[0], plain, strict=True):
         np.testing.assert_array_equal(one.actions, other.actions)

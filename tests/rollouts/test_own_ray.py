@@ -1,4 +1,4 @@
-"""A Ray that a pool starts for itself, with workers in new interpreters, as where no RAY_ADDRESS is set."""
+"""A Ray that a pool starts for itself, with a worker in a new interpreter, as where no RAY_ADDRESS is set."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory, handlers: dict[int, object]) 
     this process from then on, and the clusters of other tests have none."""
     with mock.patch.dict(os.environ, RAY_AUTH_MODE="disabled"):
         environment.apply(tmp_path_factory.mktemp("project"))
-        pool = RayPool(2, ENV)
+        pool = RayPool(1, ENV)
     yield pool
     pool.close()
 
 
-def test_its_workers_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
+def test_its_worker_and_this_process_play_the_same_episodes(pool: RayPool) -> None:
     here = dict(LocalPool(ENV).run(requests(5), POLICY))
     assert same(actions(dict(pool.run(requests(5), POLICY))), actions(here))
 

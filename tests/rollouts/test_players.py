@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -107,7 +107,8 @@ def test_answers_that_are_no_longer_wanted_leave_no_process(others: set[BaseProc
     running = LocalPool(ENV, TWO_PROCESSES).run(WANTED)
     next(running)
     assert len(set(multiprocessing.active_children()) - others) == TWO_PROCESSES.threads
-    running.close()  # type: ignore[attr-defined]
+    assert isinstance(running, Generator)
+    running.close()
     assert set(multiprocessing.active_children()) == others
 
 

@@ -200,8 +200,8 @@ def test_every_candidate_is_filmed_on_the_same_states_and_films_are_kept_with_th
         key = (film["candidate"], film["task"], film["init_state"])
         assert counted[key] == (film["success"], film["length"]), "the film shows another episode than was counted"
         with av.open(paths.EVALUATION / film["file"]) as video:
-            frames = sum(1 for _ in video.decode(video=0))
-        assert frames == (film["length"] + 1) // 2 + 1, "a frame per two steps and the final one"
+            rate, frames = video.streams.video[0].average_rate, sum(1 for _ in video.decode(video=0))
+        assert (rate, frames) == (FAKE.control_hz, film["length"] + 1), "a frame per control step and the final one"
     files.verify_folder(paths.EVALUATION, "")
 
 

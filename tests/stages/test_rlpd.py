@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -329,16 +329,25 @@ class NoProcesses(_experience.Actors):
         self._actors = []
 
 
-@pytest.mark.usefixtures("project")
-def test_without_a_token_of_the_user_the_stage_makes_one_that_keeps_other_users_of_the_machine_out(
+@contextlib.contextmanager
+def _listening(
     job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[ActorSpec]:
+    """The stage waits for one actor, which is not started; yields what it would be started with."""
     monkeypatch.setattr(_experience, "Actors", NoProcesses)
     one = replace(job("rlpd"), machine=params.machine.model_copy(update={"actors": 1}))
     with _experience.open_experience(
         one, one.pool(params.env), seed=0, env=params.env, states=params.states, rlpd=params.rlpd
     ):
         (spec,) = NoProcesses.specs
+        yield spec
+
+
+@pytest.mark.usefixtures("project")
+def test_without_a_token_of_the_user_the_stage_makes_one_that_keeps_other_users_of_the_machine_out(
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _listening(job, params, monkeypatch) as spec:
         with pytest.raises(LinkDown, match="asks for a token"):
             TcpLink(*spec.learner).weights(-1)
         with closing(TcpLink(*spec.learner, token=spec.token)) as link:
@@ -349,12 +358,8 @@ def test_without_a_token_of_the_user_the_stage_makes_one_that_keeps_other_users_
 def test_while_the_stage_listens_other_commands_know_that_the_port_is_the_projects_own(
     job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_experience, "Actors", NoProcesses)
-    one = replace(job("rlpd"), machine=params.machine.model_copy(update={"actors": 1}))
-    with _experience.open_experience(
-        one, one.pool(params.env), seed=0, env=params.env, states=params.states, rlpd=params.rlpd
-    ):
-        ((_, port),) = (spec.learner for spec in NoProcesses.specs)
+    with _listening(job, params, monkeypatch) as spec:
+        _, port = spec.learner
         assert ports.holder(port) == str(os.getpid())
     assert not ports.holder(port)
 

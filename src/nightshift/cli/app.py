@@ -409,9 +409,10 @@ def predict(
 
 @app.command()
 def robustness(
-    policy: Annotated[str, typer.Argument(help="champion, challenger, a version number, or a policy's folder")] = (
-        "champion"
-    ),
+    policy: Annotated[
+        str,
+        typer.Argument(help="champion, challenger, a version number, or a policy's folder", show_default="champion"),
+    ] = "",
     against: Annotated[
         str, typer.Option(help="another one, on the same episodes; fails beyond register.max_perturbation_drop")
     ] = "",
@@ -422,11 +423,13 @@ def robustness(
 ) -> None:
     """Evaluate a policy under perturbations of scene, camera, actions and instruction; run again to resume."""
     if listing:
+        robustness_command.check_alone("--list", {"--page": page, "POLICY": policy, "--against": against})
         robustness_command.listing()
     elif page:
+        robustness_command.check_alone("--page", {"POLICY": policy, "--against": against})
         robustness_command.page()
     else:
-        robustness_command.evaluate(policy, against)
+        robustness_command.evaluate(policy or "champion", against)
 
 
 @app.command()

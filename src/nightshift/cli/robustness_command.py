@@ -12,13 +12,20 @@ from rich.text import Text
 from nightshift import files
 from nightshift.cli.commands import enter
 from nightshift.cli.model_commands import new_table
-from nightshift.errors import RobustnessFell
+from nightshift.errors import ConfigError, RobustnessFell
 from nightshift.pipeline import results
 from nightshift.project import packages, paths
 from nightshift.telemetry.console import console
 
 TEMPLATES = "jinja2"
 """The package that writes pages."""
+
+
+def check_alone(option: str, others: Mapping[str, str | bool]) -> None:
+    """ConfigError if any of the others is given: an option that plays nothing would ignore it."""
+    ignored = " and ".join(name for name, given in others.items() if given)
+    if ignored:
+        raise ConfigError(f"{option} plays nothing, so it would ignore {ignored}", f"leave out {ignored}, or {option}")
 
 
 def listing() -> None:

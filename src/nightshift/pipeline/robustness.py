@@ -269,14 +269,14 @@ def _film(
 ) -> list[dict[str, Any]]:
     """Typical failures, played once more. Without a GL library: no films."""
     chosen = report.typical_failures(outcomes, params.robustness.films)
-    requests = [replace(_again(params, one), frames_every=films.FRAME_EVERY) for one in chosen]
+    requests = [replace(_again(params, one), frames_every=1) for one in chosen]
     made = []
     (folder / paths.FILMS).mkdir()
     for index, (trajectory,) in pool.run(requests, snapshot(entrant.policy)) if requests else ():
         if trajectory.frames is not None and trajectory.valid:
             one = chosen[index]
             file = Path(paths.FILMS) / f"{one['perturbation']}-{one['strength']:g}-{one['task']}.mp4"
-            films.write(folder / file, trajectory.frames)
+            films.write(folder / file, trajectory.frames, envs.suite(params.env.suite).control_hz)
             made.append({**one, "success": trajectory.success, "file": file.as_posix()})
     return sorted(made, key=lambda film: film["file"])
 

@@ -14,10 +14,6 @@ from PIL import Image
 from nightshift.project import packages
 from nightshift.statistics.paired import Cell
 
-FRAME_EVERY = 2
-"""Control steps per frame: drawing in software takes 0.12 s per frame."""
-FRAMES_PER_SECOND = 10
-"""At 20 control steps per second a film runs as fast as the robot moved."""
 ENCODER = "av"
 """The package that makes MP4s."""
 _CODEC = "libx264"
@@ -64,12 +60,12 @@ def _telling(baseline: Mapping[Cell, bool], policy: Mapping[Cell, bool], cells: 
 
 
 def with_views(frames: NDArray[np.uint8], views: Sequence[NDArray[np.uint8]], chunk: int) -> NDArray[np.uint8]:
-    """Frames [T, H, W, 3] with what the policy saw beside them, at the same height.
+    """Frames [T, H, W, 3], one per control step, with what the policy saw beside them, at the same height.
 
     Each of `views` [D, h, w, 3] is a camera: an image per decision, shown for the `chunk` steps that follow it, and one
     of the end.
     """
-    height, decisions = frames.shape[1], FRAME_EVERY * np.arange(len(frames)) // chunk
+    height, decisions = frames.shape[1], np.arange(len(frames)) // chunk
     decisions[-1] = -1
     scaled = [np.stack([_scaled(image, height) for image in images]) for images in views]
     return np.concatenate([frames, *(images[decisions] for images in scaled)], axis=2)
@@ -80,22 +76,22 @@ def _scaled(image: NDArray[np.uint8], height: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(image).resize((width, height)))
 
 
-def write(path: Path, frames: NDArray[np.uint8]) -> None:
+def write(path: Path, frames: NDArray[np.uint8], rate: int) -> None:
     """An MP4 that every browser plays (H.264, 4:2:0) at `path`, and beside it a strip of stills as JPEG, for print.
 
-    Without the package av, which a compute node may lack, the strip alone.
+    `rate`: frames per second. Without the package av, which a compute node may lack, the strip alone.
     """
     if packages.is_installed(ENCODER):
-        _encode(path, frames)
+        _encode(path, frames, rate)
     _strip(frames).save(path.with_suffix(".jpg"), quality=85)
 
 
-def _encode(path: Path, frames: NDArray[np.uint8]) -> None:
+def _encode(path: Path, frames: NDArray[np.uint8], rate: int) -> None:
     import av  # only where films are made
 
     even = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
     with av.open(path, "w") as video:
-        stream: Any = video.add_stream(_CODEC, rate=FRAMES_PER_SECOND, options=_OPTIONS)
+        stream: Any = video.add_stream(_CODEC, rate=rate, options=_OPTIONS)
         stream.height, stream.width = even.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for frame in even:

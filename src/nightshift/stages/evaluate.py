@@ -120,12 +120,13 @@ def _filmed(
 def _film(
     job: Job, env: config.Env, requests: Sequence[RolloutRequest], acting: Mapping[str, Policy], folder: Path
 ) -> list[Film]:
-    """Play these requests once more with every policy, drawn at every second control step, beside the images that the
-    policy saw. Without a GL library: no films."""
+    """Play these requests once more with every policy, drawn at every control step, beside the images that the policy
+    saw. Without a GL library: no films."""
     made: list[Film] = []
     if not requests:
         return made
-    drawn = [replace(request, frames_every=films.FRAME_EVERY) for request in requests]
+    drawn = [replace(request, frames_every=1) for request in requests]
+    rate = envs.suite(env.suite).control_hz
     (folder / paths.FILMS).mkdir()
     for name, policy in acting.items():
         for _, (trajectory,) in job.pool(env).run(drawn, snapshot(policy)):
@@ -134,7 +135,7 @@ def _film(
             request = trajectory.request
             file = Path(paths.FILMS) / f"{request.task}-{request.init_state:04d}-{name}.mp4"
             views = [_seen(trajectory, camera) for camera in cameras_in(env, policy.observations)]
-            films.write(folder / file, films.with_views(trajectory.frames, views, trajectory.chunk))
+            films.write(folder / file, films.with_views(trajectory.frames, views, trajectory.chunk), rate)
             made.append(
                 {
                     "task": request.task,
