@@ -12,7 +12,7 @@ from nightshift.envs.base import Env
 from nightshift.envs.libero.suites import AS_LIBERO_DRAWS, LIBERO_OBJECT, LIBERO_SPATIAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
-from nightshift.policies.expert import Expert
+from nightshift.policies.expert import Expert, goals
 from nightshift.policies.expert.grasp import is_held
 from nightshift.types import Body, Scene, Split, Task
 from tests.envs.test_suites import needs_assets
@@ -132,6 +132,12 @@ def test_of_several_goals_it_works_on_the_first_that_does_not_hold_yet() -> None
     assert Expert().act(scene)[0] == 1.0
     gone = replace(bodies["cube_1"], position=np.array([-0.3, 0.0, 0.92]))
     assert Expert().act(replace(scene, bodies={**bodies, "cube_1": gone}))[0] == -1.0
+
+
+def test_an_object_goes_to_its_place_before_another_is_put_on_it() -> None:
+    stacked, below = ("on", "cube_1", "cube_2"), ("in", "cube_2", "tray_1")
+    for goal in ((stacked, below), (below, stacked)):
+        assert goals.in_order(replace(cube_scene([0.0, 0.0, 1.0]), goal=goal)) == [below, stacked]
 
 
 def test_open_fingers_around_something_do_not_count_as_holding_it() -> None:

@@ -228,6 +228,20 @@ def test_the_hand_leans_back_if_upright_the_arm_would_hit_something_once_the_dra
     assert leaning.rotation[2, 2] > -0.9
 
 
+def test_a_hand_that_was_tilted_by_what_it_pushes_goes_back_before_it_pushes_on() -> None:
+    drawer = slide(0.15)
+    scene = scene_with(drawer)
+    contact = shove.choose(scene, drawer, -1.0)
+    assert contact is not None
+    behind = replace(scene, gripper_position=contact.point - shove.FINGER_HALF * contact.way)
+    forward = []
+    for tilt in (0.0, 0.3, 0.8):
+        tilted = turn_about(contact.rotation[:, 0], tilt) @ contact.rotation
+        action = shove.push(replace(behind, gripper_rotation=tilted), drawer, contact)
+        forward.append(float(action[:3] @ contact.way))
+    assert forward[0] == forward[1] > 0.0 > forward[2]
+
+
 def test_what_lies_in_a_drawer_moves_with_it_and_is_not_in_the_way() -> None:
     drawer = slide(0.15)
     inside, beside = boxes(((0.17, 0.0, 1.0), (0.01, 0.01, 0.01))), boxes(((0.3, 0.0, 1.0), (0.01, 0.01, 0.01)))

@@ -19,11 +19,20 @@ Goal = tuple[str, ...]
 
 
 def in_order(scene: Scene) -> list[Goal]:
-    """The task's goals in the order in which to reach them, with what they need."""
+    """The task's goals in the order in which to reach them, with what they need.
+
+    An object that something is put on goes to its own place before.
+    """
     ordered: list[Goal] = []
-    for goal in sorted(scene.goal, key=lambda goal: goal[0] == "close"):
+    for goal in sorted(scene.goal, key=lambda goal: (goal[0] == "close", _below(scene, goal))):
         ordered += [*_needs(scene, goal), goal]
     return ordered
+
+
+def _below(scene: Scene, goal: Goal) -> int:
+    """How many objects that have a goal of their own are to be below the goal's object."""
+    below = [other for other in scene.goal if other[0] in ("on", "in") and other[1] == goal[-1] and other != goal]
+    return sum(1 + _below(scene, other) for other in below) if goal[0] in ("on", "in") else 0
 
 
 def is_published(scene: Scene) -> bool:

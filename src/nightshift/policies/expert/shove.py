@@ -37,6 +37,7 @@ BLOCKED = 0.004  # metres inside something beyond which the hand cannot be there
 ROUND_OFF = 1e-9
 HOVER = 0.06
 LATERAL, LOW = 0.025, 0.02  # off the line of push, and above its height, at which the hand goes behind the face anew
+TILTED = 0.5  # radians off its rotation at which a hand that pushes goes behind the face anew
 PUSH_SPEED = 0.8
 OFF_MIDDLE = 0.1  # metres of strain of the arm per metre that a push passes the middle of a drawer
 Z = np.array([0.0, 0.0, 1.0])
@@ -136,12 +137,12 @@ def push(scene: Scene, joint: Joint, contact: Contact) -> Array:
     rotation = _nearer_side(scene, contact)
     offset = scene.gripper_position - contact.point
     along, lateral = float(offset @ way), float(offset @ side)
-    if abs(offset[2]) < LOW and along < 0 and abs(lateral) < LATERAL:
+    turn = float(angles(rotation, scene.gripper_rotation))
+    if abs(offset[2]) < LOW and along < 0 and abs(lateral) < LATERAL and turn < TILTED:
         ahead = scene.gripper_position + way * POSITION_SCALE * PUSH_SPEED - side * lateral
         return move_hand(scene, np.append(ahead[:2], contact.point[2]), rotation, CLOSE)
     behind = contact.point - way * (FINGER_HALF + BEHIND)
     clear = extent(joint.link, Z)[1] + HOVER + TIP_BELOW_GRIP - contact.point[2]
-    turn = float(angles(rotation, scene.gripper_rotation))
     kept = funnel(behind - scene.gripper_position, clear, turn=turn)
     return move_hand(scene, behind + up(kept), rotation, CLOSE)
 

@@ -97,7 +97,7 @@ def _bring_in(scene: Scene, name: str, place: Place) -> Array:
         return insert.push_in(scene, item, place, obstacles, _clear_above(scene, name, item.position))
     grasp = insert.choose(scene, name, place)
     if grasp is None:
-        raise ValueError(f"the expert cannot put {name} under a roof: nowhere is it narrower than the gripper opens")
+        raise ValueError(f"the expert cannot put {name} under a roof: across the way in it is too wide for the gripper")
     return _reach_and_close(scene, name, insert.by_the_easier_side(scene, grasp, place))
 
 
