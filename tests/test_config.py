@@ -65,9 +65,10 @@ def test_a_level_at_which_equal_policies_could_replace_each_other_is_refused(tmp
         config.load(write(tmp_path, changed("register", level=level)))
 
 
-def test_more_threads_than_requests_at_once_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"machine: .*threads \(4\) is above requests_at_once \(3\)"):
-        config.load(write(tmp_path, changed("machine", threads=4, requests_at_once=3)))
+def test_threads_beside_one_request_at_a_time_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"machine: .*threads is 4 and requests_at_once is 1"):
+        config.load(write(tmp_path, changed("machine", threads=4, requests_at_once=1)))
+    assert config.load(write(tmp_path, changed("machine", threads=4, requests_at_once=3))).machine.threads == 4
 
 
 @pytest.mark.parametrize(

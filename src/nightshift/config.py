@@ -116,7 +116,7 @@ class Machine(Section):
     workers: Natural
     """Processes that simulate, on Ray; 0: this process, and for demos as many others as there are threads."""
     threads: Count
-    """Threads of each simulator process that step simulations; at most requests_at_once."""
+    """Threads of each simulator process that step simulations, of one request or of several."""
     requests_at_once: Count
     """Requests (groups of episodes) that one simulator process plays side by side. On a GPU they share a batch."""
     actors: Natural
@@ -147,10 +147,10 @@ class Machine(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Machine:
-        if self.threads > self.requests_at_once:
+        if self.threads > 1 and self.requests_at_once == 1:
             raise ValueError(
-                f"threads ({self.threads}) is above requests_at_once ({self.requests_at_once}): a thread steps one "
-                "request at a time, so raise requests_at_once or lower threads"
+                f"threads is {self.threads} and requests_at_once is 1: one request at a time is played in one thread, "
+                "so raise requests_at_once or set threads to 1"
             )
         if self.strategy == "fsdp" and self.ranks == 1 and not self.cpu_offload:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -45,7 +46,26 @@ def test_threads_that_all_share_their_work_do_not_wait_for_one_another() -> None
     assert len(done) == 16
 
 
-def test_nobody_writes_any_more_once_it_returns_and_a_helpers_error_is_the_callers() -> None:
+def test_nobody_works_any_more_once_it_has_raised_and_the_rest_is_left_undone() -> None:
+    caller, begun, raised = threading.get_ident(), threading.Barrier(2), threading.Event()
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        if number < 2:
+            begun.wait(timeout=30)
+        if threading.get_ident() == caller:
+            raised.set()
+            raise ValueError("of the caller")
+        raised.wait(timeout=30)
+        time.sleep(0.05)  # the caller is in its `finally` by then
+        done.append(number)
+
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="of the caller"):
+        share(threads, work, 2)
+    assert len(done) == 1
+
+
+def test_a_helpers_error_is_the_callers() -> None:
     caller, begun = threading.get_ident(), threading.Barrier(2)
 
     def work(_: int) -> None:

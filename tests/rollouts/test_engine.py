@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -261,6 +262,27 @@ def test_scenes_are_changed_by_the_threads_that_simulate_and_closed_after_their_
     assert (set(noted.altered) == set(noted.made)) == (at_once == 1)
     assert at_once == 1 or not set(noted.altered) & set(noted.made)
     pool.close()
+
+
+class Sharing(SequentialFleet):
+    """Notes the threads that it may step in."""
+
+    def __init__(self, task: Task, given: list[Executor]) -> None:
+        super().__init__(lambda: envs.make(task, ENV))
+        self._given = given
+
+    def share(self, threads: Executor) -> None:
+        self._given.append(threads)
+
+
+@pytest.mark.parametrize(("threads", "times"), [(1, 0), (2, 1)])
+def test_a_fleet_may_step_its_simulators_in_the_threads_of_the_engine_where_they_are_several(
+    threads: int, times: int
+) -> None:
+    given: list[Executor] = []
+    wanted = [request(state) for state in range(3)]
+    play(wanted, snapshot(policy()), settings(2, threads), make_fleet=lambda task, _: Sharing(task, given))
+    assert len(given) == times
 
 
 # Failures

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from nightshift.policies.arrays import to_tensor
 from nightshift.policies.base import Inputs, Policy, observation_dtype
+from nightshift.policies.device import free_memory
 from nightshift.types import Observation, Trajectory
 
 _NEAR_SHARE = 1 / 16
-"""Of a GPU's memory. The rest is for weights and activations."""
+"""Of a GPU's free memory. The rest is for activations."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,10 @@ class DecisionBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def near(self, device: torch.device) -> DecisionBatch:
-        """With the inputs on the device if they take a small part of its memory: every epoch reads them anew, and to
-        gather and send images takes longer than to learn from them."""
-        if device.type == "cpu":
-            return self
+        """With the inputs on the device if they take a small part of its free memory: every epoch reads them anew, and
+        to gather and send images takes longer than to learn from them."""
         needed = sum(tensor.nbytes for tensor in self.inputs.values())
-        _, memory = torch.cuda.mem_get_info(device)
-        if needed > _NEAR_SHARE * memory:
+        if device.type == "cpu" or needed > _NEAR_SHARE * free_memory(device):
             return self
         return replace(self, inputs={name: tensor.to(device) for name, tensor in self.inputs.items()})
 

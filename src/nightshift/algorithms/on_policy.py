@@ -163,7 +163,7 @@ class OnPolicyLearner:
             return
         self.critic_optimizer.begin_update(progress)
         for index in self._minibatches(local):
-            self._critic_step(self.critic, batch[index])
+            self._critic_step(self.critic, batch.critic_features[index], batch.returns[index])
 
     def _minibatches(self, local: RankSlice) -> Iterator[Tensor]:
         """This rank's part of every minibatch; the order is the same on all ranks."""
@@ -196,12 +196,12 @@ class OnPolicyLearner:
         norm = self.policy_optimizer.step()
         return {**dict(zip(_TERMS, sums.tolist(), strict=True)), "grad_norm": norm}
 
-    def _critic_step(self, critic: ValueNetwork, minibatch: DecisionBatch) -> None:
+    def _critic_step(self, critic: ValueNetwork, features: Tensor, returns: Tensor) -> None:
         """One gradient step on the squared error of the values."""
-        total = torch.tensor(float(len(minibatch)))
+        total = torch.tensor(float(len(returns)))
         self._strategy.sum([total])
-        for index in self._microbatches(len(minibatch)):
-            loss = (critic(minibatch.critic_features[index]) - minibatch.returns[index]).square().sum() / total
+        for index in self._microbatches(len(returns)):
+            loss = (critic(features[index]) - returns[index]).square().sum() / total
             loss.backward()
         self.critic_optimizer.step()
 

@@ -114,13 +114,15 @@ class DemoLoader:
         """This rank's part of the next batch."""
         while len(self._ahead) <= _AHEAD:
             self._ahead.append(self._prefetch())
-        batch, self.state = self._ahead.popleft()
-        return batch.result()
+        batch = self._ahead[0].batch.result()
+        self.state = self._ahead.popleft().state
+        return batch
 
     def restore(self, state: Tensor) -> None:
         self._generator.set_state(state)
         self.state = state
-        self._ahead.clear()
+        while self._ahead:
+            self._ahead.pop().batch.cancel()
 
     def _prefetch(self) -> _Ahead:
         index = torch.randint(len(self._demos), (self._batch_size,), generator=self._generator)

@@ -26,6 +26,7 @@ def share(threads: Executor | None, work: Callable[[int], None], count: int) -> 
     try:
         take_part()
     finally:
+        to_do.clear()  # after an error nobody needs the rest
         begun = [helper for helper in helpers if not helper.cancel()]
         errors = [helper.exception() for helper in begun]  # waits for them: they write where the caller reads
     for error in errors:

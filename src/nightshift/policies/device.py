@@ -19,6 +19,12 @@ def resolve(setting: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if present and setting != "cpu" else "cpu")
 
 
+def free_memory(gpu: torch.device) -> int:
+    """Bytes, with those that torch has reserved and does not use."""
+    free, _ = torch.cuda.mem_get_info(gpu)
+    return free + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+
+
 POLICY_SIZE = "the size of the policy (section policy)"
 """What to lower where the weights alone do not fit."""
 

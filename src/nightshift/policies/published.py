@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
@@ -25,6 +26,8 @@ ADAPTER = "adapter"
 _IMAGES_ON_CPU = 4
 """Images that are preprocessed at once: so few fit into a core's cache as 32-bit numbers."""
 _IMAGES_ON_GPU = 256
+_ON_GPU = threading.Lock()
+"""One thread at a time prepares images on the GPU: several read demos ahead, and memory is short there."""
 """All those of an iteration would take four times their memory."""
 VISION_FEATURES = "vision_features"
 """The latent of that name, [B, N, width]: the vision encoder's features of N patches of all cameras."""
@@ -197,7 +200,9 @@ class PublishedPolicy(EncoderPolicy):
         """On a GPU where the policy is on one: there and back is cheap, and a JPEG round trip takes a core 20 ms."""
         if self.device.type != "cuda":
             return torch.cat([self.preprocess(part) for part in torch.split(images, _IMAGES_ON_CPU)])
-        return torch.cat([self.preprocess(part.to(self.device)).cpu() for part in torch.split(images, _IMAGES_ON_GPU)])
+        with _ON_GPU:
+            parts = torch.split(images, _IMAGES_ON_GPU)
+            return torch.cat([self.preprocess(part.to(self.device)).cpu() for part in parts])
 
     @abstractmethod
     def _freeze(self) -> None:

@@ -1,4 +1,4 @@
-"""Many LIBERO simulations in one process, stepped by one compiled call."""
+"""Many LIBERO simulations in one process, each stepped by a compiled call."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LiberoFleet:
         return self.advance(actions[:, None], active)[0]
 
     def advance(self, actions: Array, active: NDArray[np.bool_]) -> tuple[Steps, NDArray[np.int64]]:
-        """Python runs per call, not per simulation and step, but where a simulation may have reached the goal."""
+        """Python runs per simulation, not per step, but where a simulation may have reached the goal."""
         (lanes,) = active.nonzero()  # a third of the time of np.flatnonzero
         usable = usable_actions(self.task, self._steps + 1, actions[lanes])
         made = np.zeros(len(lanes), np.int64)

@@ -1,7 +1,7 @@
 """Which goal to work on now: the first of the task's goals that does not hold, after what it needs.
 
-What is to be closed comes last, and what is to be put in comes after opening that. All of it is read from the scene, so
-an interrupted episode goes on where it is.
+What is to be closed comes last, what is to be put in comes after opening that, and what is below comes before what is
+put on it. All of it is read from the scene, so an interrupted episode goes on where it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def in_order(scene: Scene) -> list[Goal]:
 
 
 def _below(scene: Scene, goal: Goal) -> int:
-    """How many objects that have a goal of their own are to be below the goal's object."""
+    """How many objects with a goal of their own are to be below the goal's object; regions of objects do not count."""
     below = [other for other in scene.goal if other[0] in ("on", "in") and other[1] == goal[-1] and other != goal]
     return sum(1 + _below(scene, other) for other in below) if goal[0] in ("on", "in") else 0
 
