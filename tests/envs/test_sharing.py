@@ -20,12 +20,6 @@ def test_all_of_it_is_done_once(size: int, count: int) -> None:
     assert sorted(done) == list(range(count))
 
 
-def test_without_threads_it_is_done_in_order() -> None:
-    done: list[int] = []
-    share(None, done.append, 3)
-    assert done == [0, 1, 2]
-
-
 def test_idle_threads_take_part() -> None:
     both_here = threading.Barrier(2)
     with ThreadPoolExecutor(1) as threads:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 
-def share(threads: Executor | None, work: Callable[[int], None], count: int) -> None:
+def share(threads: Executor, work: Callable[[int], None], count: int) -> None:
     """Do `work` of 0 to count - 1, each once: in this thread and in those of `threads` that are idle.
 
     This thread may belong to the pool itself: it takes what nobody has begun, so it never waits for a place in it.
@@ -22,7 +22,7 @@ def share(threads: Executor | None, work: Callable[[int], None], count: int) -> 
                 return
             work(number)
 
-    helpers = [] if threads is None else [threads.submit(take_part) for _ in range(count - 1)]
+    helpers = [threads.submit(take_part) for _ in range(count - 1)]
     try:
         take_part()
     finally:
