@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -21,9 +21,15 @@ def test_all_of_it_is_done_once(size: int, count: int) -> None:
 
 
 def test_idle_threads_take_part() -> None:
-    both_here = threading.Barrier(2)
+    both_here, took_part = threading.Barrier(2), set()
+
+    def work(_: int) -> None:
+        both_here.wait(timeout=30)
+        took_part.add(threading.get_ident())
+
     with ThreadPoolExecutor(1) as threads:
-        share(threads, lambda _: void(both_here.wait(timeout=30)), 2)
+        share(threads, work, 2)
+    assert len(took_part) == 2
 
 
 def test_threads_that_all_share_their_work_do_not_wait_for_one_another() -> None:
@@ -40,23 +46,28 @@ def test_threads_that_all_share_their_work_do_not_wait_for_one_another() -> None
     assert len(done) == 16
 
 
-def test_nobody_works_any_more_once_it_has_raised_and_the_rest_is_left_undone() -> None:
-    caller, begun, raised = threading.get_ident(), threading.Barrier(2), threading.Event()
+def test_nobody_works_any_more_once_it_has_raised_and_the_rest_is_left_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, both_began, awaited = threading.get_ident(), threading.Barrier(2), threading.Event()
     done: list[int] = []
+    exception = Future.exception
+
+    def told(helper: Future[Any], timeout: float | None = None) -> BaseException | None:
+        awaited.set()
+        return exception(helper, timeout)
 
     def work(number: int) -> None:
         if number < 2:
-            begun.wait(timeout=30)
+            both_began.wait(timeout=30)
         if threading.get_ident() == caller:
-            raised.set()
             raise ValueError("of the caller")
-        raised.wait(timeout=30)
-        time.sleep(0.05)  # the caller is in its `finally` by then
+        awaited.wait(timeout=30)
         done.append(number)
 
-    with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="of the caller"):
-        share(threads, work, 2)
-    assert len(done) == 1
+    monkeypatch.setattr(Future, "exception", told)
+    with ThreadPoolExecutor(1) as threads:
+        with pytest.raises(ValueError, match="of the caller"):
+            share(threads, work, 3)
+        assert len(done) == 1
 
 
 def test_a_helpers_error_is_the_callers() -> None:
@@ -69,7 +80,3 @@ def test_a_helpers_error_is_the_callers() -> None:
 
     with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="of the helper"):
         share(threads, work, 2)
-
-
-def void(_: object) -> None:
-    """For work that returns something."""

@@ -14,7 +14,7 @@ from nightshift.policies.base import Inputs, Policy, observation_dtype
 from nightshift.policies.device import free_memory
 from nightshift.types import Observation, Trajectory
 
-_NEAR_SHARE = 1 / 16
+_RESIDENT_SHARE = 1 / 16
 """Of a GPU's free memory. The rest is for activations."""
 
 
@@ -40,11 +40,11 @@ class DecisionBatch:
     def to(self, device: torch.device) -> DecisionBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def near(self, device: torch.device) -> DecisionBatch:
+    def resident_on(self, device: torch.device) -> DecisionBatch:
         """With the inputs on the device if they take a small part of its free memory: every epoch reads them anew, and
         to gather and send images takes longer than to learn from them."""
         needed = sum(tensor.nbytes for tensor in self.inputs.values())
-        if device.type == "cpu" or needed > _NEAR_SHARE * free_memory(device):
+        if device.type == "cpu" or needed > _RESIDENT_SHARE * free_memory(device):
             return self
         return replace(self, inputs={name: tensor.to(device) for name, tensor in self.inputs.items()})
 

@@ -88,7 +88,7 @@ class OnPolicyLearner:
 
     def update_on(self, batch: DecisionBatch, progress: float) -> dict[str, float]:
         """The update on a batch that has advantages. What the mask excludes has no influence, also if it is NaN."""
-        batch = batch.with_zero_padding().near(self.policy.device)
+        batch = batch.with_zero_padding().resident_on(self.policy.device)
         local = rank_slice(self._strategy, len(batch))
         start = self._log_probs(batch)
         if self._recomputes_log_probs:

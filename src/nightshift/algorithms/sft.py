@@ -32,8 +32,7 @@ Observe = Callable[[NDArray[np.int64]], Observation]
 _GENERATOR = "generator"
 """The name of the state of the loader's random generator in a checkpoint."""
 _AHEAD = 4
-"""Batches that are read ahead, each by a thread: one thread copies about a gigabyte of images in a second, and a GPU
-learns faster."""
+"""Batches that are read ahead, each by a thread: to gather the images of one may take longer than a step on a GPU."""
 _SEEDS_APART = 2**32
 """More than a run has steps, so that no step of two seeds has the same augmentation."""
 

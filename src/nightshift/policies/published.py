@@ -26,9 +26,9 @@ ADAPTER = "adapter"
 _IMAGES_ON_CPU = 4
 """Images that are preprocessed at once: so few fit into a core's cache as 32-bit numbers."""
 _IMAGES_ON_GPU = 256
+"""All those of an iteration would take four times their memory."""
 _ON_GPU = threading.Lock()
 """One thread at a time prepares images on the GPU: several read demos ahead, and memory is short there."""
-"""All those of an iteration would take four times their memory."""
 VISION_FEATURES = "vision_features"
 """The latent of that name, [B, N, width]: the vision encoder's features of N patches of all cameras."""
 
