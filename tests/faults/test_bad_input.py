@@ -80,6 +80,13 @@ CONFLICT = "<<<<<<< HEAD\nseed: 1\n=======\nseed: 2\n>>>>>>> theirs\n"
         ("dvc.lock", "schema: '2.0'\nstages:\n  states: {\n", "is not valid YAML", "git checkout -- dvc.lock"),
         ("dvc.lock", "", "is damaged", "git checkout -- dvc.lock"),
         ("dvc.yaml", CONFLICT, "unresolved git conflict in line 1", "git checkout --ours -- dvc.yaml"),
+        (".dvc/config", CONFLICT, "unresolved git conflict in line 1", "git checkout --ours -- .dvc/config"),
+        (
+            "data/imports/goal.dvc",
+            f"outs:\n{CONFLICT}",
+            "unresolved git conflict in line 2",
+            "git checkout --ours -- data/imports/goal.dvc",
+        ),
     ],
 )
 def test_damaged_and_conflicted_files_are_named_with_the_line(

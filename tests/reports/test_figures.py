@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from nightshift.reports import figures
+from nightshift.reports.candidates import Candidate
 from nightshift.reports.history import History
 from nightshift.statistics.intervals import Rate
+from nightshift.telemetry import interventions as names
 
 
 @pytest.fixture
@@ -63,11 +66,46 @@ def test_a_kl_that_overflowed_is_left_out(axes: Axes) -> None:
     assert np.asarray(line.get_ydata()).tolist() == [0.2]
 
 
-def test_a_training_with_interventions_shows_how_much_the_policy_was_helped(axes: Axes) -> None:
-    metrics = [{"rollout/success": 0.9, "intervention/share": share} for share in (0.6, 0.2)]
-    figures._training(axes, "RLPD", History(algorithm="", iterations=metrics, validation={}, kept=1))
-    lines = {str(line.get_label()): line for line in axes.get_lines()}
-    assert np.asarray(lines["intervened steps, training"].get_ydata()).tolist() == [0.6, 0.2]
+HELPED = [
+    {"rollout/success": 0.9, names.PER_EPISODE: often, names.SHARE: share, names.STEPS_BETWEEN: between}
+    for often, share, between in ((2.0, 0.6, 30.0), (0.5, 0.2, 90.0))
+]
+
+
+def test_a_training_with_interventions_shows_how_often_how_much_and_how_far_apart_the_policy_was_helped() -> None:
+    drawn, panels = plt.subplots(3)
+    history = History(algorithm="", iterations=HELPED, validation={}, kept=1, control_hz=20)
+    figures._interventions(panels.tolist(), "RLPD", history)
+    shown = {one.get_title(loc="left"): np.asarray(one.get_lines()[0].get_ydata()).tolist() for one in panels}
+    plt.close(drawn)
+    assert shown == {
+        "RLPD: interventions per episode": [2.0, 0.5],
+        "RLPD: intervened steps (%)": [60.0, 20.0],
+        "RLPD: seconds between interventions, at least": [1.5, 4.5],
+    }
+
+
+def test_a_history_that_does_not_know_its_control_rate_shows_control_steps() -> None:
+    history = History(algorithm="", iterations=HELPED, validation={}, kept=1)
+    assert history.interventions()["control steps between interventions, at least"] == {1: 30.0, 2: 90.0}
+
+
+def test_the_figure_of_an_evaluation_has_panels_of_interventions_where_somebody_could_take_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(plt, "close", lambda figure: drawn.extend(one.get_title(loc="left") for one in figure.axes))
+    rate = Rate(5, 10).to_json()
+    report = {
+        "candidates": [{"label": "SFT", "overall": rate, "tasks": {"lift": rate}}],
+        "grid": {"episodes": 10},
+    }
+    for iterations in (HELPED, [{"rollout/success": 0.9}]):
+        history = History(algorithm="", iterations=iterations, validation={}, kept=1, control_hz=20)
+        candidate = Candidate(name="rlpd", label="RLPD", folder=tmp_path, history=history)
+        drawn.clear()
+        figures.evaluation(tmp_path / "e.png", report, [candidate])
+        assert ("RLPD: seconds between interventions, at least" in drawn) == (iterations is HELPED)
 
 
 def test_every_bar_has_its_number(axes: Axes) -> None:

@@ -152,9 +152,15 @@ def test_a_policy_that_is_better_over_all_but_fell_on_one_task_stays_challenger_
 
 
 def test_another_grid_cannot_be_told_and_no_champion_is_a_reason() -> None:
-    elsewhere = gate.other_grid("version 2 (sft)", "version 1", Rate(150, 190))
+    elsewhere = gate.not_compared("version 2 (sft)", "version 1", Rate(150, 190), RULES, number="2", why="")
     assert (elsewhere.promote, elsewhere.p_value) == (False, None)
     assert "solved 150 of 190 states, but version 1 was not evaluated on this grid" in elsewhere.reason
+    assert elsewhere.reason.endswith("; nightshift run --force-stage evaluate lets both play it")
+    unable = gate.not_compared("version 2 (sft)", "version 1", Rate(150, 190), RULES, number="2", why="no camera")
+    assert "version 1 cannot play this grid (no camera)" in unable.reason
+    assert unable.reason.endswith("; nightshift promote 2 makes it champion")
+    nothing = gate.not_compared("version 2 (sft)", "version 1", Rate(0, 190), RULES, number="2", why="")
+    assert nothing.verdict is gate.Verdict.NOT_PROMOTED, "nobody is asked to promote what solves nothing"
     alone = gate.no_champion("version 1 (sft)", Rate(150, 190), RULES)
     assert alone.promote
     assert alone.reason == "version 1 (sft) becomes champion: there was none, and it solved 150 of 190 states"

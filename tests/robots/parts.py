@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -113,6 +113,8 @@ class FaultyServer:
         self.misbehave: Misbehaviour = well_behaved
         self.is_reachable = True
         """False: requests never arrive."""
+        self.loses: Callable[[str], bool] = lambda endpoint: False
+        """Whether this request never arrives."""
         self.clients: list[RobotClient] = []
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.finished = threading.Event()
@@ -149,7 +151,7 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             endpoint = self.path[1:]
-            if not server.is_reachable:
+            if not server.is_reachable or server.loses(endpoint):
                 self.close_connection = True
                 return
             with contextlib.suppress(ValueError):
@@ -178,11 +180,17 @@ class WatchedArm(SimulatedArm):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self.told: list[str] = []
         self._opening = 0.5
-        self.force = np.zeros(3)
+        self.force, self.torque, self.velocity = np.zeros(3), np.zeros(3), np.zeros(6)
+        self.compliance: dict[str, float] = {}
         super().__init__(*arguments, **more)
 
     def measure(self, cameras: Sequence[str]) -> RobotState:
-        return replace(super().measure(cameras), gripper_pos=self._opening, force=self.force)
+        return replace(super().measure(cameras), **self._measured())
+
+    def _measured(self) -> dict[str, Any]:
+        """What a test has set; velocity of the simulator's own where it has set none."""
+        moving = {"vel": self.velocity} if self.velocity.any() else {}
+        return {"gripper_pos": self._opening, "force": self.force, "torque": self.torque, **moving}
 
     def move(self, target: Vector, gripper: float | None, action: Vector | None) -> None:
         self.told.append("move")
@@ -192,6 +200,9 @@ class WatchedArm(SimulatedArm):
         self._opening = opening
         super().grip(opening)
 
+    def update_param(self, values: Mapping[str, float]) -> None:
+        self.compliance.update(values)
+
     def hold(self) -> None:
         self.told.append("hold")
 
@@ -199,14 +210,34 @@ class WatchedArm(SimulatedArm):
         self.told.append("stop")
 
 
+class CompliantArm(WatchedArm):
+    """With parameters of its controller, as a Franka has."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        announced = (*self._description.capabilities, "update_param")
+        self._description = replace(
+            self._description, capabilities=announced, compliance=("translational_stiffness", "damping")
+        )
+
+
+class BareArm(WatchedArm):
+    """Without any extension."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._description = replace(self._description, capabilities=(), action_scale=None, observations={})
+
+
 @contextlib.contextmanager
 def faulty_server(
     simulated: config.Env = FAKE,
     clock: Callable[[], float] = time.monotonic,
     watchdog_s: float = PATIENT_S,
+    make_arm: Callable[..., WatchedArm] = WatchedArm,
     **more: Any,
 ) -> Iterator[FaultyServer]:
-    arm = WatchedArm(simulated, watchdog_s=watchdog_s, clock=clock, **more)
+    arm = make_arm(simulated, watchdog_s=watchdog_s, clock=clock, **more)
     server = FaultyServer(Controller(arm, clock=clock), arm)
     try:
         yield server

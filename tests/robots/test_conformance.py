@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from nightshift.envs.robot.messages import EXTENSIONS
 from nightshift.robot_server.conformance import CHECKS, DESCRIBE, READS_ONLY, Check, Result, run_checks
 from nightshift.robot_server.controller import Controller
 from nightshift.robot_server.probe import Probe
 from nightshift.robot_server.simulated import LIMITS
-from tests.robots.parts import ManualClock, faulty_server
+from tests.robots.parts import BareArm, CompliantArm, ManualClock, WatchedArm, faulty_server
 
 TIGHT = replace(LIMITS, box_high=(2.0, 2.0, 3.0), linear_speed=4.0)
 WATCHDOG_S = 2.0
@@ -22,10 +23,12 @@ Handle = Callable[[str, bytes], tuple[int, bytes]]
 Wrong = Callable[[Controller, Handle, str, dict[str, Any], bytes], tuple[int, bytes]]
 
 
-def checked(wrong: Wrong | None = None, checks: Sequence[Check] = CHECKS) -> dict[str, Result]:
+def checked(
+    wrong: Wrong | None = None, checks: Sequence[Check] = CHECKS, make_arm: Callable[..., WatchedArm] = CompliantArm
+) -> dict[str, Result]:
     """Some checks on a real HTTP server; `wrong` answers in the place of the controller."""
     clock = ManualClock()
-    with faulty_server(clock=clock, watchdog_s=WATCHDOG_S, limits=TIGHT) as server:
+    with faulty_server(clock=clock, watchdog_s=WATCHDOG_S, limits=TIGHT, make_arm=make_arm) as server:
         controller = server.controller
         if wrong is not None:
             handle: Handle = controller.handle
@@ -42,8 +45,11 @@ def checked(wrong: Wrong | None = None, checks: Sequence[Check] = CHECKS) -> dic
         return {result.name: result for result in run_checks(probe, checks)}
 
 
-def test_the_reference_server_passes_every_check() -> None:
-    results = checked()
+@pytest.mark.parametrize("make_arm", [WatchedArm, CompliantArm, BareArm])
+def test_the_reference_server_passes_every_check_whatever_extensions_its_arm_has(
+    make_arm: Callable[..., WatchedArm],
+) -> None:
+    results = checked(make_arm=make_arm)
     assert [result for result in results.values() if not result.passed] == []
     assert results.keys() == {DESCRIBE.name, *(check.name for check in CHECKS)}
 
@@ -97,6 +103,32 @@ def changing(endpoints: tuple[str, ...], **changes: Any) -> Wrong:
         )
 
     return wrong
+
+
+def unchecked_parameters(
+    _: Controller, handle: Handle, endpoint: str, content: dict[str, Any], body: bytes
+) -> tuple[int, bytes]:
+    """A server that takes whatever numbers come, and says that it has set them."""
+    if endpoint != "update_param":
+        return handle(endpoint, body)
+    return 200, json.dumps({**json.loads(handle("getstate", b"{}")[1]), "seq": content.get("seq")}).encode()
+
+
+def refuses_all_parameters(
+    _: Controller, handle: Handle, endpoint: str, content: Any, body: bytes
+) -> tuple[int, bytes]:
+    """Also where nothing is wrong with them."""
+    status, answer = handle(endpoint, body)
+    if endpoint != "update_param" or status != 200:
+        return status, answer
+    return 400, json.dumps({"error": "bad_request", "what": "no", "seq": content.get("seq")}).encode()
+
+
+def takes_no_parameters(_: Controller, handle: Handle, endpoint: str, content: Any, body: bytes) -> tuple[int, bytes]:
+    """A server that announces update_param and has no such endpoint."""
+    if endpoint != "update_param":
+        return handle(endpoint, body)
+    return 404, json.dumps({"error": "unknown", "what": "no such endpoint", "seq": content.get("seq")}).encode()
 
 
 def renamed(old: str, new: str) -> Wrong:
@@ -207,7 +239,9 @@ WRONG: dict[str, Wrong] = {
     "stale": accepting("stale"),
     "mismatch": accepting("bad_request"),
     "gripper_range": accepting("bad_request"),
-    "compliance": accepting("bad_request"),
+    "extensions": accepting("unknown"),
+    "compliance": unchecked_parameters,
+    "scene": changing(("scene",), scene={"bodies": {}}),
     "pictures": old_pictures(),
     "stop": changing(("getstate",), mode="ready"),
     "stays_stopped": accepting("stopped"),
@@ -220,8 +254,11 @@ WRONG: dict[str, Wrong] = {
     "moves_once": executes_again,
     "jointreset": changing(("jointreset",), mode="held"),
     "gripper": renamed("close_gripper", "open_gripper"),
+    "move_gripper": renamed("move_gripper", "open_gripper"),
     "same_start": noisy_start(),
 }
+WITHOUT_EXTENSIONS = ("extensions",)
+"""Checks of what a server does not announce."""
 
 
 def test_every_check_has_a_server_that_gets_it_wrong() -> None:
@@ -230,6 +267,37 @@ def test_every_check_has_a_server_that_gets_it_wrong() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_check_catches_the_server_that_gets_it_wrong_and_says_what_came(name: str) -> None:
-    result = checked(WRONG[name], [check for check in CHECKS if check.name == name])[name]
+    make_arm = BareArm if name in WITHOUT_EXTENSIONS else CompliantArm
+    result = checked(WRONG[name], only(name), make_arm)[name]
     assert not result.passed
     assert result.sent and result.expected and result.came
+
+
+def only(name: str) -> list[Check]:
+    return [check for check in CHECKS if check.name == name]
+
+
+def test_a_server_that_announces_parameters_and_takes_none_or_passes_nan_on_is_caught() -> None:
+    absent = checked(takes_no_parameters, only("compliance"))["compliance"]
+    assert "bad_request" in absent.expected and "unknown" in absent.came
+    lax = checked(accepting("not_finite"), only("compliance"))["compliance"]
+    assert not lax.passed and "NaN" in lax.sent
+    refusing = checked(refuses_all_parameters, only("compliance"))["compliance"]
+    assert (refusing.sent, refusing.expected) == ("/update_param", "status 200")
+
+
+@pytest.mark.parametrize("endpoint", EXTENSIONS)
+def test_a_server_that_has_one_extension_without_announcing_it_is_caught(endpoint: str) -> None:
+    def wrong(controller: Controller, handle: Handle, asked: str, _: Any, body: bytes) -> tuple[int, bytes]:
+        return accepting("unknown")(controller, handle, asked, _, body) if asked == endpoint else handle(asked, body)
+
+    result = checked(wrong, only("extensions"), BareArm)["extensions"]
+    assert not result.passed and result.sent.startswith(f"/{endpoint} ")
+
+
+def test_a_description_that_has_parameters_without_the_capability_or_the_reverse_is_refused() -> None:
+    unnamed: dict[str, Any] = {"compliance": []}
+    unannounced: dict[str, Any] = {"capabilities": [], "action_scale": None, "observations": {}}
+    for changes in (unnamed, unannounced):
+        result = checked(changing(("describe",), **changes), [])[DESCRIBE.name]
+        assert "compliance belongs to the capability update_param" in result.came

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from nightshift import config
 from nightshift.data.episode_store import EpisodeStore
@@ -16,6 +18,7 @@ from nightshift.errors import SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import collect
+from nightshift.telemetry.experience import INVALID
 from nightshift.types import RolloutRequest
 from tests.robots.parts import (
     FAKE,
@@ -29,6 +32,12 @@ from tests.robots.parts import (
     well_behaved,
 )
 from tests.robots.test_same_episodes import assert_same, play
+from tests.stages.test_rlpd import (
+    clone,  # noqa: F401 - a fixture
+    cloned,  # noqa: F401 - a fixture
+    history,
+    learn,
+)
 
 REQUEST = RolloutRequest(task="near", split="train", init_state=4, controller="expert", seed=1)
 SHORT_S = 0.4
@@ -111,15 +120,24 @@ def out_of_order() -> Misbehaviour:
 
 
 def last_seconds_picture() -> Misbehaviour:
+    """The first one for ever, as a camera that froze: its pixels under its stamp."""
     first: dict[str, Any] = {}
 
     def misbehave(_: str, status: int, body: bytes, send: Send) -> None:
         content = json.loads(body)
         for name, image in content.get("images", {}).items():
-            content["images"][name] = {**first.setdefault(name, image), "data": image["data"]}
+            content["images"][name] = first.setdefault(name, image)
         send(status, json.dumps(content).encode())
 
     return misbehave
+
+
+def a_late_picture(_: str, status: int, body: bytes, send: Send) -> None:
+    """One that was taken a second before the state, and never sent before."""
+    content = json.loads(body)
+    for image in content.get("images", {}).values():
+        image["time"] -= 1.0
+    send(status, json.dumps(content).encode())
 
 
 def old_state() -> Misbehaviour:
@@ -143,6 +161,7 @@ FAULTS: dict[str, tuple[Callable[[FaultyServer], Misbehaviour], str]] = {
     "an answer twice": (lambda _: twice(), "was answered as seq"),
     "answers out of order": (lambda _: out_of_order(), "was answered as seq"),
     "last second's picture": (lambda _: last_seconds_picture(), "is the one that was sent before"),
+    "a late picture": (lambda _: a_late_picture, "s older than the state"),
     "an old state": (lambda _: old_state(), "an old state"),
     "no JSON": (lambda _: lambda endpoint, status, body, send: send(200, b"<html>"), "cannot be read"),
 }
@@ -279,3 +298,71 @@ def test_demos_have_no_episode_in_which_the_robot_failed(
     kept = [demo.provenance.init_state for demo in EpisodeStore(paths.DEMOS)]
     assert len(kept) == params.collect.demos_per_task
     assert not set(kept) & set(bad)
+
+
+def each_once(faults: Sequence[Misbehaviour], apart: int) -> Misbehaviour:
+    """Every so many pose commands the next of these faults, and none after the last."""
+    left, poses = list(faults), 0
+
+    def misbehave(endpoint: str, status: int, body: bytes, send: Send) -> None:
+        nonlocal poses
+        poses += endpoint == "pose"
+        is_due = endpoint == "pose" and bool(left) and poses % apart == 0
+        (left.pop(0) if is_due else well_behaved)(endpoint, status, body, send)
+
+    return misbehave
+
+
+def another_seq(_: str, status: int, body: bytes, send: Send) -> None:
+    content = json.loads(body)
+    send(status, json.dumps({**content, "seq": content["seq"] - 1}).encode())
+
+
+def no_json(_: str, __: int, ___: bytes, send: Send) -> None:
+    send(200, b"<html>")
+
+
+PASSING = (with_nan, with_nan_observation, with_a_huge_number, another_seq, no_json)
+
+
+@pytest.mark.usefixtures("clone")
+def test_what_rlpd_learns_under_faults_that_pass_is_what_it_learns_without_any(
+    server: FaultyServer, job: Callable[[str], Job], params: config.Params
+) -> None:
+    undisturbed = learn(replace(job("rlpd"), state=job("rlpd").state / "calm"), in_env(params, FAKE))
+    server.misbehave = each_once(PASSING, apart=23)
+    disturbed = learn(job("rlpd"), in_env(params, env_of(server)))
+    assert [endpoint for endpoint, _ in server.asked].count("stop") == len(PASSING)
+    assert disturbed.keys() == undisturbed.keys()
+    assert all(torch.equal(disturbed[name], tensor) for name, tensor in undisturbed.items()), "critics and all"
+
+
+@pytest.mark.usefixtures("clone")
+def test_an_episode_in_which_the_robot_failed_enters_no_buffer_of_rlpd_and_is_counted(
+    server: FaultyServer, job: Callable[[str], Job], params: config.Params
+) -> None:
+    bad: list[tuple[str, int]] = []
+
+    def misbehave(endpoint: str, status: int, body: bytes, send: Send) -> None:
+        start = [(one["task"], one["init_state"]) for asked, one in server.asked if asked == "reset"][-1:]
+        poses = [asked for asked, _ in server.asked].count("pose")
+        if endpoint == "pose" and poses >= LATER and not bad:
+            bad.extend(start)
+        failing = endpoint == "pose" and start == bad
+        (with_nan if failing else well_behaved)(endpoint, status, body, send)
+
+    server.misbehave = misbehave
+    learn(job("rlpd"), in_env(params, env_of(server)))
+    kept = list(EpisodeStore(job("rlpd").state / "episodes"))
+    assert bad and all((one.provenance.task, one.provenance.init_state) != bad[0] for one in kept)
+    rounds = history()["iterations"]
+    assert sum(one[INVALID] for one in rounds) > 0
+    assert rounds[-1]["replay/decisions"] == sum(one.length - 1 for one in kept), "all that is learned from"
+
+
+LATER = 100
+"""Pose commands, after those of the first validation."""
+
+
+def in_env(params: config.Params, env: config.Env) -> config.Params:
+    return params.model_copy(update={"env": env})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from nightshift.errors import ConfigError, SimulatorError
 from nightshift.robot_server.controller import Controller
 from nightshift.types import Task
 from tests.conftest import REPOSITORY, small_params
-from tests.robots.parts import FAKE, FaultyServer, ManualClock, faulty_server, robot_env, settings
+from tests.robots.parts import FAKE, CompliantArm, FaultyServer, ManualClock, Send, faulty_server, robot_env, settings
 
 NEAR = Task(suite="robot", name="near", language="reach near", index=0, suite_size=2)
 STILL = np.zeros(7, np.float32)
@@ -145,15 +145,126 @@ def test_an_action_that_is_not_finite_stops_the_robot_and_ends_the_run(server: F
     assert "move" not in server.arm.told
 
 
+MEASURED = {
+    "force": ("force", np.array([0.0, 0.0, 1.0])),
+    "torque": ("torque", np.array([0.0, 1.0, 0.0])),
+    "linear_speed": ("velocity", np.array([0.0, 0.6, 0.8, 0.0, 0.0, 0.0])),
+    "angular_speed": ("velocity", np.array([0.0, 0.0, 0.0, 0.6, 0.0, 0.8])),
+}
+"""What is measured against each limit: the arm's reading, and where it has the length 1."""
+
+
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_a_force_above_the_limit_stops_the_robot_on_either_side(server: FaultyServer, side: str) -> None:
-    env = make(server, narrowed(server, force=10.0))
+@pytest.mark.parametrize("limit", MEASURED)
+def test_a_measurement_above_its_limit_stops_the_robot_on_either_side(
+    server: FaultyServer, limit: str, side: str
+) -> None:
+    theirs = getattr(server.arm.description.limits, limit)
+    ours, above = theirs / 2, (0.75 if side == "client" else 1.5) * theirs
+    env = make(server, narrowed(server, **{limit: ours}))
     env.reset("train", 0)
-    server.arm.force = np.array([0.0, 0.0, 20.0 if side == "client" else 2e4])
-    with pytest.raises(RobotFault, match="force is"):
+    reading, direction = MEASURED[limit]
+    setattr(server.arm, reading, 0.99 * ours * direction)
+    env.step(STILL)
+    assert server.mode == "ready"
+    setattr(server.arm, reading, above * direction)
+    exceeded = ours if side == "client" else theirs
+    with pytest.raises(RobotFault, match=rf"{limit} is .*, and {exceeded:g} is the limit"):
         env.step(STILL)
     assert server.mode == "stopped"
-    assert "stop" in server.arm.told
+    stops = {"client": 1, "server": 2}[side]
+    assert server.arm.told.count("stop") == stops, "the server stops by itself, and the client says it once more"
+
+
+STIFF = {"translational_stiffness": 2000.0, "damping": 89}
+
+
+@pytest.fixture
+def compliant() -> Iterator[FaultyServer]:
+    with faulty_server(make_arm=CompliantArm) as started:
+        yield started
+
+
+def test_compliance_is_sent_after_the_error_is_cleared_and_before_anything_moves(compliant: FaultyServer) -> None:
+    env = make(compliant, settings_of(compliant, compliance=STIFF))
+    for _ in range(2):
+        compliant.asked.clear()
+        compliant.arm.compliance.clear()
+        env.reset("train", 0)
+        assert [endpoint for endpoint, _ in compliant.asked if endpoint != "open"] == [
+            "clearerr",
+            "update_param",
+            "reset",
+        ]
+        assert compliant.arm.compliance == STIFF, "before every episode"
+
+
+def test_without_compliance_in_params_the_arm_keeps_its_own(compliant: FaultyServer) -> None:
+    make(compliant, settings_of(compliant)).reset("train", 0)
+    assert "update_param" not in [endpoint for endpoint, _ in compliant.asked]
+
+
+def test_compliance_whose_answer_is_lost_is_sent_again_and_set_once(compliant: FaultyServer) -> None:
+    told: list[dict[str, float]] = []
+    compliant.arm.update_param = told.append  # type: ignore[method-assign, assignment]
+
+    def lose_the_first(endpoint: str, status: int, body: bytes, send: Send) -> None:
+        if endpoint == "update_param" and [asked for asked, _ in compliant.asked].count(endpoint) == 1:
+            raise ConnectionAbortedError
+        send(status, body)
+
+    compliant.misbehave = lose_the_first
+    make(compliant, settings_of(compliant, compliance=STIFF)).reset("train", 0)
+    sent = [content for endpoint, content in compliant.asked if endpoint == "update_param"]
+    assert len(sent) == 2 and sent[0] == sent[1], "the same request, under one sequence number"
+    assert told == [STIFF]
+
+
+def test_a_person_who_resets_finds_the_arm_as_compliant_as_before_the_hold(
+    compliant: FaultyServer, tmp_path: Path
+) -> None:
+    person = FolderPerson(tmp_path)
+    client = compliant.client(settings_of(compliant, compliance=STIFF), Answering(person, True))
+    client.open()
+    client.make_ready()
+    compliant.arm.compliance.clear()
+    PersonReset(person, 60.0, 60.0).reset(client, NEAR, "train", 7)
+    assert compliant.arm.compliance == STIFF
+
+
+def test_compliance_that_the_server_does_not_have_is_refused_before_anything_moves(
+    server: FaultyServer, compliant: FaultyServer
+) -> None:
+    with pytest.raises(ConfigError, match=r"has stifness, and http.* has translational_stiffness, damping"):
+        envs.tasks(robot_env(FAKE, settings_of(compliant, compliance={"stifness": 2000.0})))
+    with pytest.raises(ConfigError, match=r"has damping, and http.* has no compliance parameters"):
+        envs.tasks(robot_env(FAKE, settings_of(server, compliance={"damping": 1.0})))
+    assert {endpoint for endpoint, _ in [*server.asked, *compliant.asked]} == {"describe"}
+    for number in (float("nan"), "stiff"):
+        with pytest.raises(ValueError, match=r"compliance\.damping"):
+            settings_of(compliant, compliance={"damping": number})
+
+
+def test_a_number_that_the_arm_cannot_bear_ends_the_run_with_the_servers_words(
+    compliant: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(values: Mapping[str, float]) -> None:
+        raise BadMessage(f"damping should be below 80, and is {values['damping']:g}")
+
+    monkeypatch.setattr(compliant.arm, "update_param", refuse)
+    with pytest.raises(
+        SimulatorError, match=r"refuses env\.robot\.compliance: .*damping should be below 80, and is 89"
+    ):
+        make(compliant, settings_of(compliant, compliance=STIFF)).reset("train", 0)
+    assert [endpoint for endpoint, _ in compliant.asked][-2:] == ["update_param", "stop"], "nothing was moved"
+
+
+def test_results_under_another_compliance_do_not_compare(compliant: FaultyServer) -> None:
+    def versions(**changes: Any) -> dict[str, str]:
+        return dict(envs.selected(robot_env(FAKE, settings_of(compliant, **changes))).versions())
+
+    assert versions(compliance=STIFF)["compliance"] == "damping 89.0, translational_stiffness 2000.0"
+    assert "compliance" not in versions()
 
 
 def test_a_robot_that_a_person_stopped_ends_the_run(server: FaultyServer) -> None:
@@ -184,6 +295,13 @@ def test_on_a_robot_in_real_time_the_client_keeps_the_control_rate() -> None:
             env.step(STILL)
         assert clock.now() - began == pytest.approx(2 / 20, abs=0.01)
         assert [endpoint for endpoint, _ in server.asked][-4:] == ["pose", "getstate"] * 2
+
+
+def test_the_suite_has_the_control_rate_of_the_robot_so_films_and_times_are_right() -> None:
+    with faulty_server() as server:
+        server.arm._description = replace(server.arm.description, control_hz=12.5)
+        server.controller = Controller(server.arm)
+        assert envs.selected(robot_env(FAKE, settings_of(server))).control_hz == 12.5
 
 
 def test_without_observations_of_its_own_a_robot_shows_its_state_by_the_names_of_hil_serl() -> None:

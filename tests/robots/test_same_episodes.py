@@ -17,14 +17,22 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.project import paths
 from nightshift.rollouts.local import LocalPool
-from nightshift.stages import collect
+from nightshift.stages import collect, states
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY, small_params
+from tests.envs.test_suites import needs_assets
 from tests.robots.parts import FAKE, NO_CAMERAS, served
 
 SEEN = config.Cameras(names=("agentview",), size=32, shadows=False)
 FILMED = config.Cameras(names=("agentview",), size=256, shadows=False)
 MINI = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=60, cameras=NO_CAMERAS)
+PUBLISHED = config.Env(
+    suite="libero_object",
+    tasks=("pick_up_the_alphabet_soup_and_place_it_in_the_basket",),
+    protocol="openvla-oft",
+    horizon=4,
+    cameras=NO_CAMERAS,
+)
 SHORT = MINI.model_copy(update={"cameras": SEEN, "horizon": 2})
 
 
@@ -58,10 +66,10 @@ def fresh_policy(env: config.Env) -> PolicySnapshot:
     return snapshot(policies.fresh(params.policy, shapes, envs.suite(env.suite).action_space.size))
 
 
-def requests(task: str, split: str, states: Sequence[int], controller: str) -> list[RolloutRequest]:
+def requests(task: str, split: str, starts: Sequence[int], controller: str) -> list[RolloutRequest]:
     return [
         RolloutRequest(task=task, split=split, init_state=state, controller=controller, seed=7, disturbance=0.15)  # type: ignore[arg-type]
-        for state in states
+        for state in starts
     ]
 
 
@@ -119,6 +127,19 @@ def test_camera_images_of_libero_are_the_same_bits_through_http() -> None:
         through_http = play(env, asked)
     in_process = play(SHORT, asked)
     assert in_process[0].observations["agentview"].shape == (2, 32, 32, 3)
+    assert_same(in_process, through_http)
+
+
+@needs_assets
+@pytest.mark.usefixtures("compiled", "project")
+def test_a_published_task_of_libero_is_the_same_bits_through_http(job: Callable[[str], Job]) -> None:
+    few = config.States(per_task=2, validation_share=0.5)
+    states.run(job("states"), seed=0, env=PUBLISHED, states=few)
+    asked = [one for split in ("train", "eval") for one in requests(PUBLISHED.tasks[0], split, (1,), "expert")]
+    with served(PUBLISHED) as env:
+        through_http = play(env, asked)
+    in_process = play(PUBLISHED, asked)
+    assert [one.length for one in in_process] == [PUBLISHED.horizon] * 2
     assert_same(in_process, through_http)
 
 

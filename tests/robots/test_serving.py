@@ -20,13 +20,15 @@ import uvicorn
 import yaml
 
 from nightshift import config, envs
+from nightshift.envs.base import Step
 from nightshift.envs.robot.client import RobotClient, connect
+from nightshift.envs.robot.env import RobotEnv
 from nightshift.envs.robot.poses import Vector
 from nightshift.envs.robot.suite import ROBOT
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.robot_server.app import LARGEST_BODY, check_address, make_app
 from nightshift.robot_server.controller import Controller
-from nightshift.types import RolloutRequest
+from nightshift.types import Array, RolloutRequest
 from tests.command import Command
 from tests.robots.parts import FAKE, PATIENT_S, WatchedArm
 from tests.robots.test_same_episodes import assert_same, play
@@ -171,18 +173,31 @@ def run(project: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def free_port() -> int:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+def serve(project: Path, port: int, *options: str) -> Command:
+    return Command(project, "robot", "serve", *options, "--port", str(port), "--watchdog", "60")
+
+
+def printed_section(command: Command, port: int) -> config.Env:
+    """For a client, when the server answers."""
+    until(lambda: "answer_within_s" in command.printed() or not command.is_running())
+    section = yaml.safe_load(command.printed().split("client:\n")[1])
+    until(lambda: answers(f"http://127.0.0.1:{port}"))
+    return config.Env.model_validate(section["env"])
+
+
 @contextlib.contextmanager
 def served_by_command(project: Path, *options: str) -> Iterator[tuple[str, config.Env]]:
     """Its address, and the section that it prints; `options` of `nightshift robot serve`."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
-    command = Command(project, "robot", "serve", *options, "--port", str(port), "--watchdog", "60")
+    port = free_port()
+    command = serve(project, port, *options)
     try:
-        until(lambda: "answer_within_s" in command.printed() or not command.is_running())
-        section = yaml.safe_load(command.printed().split("client:\n")[1])
-        url = f"http://127.0.0.1:{port}"
-        until(lambda: answers(url))
-        yield url, config.Env.model_validate(section["env"])
+        yield f"http://127.0.0.1:{port}", printed_section(command, port)
     finally:
         ROBOT.forget()
         if command.is_running():
@@ -218,3 +233,44 @@ def test_the_commands_serve_check_stop_release_and_the_section_that_serve_prints
     refused = Command(project, "robot", "answer", "success", "yes").wait()
     assert refused.returncode != 0
     assert "no question is open" in refused.stdout + refused.stderr
+
+
+def test_a_server_that_is_killed_in_mid_episode_ends_it_as_invalid_and_the_next_reset_takes_a_new_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    servers = [serve(project, port, "--suite", "fake")]
+    asked = [RolloutRequest(task="near", split="train", init_state=4, controller="expert", seed=1)]
+    steps, step = 0, RobotEnv.step
+
+    def killed_at_the_third(env: RobotEnv, action: Array) -> Step:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            os.kill(servers[0].pid, signal.SIGKILL)
+            assert servers[0].wait().returncode == -signal.SIGKILL
+        return step(env, action)
+
+    monkeypatch.setattr(RobotEnv, "step", killed_at_the_third)
+    try:
+        env = printed_section(servers[0], port)
+        (episode,) = play(env, asked)
+        assert (episode.valid, episode.length, steps) == (False, 0, 3)
+        assert "pose was not answered within" in caplog.text
+        servers.append(serve(project, port, "--suite", "fake"))
+        assert printed_section(servers[1], port) == env
+        again = play(env, asked)
+    finally:
+        ROBOT.forget()
+        servers[-1].kill()
+    small = env.cameras.model_copy(update={"size": 32})
+    assert_same(play(FAKE.model_copy(update={"cameras": small}), asked), again)
+
+
+def test_a_published_task_without_training_states_says_how_to_draw_them(project: Path) -> None:
+    task = "pick_up_the_alphabet_soup_and_place_it_in_the_basket"
+    refused = Command(project, "robot", "serve", "--suite", "libero_object", "--task", task).wait()
+    assert refused.returncode != 0
+    said = " ".join((refused.stdout + refused.stderr).split())
+    assert "no training states have been drawn" in said
+    assert "set env.suite: libero_object" in said

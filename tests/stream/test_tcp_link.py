@@ -143,7 +143,7 @@ def test_a_link_that_is_left_early_does_not_mistake_one_answer_for_another(
     link = TcpLink("127.0.0.1", server.port)
     acks = link.send([message(episode_id(n)) for n in range(5)])
     next(acks)
-    acks.close()  # type: ignore[attr-defined]
+    acks.close()
     assert link.weights(-1) is None
     assert {r.header.episode_id: r.outcome for r in link.send([message(episode_id(9))])} == {episode_id(9): "accepted"}
     link.close()

@@ -21,6 +21,7 @@ from nightshift.teleop.driver import Driver
 from nightshift.teleop.library import Library
 from nightshift.teleop.mirror import Frame
 from nightshift.teleop.pilot import Pilot
+from nightshift.teleop.robot import marked_by_pilot
 from nightshift.teleop.session import Session, Setup
 from nightshift.types import Array
 
@@ -148,7 +149,7 @@ def rig(params: config.Params, *, driver: Driver | None = None, **more: Any) -> 
 
 
 def setup_of(params: config.Params, driver: Driver | None = None) -> Setup:
-    return Setup(env=params.env, states=params.states, commit="abc1234", driver=driver)
+    return Setup(env=marked_by_pilot(params.env), states=params.states, commit="abc1234", driver=driver)
 
 
 def stored(library: Library) -> list[Episode]:

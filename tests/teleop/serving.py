@@ -14,6 +14,7 @@ from websockets.sync.connection import Connection
 
 from nightshift import config
 from nightshift.access import Access
+from nightshift.envs.robot.people import FolderPerson
 from nightshift.teleop.driver import Driver
 from nightshift.teleop.hub import Hub
 from nightshift.teleop.server import Server, Station, listen
@@ -50,7 +51,14 @@ class Served:
 def served(params: config.Params, *, token: str | None = None, driver: Driver | None = None) -> Iterator[Served]:
     hub = Hub()
     rig = Rig(setup_of(params, driver), listener=hub)
-    station = Station(watched=rig.session, pilot=rig.pilot, library=rig.library, hub=hub, access=Access(token))
+    station = Station(
+        watched=rig.session,
+        pilot=rig.pilot,
+        library=rig.library,
+        hub=hub,
+        access=Access(token),
+        person=FolderPerson() if params.env.robot else None,
+    )
     server = Server(station, listen("127.0.0.1", 0))
     thread = threading.Thread(target=server.serve)
     thread.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from nightshift import config
 from nightshift.data.episode_store import EpisodeStore
 from tests.browser import Page, browser
+from tests.robots import parts as robots
 from tests.teleop.parts import FULL_STEP, Rig, assert_replays, stored, straight
 from tests.teleop.serving import Served, served, until
 
@@ -52,6 +55,27 @@ class User:
         self.rig.session.tick()
         self.rig.settle()
 
+    def start_after_reset(self, words: str) -> None:
+        """Start an episode on a robot, whose reset waits until the page has said that the scene is back."""
+        pressing = threading.Thread(target=self.rig.session.tick)
+        self.page.wait("!document.getElementById('start').disabled")
+        self.page.key("Enter", down=True)
+        self.page.key("Enter", down=False)
+        until(lambda: bool(self.rig.session._orders))
+        pressing.start()
+        self.page.wait("phaseInWords() === '? the robot waits for you' && !document.getElementById('yes').disabled")
+        assert words in self.page.evaluate("document.getElementById('question').innerText")
+        self.page.click("#yes")
+        pressing.join()
+        self.page.wait("phaseInWords() === '● armed: move to begin' && document.getElementById('question').hidden")
+
+    def reach(self) -> None:
+        """Along one axis after the other until the goal is reached."""
+        for axis, keys in enumerate((("KeyW", "KeyS"), ("KeyA", "KeyD"), ("KeyF", "KeyR"))):
+            way = self.rig.to_goal()[axis]
+            self.hold(keys[int(way > 0)], round(abs(way) / (SPEED * FULL_STEP)))
+        assert self.rig.phase == "ended"
+
     def hold(self, code: str, steps: int) -> None:
         """Hold a key for this many control steps, and let go."""
         axis, sign = MOVES[code]
@@ -74,13 +98,9 @@ class User:
         self.rig.settle()
 
     def demonstrate(self) -> None:
-        """Along one axis after the other until the simulator says that the goal is reached."""
         self.expected = []
         self.press("Enter")
-        for axis, keys in enumerate((("KeyW", "KeyS"), ("KeyA", "KeyD"), ("KeyF", "KeyR"))):
-            way = self.rig.to_goal()[axis]
-            self.hold(keys[int(way > 0)], round(abs(way) / (SPEED * FULL_STEP)))
-        assert self.rig.phase == "ended"
+        self.reach()
 
     def _wanted(self) -> list[float]:
         command = self.rig.pilot.command
@@ -354,3 +374,41 @@ def test_without_any_colour_every_status_still_looks_different(tab: Page, params
             return tab.picture("#episodes li")
 
         assert listed("true") != listed("false")
+
+
+def test_a_user_records_a_demo_on_a_robot_whose_scene_is_put_back_and_whose_server_dies(
+    tab: Page, params: config.Params
+) -> None:
+    with robots.faulty_server() as server:
+        robot = robots.settings(server.url, server.arm.description, reset="person")
+        on_robot = params.model_copy(update={"env": robots.robot_env(robots.FAKE, robot)})
+        with served(on_robot) as at:
+            user = User(tab, at)
+            user.fly("Ada")
+            tab.wait("phaseInWords() === '◇ not reset' && pictures[0].naturalWidth > 0")
+            user.start_after_reset("Put everything at place 0 (train) for: reach near")
+            user.reach()
+            (demo,) = stored(at.rig.library)
+            assert demo.actions[:-1, :6].tolist() == user.expected
+            assert demo.provenance.source == "human" and demo.metadata["who"] == "Ada"
+            vectors = {name: values for name, values in demo.observations.items() if name != "agentview"}
+            assert_replays(dataclasses.replace(demo, observations=vectors), robots.FAKE)
+            tab.wait("episodes.length === 1 && document.querySelectorAll('#episodes img[src^=blob]').length === 1")
+            user.start_after_reset("Put everything at place 1 (train)")
+            user.hold("KeyD", 1)
+            tab.visit("about:blank", 1440)  # the tab is closed
+            until(lambda: at.rig.pilot.holder is None)
+            at.rig.session.tick()
+            assert server.mode == "stopped" and at.rig.phase == "paused"
+            enter(tab, at, 1440)
+            tab.wait("isPilot && state.phase === 'paused'")
+            server.is_reachable = False
+            at.rig.clock.now += 1.0
+            at.rig.session.tick()
+            tab.wait("phaseInWords() === '◇ not reset'")
+            told = tab.evaluate("document.getElementById('notice').textContent")
+            assert "the episode of 1 steps is invalid and not kept: getstate was not answered" in told
+            assert "No stop arrived: its watchdog has to hold the robot" in told
+            assert len(at.rig.library.entries) == 1
+            assert not tab.complaints()
+            server.is_reachable = True

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from websockets.exceptions import InvalidHandshake
 from websockets.sync.client import connect
 
@@ -21,9 +22,11 @@ from nightshift.cli import teleop_commands
 from nightshift.data import sources
 from nightshift.errors import ConfigError
 from tests.command import Command
-from tests.conftest import nightshift
+from tests.conftest import edit, nightshift
+from tests.servers import responds
 from tests.stages.test_opponent import register_champion
 from tests.teleop.serving import Visitor
+from tests.waiting import wait_until
 
 FORWARD = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -50,24 +53,26 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def play(page: Visitor, steps: int) -> None:
+def play(page: Visitor, steps: int, waiting: str = "ready") -> None:
     """Start an episode and make so many control steps at least, however slow the machine is."""
 
     def go_on(state: Mapping[str, Any]) -> None:
         page.drive(*FORWARD)
         if state["phase"] == "paused":  # this process was stalled for longer than the dead man's switch allows
             page.say(type="resume")
+        if state["phase"] == "unset":  # or while a robot was reset
+            page.say(type="start")
 
     page.say(type="pilot", who="Ada")
-    page.hear_until("state", lambda state: state["phase"] == "ready", meanwhile=go_on)
+    page.hear_until("state", lambda state: state["phase"] == waiting, meanwhile=go_on)
     page.drive(*FORWARD)
     page.say(type="start")
     page.hear_until("state", lambda state: state["step"] >= steps, meanwhile=go_on)
 
 
-def record(page: Visitor) -> None:
+def record(page: Visitor, waiting: str = "ready") -> None:
     """A demo that a person calls a success."""
-    play(page, 2)
+    play(page, 2, waiting)
     page.say(type="mark", success=True)
     page.hear_until("episodes", lambda message: bool(message["episodes"]))
 
@@ -99,6 +104,29 @@ def test_a_session_that_ends_in_mid_episode_loses_that_episode_alone_and_says_so
     assert "data/imports/shown: 1 episodes, 0 of them new" in printed and "data/failures" not in printed
     assert "sources: [shown]" in printed and "git add data/imports/shown.dvc" in printed
     assert len(list(sources.open_store("shown"))) == 1
+
+
+def test_demos_are_recorded_on_a_served_robot_until_its_server_is_killed(project: Path) -> None:
+    port, robot_port = free_port(), free_port()
+    server = Command(project, "robot", "serve", "--suite", "fake", "--port", str(robot_port), "--watchdog", "60")
+    wait_until(lambda: "answer_within_s" in server.printed())
+    (section,) = yaml.safe_load(server.printed().split("client:\n")[1]).values()
+    section["robot"].update(deadline_s=60.0, reset_deadline_s=60.0)
+    edit(project, "env", **section)
+    wait_until(lambda: responds(section["robot"]["url"]))
+    command = Command(project, "teleop", "--name", "shown", "--port", str(port))
+    with flown(port) as page:
+        record(page, waiting="unset")
+        play(page, 1, waiting="ended")
+        os.kill(server.pid, signal.SIGKILL)
+        page.hear_until("notice", lambda notice: "is invalid and not kept: " in notice["text"])
+        page.hear_until("state", lambda state: state["phase"] == "unset")
+        printed = interrupted(command)
+    server.wait()
+    assert f"moves the robot at {section['robot']['url']}" in printed
+    assert "data/imports/shown: 1 episodes, 1 of them new" in printed and "not kept" not in printed
+    (demo,) = sources.open_store("shown")
+    assert demo.provenance.source == "human" and demo.provenance.suite == "robot"
 
 
 def test_other_machines_are_not_let_in_without_a_token(project: Path) -> None:

@@ -20,7 +20,7 @@ from nightshift.errors import DataError, ProjectError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import dataset
-from nightshift.teleop import messages
+from nightshift.teleop import messages, session
 from nightshift.teleop.driver import Driver
 from nightshift.teleop.library import FILM_SUFFIX, Library, read_film
 from nightshift.teleop.pilot import DEAD_MAN_SECONDS, LEASE_SECONDS
@@ -125,6 +125,39 @@ def test_a_page_that_was_reloaded_between_two_control_steps_has_to_resume(params
         assert one.session.state()["gripper"] == "closed", "the page learns what the hand holds"
         one.order(messages.Resume(type="resume"), client=BOB)
         assert one.phase == "running"
+
+
+def test_a_page_that_was_reloaded_during_a_reset_does_not_inherit_the_episode(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(params, driver=straight()) as one:
+        one.begin()
+        one.order(mark(success=False))
+        one.settle()
+        plant: Any = one.session._plant
+        reset = plant.reset
+
+        def reloaded(*place: Any) -> Any:
+            one.pilot.release(ALICE)
+            one.pilot.claim(BOB, "Alice")
+            return reset(*place)
+
+        monkeypatch.setattr(plant, "reset", reloaded)
+        one.order(start())
+        assert one.phase == "paused" and one.steps == 0
+        one.order(messages.Resume(type="resume"), client=BOB)
+        assert one.phase == "running"
+
+
+def test_a_long_episode_stops_until_somebody_says_how_it_went(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(params) as one:
+        monkeypatch.setattr(session, "MAX_SECONDS", 2 / one.setup.suite.control_hz)
+        one.begin()
+        for _ in range(3):
+            one.drive(FORWARD)
+        assert one.phase == "paused" and one.steps == 2 and "mark the episode" in one.ear.notices[-1]
 
 
 def test_one_pilot_at_a_time(params: config.Params) -> None:
@@ -318,7 +351,8 @@ def test_a_session_whose_mirror_failed_ends_and_leaves_word_of_its_episode(param
     with rig(params) as one:
         one.begin()
         one.drive(FORWARD)
-        one.session._mirror.step(np.zeros(2, np.float32), 0.0)  # of another shape
+        plant: Any = one.session._plant
+        plant._mirror.step(np.zeros(2, np.float32), 0.0)  # of another shape
         one.order(mark(success=True))
         one.settle()
         assert "not saved: the simulator that draws the pictures failed" in one.ear.notices[-1]

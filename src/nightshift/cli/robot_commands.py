@@ -16,7 +16,7 @@ from nightshift.envs.robot.client import TOKEN_VARIABLE, fetch_description
 from nightshift.envs.robot.messages import Description
 from nightshift.envs.robot.people import KINDS, FolderPerson
 from nightshift.envs.robot.suite import NAME as ROBOT
-from nightshift.errors import ConfigError, SimulatorError
+from nightshift.errors import ConfigError, SimulatorError, StatesNotDrawn
 from nightshift.project import paths
 from nightshift.robot_server.conformance import CHECKS, READS_ONLY, Result, run_checks
 from nightshift.robot_server.probe import Probe
@@ -48,7 +48,14 @@ def serve(suite: str, tasks: list[str], address: tuple[str, int], watchdog_s: fl
             "choose tasks of one published suite with --task, or write a number in env.horizon of params.yaml",
         )
     with ThreadPoolExecutor(1) as thread:
-        arm = thread.submit(SimulatedArm, env, watchdog_s=watchdog_s).result()
+        try:
+            arm = thread.submit(SimulatedArm, env, watchdog_s=watchdog_s).result()
+        except StatesNotDrawn as error:
+            raise ConfigError(
+                error.what,
+                f"in this clone set env.suite: {suite} and env.tasks in params.yaml, run nightshift stage states, and "
+                "serve again",
+            ) from error
         url = url_of(*address)
         console.print(f"{arm.description.name} is a robot at {url}; in params.yaml of the client:\n")
         console.print(Text(snippet(url, arm.description, horizon, env.protocol)), soft_wrap=True)

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from nightshift import config, envs, files, policies
 from nightshift.cli.commands import enter
-from nightshift.envs.robot.suite import NAME as ROBOT
 from nightshift.errors import ConfigError, RegistryError
 from nightshift.project import paths, repository
 from nightshift.telemetry.console import console
@@ -26,20 +25,17 @@ def teleop(name: str, policy: str, host: str, port: int) -> None:
     """Serve the page until Ctrl-C, then hand what was recorded to DVC."""
     from nightshift import access
     from nightshift.teleop.library import Library
+    from nightshift.teleop.robot import marked_by_pilot
     from nightshift.teleop.session import Setup
 
     token = access.token_of_user()
     access.check_host(host, token)
     root = enter()
     params = config.load(root / paths.PARAMS)
-    if params.env.suite == ROBOT:
-        raise ConfigError(
-            "the page moves simulators, and env.suite is a robot behind HTTP",
-            "record elsewhere and use nightshift import",
-        )
-    envs.check_cameras(params.env)
+    env = marked_by_pilot(params.env)
+    envs.check_cameras(env)
     driver = _driver(root, params, policy) if policy else None
-    setup = Setup(env=params.env, states=params.states, commit=repository.commit(root), driver=driver)
+    setup = Setup(env=env, states=params.states, commit=repository.commit(root), driver=driver)
     space = setup.suite.action_space
     library = Library(name, ranges={"actions": (space.low, space.high)})
     if library.lost:
@@ -60,7 +56,9 @@ def _serve(setup: Setup, library: Library, access: Access, host: str, port: int)
     from nightshift.teleop.server import open_server
 
     server = open_server(setup, library, access, (host, port), time.monotonic)
-    console.print(f"{page_url(host, server.port)}  building the simulator takes a while; Ctrl-C ends", soft_wrap=True)
+    robot = setup.env.robot
+    moved = f"moves the robot at {robot.url}" if robot else "building the simulator takes a while"
+    console.print(f"{page_url(host, server.port)}  {moved}; Ctrl-C ends", soft_wrap=True)
     server.run()
 
 

@@ -11,7 +11,6 @@ from nightshift.errors import ConfigError
 from nightshift.interventions.base import Intervention, PageSettings
 from nightshift.interventions.devices.base import ByteSource, DeviceIntervention, DeviceState
 from nightshift.interventions.scripted import ScriptedIntervention
-from nightshift.policies.expert import Expert
 from nightshift.project import ports
 from nightshift.types import Array, InterventionSettings, Scene
 
@@ -62,6 +61,8 @@ class InterventionSources:
 
     def take(self, settings: InterventionSettings, expert: Decide | None = None) -> Intervention:
         if settings.source == "scripted":
+            from nightshift.policies.expert import Expert  # its skills, which a check of params need not wait for
+
             return ScriptedIntervention(settings, expert or Expert().act)
         if self._person is None:
             self._person = self._open(settings)

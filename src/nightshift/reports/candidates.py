@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift import files, policies
+from nightshift.config import CHAMPION_LEFT_OUT
 from nightshift.project import graph, paths
 from nightshift.reports import history
 from nightshift.reports.history import History
@@ -59,3 +60,11 @@ def read_opponent(root: Path) -> Opponent | None:
     sums = files.verify_folder(folder, "nightshift stage opponent")
     version = json.loads((folder / paths.CHAMPION_VERSION).read_text())["version"]
     return Opponent(version=version, folder=folder, weights=sums[policies.WEIGHTS])
+
+
+def left_out(root: Path) -> dict[str, str] | None:
+    """The `version` of the champion, and `why` it cannot play this grid; None if it can, has played it, or there is
+    none."""
+    path = root / paths.OPPONENT / paths.SKIPPED
+    found: dict[str, str] | None = json.loads(path.read_text()).get(CHAMPION_LEFT_OUT) if path.exists() else None
+    return found

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from nightshift.reports import tables
 from nightshift.reports.candidates import Candidate
-from nightshift.reports.history import INTERVENED, KL, SAMPLED_SUCCESS, History
+from nightshift.reports.history import KL, SAMPLED_SUCCESS, History
 from nightshift.statistics.intervals import over_runs
 
 _COLOURS = ("#c3c9d1", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
@@ -31,6 +31,7 @@ _KL_HEADROOM = 3
 """KL stays in the lower third of its axis, below the success curves."""
 _BARS_WIDTH = 7.2
 _CURVE_WIDTH = 5.6
+_HELP_WIDTH = 3.8
 _WIDEST_BAR = 0.3
 _NUMBER_BOX = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 """Behind the number on a bar, which may be dark or hatched."""
@@ -38,15 +39,20 @@ _LIMIT = "#a3262a"
 
 
 def evaluation(path: Path, report: Mapping[str, Any], candidates: Sequence[Candidate]) -> None:
-    """Success per task and overall with 95 % intervals, beside the training of every candidate that has a history."""
+    """Success per task and overall with 95 % intervals, beside the training of every candidate that has a history, and
+    how much it was helped where somebody could take over."""
     trained = [(candidate.label, candidate.history) for candidate in candidates if candidate.history]
-    widths = [_BARS_WIDTH, *(_CURVE_WIDTH for _ in trained)]
-    figure, panels = plt.subplots(
-        1, len(widths), figsize=(sum(widths), 4.8), width_ratios=widths, layout="constrained", squeeze=False
-    )
-    _bars(panels[0, 0], report)
-    for axes, (label, history) in zip(panels[0, 1:], trained, strict=True):
-        _training(axes, label, history)
+    helped = [(label, history) for label, history in trained if history.interventions()]
+    widths = [_BARS_WIDTH, *(_CURVE_WIDTH for _ in trained), *(_HELP_WIDTH for _ in helped)]
+    figure = plt.figure(figsize=(sum(widths), 4.8), layout="constrained")
+    grid = figure.add_gridspec(1, len(widths), width_ratios=widths)
+    bars, *places = (grid[0, column] for column in range(len(widths)))
+    _bars(figure.add_subplot(bars), report)
+    for place, (label, history) in zip(places, trained, strict=False):
+        _training(figure.add_subplot(place), label, history)
+    for place, (label, history) in zip(places[len(trained) :], helped, strict=True):
+        rows = place.subgridspec(len(history.interventions()), 1)
+        _interventions([figure.add_subplot(rows[row, 0]) for row in range(rows.nrows)], label, history)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -106,14 +112,11 @@ def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
 
 
 def _training(axes: Axes, label: str, history: History) -> None:
-    """Sampled and greedy success with the iteration that was kept, and how much it was helped; KL on an axis of its
-    own."""
+    """Sampled and greedy success with the iteration that was kept; KL on an axis of its own."""
     _show_success(axes)
     sampled = history.metric(SAMPLED_SUCCESS)
     kl = {iteration: value for iteration, value in history.metric(KL).items() if np.isfinite(value)}  # it may overflow
     axes.plot(list(sampled), list(sampled.values()), "o-", color=_SAMPLED, markersize=4, label="sampled, training")
-    if helped := history.metric(INTERVENED):
-        axes.plot(list(helped), list(helped.values()), "-.", color=_INTERVENED, label="intervened steps, training")
     if history.validation:
         rates = history.validation.values()
         errors = np.array([[rate.rate - rate.low, rate.high - rate.rate] for rate in rates]).T.clip(0)
@@ -144,6 +147,18 @@ def _training(axes: Axes, label: str, history: History) -> None:
         more = distance.get_legend_handles_labels()
         handles, labels = handles + more[0], labels + more[1]
     _legend_below(axes, handles, labels, columns=2)
+
+
+def _interventions(panels: Sequence[Axes], label: str, history: History) -> None:
+    """How often and how long somebody took over, by iteration, and how long the policy acted in between."""
+    for axes, (words, values) in zip(panels, history.interventions().items(), strict=True):
+        axes.plot(list(values), list(values.values()), "o-", color=_INTERVENED, markersize=3)
+        axes.set_title(f"{label}: {words}", fontsize=9, loc="left")
+        axes.set(ylim=(0, None), xlim=(-0.5, len(history.iterations) + 0.5))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+        axes.tick_params(labelbottom=axes is panels[-1])
+    panels[-1].set_xlabel("iteration")
 
 
 def _legend_below(axes: Axes, handles: Sequence[Any], labels: Sequence[str], *, columns: int) -> None:

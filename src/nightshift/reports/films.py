@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TypedDict
@@ -35,14 +36,16 @@ class Film(TypedDict):
 
 
 def choose(baseline: Mapping[Cell, bool], policy: Mapping[Cell, bool], count: int) -> list[Cell]:
-    """At most `count` init states that show most: tasks take turns, each with a state that the policy won over the
-    baseline, then one that it failed, then its first state, which is the same in every evaluation. Two or more show a
-    success and a failure of the policy, if it has both."""
-    cells = baseline.keys() & policy.keys()
-    tasks = list(dict.fromkeys(task for task, _ in sorted(cells)))
-    by_task = [_telling(baseline, policy, sorted(cell for cell in cells if cell[0] == task)) for task in tasks]
+    """At most `count` init states. The first of the grid comes first: it is the same in every evaluation, so that the
+    films of an earlier one, which the champion was in, stand beside these. Then those that show most: tasks take turns,
+    each with a state that the policy won over the baseline, then one that it failed, then its first state. Two or more
+    show a success and a failure of the policy, if it has both."""
+    cells = sorted(baseline.keys() & policy.keys())
+    tasks = list(dict.fromkeys(task for task, _ in cells))
+    by_task = [_telling(baseline, policy, [cell for cell in cells if cell[0] == task]) for task in tasks]
     turns = [cell for turn in zip_longest(*by_task) for cell in turn if cell is not None]
-    return _with_both_ends(list(islice(turns, count)), [*turns, *sorted(cells)], policy)
+    ordered = dict.fromkeys([*cells[:1], *turns])
+    return _with_both_ends(list(islice(ordered, count)), [*turns, *cells], policy)
 
 
 def _with_both_ends(chosen: list[Cell], others: Sequence[Cell], policy: Mapping[Cell, bool]) -> list[Cell]:
@@ -76,7 +79,7 @@ def _scaled(image: NDArray[np.uint8], height: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(image).resize((width, height)))
 
 
-def write(path: Path, frames: NDArray[np.uint8], rate: int) -> None:
+def write(path: Path, frames: NDArray[np.uint8], rate: float) -> None:
     """An MP4 that every browser plays (H.264, 4:2:0) at `path`, and beside it a strip of stills as JPEG, for print.
 
     `rate`: frames per second. Without the package av, which a compute node may lack, the strip alone.
@@ -86,12 +89,12 @@ def write(path: Path, frames: NDArray[np.uint8], rate: int) -> None:
     _strip(frames).save(path.with_suffix(".jpg"), quality=85)
 
 
-def _encode(path: Path, frames: NDArray[np.uint8], rate: int) -> None:
+def _encode(path: Path, frames: NDArray[np.uint8], rate: float) -> None:
     import av  # only where films are made
 
     even = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
     with av.open(path, "w") as video:
-        stream: Any = video.add_stream(_CODEC, rate=rate, options=_OPTIONS)
+        stream: Any = video.add_stream(_CODEC, rate=Fraction(rate).limit_denominator(1000), options=_OPTIONS)
         stream.height, stream.width = even.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for frame in even:

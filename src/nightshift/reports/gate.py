@@ -76,6 +76,8 @@ class Verdict(StrEnum):
     """It was champion before it was registered again."""
     WORSE = "worse"
     """The paired test finds the champion better."""
+    NOT_COMPARED = "not compared"
+    """The champion has not played the same grid: a person decides."""
     NOT_PROMOTED = "not promoted"
 
 
@@ -121,12 +123,20 @@ def withdrawn(version: str, when: str) -> Decision:
     return Decision(verdict=Verdict.NOT_PROMOTED, reason=reason, p_value=None)
 
 
-def other_grid(version: str, champion: str, rate: Rate) -> Decision:
+def not_compared(version: str, champion: str, rate: Rate, rules: Rules, *, number: str, why: str) -> Decision:
+    """`number` of the version; `why` the champion cannot play this grid, empty if it merely has not."""
+    if below := _below_the_bar(version, rate, rules):
+        return below
+    if why:
+        lacks, remedy = f"cannot play this grid ({why})", f"nightshift promote {number} makes it champion"
+    else:
+        lacks = "was not evaluated on this grid of init states by this code"
+        remedy = "nightshift run --force-stage evaluate lets both play it"
     reason = (
-        f"{version} stays challenger: it solved {rate.successes} of {rate.episodes} states, but {champion} was not "
-        "evaluated on this grid of init states, so it cannot be told whether it is better"
+        f"{version} stays challenger: it solved {rate.successes} of {rate.episodes} states, but {champion} {lacks}, "
+        f"so it cannot be told whether it is better; {remedy}"
     )
-    return Decision(verdict=Verdict.NOT_PROMOTED, reason=reason, p_value=None)
+    return Decision(verdict=Verdict.NOT_COMPARED, reason=reason, p_value=None)
 
 
 def compare(

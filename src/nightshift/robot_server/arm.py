@@ -38,7 +38,8 @@ class Arm(Protocol):
         ...
 
     def update_param(self, values: Mapping[str, float]) -> None:
-        """Compliance parameters, by the names of the description."""
+        """Compliance parameters, by the names of the description; BadMessage for a number that the arm cannot bear,
+        before any of them is set."""
         ...
 
     def scene(self) -> Scene:

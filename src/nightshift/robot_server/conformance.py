@@ -5,10 +5,20 @@ from __future__ import annotations
 import http.client
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from nightshift.envs.robot.messages import BadMessage, Description, Limits, loads, state_of
+from nightshift.envs.robot.messages import (
+    EXTENSIONS,
+    GRIPPER_RANGE,
+    BadMessage,
+    Description,
+    Limits,
+    loads,
+    scene_of,
+    state_of,
+)
 from nightshift.robot_server.probe import Probe, Surprise, shown
 
 Try = Callable[[Probe, Description], None]
@@ -193,8 +203,38 @@ def _gripper_range(probe: Probe, described: Description) -> None:
     probe.refused("bad_request", "pose", **probe.hold_still(described, gripper=2.0))
 
 
-def _compliance(probe: Probe, _: Description) -> None:
-    probe.refused("bad_request", "update_param", params={"no_such_parameter": 1.0})
+def _extensions(probe: Probe, described: Description) -> None:
+    """Each is asked for as a server that has it would have to accept it."""
+    start = {"task": described.tasks[0].name, "split": "train", "init_state": 0}
+    contents: dict[str, dict[str, Any]] = {
+        "move_gripper": {"gripper_pos": GRIPPER_RANGE / 2},
+        "update_param": {"params": {}},
+        "reset": start,
+    }
+    for endpoint, capability in EXTENSIONS.items():
+        if capability not in described.capabilities:
+            probe.refused("unknown", endpoint, **contents.get(endpoint, {}))
+    if "action" not in described.capabilities:
+        still = probe.hold_still(described, action=[0.0] * described.action_size)
+        probe.refused("unknown", "pose", **still)
+
+
+def _compliance(probe: Probe, described: Description) -> None:
+    if "update_param" in described.capabilities:
+        probe.refused("bad_request", "update_param", params={"no_such_parameter": 1.0})
+        probe.refused("bad_request", "update_param", params={described.compliance[0]: "stiff"})
+        probe.refused("bad_request", "update_param", params=[1.0])
+        probe.refused("not_finite", "update_param", params={described.compliance[0]: float("nan")})
+        probe.done("update_param", params={})  # changes nothing: the present numbers are not known
+
+
+def _scene(probe: Probe, described: Description) -> None:
+    if "scene" in described.capabilities:
+        answer = probe.done("scene")
+        try:
+            scene_of(answer["scene"])
+        except BadMessage as error:
+            raise Surprise("/scene", "a Scene of nightshift/types.py", str(error)) from error
 
 
 def _pictures(probe: Probe, described: Description) -> None:
@@ -309,13 +349,24 @@ def _gripper(probe: Probe, described: Description) -> None:
     )
 
 
-def _after_gripper(probe: Probe, described: Description, endpoint: str) -> float:
-    probe.done(endpoint)
+def _after_gripper(probe: Probe, described: Description, endpoint: str, **content: Any) -> float:
+    probe.done(endpoint, **content)
     for _ in range(20):
         probe.done("pose", **probe.hold_still(described))
         if described.realtime:
             probe.sleep(1 / described.control_hz)
     return probe.state(described).gripper_pos
+
+
+def _move_gripper(probe: Probe, described: Description) -> None:
+    if "move_gripper" not in described.capabilities:
+        return
+    for outside in (-1.0, GRIPPER_RANGE + 1.0):
+        probe.refused("bad_request", "move_gripper", gripper_pos=outside)
+    opened = _after_gripper(probe, described, "move_gripper", gripper_pos=GRIPPER_RANGE)
+    closed = _after_gripper(probe, described, "move_gripper", gripper_pos=0)
+    sent = f"/move_gripper to {GRIPPER_RANGE}, then to 0"
+    _require(closed < opened, sent, "a smaller gripper_pos", f"{closed:.3f} after {opened:.3f}")
 
 
 def _same_start(probe: Probe, described: Description) -> None:
@@ -359,7 +410,9 @@ CHECKS = (
     Check("stale", "a command decided on an old state is refused", _stale),
     Check("mismatch", "an action that stands for another target is refused", _mismatch),
     Check("gripper_range", "a gripper target outside 0 to 1 is refused", _gripper_range),
-    Check("compliance", "an unknown compliance parameter is refused", _compliance),
+    Check("extensions", "an extension that is not announced is refused", _extensions),
+    Check("compliance", "an unknown compliance parameter or no number is refused, an empty object is not", _compliance),
+    Check("scene", "/scene has all that a scripted expert reads", _scene),
     Check("stays_stopped", "a robot that was stopped does nothing until /clearerr", _stays_stopped),
     Check("latched", "a stop by a person lasts until /release", _latched),
     Check("watchdog", "without commands the robot is held", _watchdog),
@@ -370,6 +423,7 @@ CHECKS = (
     Check("moves_once", "a repeated command moves the hand once", _moves_once),
     Check("jointreset", "/jointreset ends ready", _joint_reset),
     Check("gripper", "the gripper opens and closes", _gripper),
+    Check("move_gripper", "the gripper goes where it is sent, from 0 to 255", _move_gripper),
     Check("same_start", "a start is the same every time", _same_start),
 )
 READS_ONLY = tuple(check for check in CHECKS if check.reads_only)

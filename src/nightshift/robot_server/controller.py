@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from nightshift.envs.robot.messages import (
+    EXTENSIONS,
+    GRIPPER_RANGE,
     POSE,
     STATE_SHAPES,
     BadMessage,
@@ -44,7 +46,6 @@ Answer = tuple[int, bytes]
 
 IMMEDIATE = ("describe", "stop", "release")
 """Endpoints that never wait for a command."""
-_GRIPPER_RANGE = 255
 _MISMATCH = 1e-5
 """Metres and radians by which the target that a command carries may differ from the one its action stands for."""
 
@@ -229,6 +230,7 @@ class Controller:
         return answer
 
     def _execute(self, endpoint: str, content: Content) -> Content:
+        self._require_announced(endpoint)
         self._check_cameras(content)
         if endpoint == "close":
             return self._close()
@@ -244,6 +246,11 @@ class Controller:
         finally:
             self._executing = False
         return done
+
+    def _require_announced(self, endpoint: str) -> None:
+        capability = EXTENSIONS.get(endpoint)
+        if capability is not None and capability not in self._described.capabilities:
+            raise Refusal("unknown", f"this server does not announce the capability {capability}")
 
     def _close(self) -> Content:
         self._session = None
@@ -319,17 +326,15 @@ class Controller:
 
     def _move_gripper(self, content: Content) -> Content:
         position = number(content, "gripper_pos")
-        if not 0 <= position <= _GRIPPER_RANGE:
-            raise BadMessage(f"gripper_pos should be from 0, closed, to {_GRIPPER_RANGE}, open, and is {position}")
-        return self._grip(content, position / _GRIPPER_RANGE)
+        if not 0 <= position <= GRIPPER_RANGE:
+            raise BadMessage(f"gripper_pos should be from 0, closed, to {GRIPPER_RANGE}, open, and is {position}")
+        return self._grip(content, position / GRIPPER_RANGE)
 
     def _joint_reset(self, content: Content) -> Content:
         self._move(self._arm.joint_reset)
         return self._after_reset(content)
 
     def _reset(self, content: Content) -> Content:
-        if "init_states" not in self._described.capabilities:
-            raise Refusal("unknown", "this server does not announce the capability init_states")
         task, split, number_of = text(content, "task"), text(content, "split"), whole(content, "init_state")
         (known,) = [known for known in self._described.tasks if known.name == task] or (None,)
         if known is None or not 0 <= number_of < known.init_states.get(split, 0):
@@ -364,8 +369,6 @@ class Controller:
         return self._state(content)
 
     def _scene(self, content: Content) -> Content:
-        if "scene" not in self._described.capabilities:
-            raise Refusal("unknown", "this server does not announce the capability scene")
         return {"scene": scene_content(self._arm.scene())}
 
     def _state(self, content: Content) -> Content:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, get_args
 
 from nightshift.access import check_token
@@ -53,7 +53,7 @@ class TcpLink:
         """Of the learner that it was connected to last."""
         return self._welcome.incarnation if self._welcome else ""
 
-    def send(self, messages: Iterable[Message]) -> Iterator[Ack]:
+    def send(self, messages: Iterable[Message]) -> Generator[Ack, None, None]:
         in_flight: deque[MessageHeader] = deque()
         try:
             for message in messages:

@@ -1,4 +1,4 @@
-"""When the next control step of a simulator is due."""
+"""When the next control step is due."""
 
 from __future__ import annotations
 

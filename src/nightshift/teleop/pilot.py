@@ -90,6 +90,12 @@ class Pilot:
         with self._lock:
             return self._command
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether somebody has the controls whose page is heard of."""
+        with self._lock:
+            return self._holder is not None and self._clock() - self._heard <= DEAD_MAN_SECONDS
+
     def read(self) -> Controls:
         """Everything of the same moment: another thread may change any of it between two reads."""
         with self._lock:

@@ -14,7 +14,7 @@ from nightshift import files
 from nightshift.data.episode import NO_POLICY, Episode, with_last
 from nightshift.types import INSTRUCTION, Array, Observation, Provenance
 
-SIMULATOR, PERSON = "simulator", "person"
+SIMULATOR, SERVER, PERSON = "simulator", "server", "person"
 """Who says how an episode ended."""
 
 
@@ -59,6 +59,10 @@ class Recorder:
         self.decisions.append(decision)
         self.observations.append(_kept(after))
         files.append_json(self.journal, decision.executed.tolist())
+
+    def retake(self, observation: Observation) -> None:
+        """What there is to see before the next step, if something has moved since the last one."""
+        self.observations[-1] = _kept(observation)
 
     @property
     def steps(self) -> int:

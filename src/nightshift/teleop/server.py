@@ -311,7 +311,7 @@ class SessionServer(Server):
     def __init__(self, station: Station, session: Session, listening: socket.socket) -> None:
         super().__init__(station, listening)
         self._session = session
-        self._thread = threading.Thread(target=session.run, name="teleop-simulator")
+        self._thread = threading.Thread(target=session.run, name="teleop-session")
         self._error: BaseException | None = None
         station.hub.on_failure = self.fail
 
@@ -339,7 +339,8 @@ def open_server(
     listening = listen(*address)
     hub, pilot = Hub(), Pilot(clock)
     session = Session(setup, library, pilot, hub, clock)
-    station = Station(watched=session, pilot=pilot, library=library, hub=hub, access=access)
+    person = FolderPerson() if setup.env.robot else None
+    station = Station(watched=session, pilot=pilot, library=library, hub=hub, access=access, person=person)
     return SessionServer(station, session, listening)
 
 

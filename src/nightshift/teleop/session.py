@@ -1,11 +1,13 @@
-"""The session: one thread owns the simulator, takes the newest command of the pilot when its step is due, and records.
+"""The session: one thread owns what the pilot moves, takes the newest command when its step is due, and records.
 
     loading ─▶ ready ─ start ─▶ running ◀─ pause, resume ─▶ paused
-                 ▲                 │ success, or marked        │ marked
-                 └── reset ◀─ ended ◀───── saving ◀────────────┘
+       ▲         ▲                 │ success, or marked        │ marked
+       │         └── reset ◀─ ended ◀───── saving ◀────────────┘
+       └─ start, reset ─ unset ◀─ a fault of the robot, from anywhere
 
 Only `running` makes control steps, and only while the pilot's page is heard of: without a word for DEAD_MAN_SECONDS the
 robot stops and the episode is paused. The first movement begins an episode, so that no demo begins with idle steps.
+A robot is reset only when a pilot says so, so a session with one begins `unset`.
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ from nightshift.teleop.library import ORIGIN, Entry, Film, Library
 from nightshift.teleop.mirror import SCENE, Development, Frame, Mirror
 from nightshift.teleop.pacing import Pace
 from nightshift.teleop.pilot import DEAD_MAN_SECONDS, Controls, Holder, Pilot, action_of, moves
-from nightshift.teleop.recorder import PERSON, SIMULATOR, Decision, Ending, Recorder
+from nightshift.teleop.plant import Plant, PlantFault
+from nightshift.teleop.recorder import PERSON, Decision, Ending, Recorder
+from nightshift.teleop.robot import Robot
+from nightshift.teleop.simulators import Simulators
 from nightshift.types import INSTRUCTION, Array, Observation, Provenance, Task
 
-Phase = Literal["loading", "ready", "running", "paused", "saving", "ended"]
-MAX_STEPS = 6000
-"""Control steps of an episode: five minutes, after which a person has to say how it went."""
+Phase = Literal["unset", "loading", "ready", "running", "paused", "saving", "ended"]
+MAX_SECONDS = 300
+"""Of control steps in an episode, after which a person has to say how it went."""
 PICTURE_SIZE = 256
-_ACTIVE = np.ones(1, np.bool_)
 
 
 class Listener(Protocol):
@@ -52,7 +56,7 @@ class Listener(Protocol):
     def show(self, frame: Frame) -> None: ...
 
     def fail(self, error: BaseException) -> None:
-        """The simulator's thread or the mirror's has ended."""
+        """The session's thread or the mirror's has ended."""
         ...
 
 
@@ -94,7 +98,9 @@ class Setup:
 
     @cached_property
     def views(self) -> list[str]:
-        """What people see: the scene, and every camera that shows something else."""
+        """What people see: the scene, and every camera that shows something else. A robot has its cameras alone."""
+        if self.env.robot is not None:
+            return list(self.env.cameras.names or self.suite.cameras)
         return [SCENE, *(name for name in self.played.cameras.names if name != "agentview")]
 
 
@@ -109,7 +115,6 @@ class Session:
         self._clock = clock
         self._orders: deque[tuple[int, messages.Order]] = deque()
         self._closing = threading.Event()
-        self._fleets: dict[str, Fleet] = {}
         self._phase: Phase = "loading"
         self._task = next(iter(setup.tasks.values()))
         self._init_state = setup.starts[self._task.name][0]
@@ -120,11 +125,24 @@ class Session:
         self._executed_seq = -1
         self._gripper: messages.Gripper = "open"
         self._starter = -1
-        suite, protocol = setup.suite, find_protocol(setup.env.protocol)
-        drawing = suite.drawing(protocol, setup.played.cameras)
-        self._mirror = Mirror(
-            setup.views, lambda image: flipped(image, suite.flip(drawing)), listener.show, listener.fail
-        )
+        self._is_at_rest = True
+        """Nothing has moved since a reset, a stop or a while without steps, so that what is seen may be old."""
+        self._is_complete = False
+        """The episode is over, whether or not it is saved yet."""
+        self._fault = ""
+        """Why everything has to be reset, in words."""
+        self._plant = self._open_plant()
+
+    def _open_plant(self) -> Plant:
+        """What the suite of params.yaml is: simulators, or a robot."""
+        setup, suite, show = self._setup, self._setup.suite, self._listener.show
+        if setup.env.robot is not None:
+            seen = setup.driver.policy.observations if setup.driver else ()
+            cameras = dict.fromkeys((*setup.views, *(name for name in seen if name in suite.cameras)))
+            return Robot(setup.env, setup.views, list(cameras), show, self._clock, self._is_attended)
+        flip = suite.flip(suite.drawing(find_protocol(setup.env.protocol), setup.played.cameras))
+        mirror = Mirror(setup.views, lambda image: flipped(image, flip), show, self._listener.fail)
+        return Simulators(setup.make_fleet, mirror, self._clock)
 
     @property
     def axes(self) -> int:
@@ -138,9 +156,10 @@ class Session:
     def close(self) -> None:
         """Stop after the current control step."""
         self._closing.set()
+        self._plant.let_go()
 
     def run(self) -> None:
-        """Until `close`. The thread that runs this is the only one that touches the simulator."""
+        """Until `close`. The thread that runs this is the only one that moves anything."""
         try:
             try:
                 self._play()
@@ -157,9 +176,14 @@ class Session:
             self.tick()
 
     def load(self) -> None:
-        """Build the first simulator; DataError if the source could not take what will be recorded."""
-        self._reset(self._task.name, self._next_state(self._task.name))
+        """Open what is moved, and reset simulators; DataError if the source could not take what will be recorded."""
+        self._plant.open(self._task)
         self._library.check(self._trial())
+        self._init_state = self._next_state(self._task.name)
+        if self._plant.needs_pilot:
+            self._phase = "unset"
+        else:
+            self._reset(self._task.name, self._init_state)
 
     def tick(self) -> None:
         """One period of control."""
@@ -167,8 +191,13 @@ class Session:
             client, order = self._orders.popleft()
             self._carry_out(client, order)
         self._finish_saving()
-        if self._phase == "running":
-            self._control()
+        try:
+            if self._phase == "running":
+                self._control()
+            else:
+                self._plant.idle()
+        except PlantFault as fault:
+            self._break_off(fault)
         self._listener.tell(self.state())
 
     def _shut(self) -> None:
@@ -180,7 +209,7 @@ class Session:
             if self._recorder is not None and not self._recorder.steps:
                 self._recorder.forget()
         finally:
-            self._mirror.close(self._fleets.values())
+            self._plant.close()
 
     def state(self) -> dict[str, Any]:
         """Everything on the page that changes while an episode is played."""
@@ -218,10 +247,11 @@ class Session:
                 for name, task in self._setup.tasks.items()
             ],
             "views": self._setup.views,
+            "needs_pilot": self._plant.needs_pilot,
             "control_hz": self._setup.suite.control_hz,
             "axes": self.axes,
             "policy": driver.label if driver else "",
-            "lost": self._library.lost,
+            "lost": self._fault or self._library.lost,
         }
 
     @property
@@ -237,31 +267,58 @@ class Session:
     def _say(self, text: str, *, is_problem: bool = False) -> None:
         self._listener.tell({"type": "notice", "text": text, "problem": is_problem})
 
+    def _is_attended(self) -> bool:
+        """The pilot is there, and has not said Stop to what this thread waits for; any thread asks."""
+        orders = list(self._orders)  # the server's thread adds to them
+        has_said_stop = any(isinstance(order, messages.Pause) for client, order in orders if client == self._starter)
+        return self._pilot.is_alive and self._pilot.is_held_by(self._starter) and not has_said_stop
+
     # Orders of the pilot
 
     def _carry_out(self, client: int, order: messages.Order) -> None:
-        if not self._pilot.is_held_by(client):
+        holder = self._pilot.holder
+        if holder is None or holder.client != client:
             return  # the controls have gone to somebody else meanwhile
         try:
-            match order:
-                case messages.Choose():
-                    self._choose(order)
-                case messages.Start():
-                    self._start()
-                case messages.Pause():
-                    self._pause("stopped")
-                case messages.Resume():
-                    self._resume()
-                case messages.Mark():
-                    self._mark(success=order.success)
-                case messages.Undo():
-                    self._undo()
-                case messages.TakeOver() | messages.HandBack():
-                    self._hand_over(to_person=isinstance(order, messages.TakeOver))
+            self._obey(order, holder)
+        except PlantFault as fault:
+            self._break_off(fault)
         except NightshiftError as error:
             self._say(_words(error), is_problem=True)
 
-    def _choose(self, order: messages.Choose) -> None:
+    def _obey(self, order: messages.Order, holder: Holder) -> None:
+        match order:
+            case messages.Choose():
+                self._choose(order, holder)
+            case messages.Start():
+                self._start(holder)
+            case messages.Pause():
+                self._pause("stopped")
+            case messages.Resume():
+                self._resume(holder)
+            case messages.Mark():
+                self._mark(success=order.success)
+            case messages.Undo():
+                self._undo()
+            case messages.TakeOver() | messages.HandBack():
+                self._hand_over(to_person=isinstance(order, messages.TakeOver))
+
+    def _break_off(self, fault: PlantFault) -> None:
+        """Nothing of an episode in the middle is kept: what it would show may be wrong. Orders that wait were meant
+        for what is over now."""
+        self._orders.clear()
+        self._phase = "unset"
+        lost = ""
+        if self._recorder is not None and not self._is_complete:
+            lost = f"the episode of {self._recorder.steps} steps is invalid and not kept: "
+            self._recorder.forget()
+            self._recorder = None
+        self._fault = f"{lost}{_words(fault)}"
+        self._say(self._fault, is_problem=True)
+        if self._recorder is not None:
+            self._say(f"the episode of {self._recorder.steps} steps was over before: it can still be marked")
+
+    def _choose(self, order: messages.Choose, holder: Holder) -> None:
         if self._phase == "saving":
             raise SimulatorError("an episode is being saved", "wait for it")
         if order.task not in self._setup.tasks:
@@ -271,7 +328,7 @@ class Session:
         if state not in states:
             raise SimulatorError(f"{order.task} has no training state {state}", f"choose {states[0]} to {states[-1]}")
         self._drop()
-        self._reset(order.task, state)
+        self._reset_for(holder, order.task, state)
 
     def _next_state(self, task: str) -> int:
         """The next state after the current one that no success started from; the next one if there are all."""
@@ -281,51 +338,54 @@ class Session:
         order = [states[(start + offset) % len(states)] for offset in range(len(states))]
         return next((state for state in order if state not in solved), order[0])
 
+    def _reset_for(self, holder: Holder, task: str, init_state: int) -> None:
+        """Only the connection that asked for it keeps a robot moving until it is done."""
+        self._starter = holder.client
+        self._reset(task, init_state)
+
     def _reset(self, task: str, init_state: int) -> None:
         self._phase, self._task, self._init_state = "loading", self._setup.tasks[task], init_state
         self._listener.tell(self.state())
-        if task not in self._fleets:
-            self._fleets[task] = self._setup.make_fleet(self._task)
-        fleet = self._fleets[task]
-        self._mirror.show(fleet.sibling())
-        self._observation = _only_row(fleet.reset("train", [init_state]))
-        self._mirror.reset(init_state, self._clock())
+        self._observation = self._plant.reset(self._task, init_state)
         self._pilot.has_control = self._setup.driver is None
-        self._gripper = "open"
+        self._gripper, self._fault = "open", ""
         self._phase = "ready"
 
-    def _start(self) -> None:
+    def _start(self, holder: Holder) -> None:
         if self._phase == "ended":
-            self._reset(self._task.name, self._next_state(self._task.name))
+            self._reset_for(holder, self._task.name, self._next_state(self._task.name))
+        elif self._phase == "unset":
+            self._drop()
+            self._reset_for(holder, self._task.name, self._init_state)
         if self._phase != "ready":
             raise SimulatorError(f"an episode cannot be started: the session is {self._phase}")
-        holder, driver = self._pilot.holder, self._setup.driver
+        driver = self._setup.driver
         recorder = Recorder(
             task=self._task.name,
             init_state=self._init_state,
-            who=holder.who if holder else "",
+            who=holder.who,
             journal=self._library.journal,
             policy_version=driver.version if driver else NO_POLICY,
         )
         recorder.begin(self._observation)
         self._recorder, self._people = recorder, {}
-        if driver:
-            driver.plan_anew()
         self._run_for(holder)
 
     def _pause(self, why: str, *, is_problem: bool = False) -> None:
         if self._phase == "running":
             self._phase = "paused"
+            if not self._plant.stop(why):
+                why, is_problem = f"{why}. The robot has not confirmed it: its watchdog holds it", True
             self._say(why, is_problem=is_problem)
 
-    def _resume(self) -> None:
+    def _resume(self, holder: Holder) -> None:
         if self._phase == "paused":
-            self._run_for(self._pilot.holder)
+            self._run_for(holder)
 
-    def _run_for(self, holder: Holder | None) -> None:
+    def _run_for(self, holder: Holder) -> None:
         """Only the connection that started the robot keeps it going: a page that was reloaded has to resume."""
-        self._starter = holder.client if holder else -1
-        self._phase = "running"
+        self._starter = holder.client
+        self._phase, self._is_at_rest, self._is_complete = "running", True, False
 
     def _hand_over(self, *, to_person: bool) -> None:
         if self._setup.driver is None:
@@ -334,7 +394,7 @@ class Session:
         self._pilot.has_control = to_person
 
     def _mark(self, *, success: bool) -> None:
-        if self._phase not in ("running", "paused") or self._recorder is None:
+        if self._phase not in ("running", "paused", "unset") or self._recorder is None:
             raise SimulatorError("there is no episode to mark: it is saved already, or none was started")
         if not self._recorder.steps:
             raise SimulatorError("the episode has no steps yet", "move the hand first")
@@ -358,20 +418,36 @@ class Session:
     # Control
 
     def _control(self) -> None:
-        """One control step, unless something stands in the way.
-
-        The pilot is read once, after the policy's inference: that may take a second, in which a page may be closed.
-        """
-        wanted = self._policy_action()
-        controls = self._pilot.read()
-        obstacle = self._obstacle(controls)
-        if not obstacle and not self._is_idle(controls.command):
-            self._step(self._decide(wanted, controls.command), controls)
+        """One control step, unless something stands in the way."""
+        if self._may_move(self._pilot.read()) and self._is_at_rest:
+            self._wake()
+        if self._phase != "running" or self._is_at_rest:
             return
-        if self._setup.driver:
-            self._setup.driver.plan_anew()  # the action just taken from its plan is not executed
+        wanted = self._policy_action()
+        controls = self._pilot.read()  # inference may take a second, in which a page may be closed
+        if self._may_move(controls):
+            self._step(self._decide(wanted, controls.command), controls)
+
+    def _may_move(self, controls: Controls) -> bool:
+        """Whether a step may be made; what stands in its way stops the robot."""
+        obstacle = self._obstacle(controls)
         if obstacle:
             self._pause(obstacle)
+        elif self._is_idle(controls.command):
+            self._is_at_rest = True
+            self._plant.idle()
+        else:
+            return True
+        return False
+
+    def _wake(self) -> None:
+        """What was seen and planned before a reset or a stop belongs to another moment."""
+        assert self._recorder is not None
+        self._observation = self._plant.wake()
+        self._recorder.retake(self._observation)
+        self._is_at_rest = False
+        if self._setup.driver:
+            self._setup.driver.plan_anew()
 
     def _obstacle(self, controls: Controls) -> str:
         """Why the robot has to stop now, or nothing."""
@@ -379,24 +455,22 @@ class Session:
             return "the pilot's page is gone: stopped"
         if not controls.are_alive:
             return f"no word from the pilot for {DEAD_MAN_SECONDS} s: stopped"
-        if self._recorder is not None and self._recorder.steps >= MAX_STEPS:
-            return f"{MAX_STEPS} steps: mark the episode as success or failure"
+        most = round(MAX_SECONDS * self._setup.suite.control_hz)
+        if self._recorder is not None and self._recorder.steps >= most:
+            return f"{most} steps: mark the episode as success or failure"
         return ""
 
     def _step(self, decision: Decision, controls: Controls) -> None:
         assert self._recorder is not None
         if decision.by_person or self._setup.driver is None:
             self._people[controls.holder.who if controls.holder else self._recorder.who] = None
-        after = self._fleets[self._task.name].step(decision.executed[None], _ACTIVE)
+        after = self._plant.step(decision.executed)
         self._executed_seq = controls.command.seq if controls.command else self._executed_seq
         self._gripper = "closed" if decision.executed[-1] > 0 else "open"
-        self._mirror.step(decision.executed, self._clock())
-        unstable, success = bool(after.unstable[0]), bool(after.success[0])
-        if not unstable:  # what an unstable simulation shows means nothing
-            self._observation = _only_row(after.observation)
+        self._observation = after.observation
         self._record(self._recorder, decision)
-        if success or unstable:
-            self._end(Ending(success=success and not unstable, judge=SIMULATOR, unstable=unstable))
+        if after.success or after.unstable:
+            self._end(Ending(success=after.success, judge=self._plant.judge, unstable=after.unstable))
 
     def _record(self, recorder: Recorder, decision: Decision) -> None:
         """The step is in memory whatever happens to the journal, so the episode can go on once there is space."""
@@ -426,15 +500,15 @@ class Session:
         names = self._setup.driver.policy.observations
         known = {**self._observation, INSTRUCTION: np.array(self._task.language)}
         cameras = [name for name in names if name not in known]
-        images = self._mirror.look(cameras).result() if cameras else {}
+        images = self._plant.look(cameras) if cameras else {}
         return {name: images[name] if name in images else np.asarray(known[name])[None] for name in names}
 
     # Saving
 
     def _end(self, ending: Ending) -> None:
         assert self._recorder is not None
-        self._phase = "saving"
-        self._saving = self._mirror.develop(self._recorder.actions, self._setup.env.cameras.names), ending
+        self._phase, self._is_complete = "saving", True
+        self._saving = self._plant.develop(self._recorder.actions, self._setup.env.cameras.names), ending
 
     def _finish_saving(self) -> None:
         if self._saving is None or self._recorder is None or not self._saving[0].done():
@@ -444,7 +518,7 @@ class Session:
             developed = future.result()
             entry = self._library.save(self._episode(self._recorder, ending, developed))
         except NightshiftError as error:
-            self._phase = "paused"  # it is still in memory: it can be marked again
+            self._phase = "unset" if self._fault else "paused"  # it is still in memory: it can be marked again
             self._say(f"the episode is not saved: {_words(error)}", is_problem=True)
             return
         self._recorder.forget()
@@ -484,17 +558,15 @@ class Session:
         """Such an episode as this session records, of one step."""
         recorder = Recorder(task=self._task.name, init_state=self._init_state, who="", journal=self._library.journal)
         nothing = np.zeros(self._setup.suite.action_space.size, np.float32)
-        recorder.observations = [{k: v for k, v in self._observation.items() if k != INSTRUCTION}] * 2
-        recorder.decisions = [Decision(executed=nothing, policy_action=nothing, by_person=False)]
         space = envs.observation_space(self._setup.env)
-        images = {name: np.zeros((2, *space[name].shape), np.uint8) for name in self._setup.env.cameras.names}
-        return self._episode(recorder, Ending(success=True, judge=SIMULATOR), Development(images=images, film=[]))
+        cameras = self._setup.env.cameras.names
+        vectors = {name: spec for name, spec in space.items() if name not in (*cameras, INSTRUCTION)}
+        recorder.observations = [{name: np.zeros(spec.shape, spec.dtype) for name, spec in vectors.items()}] * 2
+        recorder.decisions = [Decision(executed=nothing, policy_action=nothing, by_person=False)]
+        images = {name: np.zeros((2, *space[name].shape), np.uint8) for name in cameras}
+        ending = Ending(success=True, judge=self._plant.judge)
+        return self._episode(recorder, ending, Development(images=images, film=[]))
 
 
 def _words(error: NightshiftError) -> str:
     return f"{error.what} → {error.next_step}" if error.next_step else error.what
-
-
-def _only_row(observation: Observation) -> dict[str, Array]:
-    """Of a fleet of one, copied: the fleet overwrites its arrays."""
-    return {name: np.array(values[0]) for name, values in observation.items()}

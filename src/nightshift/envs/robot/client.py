@@ -42,7 +42,18 @@ _BUSY_POLL_S = 0.1
 
 
 class RobotFault(RuntimeError):
-    """The robot or its server did something that cannot be trusted. The robot has been told to stop."""
+    """The robot or its server did something that cannot be trusted."""
+
+    is_stopped = False
+    """Whether the server has confirmed a stop; if not, its watchdog has to hold the robot."""
+
+
+class RobotRefusal(RobotFault):
+    """The server did not do what was asked for."""
+
+    code = ""
+    """Of the protocol."""
+    said = ""
 
 
 class Clock(Protocol):
@@ -128,13 +139,32 @@ class RobotClient:
         A command that gets no answer in time is sent again with the same sequence number, so that the server does not
         execute it twice.
         """
-        reply = self._ask(endpoint, {**content, "cameras": list(cameras)}, deadline_s or self._settings.deadline_s)
-        try:
-            state = state_of(reply, self.description, cameras)
-        except BadMessage as error:
-            raise self.fault(f"{endpoint} was answered with what is no state: {error}") from error
-        self._check_state(endpoint, state)
+        within_s = deadline_s or self._settings.deadline_s
+        state = self._measured(endpoint, {**content, "cameras": list(cameras)}, within_s)
+        may_be_held = endpoint == "getstate"  # the next command is refused then
+        if state.mode != "ready" and not (state.mode == "held" and may_be_held):
+            raise self.fault(f"after {endpoint} the robot is {state.mode}")
+        problem = "" if state.unstable else state_problem(state, self._limits)
+        if problem:
+            raise self.fault(f"after {endpoint} {problem}")
         return state
+
+    def watch(self, cameras: Sequence[str]) -> RobotState:
+        """What there is to see while nothing is commanded, also of a robot that is held or stopped."""
+        return self._measured("getstate", {"cameras": list(cameras)}, self._settings.deadline_s)
+
+    def make_ready(self) -> RobotState:
+        """Clear the error, and tell the arm its compliance: a controller that failed may have begun anew without it."""
+        state = self.command("clearerr")
+        if not self._settings.compliance:
+            return state
+        try:
+            return self.command("update_param", params=dict(self._settings.compliance))
+        except RobotRefusal as refusal:
+            if refusal.code != "bad_request":
+                raise
+            what = f"{self._settings.url} refuses env.robot.compliance: {refusal.said}"
+            raise SimulatorError(what, "change it in params.yaml") from refusal  # the next episode would end so, too
 
     def scene(self) -> Scene:
         if "scene" not in self.description.capabilities:
@@ -150,6 +180,10 @@ class RobotClient:
     def stop(self, reason: str) -> bool:
         """Tell the server to stop the robot, over a new connection; whether it has. If not, its watchdog holds it."""
         self._disconnect()
+        return self.halt(reason)
+
+    def halt(self, reason: str) -> bool:
+        """`stop` from any thread, also while another one waits for the answer to a command. The session goes on."""
         connection = connect(self._settings.url, _STOP_TIMEOUT_S)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("POST", "/stop", dumps({"reason": reason}), headers())
@@ -160,9 +194,21 @@ class RobotClient:
 
     def fault(self, what: str) -> RobotFault:
         """Stop the robot; the error to raise."""
-        self._stop_was_lost = not self.stop(what) or self._stop_was_lost
+        error = RobotFault(what)
+        self._stop_for(error)
+        return error
+
+    def _refusal(self, endpoint: str, reply: Mapping[str, Any]) -> RobotRefusal:
+        """Stop the robot; the error to raise."""
+        error = RobotRefusal(f"{endpoint} was refused: {_said(reply)}")
+        error.code, error.said = str(reply.get("error", "")), _said(reply)
+        self._stop_for(error)
+        return error
+
+    def _stop_for(self, error: RobotFault) -> None:
+        error.is_stopped = self.stop(str(error))
+        self._stop_was_lost = not error.is_stopped or self._stop_was_lost
         self._session = ""
-        return RobotFault(what)
 
     def close(self) -> None:
         """End the session, after which the server holds the robot."""
@@ -189,7 +235,7 @@ class RobotClient:
         if reply.get("error") == "latched":
             raise SimulatorError(f"the robot is stopped: {_said(reply)}", "look at it, then nightshift robot release")
         if status != http.client.OK:
-            raise self.fault(f"{endpoint} was refused: {_said(reply)}")
+            raise self._refusal(endpoint, reply)
         return reply
 
     def _exchange(self, endpoint: str, content: Mapping[str, Any], deadline_s: float) -> tuple[int, dict[str, Any]]:
@@ -231,18 +277,19 @@ class RobotClient:
             self._connection.close()
             self._connection = None
 
-    def _check_state(self, endpoint: str, state: RobotState) -> None:
-        may_be_held = endpoint == "getstate"  # the next command is refused then
-        if state.mode != "ready" and not (state.mode == "held" and may_be_held):
-            raise self.fault(f"after {endpoint} the robot is {state.mode}")
+    def _measured(self, endpoint: str, content: Mapping[str, Any], deadline_s: float) -> RobotState:
+        """The state that a request is answered with: new, with new pictures."""
+        reply = self._ask(endpoint, content, deadline_s)
+        try:
+            state = state_of(reply, self.description, content["cameras"])
+        except BadMessage as error:
+            raise self.fault(f"{endpoint} was answered with what is no state: {error}") from error
         if state.time <= self._newest:
             raise self.fault(f"{endpoint} was answered with an old state, of {state.time} s after {self._newest} s")
         self._newest = state.time
         for name, picture in state.images.items():
             self._check_picture(name, picture.time, state.time)
-        problem = "" if state.unstable else state_problem(state, self._limits)
-        if problem:
-            raise self.fault(f"after {endpoint} {problem}")
+        return state
 
     def _check_picture(self, name: str, taken: float, measured: float) -> None:
         if measured - taken > self._settings.image_age_s:
@@ -272,6 +319,13 @@ def describe(settings: config.Robot) -> Description:
         raise ConfigError(
             f"env.robot.scale is {list(scale)}, and actions of {settings.url} have {list(described.action_scale)}",
             "set env.robot.scale in params.yaml to these numbers",
+        )
+    unknown = sorted(set(settings.compliance) - set(described.compliance))
+    if unknown:
+        raise ConfigError(
+            f"env.robot.compliance has {', '.join(unknown)}, and {settings.url} has "
+            f"{', '.join(described.compliance) or 'no compliance parameters'}",
+            "name some of these in params.yaml, or leave env.robot.compliance out",
         )
     return described
 

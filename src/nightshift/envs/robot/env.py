@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -55,10 +55,11 @@ class RobotEnv:
     def action_space(self) -> ActionSpace:
         return ActionSpace(size=self._described.action_size)
 
-    def reset(self, split: Split, init_state: int) -> Observation:
-        if not self._client.is_open:
-            self._client.open()
-        self._client.command("clearerr")
+    def reset(self, split: Split, init_state: int, before_motion: Callable[[], None] = lambda: None) -> Observation:
+        """`before_motion` is called when the robot may move from then on: what it raises keeps it where it is."""
+        self.connect()
+        self._client.make_ready()
+        before_motion()
         self._state = self._resetter.reset(self._client, self.task, stored_split(split), init_state)
         self._home = self._state.pose[3:]
         self._steps = 0
@@ -108,7 +109,35 @@ class RobotEnv:
             return None
         camera = next(iter(self._described.cameras))
         image = self._images[camera] if camera in self._images else self.camera_images([camera])[camera]
+        return self.upright(camera, image)
+
+    def upright(self, camera: str, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """A camera's image the way round that people expect."""
         return flipped(image, self._described.flips.get(camera, "none"))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a session of this process commands the robot."""
+        return self._client.is_open
+
+    def connect(self) -> None:
+        """Begin a session, in which the robot stays held until `reset`."""
+        if not self._client.is_open:
+            self._client.open()
+
+    def watch(self, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        """What cameras show while nothing is commanded, also of a robot that is held or stopped."""
+        return {name: picture.pixels for name, picture in self._client.watch(cameras).images.items()}
+
+    def halt(self, reason: str) -> bool:
+        """Stop the robot in the middle of an episode, from any thread; whether the server has confirmed it."""
+        return self._client.halt(reason)
+
+    def resume(self) -> Observation:
+        """Go on with an episode after `halt`, or after a silence in which the watchdog held the robot."""
+        self._state = self._client.make_ready()
+        self._images = {}
+        return self._observe(self._state)
 
     def close(self) -> None:
         self._client.close()

@@ -28,6 +28,16 @@ PROTOCOL = 2
 Capability = Literal["action", "observations", "success", "init_states", "scene", "move_gripper", "update_param"]
 """Extensions that a server announces; docs/robot_protocol.md says what each means."""
 CAPABILITIES: tuple[str, ...] = get_args(Capability)
+EXTENSIONS: Mapping[str, Capability] = {
+    "move_gripper": "move_gripper",
+    "update_param": "update_param",
+    "reset": "init_states",
+    "scene": "scene",
+}
+"""Endpoints that only a server with the capability has."""
+
+GRIPPER_RANGE = 255
+"""`gripper_pos` of /move_gripper when the gripper is open; 0 is closed."""
 
 FLIPS: tuple[str, ...] = get_args(Flip)
 
@@ -295,6 +305,8 @@ def _check_description(described: Description) -> None:
         raise BadMessage("action_scale belongs to the capability action: give both or none")
     if described.observations and "observations" not in described.capabilities:
         raise BadMessage("observations are described, and the capability observations is not announced")
+    if ("update_param" in described.capabilities) != bool(described.compliance):
+        raise BadMessage("compliance belongs to the capability update_param: give both or none")
     if not set(described.flips) <= set(described.cameras) or not set(described.flips.values()) <= set(FLIPS):
         raise BadMessage(f"flips should have one of {', '.join(FLIPS)} by camera, and is {_shown(described.flips)}")
 

@@ -44,7 +44,7 @@ class PersonReset:
         question = Question(kind="reset", words=words)
         while not wait_for_answer(self._person, question, self._answer_within_s, robot.clock):
             pass  # "no": not yet
-        return robot.command("clearerr")
+        return robot.make_ready()
 
 
 def open_resetter(settings: config.Robot, person: Person) -> Resetter:

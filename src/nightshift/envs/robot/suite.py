@@ -51,6 +51,7 @@ class RobotSuite(Suite):
             self.forget()
             self._description = describe(env.robot)
             self.action_space = ActionSpace(size=self._description.action_size)
+            self.control_hz = self._description.control_hz
             self.cameras = tuple(self._description.cameras)
         self._env = env
         return self
@@ -116,7 +117,12 @@ class RobotSuite(Suite):
     def versions(self) -> dict[str, str]:
         described = self._description
         known = {} if described is None else {**described.versions, NAME: described.digest}
-        return {**known, "nightshift": installed("nightshift")}
+        return {**known, **self._compliance(), "nightshift": installed("nightshift")}
+
+    def _compliance(self) -> dict[str, str]:
+        """Results of a stiffer arm do not compare."""
+        chosen = self._env.robot.compliance if self._env and self._env.robot else {}
+        return {"compliance": ", ".join(f"{name} {chosen[name]!r}" for name in sorted(chosen))} if chosen else {}
 
     def check_run(self, params: config.Params) -> None:
         _check_machine(params.machine)

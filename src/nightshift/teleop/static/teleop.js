@@ -14,7 +14,7 @@ const KEYS = {
   KeyJ: [3, 1], KeyL: [3, -1], KeyI: [4, -1], KeyK: [4, 1], KeyQ: [5, 1], KeyE: [5, -1],
 };
 const PHASES = {
-  offline: "not connected", loading: "… building the simulator", ready: "○ ready", running: "● recording",
+  offline: "not connected", unset: "◇ not reset", loading: "… building the simulator", ready: "○ ready", running: "● recording",
   paused: "❙❙ stopped", saving: "… saving", ended: "■ ended", waiting: "… between two episodes",
 };
 
@@ -143,25 +143,30 @@ function refresh() {
   document.querySelector("#handover b").textContent = state.in_control === "policy" ? "Take over" : "Hand back";
   const training = welcome && welcome.mode === "train";
   document.querySelector("#start b").textContent =
-    phase === "paused" || training ? "Resume" : phase === "ended" ? "Next episode" : "Start";
+    phase === "paused" || training ? "Resume" : phase === "ended" ? "Next episode" : phase === "unset" ? "Reset and start" : "Start";
   const playing = phase === "running" || phase === "paused";
-  enable("start", isPilot && ["ready", "paused", "ended"].includes(phase));
-  // A stop between two episodes holds before the next.
-  enable("pause", isPilot && (phase === "running" || (training && phase === "waiting")));
-  enable("success", isPilot && playing && state.step > 0);
-  enable("failure", isPilot && playing && state.step > 0);
+  const markable = (playing || phase === "unset") && state.step > 0; // unset: it was over before the robot failed
+  enable("start", isPilot && ["unset", "ready", "paused", "ended"].includes(phase));
+  // A stop between two episodes holds before the next; a robot can be stopped while it resets.
+  enable("pause", isPilot && (phase === "running" || (training && phase === "waiting") || (phase === "loading" && needsPilot())));
+  enable("success", isPilot && markable);
+  enable("failure", isPilot && markable);
   enable("handover", isPilot && ["ready", "running", "paused"].includes(phase));
   enable("reset", isPilot && phase !== "saving" && phase !== "loading");
   const isRead = performance.now() - question.since >= READ_MS;
   for (const id of ["yes", "no"]) enable(id, isPilot && isRead);
   text("question-hint", isPilot ? "" : "Take the controls to answer: one person says that no hand is in the way.");
-  enable("undo", isPilot && ["ready", "ended"].includes(phase) && episodes.length > 0);
+  enable("undo", isPilot && ["unset", "ready", "ended"].includes(phase) && episodes.length > 0);
   enable("go", isPilot && phase !== "saving" && phase !== "loading");
 }
+
+function needsPilot() { return Boolean(welcome) && Boolean(welcome.needs_pilot); }
 
 function phaseInWords() {
   if (state.awaits_motion) return "● armed: move to begin";
   if (state.phase === "waiting" && question.id) return "? the run waits for you";
+  if (state.phase === "loading" && question.id) return "? the robot waits for you";
+  if (state.phase === "loading" && needsPilot()) return "… the robot resets: keep clear";
   if (welcome && welcome.mode === "ask" && state.phase === "waiting") return "… nothing is asked now";
   if (state.phase !== "running" || !welcome || welcome.mode !== "train") return PHASES[state.phase];
   return state.in_control === "policy" ? "▶ the policy drives" : isPilot ? "◆ you drive" : `◆ ${state.pilot} drives`;
