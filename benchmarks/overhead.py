@@ -3,6 +3,7 @@
 outside   share of a run in which no stage that simulates or learns was at work (WORK, below)
 help      seconds of `nightshift --help`; goal 0.5
 plan      seconds of `nightshift plan` with nothing to do; goal 1.5
+stale     the same in a new clone, where every stage is stale, so that params and machine are checked; goal 1.5
 nothing   seconds of `nightshift run` with nothing to do / of a bare `dvc status`, measured in turn; goal 3
 
 One JSON line per name: median, min and max of the rounds, and the same for ratios. A busy machine changes seconds a lot
@@ -41,9 +42,11 @@ NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 """With it every command would compile the modules of the clone again."""
 NIGHTSHIFT = (sys.executable, "-m", "nightshift")
 DVC = (str(Path(sys.executable).parent / "dvc"), "status", "-q")
+STALE = "stale"
 COMMANDS: dict[str, tuple[Sequence[str], float]] = {
     "help": ((*NIGHTSHIFT, "--help"), 0.5),
     "plan": ((*NIGHTSHIFT, "plan"), 1.5),
+    STALE: ((*NIGHTSHIFT, "plan"), 1.5),
     "nothing": ((*NIGHTSHIFT, "run"), 3.0),
 }
 """Command and goal: seconds, or for `nothing` the ratio."""
@@ -104,11 +107,12 @@ def outside(root: Path) -> dict[str, Any]:
     return {"name": "outside", "share": round(1 - work / total, 3), "seconds": round(total, 1), "stages": dict(stages)}
 
 
-def commands(root: Path, rounds: int) -> list[dict[str, Any]]:
+def commands(root: Path, new: Path, rounds: int) -> list[dict[str, Any]]:
     """Each beside a bare `dvc status` in every round, so that both meet the same load; the first round is not counted:
-    it compiles and fills caches."""
+    it compiles and fills caches. `new` is a clone in which nothing has run."""
+    folders = {name: new if name == STALE else root for name in COMMANDS}
     measured = [
-        {"dvc": cost(root, DVC), **{name: cost(root, command) for name, (command, _) in COMMANDS.items()}}
+        {"dvc": cost(root, DVC), **{name: cost(folders[name], command) for name, (command, _) in COMMANDS.items()}}
         for _ in range(rounds + 1)
     ][1:]
     return [
@@ -141,7 +145,8 @@ def main() -> None:
     try:
         root = clone(folder / "project", small=options.small)
         print(json.dumps(outside(root)), flush=True)
-        for figure in commands(root, options.rounds):
+        new = clone(folder / "new", small=options.small)
+        for figure in commands(root, new, options.rounds):
             print(json.dumps(figure), flush=True)
     finally:
         shutil.rmtree(folder)

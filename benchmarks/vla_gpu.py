@@ -16,9 +16,10 @@ adapters. Both read the 256 action tokens from the places of actions alone, so t
   features+ckpt the same with machine.gradient_checkpointing
 
 One JSON line for each way and batch size: decisions per second (median over rounds, least and most), gigabytes at the
-peak, and the share of the matmul peak that the same run measures (MFU; recomputed work does not count).
+peak, and the share of the matmul peak that the same run measures (MFU; recomputed work does not count). With --profile
+also the shares of time that kernels take, by kind, and the longest that are of no kind.
 
-Example: benchmarks/vla_gpu.py --ways plain ours --batches 16 32
+Example: benchmarks/vla_gpu.py --ways plain ours --batches 16 32 --profile
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 
 from nightshift.policies import lora
 from nightshift.policies.blocks import compile_blocks, recompute_activations
@@ -58,6 +60,15 @@ ROUNDS = 5
 SECONDS = 2.0
 """Of every round, at least."""
 PEAK_SIZE = 8192
+KERNELS = {
+    "attention": ("flash", "fmha", "sdpa", "attention"),
+    "products": ("gemm", "nvjet", "cutlass", "::mm", "::addmm", "::bmm"),
+    "fused": ("triton",),
+    "optimizer": ("adam", "multi_tensor"),
+    "copies": ("memcpy", "memset", "copy"),
+}
+"""Kinds of kernels by a part of their names, in lower case; the first that fits counts."""
+LONGEST = 3
 
 Step = Callable[[], object]
 Forward = Callable[[], Tensor]
@@ -252,6 +263,27 @@ def seconds_per_step(step: Step, device: torch.device) -> list[float]:
     return rounds
 
 
+def kernel_shares(step: Step, device: torch.device) -> dict[str, Any]:
+    """Of the time of all kernels of a step, which runs warm."""
+    on_gpu = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with profile(activities=[activity]) as profiled:
+        step()
+        wait_for(device)
+    events = profiled.key_averages()
+    times = {event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in events}
+    total = sum(times.values())
+    shares = dict.fromkeys([*KERNELS, "other"], 0.0)
+    for name, seconds in times.items():
+        shares[kind_of(name)] += seconds / total
+    other = sorted((name for name in times if kind_of(name) == "other"), key=times.__getitem__)
+    return {**{kind: round(share, 3) for kind, share in shares.items()}, "longest_other": other[: -LONGEST - 1 : -1]}
+
+
+def kind_of(kernel: str) -> str:
+    return next((kind for kind, parts in KERNELS.items() if any(part in kernel.lower() for part in parts)), "other")
+
+
 def peak_tflops(device: torch.device) -> float:
     """Of one large product of bfloat16 matrices."""
     size = PEAK_SIZE if device.type == "cuda" else 512
@@ -259,7 +291,9 @@ def peak_tflops(device: torch.device) -> float:
     return 2 * size**3 / min(seconds_per_step(lambda: torch.mm(left, right), device)) / 1e12
 
 
-def measure(way: str, llama: LlamaSpec, batches: Sequence[int], device: torch.device, peak: float) -> None:
+def measure(
+    way: str, llama: LlamaSpec, batches: Sequence[int], device: torch.device, peak: float, *, profiled: bool
+) -> None:
     name, recomputed = way.removesuffix(RECOMPUTED), way.endswith(RECOMPUTED)
     torch.manual_seed(0)
     made = WAYS[name](llama, device, recomputed=recomputed)
@@ -268,6 +302,8 @@ def measure(way: str, llama: LlamaSpec, batches: Sequence[int], device: torch.de
         steps = {"rollout": (rollout(forward), 1)} if not recomputed else {}
         for kind, (step, passes) in {**steps, "update": (update(forward, made.model), 2)}.items():
             found = timed(step, size, passes, llama, device, peak)
+            if profiled and "error" not in found:
+                found["kernels"] = kernel_shares(step, device)
             print(json.dumps({"way": way, "kind": kind, "batch": size, **found}), flush=True)
 
 
@@ -296,6 +332,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[16, 32, 64])
     parser.add_argument("--depth", type=int, default=LLAMA_7B["depth"], help="blocks of the decoder")
     parser.add_argument("--width", type=int, default=LLAMA_7B["width"], help="of the decoder; its MLP goes with it")
+    parser.add_argument("--profile", action="store_true", help="tell which kernels take the time")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mlp = LLAMA_7B["mlp"] * arguments.width // LLAMA_7B["width"]
@@ -303,7 +340,7 @@ def main() -> None:
     peak = peak_tflops(device)
     print(json.dumps({"matmul_peak_tflops": round(peak, 1), "device": device.type, "tokens": TOKENS}), flush=True)
     for way in arguments.ways:
-        measure(way, llama, arguments.batches, device, peak)
+        measure(way, llama, arguments.batches, device, peak, profiled=arguments.profile)
         gc.collect()
         torch.compiler.reset()
         torch.cuda.empty_cache()

@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 
 from nightshift import files, policies
 from nightshift.adapters import mlflow_registration, mlflow_registry, mlflow_tracking, model_versions
-from nightshift.adapters.mlflow_registration import SHIPPED, Proposal, Registration, Rematch
+from nightshift.adapters.mlflow_registration import SHIPPED, LeftOut, Proposal, Registration, Rematch
 from nightshift.adapters.mlflow_registry import load
 from nightshift.config import CHAMPION
 from nightshift.errors import DataError, RegistryError
@@ -89,6 +89,7 @@ def proposal(root: Path, model: str, fingerprint: str, results: str, **changes: 
         weights=files.sha256(policy / policies.WEIGHTS),
         fingerprint=fingerprint,
         grid="grid",
+        code="code",
         outcomes=episodes(results),
         tags={"dataset.md5": "abc.dir", "code.commit": "1234"},
     )
@@ -234,6 +235,42 @@ def test_a_champion_that_played_the_new_grid_in_the_same_evaluation_is_compared_
     assert champion.tags[mlflow_registry.REASON] == first.reason, "how it became champion stays on record"
 
 
+def test_outcomes_by_other_code_are_not_compared_until_the_champion_has_played_with_this_one(
+    root: Path, model: str
+) -> None:
+    register(root, model, "one", "sssss" + "f" * 5)
+    later = register(root, model, "two", "s" * 10, code="edited")
+    assert (later.champion, later.p_value, later.verdict) == ("1", None, gate.Verdict.NOT_COMPARED)
+    assert "version 1 was not evaluated on this grid of init states by this code" in later.reason
+    assert later.reason.endswith("nightshift run --force-stage evaluate lets both play it")
+    rematch = Rematch(version="1", weights=proposal(root, model, "one", "s").weights, outcomes=episodes("f" * 10))
+    again = register(root, model, "three", "s" * 10, code="edited", rematch=rematch)
+    assert (again.champion, again.p_value) == (again.version, 2**-10)
+    champion = mlflow_tracking.connect(root).get_model_version(model, "1")
+    assert champion.tags[mlflow_registry.SUCCESSES] == "0", "its newest evaluation"
+
+
+def test_outcomes_from_before_the_digest_of_the_code_are_compared_with_one_another_and_with_no_others(
+    root: Path, model: str
+) -> None:
+    first = register(root, model, "one", "sssss" + "f" * 5)
+    kept = {"episodes": episodes("sssss" + "f" * 5)}
+    mlflow_tracking.connect(root).log_dict(first.run_id, kept, f"{mlflow_registry.OUTCOMES}/grid.json")
+    assert register(root, model, "two", "s" * 10).verdict is gate.Verdict.NOT_COMPARED
+    assert register(root, model, "three", "s" * 10, code=mlflow_registry.UNKNOWN_CODE).p_value == 2**-5
+
+
+def test_why_a_champion_was_left_out_is_not_said_of_the_one_that_replaced_it_meanwhile(root: Path, model: str) -> None:
+    register(root, model, "one", "sssss" + "f" * 5)
+    left_out = LeftOut(version="1", why="no camera")
+    later = register(root, model, "two", "s" * 10, grid="new", left_out=left_out)
+    assert "version 1 cannot play this grid (no camera)" in later.reason
+    model_versions.promote(root, model, "2")
+    last = register(root, model, "three", "s" * 10, grid="newer", left_out=left_out)
+    assert "version 2 was not evaluated on this grid" in last.reason
+    assert "no camera" not in last.reason
+
+
 def test_outcomes_of_other_weights_are_not_taken_for_the_champions(root: Path, model: str) -> None:
     register(root, model, "one", "sssss" + "f" * 5)
     stranger = Rematch(version="1", weights="of another registry", outcomes=episodes("f" * 10))
@@ -296,7 +333,8 @@ def test_the_champion_knows_its_grids_and_hands_out_its_weights_and_no_others(ro
     register(root, model, "one", "s" * 10)
     champion = mlflow_registry.champion(root, model)
     assert champion is not None
-    assert (champion.has_played("grid"), champion.has_played("other")) == (True, False)
+    assert (champion.has_played("grid", "code"), champion.has_played("other", "code")) == (True, False)
+    assert not champion.has_played("grid", "other code")
     assert dict(champion.policy().shapes) == {"objects": (3,), "task": (2,)}
     (root / model).mkdir()
     champion.copy_policy(root / model)

@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 
 from nightshift import config
 from nightshift.adapters import mlflow_tracking, model_versions
-from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, PARENT, Tracking
+from nightshift.adapters.mlflow_tracking import CACHED, CHANGED, FINGERPRINT, FOLDER, PARENT, Tracking
 from nightshift.adapters.tracking import RunKind
 from nightshift.errors import ProjectError, Unreachable
 from nightshift.project import paths
@@ -204,6 +204,25 @@ def test_a_copy_of_a_project_reads_and_writes_its_own_artifacts(
         tracker.artifact(tmp_path / "note.txt")
     assert set(root.rglob("*")) == before
     assert (copy / ".state" / "mlflow" / "mlflow.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_run_that_was_killed_before_its_folder_moved_is_shown_as_dead_and_the_next_is_compared_with_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tracking(root, code="moving")
+    dead = first.parent_id
+    first.client.update_run(dead, status="RUNNING")  # as a kill leaves it
+    neighbour = f"{first.client.get_run(dead).data.tags[FOLDER]}-of-another"
+    other = first.client.create_run(first.experiment_id, tags={FOLDER: neighbour}).info.run_id
+    moved = tmp_path / "moved 100%"
+    shutil.copytree(root, moved, symlinks=True)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{moved}/.state/mlflow/mlflow.db")
+    monkeypatch.chdir(moved)
+    edit(moved, "sft", steps=77)
+    there = tracking(moved, code="moving")
+    assert there.client.get_run(dead).info.status == "KILLED"
+    assert there.client.get_run(other).info.status == "RUNNING", "of a folder whose name begins as this one's"
+    assert "sft.steps" in there.client.get_run(there.parent_id).data.tags[CHANGED]
 
 
 def test_what_the_machine_does_is_recorded_while_a_stage_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,9 @@ def test_ray_listens_on_loopback_and_its_folder_is_private_and_removed(tmp_path:
 LEARNERS_FIRST = """
 import ray
 from nightshift.learners.opening import open_learners
-from tests.learners.test_ranks import spec
+from tests.learners.test_ranks import machine, spec
 
-open_learners(spec(), 2, simulator_cpus=3)
+open_learners(spec(), machine(ranks=2, workers=3))
 print(ray.cluster_resources()["CPU"])
 ray.shutdown()
 """

@@ -154,8 +154,7 @@ EVERYTHING: dict[str, Any] = {"learn_std": True, "kl.coef": 0.5, "bc_weight": 2.
 ADAPTERS = "openvla-oft tokens + float32"
 VISION_FEATURES = "openvla-oft tokens + float32 features"
 """Adapters of the language model and the projector; updates take recorded features in the place of images."""
-MIXED_DTYPES = "openvla-oft l1 + bfloat16"
-"""Adapters and the regression head are float32, the projector of the state vector is bfloat16, and all are trained."""
+BFLOAT16_BASE = "openvla-oft l1 + bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -260,19 +259,18 @@ def test_offloading_recomputing_and_compiling_change_nothing(changes: dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed, switching to BLAS")
-def test_trained_weights_of_several_dtypes_keep_them_and_make_the_update_of_one_to_bfloat16(tmp_path: Path) -> None:
-    policy = policy_of(MIXED_DTYPES)
+def test_beside_a_bfloat16_base_all_that_is_trained_is_float32_and_ranks_make_the_update_of_one(tmp_path: Path) -> None:
+    """One decision at a time: how bfloat16 rounds depends on the size of a batch."""
+    policy = policy_of(BFLOAT16_BASE)
     played = groups(policy)
-    spec = make_spec(policy, learn_std=True)
+    spec = make_spec(policy, microbatch_size=1, learn_std=True)
     results = sharded_ranks.run(Work(spec=spec, updates=updates(played, 2, PROGRESS[:1]), save=tmp_path))
     single, metrics = alone(spec, played, PROGRESS[:1])
     found, expected = shards.read(tmp_path), single.state().tensors
-    assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in expected.items()}
-    assert {torch.float32, torch.bfloat16} <= {tensor.dtype for name, tensor in found.items() if "exp_avg" in name}
-    assert results[0].metrics == pytest.approx(metrics, rel=0.1, abs=1e-2)
-    for name in (name for name in found if name.endswith("exp_avg")):
-        error = (found[name].float() - expected[name].float()).norm() / expected[name].float().norm().clamp(min=1e-6)
-        assert error < 0.1, name
+    assert_close(found, expected)
+    assert {tensor.dtype for name, tensor in found.items() if "exp_avg" in name} == {torch.float32}
+    assert any(parameter.dtype == torch.bfloat16 for parameter in policy.parameters())
+    assert results[0].metrics == pytest.approx(metrics, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

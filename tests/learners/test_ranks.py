@@ -37,6 +37,7 @@ from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Sampler
 from nightshift.types import RolloutRequest, Trajectory
 from tests.algorithms.test_on_policy import CHUNK, MIXED, demo_steps, groups, settings
+from tests.conftest import REPOSITORY
 from tests.rollouts.parts import NO_CAMERAS, run_out_of_memory
 
 CPU = torch.device("cpu")
@@ -66,6 +67,10 @@ def spec(*, microbatch_size: int = 16, **changes: Any) -> LearnerSpec[Iteration]
     )
 
 
+def machine(**changes: Any) -> config.Machine:
+    return config.load(REPOSITORY / "params.yaml").machine.model_copy(update=changes)
+
+
 def parts(ranks: int, progress: float) -> list[Iteration]:
     """The same groups in the same order, dealt out in runs; the last rank may get none."""
     played = groups(policy(), *MIXED)
@@ -74,7 +79,7 @@ def parts(ranks: int, progress: float) -> list[Iteration]:
 
 
 def trained(ranks: int, *, updates: int = 2, **changes: Any) -> LearnerState:
-    learners = open_learners(spec(**changes), ranks)
+    learners = open_learners(spec(**changes), machine(ranks=ranks))
     for number in range(updates):
         learners.update(parts(ranks, number / updates))
     state = learners.state()
@@ -99,6 +104,14 @@ def two_ranks(shared_ray: None) -> Iterator[RayLearners[Iteration]]:
     """Shared by the tests that end none of them: a rank takes seconds to start."""
     with closing(RayLearners(spec(), 2)) as learners:
         yield learners
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_a_learner_apart_from_workers_learns_what_one_in_the_stage_does() -> None:
+    with closing(open_learners(spec(), machine(placement="apart"))) as learners:
+        assert isinstance(learners, RayLearners)
+        learners.update(parts(1, 0.0))
+        assert_same(learners.state(), trained(1, updates=1))
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +169,10 @@ def trained_with_sampler(ranks: int) -> tuple[list[RolloutRequest], LearnerState
     sampler = Sampler({task: range(50) for task in fake.TASKS}, chosen, seed=0)
     pool = MixedOutcomes(config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=6, cameras=NO_CAMERAS))
     requests: list[RolloutRequest] = []
-    with closing(open_learners(start, ranks)) as learners, IterationPlayer(pool, sampler, chosen) as player:
+    with (
+        closing(open_learners(start, machine(ranks=ranks))) as learners,
+        IterationPlayer(pool, sampler, chosen) as player,
+    ):
         for iteration in range(3):
             played = player.play(learners.policy())
             requests += [group[0].request for group in played.played]

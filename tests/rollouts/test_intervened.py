@@ -17,7 +17,7 @@ from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.intervened import IntervenedPlay
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.rollout import Observer
-from nightshift.types import Array, InterventionSettings, RolloutRequest, Task, Trajectory
+from nightshift.types import Array, Controller, InterventionSettings, RolloutRequest, Task, Trajectory
 from tests.conftest import REPOSITORY
 from tests.rollouts.parts import NO_CAMERAS, policy
 
@@ -59,8 +59,8 @@ class Script:
 
 
 def play(script: Script, chunk: int, horizon: int = 10) -> tuple[Trajectory, list[int]]:
-    """An episode whose policy's chunks are numbered: action i of decision d is 0.01 d + 0.001 i. Also the steps at
-    which the policy decided."""
+    """An episode whose policy's chunks are numbered: action i of decision d is 0.01 d + 0.001 i, and its log-prob 1
+    less. Also the steps at which the policy decided."""
     fleet = envs.make_fleet(envs.tasks(FAKE)[1], FAKE)
     group = IntervenedPlay(REQUEST, fleet, Observer(["objects"], ()), horizon, lambda: None, script)
     decided: list[int] = []
@@ -70,9 +70,8 @@ def play(script: Script, chunk: int, horizon: int = 10) -> tuple[Trajectory, lis
         if group.awaits_decision:
             actions = 0.01 * len(decided) + 0.001 * np.arange(chunk, dtype=np.float32)
             decided.append(len(script.moments))
-            group.decide(
-                np.array([0]), np.tile(actions[None, :, None], (1, 1, 7)), np.zeros((1, chunk, 7), np.float32), {}
-            )
+            chosen = np.tile(actions[None, :, None], (1, 1, 7))
+            group.decide(np.array([0]), chosen, chosen - 1, {})
         group.advance()
         group.see()
     (trajectory,) = group.trajectories(version=4)
@@ -89,6 +88,9 @@ def test_an_intervention_ends_the_chunk_and_the_policy_decides_anew_until_it_has
     assert trajectory.interventions is not None
     assert np.flatnonzero(trajectory.interventions).tolist() == [4, 5]
     assert trajectory.executed[[4, 5], 0].tolist() == pytest.approx([0.54, 0.55])
+    assert np.array_equal(trajectory.log_probs, trajectory.actions - 1), (
+        "of the policy's own, also where it was overridden"
+    )
     others = np.setdiff1d(np.arange(10), [4, 5])
     assert np.array_equal(trajectory.executed[others], trajectory.actions[others])
 
@@ -133,15 +135,41 @@ def still(chunk: int) -> GaussianMlp:
 
 
 def run(
-    requests: list[RolloutRequest], acting: GaussianMlp, *, threads: int = 1, at_once: int = 1, env: config.Env = FAKE
+    requests: list[RolloutRequest],
+    acting: GaussianMlp,
+    *,
+    threads: int = 1,
+    at_once: int = 1,
+    env: config.Env = FAKE,
+    controller: Controller = "greedy",
 ) -> list[Trajectory]:
     settings = EngineSettings(device=torch.device("cpu"), threads=threads, requests_at_once=at_once)
     pool = LocalPool(env, settings)
     try:
-        played = dict(pool.run([replace(one, controller="greedy") for one in requests], snapshot(acting)))
+        played = dict(pool.run([replace(one, controller=controller) for one in requests], snapshot(acting)))
     finally:
         pool.close()
     return [played[index][0] for index in range(len(requests))]
+
+
+def test_log_probs_are_those_of_the_policys_own_samples_and_never_of_what_somebody_else_did() -> None:
+    strays = replace(NEVER, stray_steps=2, stray_distance=0.5, hold_steps=3)
+    acting = policy(chunk=1)
+    (trajectory,) = run([replace(REQUEST, interventions=strays)], acting, controller="sample")
+    helped = trajectory.interventions
+    assert helped is not None and helped.any() and not helped.all()
+    inputs = acting.inputs(trajectory.observations)
+
+    def log_prob_of(actions: Array) -> Array:
+        with torch.inference_mode():
+            found: Array = acting.log_prob(inputs, torch.from_numpy(actions)[:, None], REQUEST.temperature)[
+                :, 0
+            ].numpy()
+        return found
+
+    np.testing.assert_allclose(trajectory.log_probs, log_prob_of(trajectory.actions), rtol=1e-4, atol=1e-5)
+    persons = log_prob_of(trajectory.executed)
+    assert (np.abs(trajectory.log_probs - persons).max(axis=1)[helped] > 0.1).all(), "the test can tell them apart"
 
 
 def test_a_policy_that_stalls_is_relieved_for_so_many_steps_and_watched_anew() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -24,6 +24,14 @@ _SHORT = 8
 """Characters of a run's id that tables show."""
 
 
+class Grid(NamedTuple):
+    """What two sides have to share to be compared state by state."""
+
+    digest: str
+    code: str
+    """Digest of the code that played it (`envs.grid.played_by`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """Of a run its best candidate."""
@@ -38,8 +46,8 @@ class Evaluated:
     commit: str
     params: Mapping[str, str]
     """By dotted name; empty where its pipeline run is gone."""
-    grids: Mapping[str, Mapping[Cell, bool]]
-    """Success by task and init state of every grid that it has played, by digest; the newest evaluation first."""
+    grids: Mapping[Grid, Mapping[Cell, bool]]
+    """Success by task and init state of every grid that it has played; the newest evaluation first."""
     conditions: Mapping[str, Any]
     """Of its newest evaluation, by dotted name; empty where they are not on record."""
 
@@ -52,8 +60,6 @@ def version(root: Path, found: Version) -> Evaluated:
     """A registered version as one side."""
     client = tracking.connect(root)
     registry.use(client)
-    played = registry.grids(client, client.get_model_version(found.model, found.version))
-    ordered = sorted(played, key=lambda grid: grid != found.grid)
     return Evaluated(
         title=f"version {found.version}",
         is_champion=found.is_champion,
@@ -61,7 +67,7 @@ def version(root: Path, found: Version) -> Evaluated:
         dataset=found.dataset,
         commit=found.commit,
         params=model_versions.params_of(root, found),
-        grids={grid: model_versions.outcomes(root, found, grid) for grid in ordered},
+        grids=_grids(client, found),
         conditions=_conditions(_report(client, found.run_id), found.grid),
     )
 
@@ -75,7 +81,7 @@ def run(root: Path, found: PipelineRun) -> Evaluated:
     report = _report(client, evaluation)
     if not report:
         raise RegistryError(f"{title} has no evaluation on record", "nightshift runs shows which have a result")
-    grid = report["grid"]["digest"]
+    grid = Grid(report["grid"]["digest"], report["grid"].get("code", registry.UNKNOWN_CODE))
     outcomes = registry.read_dict(evaluation, f"{_FOLDER}/{paths.EVALUATION_OUTCOMES.name}")
     return Evaluated(
         title=title,
@@ -85,13 +91,19 @@ def run(root: Path, found: PipelineRun) -> Evaluated:
         commit=found.commit,
         params=found.params,
         grids={grid: solved(outcomes[report["best"]])},
-        conditions=_conditions(report, grid),
+        conditions=_conditions(report, grid.digest),
     )
 
 
-def common_grid(one: Evaluated, other: Evaluated) -> str:
-    """The digest of an evaluation that both have played, if possible the newest of the first; empty if none."""
-    return next((grid for grid in one.grids if grid in other.grids), "")
+def common_grid(one: Evaluated, other: Evaluated) -> Grid | None:
+    """One that both have played by the same code, if possible the newest of the first."""
+    return next((grid for grid in one.grids if grid in other.grids), None)
+
+
+def played_by_other_code(one: Evaluated, other: Evaluated) -> bool:
+    """Whether they have played a grid of one digest, but never by the same code."""
+    ours, theirs = ({grid.digest for grid in side.grids} for side in (one, other))
+    return common_grid(one, other) is None and not ours.isdisjoint(theirs)
 
 
 def differing_conditions(one: Evaluated, other: Evaluated) -> list[str]:
@@ -104,6 +116,13 @@ def differing_conditions(one: Evaluated, other: Evaluated) -> list[str]:
     if set(one.newest) != set(other.newest):
         words.append(f"{len(other.newest)} → {len(one.newest)} init states")
     return words
+
+
+def _grids(client: MlflowClient, found: Version) -> dict[Grid, Mapping[Cell, bool]]:
+    version = client.get_model_version(found.model, found.version)
+    ordered = sorted(registry.grids(client, version), key=lambda digest: digest != found.grid)
+    played = {digest: registry.played(client, version, digest) for digest in ordered}
+    return {Grid(digest, each.code): solved(each.episodes) for digest, each in played.items() if each}
 
 
 def _evaluation_of(client: MlflowClient, run_id: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlflow
 import numpy as np
@@ -22,8 +23,10 @@ from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_tracking as tracking
 from nightshift.config import CHAMPION
 from nightshift.interrupts import deferred
-from nightshift.policies import families
+from nightshift.policies import families, on_base
 from nightshift.policies.base import Policy, observation_dtype
+from nightshift.policies.published import PublishedPolicy
+from nightshift.project import paths
 from nightshift.reports import gate
 from nightshift.reports.gate import Decision, Robustness, Rules, Verdict
 from nightshift.statistics.intervals import Rate
@@ -43,6 +46,14 @@ class Rematch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """The champion of when the evaluation began, which cannot play its grid."""
+
+    version: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proposal:
     """The best candidate of an evaluation, proposed for registration."""
 
@@ -50,15 +61,21 @@ class Proposal:
     rules: Rules
     candidate: str
     policy: Path
+    store_as: Literal["whole", "adapter", "merged"] = "whole"
+    """What of it MLflow keeps: `register.weights` of params.yaml."""
     weights: str
     """sha256 of the policy's weights: the same weights are never registered twice."""
     fingerprint: str
     """Of all inputs of the stage: the same one is never registered twice."""
     grid: str
+    code: str
+    """Digest of the code that played it."""
     outcomes: Sequence[EpisodeOutcome]
     tags: Mapping[str, str]
     rematch: Rematch | None = None
     """The champion on the same grid, if it played in this evaluation."""
+    left_out: LeftOut | None = None
+    """The champion that could not."""
     robustness: Robustness | None = None
     """Two policies under perturbations, compared last."""
 
@@ -93,8 +110,8 @@ def register(root: Path, proposal: Proposal) -> Registration:
     written before the alias moves: no version is champion without one.
     """
     client = registry.connect(root)
-    version = _find(client, proposal) or _create(client, proposal)
-    _add_evaluation(client, version, proposal.grid, proposal.outcomes)
+    version = _find(client, proposal) or _create(client, root, proposal)
+    _add_evaluation(client, version, proposal, proposal.outcomes)
     _add_rematch(client, proposal)
     if not _is_older(client, version):
         with deferred():
@@ -125,16 +142,21 @@ def _find(client: MlflowClient, proposal: Proposal) -> ModelVersion | None:
     One that an older Nightshift registered without the sha256 of its description cannot be checked, so it is not taken.
     """
     known = [version for version in registry.versions(client, proposal.model) if registry.SPEC in version.tags]
-    wanted = {tracking.FINGERPRINT: proposal.fingerprint, registry.WEIGHTS: proposal.weights}
+    wanted = {
+        tracking.FINGERPRINT: proposal.fingerprint,
+        registry.WEIGHTS: proposal.weights,
+        registry.MERGED_FROM: proposal.weights,
+    }
     return next((v for tag, value in wanted.items() for v in known if v.tags.get(tag) == value), None)
 
 
 @deferred()
-def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
+def _create(client: MlflowClient, root: Path, proposal: Proposal) -> ModelVersion:
     """Log model and outcomes under the stage's own run and register it; the tags come with the version, in one step."""
     run_id = _run_of(client, proposal.fingerprint)
-    with mlflow.start_run(run_id=run_id), tempfile.TemporaryDirectory() as scratch:
-        model = _log(proposal, Path(scratch))
+    with mlflow.start_run(run_id=run_id), _scratch(root, proposal.fingerprint) as scratch:
+        folder = _stored(proposal, scratch)
+        model = _log(folder, scratch)
         active = mlflow.active_run()
         parent = active.data.tags.get(tracking.PARENT)
         pipeline = client.get_run(parent).data.tags.get(tracking.PIPELINE, "") if parent else ""
@@ -142,25 +164,28 @@ def _create(client: MlflowClient, proposal: Proposal) -> ModelVersion:
             **proposal.tags,
             **_evaluation_tags(proposal.grid, proposal.outcomes),
             registry.CANDIDATE: proposal.candidate,
-            registry.WEIGHTS: proposal.weights,
-            registry.SPEC: files.sha256(proposal.policy / policies.SPEC),
+            **_tags_of_weights(proposal, folder),
+            registry.SPEC: files.sha256(folder / policies.SPEC),
             tracking.FINGERPRINT: proposal.fingerprint,
             tracking.PIPELINE: pipeline,
             registry.PIPELINE_RUN: parent or "",
             registry.RUN: active.info.run_id,
         }
-        _store_outcomes(client, active.info.run_id, proposal.grid, proposal.outcomes)
+        _store_outcomes(client, active.info.run_id, proposal, proposal.outcomes)
         mlflow.log_metric("evaluation/success", proposal.rate.rate, model_id=model.model_id)
         with registry.hushed():
             return mlflow.register_model(model.model_uri, proposal.model, tags=tags, await_registration_for=60)
 
 
 @deferred()
-def _add_evaluation(client: MlflowClient, version: ModelVersion, grid: str, outcomes: Sequence[EpisodeOutcome]) -> None:
-    """Keep the outcomes of a version that has not been evaluated on this grid before; its tags tell the newest."""
-    if registry.outcomes_of(client, version, grid) is None:
-        _store_outcomes(client, version.tags[registry.RUN], grid, outcomes)
-        registry.set_tags(client, version, _evaluation_tags(grid, outcomes))
+def _add_evaluation(
+    client: MlflowClient, version: ModelVersion, proposal: Proposal, outcomes: Sequence[EpisodeOutcome]
+) -> None:
+    """Keep the outcomes of a version that has not been evaluated on this grid by this code before, in place of those by
+    other code; its tags tell the newest."""
+    if registry.outcomes_of(client, version, proposal.grid, proposal.code) is None:
+        _store_outcomes(client, version.tags[registry.RUN], proposal, outcomes)
+        registry.set_tags(client, version, _evaluation_tags(proposal.grid, outcomes))
 
 
 def _add_rematch(client: MlflowClient, proposal: Proposal) -> None:
@@ -171,7 +196,7 @@ def _add_rematch(client: MlflowClient, proposal: Proposal) -> None:
     known = {str(version.version): version for version in registry.versions(client, proposal.model)}
     version = known.get(rematch.version)  # none if it was deleted since
     if version and version.tags.get(registry.WEIGHTS) == rematch.weights:  # else the registry was made anew since
-        _add_evaluation(client, version, proposal.grid, rematch.outcomes)
+        _add_evaluation(client, version, proposal, rematch.outcomes)
 
 
 def _rate(outcomes: Sequence[EpisodeOutcome]) -> Rate:
@@ -190,17 +215,58 @@ def _evaluation_tags(grid: str, outcomes: Sequence[EpisodeOutcome]) -> dict[str,
     }
 
 
-def _store_outcomes(client: MlflowClient, run_id: str, grid: str, outcomes: Sequence[EpisodeOutcome]) -> None:
-    client.log_dict(run_id, {"episodes": list(outcomes)}, f"{registry.OUTCOMES}/{grid}.json")
+def _store_outcomes(client: MlflowClient, run_id: str, proposal: Proposal, outcomes: Sequence[EpisodeOutcome]) -> None:
+    kept = {"episodes": list(outcomes), registry.CODE: proposal.code}
+    client.log_dict(run_id, kept, f"{registry.OUTCOMES}/{proposal.grid}.json")
 
 
-def _log(proposal: Proposal, scratch: Path) -> Any:
+@contextlib.contextmanager
+def _scratch(root: Path, fingerprint: str) -> Iterator[Path]:
+    """An empty folder of the project, for what MLflow copies, too: the system's own may be small or in memory.
+
+    `nightshift gc` removes what a kill leaves."""
+    folder = (root / paths.stage_state("register", fingerprint)).absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield folder
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stored(proposal: Proposal, scratch: Path) -> Path:
+    """The folder that MLflow keeps: the policy's own, or one in `scratch`."""
+    if proposal.store_as == "whole":
+        return proposal.policy
+    folder = scratch / "policy"
+    folder.mkdir()
     policy = policies.load(proposal.policy)
+    if proposal.store_as == "adapter":
+        on_base.save(policy, folder)
+    else:
+        assert isinstance(policy, PublishedPolicy)
+        policies.save(policy.without_adapters(), folder)
+    return folder
+
+
+def _tags_of_weights(proposal: Proposal, folder: Path) -> dict[str, str]:
+    if proposal.store_as == "adapter":
+        own = {tag: files.sha256(folder / name) for name, tag in registry.TAGS_OF_ADAPTER.items()}
+        return {registry.WEIGHTS: proposal.weights, **own}
+    if proposal.store_as == "merged":
+        return {registry.WEIGHTS: files.sha256(folder / policies.WEIGHTS), registry.MERGED_FROM: proposal.weights}
+    return {registry.WEIGHTS: proposal.weights}
+
+
+def _log(folder: Path, scratch: Path) -> Any:
+    policy = policies.load(folder)  # of an adapter it checks the base
     with registry.hushed():
         return mlflow.pyfunc.log_model(
             name="policy",
             python_model=str(Path(__file__).parent / "policy_model.py"),
-            artifacts={"policy": str(proposal.policy)},
+            artifacts={"policy": str(folder)},
             signature=_signature(policy),
             input_example={
                 name: np.zeros((1, *shape), observation_dtype(shape)) for name, shape in policy.shapes.items()
@@ -275,17 +341,19 @@ def _judge(
         return gate.withdrawn(title, version.tags[registry.WITHDRAWN])
     if champion is None:
         return gate.no_champion(title, proposal.rate, proposal.rules)
-    theirs = registry.outcomes_of(client, champion, proposal.grid)
+    theirs = registry.outcomes_of(client, champion, proposal.grid, proposal.code)
     name = f"version {champion.version}"
     if theirs is None:
-        return gate.other_grid(title, name, proposal.rate)
+        left_out = proposal.left_out
+        why = left_out.why if left_out and left_out.version == str(champion.version) else ""
+        return gate.not_compared(title, name, proposal.rate, proposal.rules, number=str(version.version), why=why)
     decision = gate.compare(title, name, solved(proposal.outcomes), solved(theirs), proposal.rules)
     margin = proposal.rules.max_perturbation_drop
     if margin is None:
         return decision
     found = proposal.robustness
-    these = proposal.weights, champion.tags.get(registry.WEIGHTS)
-    of_these = found if found and (found.ours, found.theirs) == these else None
+    ours = proposal.weights, version.tags.get(registry.WEIGHTS)  # of the policy's folder, or of the version
+    of_these = found if found and found.ours in ours and found.theirs == champion.tags.get(registry.WEIGHTS) else None
     return gate.robust(decision, title, name, of_these, margin)
 
 

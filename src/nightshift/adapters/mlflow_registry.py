@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlflow
 from mlflow.entities.model_registry import ModelVersion
@@ -40,7 +40,15 @@ STARTED_FROM = "parent.version"
 """The version whose weights training started from."""
 CANDIDATE = "candidate"
 WEIGHTS = "policy.sha256"
+"""sha256 of the policy.safetensors that evaluation plays, also where MLflow stores an adapter."""
 SPEC = "policy.spec_sha256"
+TRAINED_TAG = "policy.trained_sha256"
+BASE_TAG = "policy.base_sha256"
+TAGS_OF_WHOLE = {policies.WEIGHTS: WEIGHTS}
+TAGS_OF_ADAPTER = {policies.TRAINED: TRAINED_TAG, policies.BASE: BASE_TAG}
+"""The files that have the weights of a version, and the tag with the sha256 of each. Merged weights are a whole."""
+MERGED_FROM = "policy.merged_from_sha256"
+"""Of a version whose adapter was merged: `WEIGHTS` of the policy that was trained."""
 GRID = "evaluation.grid"
 SUCCESSES = "evaluation.successes"
 EPISODES = "evaluation.episodes"
@@ -59,8 +67,15 @@ PREVIOUS = "champion.previous"
 """The version that was champion before it; empty if there was none."""
 RUN = "run_id"
 PIPELINE_RUN = "pipeline.run"
+CODE = "code"
+"""In a file of outcomes: the digest of the code that played them."""
+UNKNOWN_CODE = ""
+"""Of outcomes from before the digest was kept: they are compared with one another, and with no others."""
 OUTCOMES = "outcomes"
 """Folder of a version's run that holds <grid>.json."""
+
+
+_WEIGHT_FILES = (*TAGS_OF_WHOLE, *TAGS_OF_ADAPTER)
 
 
 class Champion:
@@ -71,17 +86,21 @@ class Champion:
         self._client = client
         self._version = version
 
-    def has_played(self, grid: str) -> bool:
-        return outcomes_of(self._client, self._version, grid) is not None
+    def has_played(self, grid: str, code: str) -> bool:
+        """In an evaluation by this code (`envs.grid.played_by`)."""
+        return outcomes_of(self._client, self._version, grid, code) is not None
 
     def policy(self) -> Policy:
         """RegistryError if its weights are not those that were registered."""
         return policies.load(self._folder)
 
     def copy_policy(self, folder: Path) -> None:
-        """Its two files."""
-        for name in (policies.SPEC, policies.WEIGHTS):
-            shutil.copyfile(self._folder / name, folder / name)
+        """Its two files, with all weights."""
+        shutil.copyfile(self._folder / policies.SPEC, folder / policies.SPEC)
+        if _is_adapter(self._version):
+            policies.save_weights(self.policy(), folder)
+        else:
+            shutil.copyfile(self._folder / policies.WEIGHTS, folder / policies.WEIGHTS)
 
     @cached_property
     def _folder(self) -> Path:
@@ -95,24 +114,40 @@ def _download(version: ModelVersion) -> Path:
 
 
 def _verified_policy(version: ModelVersion, model: Path) -> Path:
-    """The folder of the policy in a model; RegistryError if its two files are not those that were registered."""
+    """The folder of the policy in a model; RegistryError if its files are not those that were registered."""
+    tags = {**_tags_of_weights(version), policies.SPEC: SPEC}
     with hushed(), _readable(version, "policy"):
         stored: str = Model.load(str(model)).flavors[mlflow.pyfunc.FLAVOR_NAME]["artifacts"]["policy"]["path"]
-        found = {name: files.sha256(model / stored / name) for name in (policies.WEIGHTS, policies.SPEC)}
+        found = {name: files.sha256(model / stored / name) for name in tags}
+        added = [name for name in _WEIGHT_FILES if name not in tags and (model / stored / name).exists()]
     if SPEC not in version.tags:
         raise RegistryError(
             f"version {version.version} of {version.name} was registered by an older Nightshift, without the sha256 of "
             f"its {policies.SPEC}",
             "delete its alias in MLflow (nightshift ui), and register again: nightshift run --force-stage register",
         )
-    for tag, (name, digest) in zip((WEIGHTS, SPEC), found.items(), strict=True):
+    for name, digest in found.items():
+        tag = tags[name]
         if digest != version.tags.get(tag):
             raise RegistryError(
                 f"the {name} of version {version.version} of {version.name} is damaged: its sha256 is not the "
                 f"registered one ({tag})",
                 "nightshift rollback, or nightshift promote another version",
             )
+    if added:  # what is loaded depends on which of them are there
+        raise RegistryError(
+            f"version {version.version} of {version.name} has {added[0]} in MLflow's store, which was not registered",
+            "remove that file, or nightshift promote another version",
+        )
     return model / stored
+
+
+def _tags_of_weights(version: ModelVersion) -> Mapping[str, str]:
+    return TAGS_OF_ADAPTER if _is_adapter(version) else TAGS_OF_WHOLE
+
+
+def _is_adapter(version: ModelVersion) -> bool:
+    return TRAINED_TAG in version.tags
 
 
 def champion(root: Path, model: str) -> Champion | None:
@@ -166,14 +201,26 @@ def set_tags(client: MlflowClient, version: ModelVersion, tags: Mapping[str, str
         client.set_model_version_tag(version.name, version.version, key, value)
 
 
-def outcomes_of(client: MlflowClient, version: ModelVersion, grid: str) -> Sequence[EpisodeOutcome] | None:
-    """The version's episodes on a grid; None if it was not evaluated on it."""
+class Played(NamedTuple):
+    code: str
+    """Digest of the code that played them (`envs.grid.played_by`), or UNKNOWN_CODE."""
+    episodes: Sequence[EpisodeOutcome]
+
+
+def outcomes_of(client: MlflowClient, version: ModelVersion, grid: str, code: str) -> Sequence[EpisodeOutcome] | None:
+    """The version's episodes on a grid; None if it was not evaluated on it, or last by other code than `code`."""
+    found = played(client, version, grid)
+    return found.episodes if found and found.code == code else None
+
+
+def played(client: MlflowClient, version: ModelVersion, grid: str) -> Played | None:
+    """The version's last episodes on a grid; None if it was not evaluated on it."""
     run_id, path = version.tags.get(RUN), f"{OUTCOMES}/{grid}.json"
     with _readable(version, OUTCOMES):
         if not run_id or path not in [file.path for file in client.list_artifacts(run_id, OUTCOMES)]:
             return None
-        episodes: Sequence[EpisodeOutcome] = read_dict(run_id, path)["episodes"]
-    return episodes
+        kept = read_dict(run_id, path)
+    return Played(kept.get(CODE, UNKNOWN_CODE), kept["episodes"])
 
 
 def read_dict(run_id: str, path: str) -> Mapping[str, Any]:

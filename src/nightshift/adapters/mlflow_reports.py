@@ -39,7 +39,7 @@ class VersionRecord:
 
     version: str
     solved: Mapping[Cell, bool]
-    """By task and init state of the grid that was asked for; empty if it was not evaluated on it."""
+    """By task and init state of the grid that was asked for; empty if the code that was asked for has not played it."""
     rate: Rate | None
     """On that grid; of its newest evaluation if it has not played it."""
     weights: str
@@ -69,12 +69,12 @@ def champion_before(root: Path, model: str, version: str, champion: str) -> str:
     return found.previous if found else ""
 
 
-def version_record(root: Path, model: str, version: str, grid: str) -> VersionRecord | None:
+def version_record(root: Path, model: str, version: str, grid: str, code: str) -> VersionRecord | None:
     """None where the registry does not have the version any more."""
     found = _find(root, model, version)
     if found is None:
         return None
-    solved = model_versions.outcomes(root, found, grid)
+    solved = model_versions.outcomes(root, found, grid, code)
     return VersionRecord(
         version=found.version,
         solved=solved,

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import requests
 from mlflow.data.dataset_source import DatasetSource
@@ -148,7 +150,7 @@ class Tracking:
         """A parent that is made here has this title; without one, the suite, the algorithms and the time."""
         self._kind = kind
         self._title = title or _title(params)
-        self._folder = f"{socket.gethostname()}:{root}"
+        self._folder = _folder(root)
         self._root = root
         self._params = params
         self._commit = commit
@@ -278,7 +280,7 @@ class Tracking:
             FOLDER: self._folder,
             COMMIT: self._commit,
         }
-        values = {key: str(value) for key, value in flat(self._params.model_dump(mode="json", by_alias=True)).items()}
+        values = tracking.by_name(self._params)
         before = self._newest(f"tags.`{STAGE}` = '{self._kind}' and tags.`{FOLDER}` = '{self._folder}'")
         if before:
             tags[CHANGED] = "; ".join(changes(before.data.params, values))[:_LONGEST_TAG] or "nothing"
@@ -346,7 +348,7 @@ def connect(root: Path) -> MlflowClient:
         database.touch(mode=0o600)
     try:
         if database == root.resolve() / paths.MLFLOW_DATABASE:
-            _follow_move(database, (root.resolve() / paths.MLFLOW_ARTIFACTS).as_uri())
+            _follow_move(database, root.resolve())
         _check_answer(uri)
         client = MlflowClient(uri)
         client.get_experiment_by_name(EXPERIMENT)
@@ -386,9 +388,10 @@ _LOCATIONS = {
 """Columns of MLflow's tables with absolute addresses of artifacts."""
 
 
-def _follow_move(database: Path, artifacts: str) -> None:
+def _follow_move(database: Path, root: Path) -> None:
     """Let the addresses in a project's own store name the folder it is in now: MLflow keeps absolute ones, and a copy
-    of the project would read and write the artifacts of its original."""
+    of the project would read and write the artifacts of its original. Its runs are those of the new folder, too."""
+    artifacts = (root / paths.MLFLOW_ARTIFACTS).as_uri()
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables.issuperset(_LOCATIONS):
@@ -401,6 +404,24 @@ def _follow_move(database: Path, artifacts: str) -> None:
             for column in columns:
                 change = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} LIKE ? || '%'"
                 connection.execute(change, [artifacts, len(old) + 1, old])
+        if (before := _root_of(old)) is not None:
+            place = "substr(value, instr(value, ':') + 1)"  # after the name of the machine
+            move = f"UPDATE tags SET value = ? || substr({place}, ?) WHERE key = ? AND substr({place}, 1, ?) IN (?, ?)"
+            start = len(str(before)) + 1
+            connection.execute(move, [_folder(root), start, FOLDER, start, str(before), f"{before}/"])
+
+
+def _root_of(artifacts: str) -> Path | None:
+    """The project whose artifacts have this address; None if it is no place in a project."""
+    path = Path(url2pathname(urlparse(artifacts).path))
+    if not artifacts.startswith("file:") or not path.match(str(paths.MLFLOW_ARTIFACTS)):
+        return None
+    return path.parents[len(paths.MLFLOW_ARTIFACTS.parts) - 1]
+
+
+def _folder(root: Path) -> str:
+    """What tells the runs of a project from those of others in the same store."""
+    return f"{socket.gethostname()}:{root}"
 
 
 def _refuse_database(uri: str) -> None:

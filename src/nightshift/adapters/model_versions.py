@@ -162,11 +162,11 @@ def _before(client: MlflowClient, present: ModelVersion) -> ModelVersion:
     )
 
 
-def outcomes(root: Path, version: Version, grid: str) -> dict[Cell, bool]:
-    """Success by task and init state on a grid; empty if it has not played it."""
+def outcomes(root: Path, version: Version, grid: str, code: str) -> dict[Cell, bool]:
+    """Success by task and init state on a grid; empty if it has not played it, or last by other code than `code`."""
     client = tracking.connect(root)
     registry.use(client)
-    found = registry.outcomes_of(client, client.get_model_version(version.model, version.version), grid)
+    found = registry.outcomes_of(client, client.get_model_version(version.model, version.version), grid, code)
     return solved(found) if found else {}
 
 

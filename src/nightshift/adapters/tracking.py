@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from nightshift import files
+from nightshift import config, files
 from nightshift.errors import DataError
 
 RunKind = Literal["pipeline", "trial", "classifier"]
@@ -107,7 +107,7 @@ class Tee:
             tracker.dataset(name, digest, path)
 
 
-_WITHOUT_EFFECT = ("machine.", "nightly.", "notify.")
+WITHOUT_EFFECT = ("machine", "nightly", "notify")
 """Sections of params.yaml that change no result."""
 
 
@@ -121,9 +121,14 @@ class Change(NamedTuple):
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
     """Params that differ, by dotted name; how a run is run on its machine does not count."""
-    names = [name for name in sorted(before.keys() | now.keys()) if not name.startswith(_WITHOUT_EFFECT)]
+    names = [name for name in sorted(before.keys() | now.keys()) if name.partition(".")[0] not in WITHOUT_EFFECT]
     found = [Change(name, before.get(name, "none"), now.get(name, "none")) for name in names]
     return [change for change in found if change.before != change.now]
+
+
+def by_name(params: config.Params) -> dict[str, str]:
+    """Every parameter as MLflow keeps it, by dotted name."""
+    return {name: str(value) for name, value in flat(params.model_dump(mode="json", by_alias=True)).items()}
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ import psutil
 import ray
 from ray._private import ray_constants, worker
 
-from nightshift.cluster.program import ADDRESS_VARIABLE
+from nightshift.cluster.program import ADDRESS_VARIABLE, temporary_folder
 from nightshift.errors import RolloutError
 from nightshift.interrupts import SECONDS_TO_STOP
 
@@ -60,7 +60,7 @@ def stop_ray() -> None:
     """Leave the cluster. A small one that was started here ends, and its folder is removed after it: Ray writes there
     until then. Not left to exit handlers alone, since a process may end without them."""
     ray.shutdown()
-    for folder in _parent().glob(f"{_SESSION}-{os.getpid()}-*"):
+    for folder in temporary_folder().glob(f"{_SESSION}-{os.getpid()}-*"):
         _remove(folder)
 
 
@@ -146,16 +146,12 @@ def _session_folder() -> Path:
 
     What a killed process left is removed by the next one.
     """
-    for folder in _parent().glob(f"{_SESSION}-*-*"):
+    for folder in temporary_folder().glob(f"{_SESSION}-*-*"):
         if not _is_alive(int(folder.name.split("-")[-2])):
             shutil.rmtree(folder, ignore_errors=True)
-    private = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=_parent()))
+    private = Path(tempfile.mkdtemp(prefix=f"{_SESSION}-{os.getpid()}-", dir=temporary_folder()))
     atexit.register(stop_ray)  # before Ray's own handler, which would make the folder again
     return private / "s"  # Ray opens the folder that it is given to everybody
-
-
-def _parent() -> Path:
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"))
 
 
 def _remove(folder: Path) -> None:

@@ -17,13 +17,13 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from nightshift.cluster.connection import start_ray, stop_ray
+from nightshift.cluster.gpus import VISIBLE_GPUS
 from nightshift.cluster.program import STARTED_BY, Program
 from nightshift.errors import NightshiftError, ProjectError, RolloutError
 from nightshift.interrupts import SECONDS_TO_STOP
 
 _NODES_TO_LOSE = 3
 _POLL_SECONDS = 0.2
-_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ClusterProcesses:
@@ -77,7 +77,7 @@ def _call(program: Program) -> int:
             f"the node {socket.gethostname()} does not see {program.folder}",
             "put the project on a file system that all nodes of the cluster share",
         )
-    gpus = {_GPUS_VARIABLE: os.environ[_GPUS_VARIABLE]} if _GPUS_VARIABLE in os.environ else {}
+    gpus = {VISIBLE_GPUS: os.environ[VISIBLE_GPUS]} if VISIBLE_GPUS in os.environ else {}
     with program.log.open("w") as log:
         process = subprocess.Popen(
             program.command,

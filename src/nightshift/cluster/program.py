@@ -1,7 +1,8 @@
-"""What runs on a node of a cluster or on this machine. Importing it does not import Ray."""
+"""What runs on a node of a cluster or on this machine, and where. Importing it does not import Ray."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,3 +22,8 @@ class Program:
     """All variables that it gets; none of the worker's, which are of its Ray."""
     log: Path
     """For its standard output and errors."""
+
+
+def temporary_folder() -> Path:
+    """Where a cluster on this machine keeps logs, sockets and spilled objects."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"))

@@ -15,6 +15,7 @@ from nightshift.data import dataset_store
 from nightshift.data.dataset_store import CloningSteps
 from nightshift.errors import ConfigError, ProjectError
 from nightshift.policies.base import Policy
+from nightshift.policies.precision import require_float32_where_trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class OnPolicy:
     """For the behaviour-cloning loss."""
 
     def learner(self, policy: Policy, *, seed: int, microbatch_size: int, strategy: Strategy) -> OnPolicyLearner:
+        require_float32_where_trained(policy)
         return OnPolicyLearner(
             policy,
             self.settings,
@@ -52,6 +54,8 @@ class Cloning:
         return cls(settings=settings, dataset=dataset.resolve(), manifest=files.sha256(dataset / files.MANIFEST))
 
     def learner(self, policy: Policy, *, seed: int, microbatch_size: int, strategy: Strategy) -> SftLearner:
+        if self.settings.steps:
+            require_float32_where_trained(policy)
         self._check_dataset()
         data = dataset_store.open_verified(self.dataset)
         demos = {

@@ -71,6 +71,8 @@ class LearnerSpec(Generic[Work_contra]):
     algorithm: Algorithm[Work_contra]
     seed: int
     microbatch_size: int
+    microbatch_tokens: int | None = None
+    """Decides in the place of microbatch_size where it is given."""
     gradient_checkpointing: bool
     compile: bool
     device: torch.device

@@ -4,15 +4,14 @@
     rank 1  ░▓░                                                                                                  ░▓░
     rank 2  ░░▓                                                                                                  ░░▓
 
-Every pass waits for all ranks, so all of them make the same number of passes (`Strategy.passes`). What is small stays
-whole on every rank: critics, and trained weights of another dtype than most.
+Every pass waits for all ranks, so all of them make the same number of passes (`Strategy.passes`). Critics are small,
+and whole on every rank.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -45,7 +44,7 @@ _EPS = 1e-6
 
 class FullySharded(DataParallel):
     """Shards policies. On a GPU their blocks are gathered and computed in bfloat16, as autocast computes them; the
-    sharded weights that the optimizer changes keep the dtype of the policy."""
+    sharded weights that the optimizer changes stay float32."""
 
     shards = True
 
@@ -65,7 +64,7 @@ class FullySharded(DataParallel):
     def wrap(self, network: _Network) -> _Network:
         if not isinstance(network, Policy):
             return network
-        whole = _not_sharded(network)
+        whole = {parameter for parameter in network.parameters() if not parameter.dim()}  # has no axis to be cut along
         for parameter in whole:
             parameter.data = parameter.data.to(self._device)
         for block in network.transformer_blocks:
@@ -178,17 +177,6 @@ class _Parameters:
         """None where every rank holds all of it, as of the number of steps."""
         found = self._found.get(name, self._found.get(name.rpartition(".")[0]))
         return found if isinstance(found, DTensor) and found.shape == size else None
-
-
-def _not_sharded(policy: Policy) -> set[nn.Parameter]:
-    """Numbers without an axis, and trained parameters of another dtype than most: FSDP sums one dtype per block."""
-    parameters = list(policy.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    sizes: Counter[torch.dtype] = Counter()
-    for parameter in trained:
-        sizes[parameter.dtype] += parameter.numel()
-    scalars = {parameter for parameter in parameters if not parameter.dim()}
-    return scalars | {parameter for parameter in trained if parameter.dtype != sizes.most_common(1)[0][0]}
 
 
 def _gathered(tensor: Tensor) -> Tensor:

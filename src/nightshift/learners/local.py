@@ -10,7 +10,7 @@ import torch
 
 from nightshift.algorithms.strategy import SingleProcess, Strategy
 from nightshift.learners.base import Learner, LearnerSpec, LearnerState, Work_contra
-from nightshift.policies.blocks import compile_blocks, recompute_activations
+from nightshift.policies.blocks import compile_blocks, decisions_within, recompute_activations
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.snapshot import PolicySnapshot, restore
 
@@ -53,11 +53,12 @@ class Rank(Generic[Work_contra]):
         torch.manual_seed(spec.seed)  # for the initial weights of a critic
         self._frozen = spec.policy.frozen
         self._strategy = strategy
+        self._size_setting = f"machine.microbatch_{'size' if spec.microbatch_tokens is None else 'tokens'}"
         with out_of_memory_advice(POLICY_SIZE):
             self._learner = _make_learner(spec, strategy)
 
     def update(self, work: Work_contra) -> dict[str, float]:
-        with out_of_memory_advice("machine.microbatch_size"):
+        with out_of_memory_advice(self._size_setting):
             return self._learner.update(work)
 
     def policy(self) -> PolicySnapshot:
@@ -98,4 +99,6 @@ def _make_learner(spec: LearnerSpec[Work_contra], strategy: Strategy) -> Learner
         recompute_activations(policy)
     if spec.compile:
         compile_blocks(policy)
-    return spec.algorithm.learner(policy, seed=spec.seed, microbatch_size=spec.microbatch_size, strategy=strategy)
+    tokens = spec.microbatch_tokens
+    microbatch_size = spec.microbatch_size if tokens is None else decisions_within(policy, tokens)
+    return spec.algorithm.learner(policy, seed=spec.seed, microbatch_size=microbatch_size, strategy=strategy)

@@ -18,6 +18,7 @@ def learner_spec(
         algorithm=algorithm,
         seed=seed,
         microbatch_size=machine.microbatch_size,
+        microbatch_tokens=machine.microbatch_tokens,
         gradient_checkpointing=machine.gradient_checkpointing,
         compile=machine.compile,
         device=device.resolve(machine.device),
@@ -26,15 +27,19 @@ def learner_spec(
     )
 
 
-def open_learners(spec: LearnerSpec[Work_contra], ranks: int, *, simulator_cpus: int = 0) -> Learners[Work_contra]:
-    """`simulator_cpus`: that workers of this or a later stage ask of a Ray that is started here."""
-    if ranks == 1 and spec.strategy != "fsdp":
+def open_learners(spec: LearnerSpec[Work_contra], machine: config.Machine) -> Learners[Work_contra]:
+    if not machine.has_rank_processes:
         return LocalLearner(spec)
-    packages.require(
-        "ray",
-        f"machine.ranks is {ranks} and machine.strategy {spec.strategy}",
-        "set machine.ranks: 1 and machine.strategy: data_parallel in params.yaml",
-    )
+    require_ray(machine)
     from nightshift.learners.ranks import RayLearners
 
-    return RayLearners(spec, ranks, simulator_cpus=simulator_cpus)
+    return RayLearners(spec, machine.ranks, placement=machine.placement, simulator_cpus=machine.simulator_cpus)
+
+
+def require_ray(machine: config.Machine) -> None:
+    """Of a machine whose learners are processes of their own."""
+    packages.require(
+        "ray",
+        f"machine.ranks is {machine.ranks}, machine.strategy {machine.strategy}, machine.placement {machine.placement}",
+        "set machine.ranks: 1, machine.strategy: data_parallel and machine.placement: colocated in params.yaml",
+    )

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import ray
 import torch
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
 from nightshift.cluster.connection import start_ray
+from nightshift.cluster.gpus import Gpu, all_gpus
 from nightshift.cluster.heartbeat import HEARTBEAT_GROUP, Heartbeat
 from nightshift.cluster.learning_versions import difference_error, learning_versions
 from nightshift.cluster.object_store import ObjectStoreWeights
@@ -63,14 +64,17 @@ class RayLearners(Generic[Work_contra]):
         spec: LearnerSpec[Work_contra],
         ranks: int,
         *,
+        placement: Literal["colocated", "apart"] = "colocated",
         simulator_cpus: int = 0,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
+        """`simulator_cpus`: that workers of this or a later stage ask of a Ray that is started here."""
         start_ray(max(ranks, simulator_cpus))  # ranks reserve no CPU, and later stages get the same Ray
         _check_gpus(spec.device, ranks)
         self._spec = spec
         self._timeout = timeout
         self._count = ranks
+        self._placement = placement
         self._ranks: list[Any] = []
         self._version = spec.policy.version
         """Of the policy that the ranks hold."""
@@ -188,10 +192,9 @@ class RayLearners(Generic[Work_contra]):
 
     def _start_ranks(self) -> None:
         """Start and connect all ranks, with the state after the last update."""
+        _check_gpus(self._spec.device, self._count)  # again: a node may be gone since
         on_gpu = self._spec.device.type == "cuda"
-        actor = ray.remote(num_cpus=0, num_gpus=int(on_gpu), concurrency_groups={HEARTBEAT_GROUP: 1})(RankActor)
-        spec = ray.put(self._spec)
-        self._ranks = [actor.remote(spec) for _ in range(self._count)]
+        self._ranks = self._rank_actors(on_gpu=on_gpu)
         timeout = max(self._timeout, TIMEOUT_SECONDS)  # a process needs time to start
         driver = learning_versions()
         try:
@@ -207,6 +210,13 @@ class RayLearners(Generic[Work_contra]):
         self._get([r.join.remote(address, number, self._count) for number, r in enumerate(self._ranks)], timeout)
         if self._state is not None:
             self._get([rank.restore.remote(self._state) for rank in self._ranks], _UNTIL_A_RANK_DIES)
+
+    def _rank_actors(self, *, on_gpu: bool) -> list[Any]:
+        actor = ray.remote(num_cpus=0, concurrency_groups={HEARTBEAT_GROUP: 1})(RankActor)
+        spec = ray.put(self._spec)
+        if on_gpu and self._placement == "colocated":
+            return [actor.options(**gpu.options).remote(spec, gpu) for gpu in all_gpus()[: self._count]]
+        return [actor.options(num_gpus=int(on_gpu)).remote(spec) for _ in range(self._count)]
 
     def _get(self, futures: Sequence[Any], timeout: float) -> list[Any]:
         """The results of all; raises as soon as one fails or all stall, since the others would block for ever."""
@@ -227,7 +237,10 @@ class RankActor:
     _strategy: DataParallel
     _rank: Rank[Any]
 
-    def __init__(self, spec: LearnerSpec[Any]) -> None:
+    def __init__(self, spec: LearnerSpec[Any], gpu: Gpu | None = None) -> None:
+        """`gpu`: the one to learn on, where Ray has not given one to this actor alone."""
+        if gpu is not None:
+            gpu.choose()
         self._spec = spec
         self._has_joined = False
         self._before: LearnerState | None = None

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = "policy.safetensors"
 SPEC = "policy.json"
+TRAINED, BASE = "trained.safetensors", "base.json"
+"""In the place of all weights: those that training changed, and where the others are (on_base.py)."""
 PACKAGE = "package"
 """In that file: the package and version that add the family; not there for one of ours."""
 
@@ -49,13 +51,25 @@ def build(spec: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) 
 
 
 def save(policy: Policy, folder: Path) -> None:
-    """Write the policy's two files into a folder that is being written."""
-    from safetensors.torch import save as to_bytes
-
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
-    (folder / WEIGHTS).write_bytes(to_bytes(weights))
-    (folder / SPEC).write_text(json.dumps({**policy.spec, **_package(policy.spec["family"])}, indent=2) + "\n")
+    """Write the policy's two files, and what other programs read of it, into a folder that is being written."""
+    save_weights(policy, folder)
+    save_spec(policy, folder)
     policy.export(folder)
+
+
+def save_weights(policy: Policy, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(on_cpu(policy.state_dict()), folder / WEIGHTS)
+
+
+def save_spec(policy: Policy, folder: Path) -> None:
+    (folder / SPEC).write_text(json.dumps({**policy.spec, **_package(policy.spec["family"])}, indent=2) + "\n")
+
+
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As safetensors takes them."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _package(family: str) -> dict[str, str]:
@@ -66,16 +80,24 @@ def _package(family: str) -> dict[str, str]:
 
 
 def load(folder: Path) -> Policy:
-    """The policy in a folder."""
+    """The policy in a folder; where that has an adapter alone, on the published checkpoint that it names."""
     from safetensors import SafetensorError
-    from safetensors.torch import load as from_bytes
+    from safetensors.torch import load_file
 
     spec = json.loads((folder / SPEC).read_text())
+    has_base = (folder / BASE).exists()
+    weights = folder / (TRAINED if has_base else WEIGHTS)
     try:
-        return build(spec, from_bytes((folder / WEIGHTS).read_bytes()))
+        return _on_base(folder, spec) if has_base else build(spec, load_file(weights))
     except (RuntimeError, SafetensorError):
         raise DataError(
-            f"{folder / WEIGHTS} is damaged, or has not the weights of the {spec['family']} policy that {SPEC} beside "
-            "it describes",
+            f"{weights} is damaged, or has not the weights of the {spec['family']} policy that {SPEC} beside it "
+            "describes",
             "take both files from the same run",
         ) from None
+
+
+def _on_base(folder: Path, spec: Mapping[str, Any]) -> Policy:
+    from nightshift.policies import on_base
+
+    return on_base.load(folder, spec)

@@ -103,6 +103,12 @@ class Policy(nn.Module, ABC):
         FSDP gathers one after another."""
         return ()
 
+    @property
+    def tokens_per_decision(self) -> int:
+        """Tokens that its transformer computes at most for one decision of an update, with those of images, prompt and
+        actions, which count as often as they are computed; 0 for a policy that is none."""
+        return 0
+
     @abstractmethod
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Normalise inputs and actions by the dataset's statistics, by field: mean, std, min, max."""

@@ -1,4 +1,5 @@
-"""How the transformer blocks of a policy are computed: as they are, compiled, or with less memory for activations."""
+"""How the transformer blocks of a policy are computed: as they are, compiled, or with less memory for activations, and
+for how many decisions at once."""
 
 from __future__ import annotations
 
@@ -21,6 +22,22 @@ def compile_blocks(policy: Policy) -> None:
     activations become few kernels, and what is cheap is recomputed in the backward pass instead of kept."""
     for block in policy.transformer_blocks:
         block.compile()
+
+
+def decisions_within(policy: Policy, tokens: int) -> int:
+    """How many decisions a pass with this budget of tokens (machine.microbatch_tokens) has room for."""
+    each = policy.tokens_per_decision
+    if not each:
+        raise ConfigError(
+            f"machine.microbatch_tokens is {tokens}, and the policy family {policy.spec['family']} has no tokens",
+            "set it to null and machine.microbatch_size to a number of decisions in params.yaml",
+        )
+    if tokens < each:
+        raise ConfigError(
+            f"machine.microbatch_tokens is {tokens}, and one decision of the policy has {each} tokens",
+            f"raise it to {each} or more in params.yaml, or lower policy.max_tokens or the number of cameras",
+        )
+    return tokens // each
 
 
 def require_blocks(policy: Policy, setting: str) -> None:

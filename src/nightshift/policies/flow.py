@@ -68,6 +68,11 @@ class Flow(FlowPolicy[Context], TransformerPolicy):
     def transformer_blocks(self) -> Sequence[nn.Module]:
         return [*self.blocks, *self.expert]
 
+    @property
+    def tokens_per_decision(self) -> int:
+        """The expert's count once for every Gaussian step."""
+        return super().tokens_per_decision + (self.denoising.gaussian_steps - 1) * self.chunk
+
     def encode(self, inputs: Inputs) -> Tensor:
         """The mean of the tokens of the observations, without padding, [B, width] in float32."""
         tokens = self._observed(inputs)

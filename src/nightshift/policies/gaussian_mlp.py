@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nightshift.errors import ConfigError
-from nightshift.policies import modalities
+from nightshift.policies import modalities, readable
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import Normaliser
 from nightshift.policies.heads import HEADS, HeadPolicy
@@ -57,16 +56,8 @@ class GaussianMlp(HeadPolicy):
 
     @classmethod
     def from_config(cls, settings: config.GaussianMlp, shapes: Shapes, action_dim: int) -> GaussianMlp:
-        selected = modalities.select(settings.inputs, shapes)
-        for name, shape in selected.items():
-            if len(shape) != 1:
-                raise ConfigError(
-                    f"a {FAMILY} policy reads state vectors, and {name} is none",
-                    "take it out of policy.inputs, or choose another policy.family, in params.yaml",
-                )
-        sizes = {name: shape[0] for name, shape in selected.items()}
         return cls(
-            inputs=sizes,
+            inputs=readable.vectors(settings.inputs, shapes, FAMILY),
             hidden=settings.hidden,
             chunk=settings.chunk,
             action_dim=action_dim,

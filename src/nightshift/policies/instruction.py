@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from functools import lru_cache
 from typing import Any
@@ -12,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nightshift.errors import ConfigError
+from nightshift.policies import readable
 
 PADDING = 0
 _ROWS = 1024
-_WORD = re.compile(r"\w+")
 
 
 def encode(instructions: NDArray[Any], max_words: int) -> Tensor:
@@ -46,11 +44,6 @@ class WordEmbedding(nn.Module):
 
 @lru_cache(maxsize=4096)
 def _numbers(text: str, max_words: int) -> tuple[int, ...]:
-    words = _WORD.findall(text.lower())
-    if len(words) > max_words:
-        raise ConfigError(
-            f"the instruction {text!r} has {len(words)} words, and the policy reads {max_words} (policy.max_words)",
-            f"set policy.max_words in params.yaml to {len(words)} or more",
-        )
+    words = readable.words(text, max_words)
     hashes = [1 + zlib.crc32(word.encode()) % (_ROWS * _ROWS - 1) for word in words]
     return (*hashes, *[PADDING] * (max_words - len(words)))

@@ -57,6 +57,12 @@ class LoraLinear(nn.Module):
         change = self.scale * (self.lora_B @ self.lora_A)
         return (self.weight.float() + change).to(self.weight.dtype)
 
+    @torch.no_grad()
+    def merge(self) -> None:
+        """The weight takes in the change, and the adapter is as a fresh one: the layer computes what it did."""
+        self.weight = nn.Parameter(self.merged(), requires_grad=False)
+        self.lora_B.zero_()
+
 
 def lora_spec(settings: config.Lora | None) -> LoraSpec | None:
     if settings is None:

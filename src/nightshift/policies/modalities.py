@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nightshift.errors import ConfigError, DataError
-from nightshift.policies import instruction
+from nightshift.errors import DataError
+from nightshift.policies import instruction, readable
 from nightshift.policies.base import Shapes
+from nightshift.policies.readable import select
 from nightshift.types import INSTRUCTION, Observation
 
-_CHANNELS = 3
+__all__ = ["Modalities", "observed", "select"]  # families of other packages find `select` here, too
 
 
 class Modalities:
@@ -23,23 +24,8 @@ class Modalities:
     def __init__(self, shapes: Shapes, max_words: int) -> None:
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.max_words = max_words
-        self.cameras: dict[str, tuple[int, int]] = {}
-        self.vectors: dict[str, int] = {}
+        self.cameras, self.vectors = readable.kinds(self.shapes)
         self.instruction = INSTRUCTION in self.shapes
-        for name, shape in self.shapes.items():
-            match shape:
-                case () if name == INSTRUCTION:
-                    pass
-                case (size,):
-                    self.vectors[name] = size
-                case (height, width, channels) if channels == _CHANNELS:
-                    self.cameras[name] = (height, width)
-                case _:
-                    raise ConfigError(
-                        f"{name}, an observation of shape {list(shape)}, is neither a camera image [height, width, 3], "
-                        f"nor a vector, nor the {INSTRUCTION}",
-                        "take it out of policy.inputs in params.yaml",
-                    )
 
     def tensors(self, observations: Observation) -> dict[str, Tensor]:
         """Images uint8 [B, H, W, 3], vectors float32 [B, D], the instruction's words int32 [B, L], on the CPU."""
@@ -58,17 +44,6 @@ class Modalities:
         kind = np.uint8 if name in self.cameras else np.float32
         # torch shares the memory, and takes neither negative strides (rotated images) nor read-only arrays (Ray's).
         return torch.from_numpy(np.require(values, kind, ["C", "W"]))
-
-
-def select(names: Sequence[str], shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes of a policy's inputs among those of all observations."""
-    unknown = [name for name in names if name not in shapes]
-    if unknown:
-        raise ConfigError(
-            f"policy.inputs has {', '.join(unknown)}, and the observations are {', '.join(shapes)}",
-            "edit policy.inputs, or add a camera to env.cameras.names, in params.yaml",
-        )
-    return {name: shapes[name] for name in names}
 
 
 def observed(observations: Mapping[str, Any], name: str) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nightshift.errors import ConfigError
 from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import Decision, EncoderPolicy, Inputs, Shapes
-from nightshift.policies.lora import LoraSpec, save_adapter
+from nightshift.policies.lora import LoraSpec, adapters, save_adapter
 from nightshift.policies.modalities import Modalities, observed
 from nightshift.policies.vision import AugmentationSpec
 from nightshift.types import INSTRUCTION, Observation
@@ -33,7 +33,18 @@ VISION_FEATURES = "vision_features"
 """The latent of that name, [B, N, width]: the vision encoder's features of N patches of all cameras."""
 
 
+class BaseSpec(TypedDict):
+    """The published weights that a policy began with."""
+
+    path: str
+    """As params.yaml has it."""
+    adapter: str | None
+    """That of a published adapter, which was merged into them."""
+
+
 class PublishedPolicySpec(TypedDict):
+    base: NotRequired[BaseSpec | None]
+    """None = random weights. Policies of older versions do not say it."""
     inputs: Shapes
     """Cameras in the order in which the network takes them, the instruction, and state vectors."""
     max_tokens: int
@@ -89,13 +100,21 @@ class PublishedPolicy(EncoderPolicy):
 
     @classmethod
     def with_weights(cls, weights: Mapping[str, Tensor], **spec: Any) -> Self:
-        """Takes the tensors themselves: billions of weights are neither drawn at random nor copied."""
+        """Takes the tensors themselves: billions of weights are neither drawn at random nor copied, but for those that
+        an older Nightshift saved in another dtype."""
         with torch.device("meta"):
             network = cls.network_type(spec["network"])
         build: Callable[..., Self] = cls
         policy = build(network, **spec)
-        policy.load_state_dict(weights, assign=True)
+        dtypes = {name: tensor.dtype for name, tensor in policy.state_dict().items()}
+        own = {name: tensor.to(dtypes.get(name, tensor.dtype)) for name, tensor in weights.items()}
+        policy.load_state_dict(own, assign=True)
         return policy
+
+    @classmethod
+    @abstractmethod
+    def read_network(cls, base: BaseSpec, spec: Any) -> PublishedNetwork:
+        """The network of this spec with published weights; DataError if they do not fit."""
 
     @property
     @abstractmethod
@@ -112,7 +131,11 @@ class PublishedPolicy(EncoderPolicy):
 
     @property
     def architecture(self) -> Mapping[str, Any]:
-        return {name: value for name, value in self.spec.items() if name != "reuse_vision_features"}
+        return {name: value for name, value in self.spec.items() if name not in ("reuse_vision_features", "base")}
+
+    @property
+    def base(self) -> BaseSpec | None:
+        return self._spec.get("base")
 
     @property
     def shapes(self) -> Shapes:
@@ -182,6 +205,26 @@ class PublishedPolicy(EncoderPolicy):
         if self._spec["lora"] is not None:
             (folder / ADAPTER).mkdir()
             save_adapter(self.network, self._spec["lora"], folder / ADAPTER, self.published_name)
+
+    def without_adapters(self) -> Self:
+        """The same policy without adapters, which are merged into the weights, of this one as well: layer by layer, so
+        that there is never a second copy of all weights."""
+        if self._spec["lora"] is None:
+            return self
+        for _, layer in adapters(self.network):
+            layer.merge()
+        weights = {name: tensor for name, tensor in self.state_dict().items() if ".lora_" not in name}
+        # Without adapters the vision encoder may be one that is trained, whose features cannot be reused.
+        return self.with_weights(weights, **{**self._spec, "lora": None, "reuse_vision_features": False})
+
+    @abstractmethod
+    def published_tensors(self, base: BaseSpec) -> Iterable[tuple[str, Tensor]]:
+        """One by one, every tensor of a published checkpoint by its name there, with the weights of this policy, which
+        has no adapters."""
+
+    def publish_parts(self, base: BaseSpec, folder: Path) -> None:
+        """Write modules that published checkpoints have in files of their own; most have none."""
+        return
 
     def published_name(self, name: str) -> str:
         """The name that published checkpoints have for a tensor of the network."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from nightshift.errors import ConfigError, RegistryError
-from nightshift.policies.base import Policy
+
+if TYPE_CHECKING:
+    from nightshift.policies.base import Policy
 
 
 def no_champion(model: str) -> RegistryError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor, nn
 
-from nightshift.policies import modalities
+from nightshift.policies import modalities, readable
 from nightshift.policies.augmentation import DRAWS, augment_cameras
 from nightshift.policies.base import EncoderPolicy, Inputs, Shapes
 from nightshift.policies.encoders import Normaliser
@@ -81,7 +81,7 @@ class VisionPolicy(EncoderPolicy):
 def vision_spec(settings: config.Cnn | config.Vla | config.Flow, shapes: Shapes, action_dim: int) -> VisionSpec:
     """What a section of params.yaml and the shapes of all observations say about a policy that sees."""
     return VisionSpec(
-        inputs=modalities.select(settings.inputs, shapes),
+        inputs=readable.seen(settings, shapes),
         max_words=settings.max_words,
         augmentation=AugmentationSpec(crop=settings.augmentation.crop, jitter=settings.augmentation.jitter),
         chunk=settings.chunk,

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nightshift.errors import ConfigError
+from nightshift.policies import readable
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import ConvStem
 from nightshift.policies.heads import HEADS, HeadPolicy
 from nightshift.policies.instruction import PADDING, WordEmbedding
-from nightshift.policies.modalities import Modalities
 from nightshift.policies.vision import VisionPolicy, VisionSpec, vision_spec
 from nightshift.types import INSTRUCTION
 
@@ -162,6 +161,7 @@ class TransformerPolicy(VisionPolicy):
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__(spec)
         self.width = spec["width"]
+        self._patch_size = spec["patch_size"]
         cameras, vectors = self.modalities.cameras, self.modalities.vectors
         self.cameras = nn.ModuleDict(
             {name: PatchTokens(image, spec["patch_size"], self.width) for name, image in cameras.items()}
@@ -179,6 +179,12 @@ class TransformerPolicy(VisionPolicy):
     @property
     def transformer_blocks(self) -> Sequence[nn.Module]:
         return list(self.blocks)
+
+    @property
+    def tokens_per_decision(self) -> int:
+        words = 0 if self.words is None else self.words.position.shape[1]
+        patches = sum(height * width // self._patch_size**2 for height, width in self.modalities.cameras.values())
+        return words + patches + len(self.vectors) + self.chunk
 
     def observation_tokens(self, inputs: Inputs) -> Tensor:
         """[B, N, width]: words first."""
@@ -236,15 +242,14 @@ class Vla(HeadPolicy, TransformerPolicy):
 
 def transformer_spec(settings: config.Vla | config.Flow, shapes: Shapes, action_dim: int) -> TransformerSpec:
     """What a section of params.yaml and the shapes of all observations say about a transformer."""
-    spec = TransformerSpec(
+    readable.seen_in_patches(settings, shapes)
+    return TransformerSpec(
         **vision_spec(settings, shapes, action_dim),
         patch_size=settings.patch_size,
         width=settings.width,
         depth=settings.depth,
         heads=settings.heads,
     )
-    _require_whole_patches(Modalities(spec["inputs"], spec["max_words"]), settings.patch_size)
-    return spec
 
 
 def blocks(kind: type[BlockLayers], spec: TransformerSpec) -> list[BlockLayers]:
@@ -278,12 +283,3 @@ def _prime_factors(number: int) -> list[int]:
         if number % factor == 0:
             return [factor, *_prime_factors(number // factor)]
     return []
-
-
-def _require_whole_patches(modalities: Modalities, patch_size: int) -> None:
-    for name, (height, width) in modalities.cameras.items():
-        if height % patch_size or width % patch_size:
-            raise ConfigError(
-                f"images of {name} have {height} × {width} pixels, which patches of {patch_size} do not divide",
-                "change policy.patch_size or env.cameras.size in params.yaml",
-            )

@@ -30,5 +30,5 @@ def engine_settings(machine: config.Machine, device: torch.device) -> EngineSett
         requests_at_once=machine.requests_at_once,
         compile=machine.compile,
         page=PageSettings(address=machine.page_address, patience_s=machine.page_patience_s),
-        reserved_gpus=machine.ranks if machine.has_rank_processes else 0,
+        reserved_gpus=machine.ranks if machine.placement == "apart" else 0,
     )

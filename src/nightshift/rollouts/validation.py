@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nightshift.algorithms.selection import Outcomes, Validation, best_trained, select
 from nightshift.envs.splits import TrainingStates
-from nightshift.errors import ConfigError, RolloutError
+from nightshift.errors import RolloutError
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import Pool
 from nightshift.types import RolloutRequest, Trajectory
@@ -104,13 +104,3 @@ class Selection:
 def without_best(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a checkpoint that are not those of a `Selection`."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(_BEST)}
-
-
-def check_validation_states(states: Mapping[str, TrainingStates], level: float, name: str) -> None:
-    """With few states even a policy that wins on all of them is not better at the level: training would be in vain."""
-    count = sum(len(split.validation) for split in states.values())
-    if 0.5**count > level:
-        raise ConfigError(
-            f"{count} validation states cannot show a gain at {name} {level:g}",
-            f"raise states.per_task, states.validation_share or {name} in params.yaml",
-        )

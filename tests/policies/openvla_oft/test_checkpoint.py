@@ -14,11 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nightshift import config, policies
-from nightshift.errors import NightshiftError
-from nightshift.policies.openvla_oft.checkpoint import INDEX, PublishedCheckpoint
+from nightshift.errors import DataError, NightshiftError
+from nightshift.policies.openvla_oft.checkpoint import INDEX, RIPT_HEADS, PublishedCheckpoint
+from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import LM_HEAD, OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
+from nightshift.policies.precision import require_float32_where_trained
 from nightshift.types import INSTRUCTION
+from tests.policies import cases, goldens
 from tests.policies.openvla_oft import golden, published
 
 SHAPES = {"agentview": (64, 64, 3), "wrist": (64, 64, 3), "state": (8,), INSTRUCTION: ()}
@@ -79,7 +82,7 @@ def test_goldens_hold_for_weights_that_went_through_a_checkpoint(tmp_path: Path)
         built = OpenVlaOftNetwork(golden.spec())
     opened = PublishedCheckpoint.open(tmp_path)
     opened.check(built)
-    opened.load(built, torch.float32, None)
+    opened.load(built, None)
     with torch.no_grad():
         found = golden.logits(built, golden.pixels()[:1], golden.prompt(0))
     torch.testing.assert_close(found[0], golden.tensor("oft_action_logits_0"), rtol=0, atol=golden.TOLERANCE)
@@ -129,6 +132,29 @@ def test_bfloat16_weights_are_the_rounded_ones(written: Path) -> None:
     assert narrow.network.state_dict()[LM_HEAD].dtype == torch.bfloat16
 
 
+def test_what_is_trained_beside_a_bfloat16_base_is_float32_as_it_was_published(written: Path) -> None:
+    """Rounded to bfloat16 it would lose what Adam's steps change."""
+    lora = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "fc1"]}
+    changes: dict[str, Any] = {"inputs": ["agentview", "wrist", "state", INSTRUCTION], "head": "l1", "lora": lora}
+    policy = load(written, **changes, dtype="bfloat16")
+    require_float32_where_trained(policy)
+    assert {p.dtype for p in policy.network.parameters() if not p.requires_grad} == {torch.bfloat16}
+    for part, tensors in published.parts().items():
+        own = getattr(policy.network, part).state_dict()
+        assert all(torch.equal(own[name], tensor) for name, tensor in tensors.items()), part
+    assert policy.act(observations()).shape == (2, 8, 7)
+
+
+def test_a_policy_whose_projector_of_the_state_was_saved_in_bfloat16_is_loaded_in_float32(written: Path) -> None:
+    lora = {"rank": 2, "alpha": 4.0, "targets": ["q_proj"]}
+    policy = load(written, inputs=["agentview", "state", INSTRUCTION], lora=lora, dtype="bfloat16")
+    saved = policy.state_dict()
+    name = "network.proprio_projector.fc1.weight"
+    again = policies.build(policy.spec, {**saved, name: saved[name].bfloat16()})
+    require_float32_where_trained(again)
+    assert torch.equal(again.state_dict()[name], saved[name].bfloat16().float())
+
+
 def write_adapter(folder: Path, modules: list[str], **changes: Any) -> dict[str, Tensor]:
     """A peft adapter of rank 4 and alpha 8; returns what it adds to each weight."""
     folder.mkdir()
@@ -140,6 +166,8 @@ def write_adapter(folder: Path, modules: list[str], **changes: Any) -> dict[str,
         a, b = torch.randn(4, *weight.shape[1:]), torch.randn(len(weight), 4, *[1] * (weight.dim() - 2))
         tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
         added[f"{module}.weight"] = 2.0 * torch.einsum("or,r...->o...", b.flatten(1), a)
+    if LM_HEAD.removesuffix(".weight") in modules:  # peft's save_embedding_layers: auto
+        tensors[f"base_model.model.{LM_HEAD.removesuffix('weight')}base_layer.weight"] = published.weights()[LM_HEAD]
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "peft_type": "LORA", **changes}))
     return added
@@ -181,20 +209,29 @@ def test_the_adapter_that_training_saved_brings_the_modules_that_were_trained_wh
     assert np.abs(load(written, **shape).act(observations()) - trained.act(observations())).max() > 1e-2
 
 
-def test_an_adapter_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    from nightshift.policies.openvla_oft.lora import Adapter
+def test_the_action_head_of_ript_vla_beside_its_adapter_replaces_that_of_the_checkpoint(
+    written: Path, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path / "adapter", ADAPTED)
+    head = {name: torch.randn_like(tensor) for name, tensor in published.parts()["action_head"].items()}
+    saved = {"action_header": {f"module.{name}": tensor for name, tensor in head.items()}, "scale_header": {}}
+    torch.save(saved, tmp_path / "adapter" / RIPT_HEADS)
+    shape: dict[str, Any] = {"variant": "ript-vla", "head": "l1"}
+    policy = load(written, **shape, checkpoint={"adapter": str(tmp_path / "adapter")})
+    found = policy.network.action_head.state_dict()
+    assert found.keys() == head.keys() and all(torch.equal(found[name], head[name]) for name in head)
+    torch.save({"scale_header": {}}, tmp_path / "adapter" / RIPT_HEADS)
+    with pytest.raises(DataError, match=rf"{RIPT_HEADS} has no action_header"):
+        load(written, **shape, checkpoint={"adapter": str(tmp_path / "adapter")})
 
-    torch.manual_seed(0)
-    base = torch.nn.Sequential(torch.nn.Linear(6, 5, bias=False), torch.nn.Conv2d(3, 4, 2, bias=False))
-    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    settings = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["0", "1"], init_lora_weights=False)
-    adapted = peft.get_peft_model(base, settings)
-    adapted.save_pretrained(tmp_path)
-    merged = adapted.merge_and_unload().state_dict()
-    adapter = Adapter.open(tmp_path, {name: tuple(tensor.shape) for name, tensor in before.items()})
-    for name, tensor in before.items():
-        torch.testing.assert_close(adapter.merged(name, tensor, None), merged[name])
+
+def test_an_adapter_that_peft_saved_is_merged_as_peft_merges_it() -> None:
+    base = cases.linear_and_convolution().state_dict()
+    adapter = Adapter.open(goldens.FOLDER / "adapter", {name: tuple(tensor.shape) for name, tensor in base.items()})
+    for name, tensor in base.items():
+        merged = adapter.merged(name, tensor, None)
+        torch.testing.assert_close(merged, goldens.tensor("lora", f"theirs.{name}"), rtol=0, atol=1e-6)
+        assert (merged - tensor).abs().max() > 0.1
 
 
 def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
@@ -221,6 +258,31 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
         lambda f: (f / "proprio_projector--150000_checkpoint.pt").write_bytes(b"PK"),
         {},
         r"proprio_projector--150000_checkpoint\.pt is truncated or damaged",
+    ),
+    "RIPT-VLA's head for the scale": (
+        lambda f: torch.save({"scale_trunk": {}, "log_b_head": {}}, f / "action_head--150000_checkpoint.pt"),
+        {},
+        r"scale_trunk in .*action_head--150000_checkpoint\.pt is a dict and no tensor",
+    ),
+    "a part that is a list": (
+        lambda f: torch.save([torch.zeros(1)], f / "action_head--150000_checkpoint.pt"),
+        {},
+        r"action_head--150000_checkpoint\.pt is a list, and tensors by name are expected",
+    ),
+    "RIPT-VLA's file is a list": (
+        lambda f: torch.save([torch.zeros(1)], f / RIPT_HEADS),
+        {},
+        rf"{RIPT_HEADS} is a list, and tensors by name are expected",
+    ),
+    "RIPT-VLA's head is a list": (
+        lambda f: torch.save({"action_header": [torch.zeros(1)]}, f / RIPT_HEADS),
+        {},
+        rf"action_header of .*{RIPT_HEADS} is a list, and tensors by name are expected",
+    ),
+    "RIPT-VLA's head is nested": (
+        lambda f: torch.save({"action_header": {"model": {"fc1": torch.zeros(1)}}}, f / RIPT_HEADS),
+        {},
+        rf"model in action_header of .*{RIPT_HEADS} is a dict and no tensor",
     ),
     "missing tensor": (without(LAYER), {}, rf"has no {LAYER}"),
     "other shape": (
@@ -307,6 +369,17 @@ def test_an_adapter_of_another_checkpoint_is_refused_by_module_and_shape(written
     with (
         torch.device("meta"),
         pytest.raises(NightshiftError, match=r"layers\.7\.mlp\.up_proj .* is not in the checkpoint"),
+    ):
+        load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
+
+
+def test_a_tensor_of_an_adapter_that_is_not_merged_is_refused_by_name(written: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", ADAPTED)
+    name = "base_model.model.language_model.model.embed_tokens.weight"
+    save_file({name: torch.zeros(4, 64)}, tmp_path / "adapter" / "adapter_model.safetensors")
+    with (
+        torch.device("meta"),
+        pytest.raises(NightshiftError, match=rf"adapter_model\.safetensors has {name}, which is no"),
     ):
         load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
 

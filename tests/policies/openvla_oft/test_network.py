@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nightshift.policies.openvla_oft import vit
+from nightshift.policies.openvla_oft import llama, vit
 from nightshift.policies.openvla_oft.network import LM_HEAD, PAD, OpenVlaOftNetwork
+from tests.policies import cases, goldens
 from tests.policies.openvla_oft import golden
 
 VISIBLE = 10 * golden.TOLERANCE
@@ -48,7 +49,7 @@ def test_padded_prompts_in_one_batch_have_the_logits_that_they_have_alone(length
 
 def test_without_a_stop_token_logits_are_those_of_rlinf() -> None:
     found = golden.logits(golden.network(stop_token=False), golden.pixels(), golden.prompts(15))
-    torch.testing.assert_close(found, golden.tensor("rlinf_action_logits"), rtol=0, atol=golden.TOLERANCE)
+    torch.testing.assert_close(found, golden.tensor("rlinf_action_logits"), rtol=0, atol=1e-5)
 
 
 def test_two_images_and_a_state_vector_have_the_published_hidden_states() -> None:
@@ -133,6 +134,31 @@ def test_a_causal_network_does_not_look_ahead(attention: str, reaches: bool) -> 
     assert ((after - before).abs().max() > VISIBLE) == reaches
 
 
+def in_two_passes(built: OpenVlaOftNetwork, tokens: Tensor, tail: int) -> Tensor:
+    """As RIPT-VLA computes it: keys and values of the prefix first, then all that comes after it."""
+    model: Any = built.language_model.model
+    count = tokens.shape[1] - tail - 1
+    positions = torch.arange(tokens.shape[1])[None]
+    whole, first = (llama._rotation(part, 16, tokens.dtype) for part in (positions, positions[:, :count]))
+    prefix, rest = tokens[:, :count], tokens[:, count:]
+    for layer in model.layers:
+        rest = layer(torch.cat([prefix, rest], dim=1), whole, None)[:, count:]
+        prefix = layer(prefix, first, None)
+    hidden: Tensor = model.norm(rest)[:, :-2]
+    return hidden
+
+
+def test_with_a_prefix_of_its_own_hidden_states_are_those_of_two_passes() -> None:
+    built, seen = golden.network(attention="prefix"), golden.pixels()[:1]
+    given: list[Tensor] = []
+    built.language_model.model.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+    hidden = built(built.see(seen), golden.prompt(0))
+    torch.testing.assert_close(hidden, in_two_passes(built, given[0], tail=57), rtol=0, atol=1e-5)
+    assert (hidden[0] - golden.tensor("oft_hidden_0")).abs().max() > 0.05
+    batched = built(built.see(golden.pixels()), golden.prompts(40))
+    torch.testing.assert_close(batched[:1], hidden, rtol=0, atol=golden.TOLERANCE)
+
+
 def test_a_published_size_has_the_published_number_of_parameters() -> None:
     """7541.2 million, less the last block of each tower with norm and pooling, and 31808 rows of the output layer."""
     dinov2: vit.TowerSpec = {"width": 1024, "mlp": 4096, "depth": 23, "heads": 16, "registers": 4, "layer_scale": True}
@@ -157,24 +183,62 @@ def test_a_published_size_has_the_published_number_of_parameters() -> None:
     assert millions(built.language_model.model) == 6607.6
 
 
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize("padded", [False, True])
+def llama_error(attention: str, *, padded: bool, golden_of: str | None = None) -> float:
+    """The largest difference from the hidden states of transformers' Llama, with the mask of `golden_of`."""
+    given = cases.llama(attention, padded=padded)
+    found = golden.network().language_model.model(given.embeddings, given.positions, given.mask)
+    expected = goldens.tensor("llama", cases.llama_name(golden_of or attention, padded=padded))
+    return float((found - expected)[given.real].abs().max())
+
+
+@pytest.mark.parametrize(("attention", "padded"), cases.LLAMA)
 def test_llama_is_that_of_transformers(attention: str, padded: bool) -> None:
-    transformers = pytest.importorskip("transformers")
-    built = golden.network().language_model.model
-    config = transformers.LlamaConfig(
-        **golden.recipe()["text_config"], attn_implementation="sdpa", is_causal=attention == "causal"
-    )
-    oracle = transformers.LlamaModel(config).eval()
-    oracle.load_state_dict(built.state_dict())
-    embeddings = torch.randn(2, 20, 64, generator=torch.Generator().manual_seed(0))
-    real = torch.ones(2, 20, dtype=torch.bool)
-    real[0, 5:9] = not padded
-    positions = (real.cumsum(1) - 1).clamp(min=0)
-    mask = real[:, None, None] & (torch.ones(20, 20, dtype=torch.bool).tril() | (attention == "bidirectional"))
-    with torch.no_grad():
-        found = built(embeddings, positions, mask)
-        expected = oracle(
-            inputs_embeds=embeddings, position_ids=positions, attention_mask=mask if padded else real
-        ).last_hidden_state
-    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
+    assert llama_error(attention, padded=padded) < 5e-6
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_another_mask_than_transformers_would_be_seen(padded: bool) -> None:
+    assert llama_error("causal", padded=padded, golden_of="bidirectional") > VISIBLE
+
+
+def other_rotary_base(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(llama, "_ROPE_BASE", 500_000.0)
+
+
+def epsilon_of_llama_2(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(llama, "_EPS", 1e-5)
+
+
+def gelu_for_silu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(functional, "silu", functional.gelu)
+
+
+@pytest.mark.parametrize("wrong", [other_rotary_base, epsilon_of_llama_2, gelu_for_silu])
+def test_another_llama_than_that_of_transformers_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    wrong(monkeypatch)
+    assert llama_error("bidirectional", padded=False) > 2e-5
+
+
+def tower_error(features: str, built: vit.VisionTransformer) -> float:
+    """The largest difference from timm's features, relative to their standard deviation."""
+    expected = goldens.tensor("towers", features)
+    return float((built(cases.pixels())[:, :: cases.EVERY] - expected).abs().max() / expected.std())
+
+
+@pytest.mark.parametrize("name", cases.TOWERS)
+def test_a_tower_of_published_width_is_that_of_timm(name: str) -> None:
+    """And another GELU would be seen. The tests above compare tiny ones, with the whole published code around them."""
+    built: Any = cases.tower(name, cases.TOWERS[name]["depth"])
+    assert tower_error(name, built) < 1e-5
+    for block in built.blocks:
+        block.mlp.activation = tanh_gelu
+    assert tower_error(name, built) > 5e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "depth"), cases.WHOLE.items())
+def test_a_published_tower_is_that_of_timm(name: str, depth: int) -> None:
+    """To 5e-5 of the features' standard deviation: rounding adds up over so many blocks."""
+    assert tower_error(f"{name}.whole", cases.tower(name, depth)) < 5e-5

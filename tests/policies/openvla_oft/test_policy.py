@@ -19,7 +19,7 @@ from nightshift.types import INSTRUCTION
 from tests.policies.examples import ACTION_DIM, NETWORK, OPENVLA_OFT, SHAPES, generators, make, observe
 
 ROWS = 6
-TOLERANCE = 5e-5
+TOLERANCE = 1e-5
 """Of log-probs in float32: sums over another number of rows or keys round differently."""
 TRANSFORMER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
 SIZE = {"image_size": 28, "dinov2": TRANSFORMER, "siglip": TRANSFORMER, "llama": {**TRANSFORMER, "width": 32}}
@@ -85,8 +85,11 @@ def test_pixels_are_normalised_per_tower_and_cameras_follow_each_other() -> None
     torch.testing.assert_close(pixels[:, 9:], agentview * 2 - 1)
 
 
-@pytest.mark.parametrize("family", ["openvla-oft tokens", "openvla-oft l1"])
-def test_log_probs_depend_neither_on_the_microbatch_nor_on_the_place_in_it(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "tolerance"), [("openvla-oft tokens", TOLERANCE), ("openvla-oft l1", 5 * TOLERANCE)]
+)
+def test_log_probs_depend_neither_on_the_microbatch_nor_on_the_place_in_it(family: str, tolerance: float) -> None:
+    """The Laplace density has a scale of e⁻³: its log-probs change twenty times as much as the actions round."""
     policy = make(family)
     inputs = policy.inputs(observe(ROWS))
     with torch.no_grad():
@@ -94,10 +97,10 @@ def test_log_probs_depend_neither_on_the_microbatch_nor_on_the_place_in_it(famil
         for size in (1, 4):
             slices = [slice(start, start + size) for start in range(0, ROWS, size)]
             parts = [policy.log_prob(_rows(inputs, part), actions[part], 1.6) for part in slices]
-            torch.testing.assert_close(torch.cat(parts), rollout, rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(torch.cat(parts), rollout, rtol=0, atol=tolerance)
         turned = torch.arange(ROWS - 1, -1, -1)
         torch.testing.assert_close(
-            policy.log_prob(_rows(inputs, turned), actions[turned], 1.6)[turned], rollout, rtol=0, atol=TOLERANCE
+            policy.log_prob(_rows(inputs, turned), actions[turned], 1.6)[turned], rollout, rtol=0, atol=tolerance
         )
 
 

@@ -14,8 +14,10 @@ import torch
 from pydantic import ValidationError
 
 from nightshift import config, policies
+from nightshift.algorithms.strategy import SingleProcess
 from nightshift.errors import NightshiftError
 from nightshift.learners import checkpoint
+from nightshift.learners.algorithms import OnPolicy
 from nightshift.pipeline import precheck
 from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import PolicySnapshot
@@ -24,6 +26,7 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.stages import collect, dataset, rloo, sft
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import small_params
+from tests.policies import examples
 from tests.policies.openvla_oft import published
 
 TRANSFORMER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
@@ -75,6 +78,64 @@ def test_a_prompt_that_is_too_long_and_a_camera_that_is_not_there_are_found_befo
         precheck.check_policy(with_policy(policy={"head": "tokens", **changes}))
 
 
+@pytest.mark.parametrize(("steps", "algorithms"), [(1, []), (0, ["rloo"])])
+def test_bfloat16_weights_are_not_trained_themselves(tmp_path: Path, steps: int, algorithms: list[str]) -> None:
+    policy = {**from_checkpoint(tmp_path), "dtype": "bfloat16"}
+    with pytest.raises(NightshiftError, match=r"are no float32, .* is bfloat16") as refused:
+        precheck.check_policy(with_policy(policy=policy, sft={"steps": steps}, algorithms=algorithms))
+    assert "set policy.dtype: float32" in refused.value.next_step
+
+
+def test_bfloat16_weights_are_played_as_they_are_and_trained_by_adapters(tmp_path: Path) -> None:
+    policy = {**from_checkpoint(tmp_path), "dtype": "bfloat16"}
+    precheck.check_policy(with_policy(policy=policy, sft={"steps": 0}, algorithms=[]))
+    precheck.check_policy(with_policy(policy={**policy, "lora": ADAPTERS}))
+
+
+ADAPTERS = {"rank": 2, "alpha": 4.0, "targets": ["q_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("stored", "policy", "start", "sentence"),
+    [
+        ("adapter", {"head": "tokens"}, "scratch", "register.weights is adapter, and policy has no adapter"),
+        ("merged", {"head": "tokens"}, "scratch", "register.weights is merged, and policy has no adapter"),
+        ("adapter", {"head": "tokens", "lora": ADAPTERS}, "scratch", "its base, policy.checkpoint, is null"),
+        ("merged", {"head": "tokens", "lora": ADAPTERS}, "champion", "merged leaves no adapter that could be trained"),
+    ],
+)
+def test_what_cannot_be_registered_as_asked_is_refused_with_the_params(
+    stored: str, policy: dict[str, Any], start: str, sentence: str
+) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        with_policy(policy=policy, register={"weights": stored}, start=start)
+
+
+def test_a_learner_refuses_to_train_bfloat16_weights() -> None:
+    """Also where the cloned policy is older than the params, and no stage before it is checked."""
+    policy = examples.make("openvla-oft tokens").bfloat16()
+    algorithm = OnPolicy(settings=with_policy(policy={"head": "tokens"}).rloo, demos=None)
+    with pytest.raises(NightshiftError, match="are no float32"):
+        algorithm.learner(policy, seed=0, microbatch_size=1, strategy=SingleProcess())
+
+
+def from_checkpoint(folder: Path) -> dict[str, Any]:
+    """A policy with the tiny weights, written there."""
+    source = {
+        "path": str(published.write(folder / "x")),
+        "adapter": None,
+        "unnorm_key": "libero_x",
+        "range": "q01_q99",
+    }
+    return {
+        "inputs": ["agentview", "instruction"],
+        "checkpoint": source,
+        "size": None,
+        "max_tokens": 80,
+        "head": "tokens",
+    }
+
+
 def test_random_weights_have_to_be_cloned() -> None:
     with pytest.raises(ValidationError, match=r"sft\.steps is 0, and the policy has no checkpoint"):
         with_policy(policy={"head": "tokens"}, sft={"steps": 0})
@@ -84,20 +145,7 @@ def test_random_weights_have_to_be_cloned() -> None:
 def test_a_checkpoint_is_handed_on_as_it_is_if_there_are_no_steps_of_cloning(
     job: Callable[[str], Job], tmp_path: Path
 ) -> None:
-    source = {
-        "path": str(published.write(tmp_path / "x")),
-        "adapter": None,
-        "unnorm_key": "libero_x",
-        "range": "q01_q99",
-    }
-    chosen = {
-        "inputs": ["agentview", "instruction"],
-        "checkpoint": source,
-        "size": None,
-        "max_tokens": 80,
-        "head": "tokens",
-    }
-    params = with_policy(policy=chosen, sft={"steps": 0})
+    params = with_policy(policy=from_checkpoint(tmp_path), sft={"steps": 0})
     precheck.check_policy(params)
     collect.run(job("collect"), seed=0, env=params.env, states=params.states, collect=params.collect)
     dataset.run(job("dataset"), seed=0, dataset=params.dataset)

@@ -12,9 +12,8 @@ from nightshift.errors import ConfigError, DataError
 from nightshift.policies.openvla_oft import tokenizer
 from nightshift.policies.openvla_oft.network import FIRST_ACTION_TOKEN, PAD
 from nightshift.policies.openvla_oft.tokenizer import SPACE, HashTokenizer, LlamaTokenizer, Prompts
+from tests.policies import cases, goldens
 from tests.policies.openvla_oft.published import tokenizer_json
-
-TEXTS = ["lift the cube", "put the  bowl on the stove", "Öffne die Schublade 你好", "a\nb", "", "in: what action?"]
 
 
 def test_merges_go_by_rank_and_not_from_left_to_right(tmp_path: Path) -> None:
@@ -26,24 +25,12 @@ def test_merges_go_by_rank_and_not_from_left_to_right(tmp_path: Path) -> None:
     assert words("ab\n") == [vocabulary["\u2581"], vocabulary["ab"], vocabulary["<0x0A>"]]
 
 
-def test_ids_are_those_of_the_tokenizers_library(tmp_path: Path) -> None:
-    """With a small vocabulary that the library learns, in the form of Llama 2's."""
-    tokenizers = pytest.importorskip("tokenizers")
-    path = tmp_path / "tokenizer.json"
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    model = tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    oracle = tokenizers.Tokenizer(model)
-    oracle.normalizer = tokenizers.normalizers.Sequence(
-        [tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")]
-    )
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>", *bytes_])
-    corpus = ["pick up the black bowl and put it on the plate"] * 20 + ["what action should the robot take to"] * 9
-    oracle.train_from_iterator(corpus, trainer)
-    oracle.save(str(path))
-    words = LlamaTokenizer(tokenizer.read(path))
-    for text in TEXTS:
-        if text:
-            assert words(text) == oracle.encode(text).ids, text
+def test_ids_are_those_of_the_tokenizers_library() -> None:
+    """With a small vocabulary that the library learned, in the form of Llama 2's."""
+    words = LlamaTokenizer(tokenizer.read(goldens.FOLDER / "tokenizer.json"))
+    expected = goldens.json("token_ids")
+    assert {text: words(text) for text in expected} == expected
+    assert set(expected) == set(cases.TEXTS)
 
 
 def test_a_prompt_has_padding_first_and_a_lone_space_last(tmp_path: Path) -> None:

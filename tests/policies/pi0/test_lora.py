@@ -120,7 +120,7 @@ def test_a_policy_with_merged_weights_has_the_same_log_probs() -> None:
         expected, base = policy.log_prob(inputs, actions, 1.0), plain.log_prob(inputs, actions, 1.0)
         plain.load_state_dict({**own, **merged})
         found = plain.log_prob(inputs, actions, 1.0)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=5e-5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert not torch.allclose(base, expected, atol=1e-2)
 
 

@@ -1,4 +1,4 @@
-"""A tiny pi0 with random weights everywhere: norms and embeddings too, which would hide errors at their usual start."""
+"""A tiny pi0 with random weights everywhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nightshift.policies.pi0.gemma import RmsNorm
 from nightshift.policies.pi0.network import NetworkSpec, Pi0Network
+from tests.policies import recipe
 
 SPEC: NetworkSpec = {
     "image_size": 28,
@@ -25,6 +27,8 @@ SPEC: NetworkSpec = {
 PI05: NetworkSpec = {**SPEC, "state_dim": 0, "adaptive_norms": True}
 PATCHES = 4
 ROWS, CAMERAS, WORDS = 3, 2, 6
+STEPS = 4
+"""Of a chain of denoising."""
 
 
 class Batch(NamedTuple):
@@ -38,28 +42,26 @@ class Batch(NamedTuple):
 
 
 def network(spec: NetworkSpec = SPEC) -> Pi0Network:
-    torch.manual_seed(0)
     made = Pi0Network(spec)
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            fan = parameter.shape[-1] if parameter.dim() > 1 else 1
-            parameter.copy_(torch.randn(parameter.shape) * (0.3 if fan == 1 or "embed" in name else fan**-0.5))
+    recipe.fill(made)
+    for part in made.modules():
+        if isinstance(part, RmsNorm):
+            part.weight.data -= 1  # Gemma's are relative to one
     return made.eval()
 
 
 def batch() -> Batch:
     """The second camera of the second row is not there, and prompts have different lengths."""
-    generator = torch.Generator().manual_seed(1)
     lengths = torch.tensor([WORDS, 3, 4])
     cameras = torch.ones(ROWS, CAMERAS, dtype=torch.bool)
     cameras[1, 1] = False
     return Batch(
-        images=torch.rand(ROWS, CAMERAS, 3, 28, 28, generator=generator) * 2 - 1,
+        images=recipe.uniform("images", ROWS, CAMERAS, 3, 28, 28) * 2 - 1,
         cameras=cameras,
-        prompt=torch.randint(1, SPEC["vocabulary"], (ROWS, WORDS), generator=generator),
+        prompt=recipe.integers("prompt", SPEC["vocabulary"], ROWS, WORDS),
         words=torch.arange(WORDS) < lengths[:, None],
-        state=torch.randn(ROWS, SPEC["state_dim"], generator=generator),
-        noisy=torch.randn(ROWS, SPEC["horizon"], SPEC["action_dim"], generator=generator),
+        state=recipe.drawn("state", ROWS, SPEC["state_dim"]),
+        noisy=recipe.drawn("noisy", ROWS, SPEC["horizon"], SPEC["action_dim"]),
         times=torch.tensor([1.0, 0.5, 0.03]),
     )
 

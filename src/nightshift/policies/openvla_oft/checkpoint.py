@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from nightshift.policies.openvla_oft.network import (
 
 Shape = tuple[int, ...]
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+RIPT_HEADS = "openvla_headers.pt"
 _INCOMPLETE = "download the checkpoint again"
 _OTHER = "this family loads OpenVLA-OFT and its variants; choose another policy.family or another checkpoint"
+_NO_PART = "put the file in its place that OpenVLA-OFT's training saved, or remove it if the policy needs none"
 _UNUSED = re.compile(r"\.attn_pool\.|featurizer\.norm\.|rotary_emb\.inv_freq$")
 """Tensors of published files that nothing reads."""
 
@@ -93,22 +95,43 @@ class PublishedCheckpoint:
                 _OTHER,
             )
 
-    def load(self, network: OpenVlaOftNetwork, dtype: torch.dtype, adapter: Adapter | None) -> None:
-        """Give a network on the meta device its weights, merged with those of the adapter."""
-        with ExitStack() as stack:
-            opened = {path: stack.enter_context(safe_open(path, "pt")) for path in set(self.files.values())}
-            for name in network.state_dict():
-                tensor = self.parts[name] if name in self.parts else self._read(opened[self.files[name]], name)
-                if adapter is not None:
-                    tensor = adapter.merged(name, tensor, _rows(name))
-                wide = name.startswith("action_head.")
-                weight = tensor.to(torch.float32 if wide else dtype, copy=True)
-                network.load_state_dict({name: weight}, strict=False, assign=True)
+    def load(self, network: OpenVlaOftNetwork, adapter: Adapter | None) -> None:
+        """Give a network on the meta device its weights, in its dtypes, merged with those of the adapter."""
+        for name, empty in network.state_dict().items():
+            tensor = self.parts[name] if name in self.parts else read_tensor(self.files[name], name, _rows(name))
+            if adapter is not None:
+                tensor = adapter.merged(name, tensor, _rows(name))
+            weight = tensor.to(empty.dtype, copy=True)
+            network.load_state_dict({name: weight}, strict=False, assign=True)
 
-    def _read(self, opened: Any, name: str) -> Tensor:
-        rows = _rows(name)
-        tensor: Tensor = opened.get_slice(name)[rows] if rows is not None else opened.get_tensor(name)
-        return tensor
+    def replaced(self, network: OpenVlaOftNetwork, adapter: Adapter | None) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the files, one by one: that of the network where it has one, else merged with the adapter."""
+        own = network.state_dict()
+        for name, path in self.files.items():
+            rows = _rows(name)
+            if name in own and rows is None:
+                yield name, own[name]
+                continue
+            tensor = read_tensor(path, name)
+            if adapter is not None:
+                tensor = adapter.merged(name, tensor, None).to(tensor.dtype)
+            if name in own:
+                tensor = tensor.to(own[name].dtype, copy=True)
+                tensor[rows] = own[name]
+            yield name, tensor
+
+    def copy_parts(self, network: OpenVlaOftNetwork, adapter: Path | None, folder: Path) -> None:
+        """Modules that have files of their own: those of the network, and the files of those that it does not have,
+        from the adapter's folder where that has them, as they are loaded."""
+        trained = network.always_trained
+        sources = [self.folder] if adapter is None else [adapter, self.folder]
+        for part in PARTS:
+            if part in trained and not any(name.startswith(f"{part}.") for name in self.files):
+                save_part(part, trained[part], folder)
+            elif part not in trained:
+                found = (sorted(source.glob(_part_files(part))) for source in sources)
+                for file in next(filter(None, found), []):
+                    shutil.copyfile(file, folder / file.name)
 
     def _is_unused(self, name: str) -> bool:
         last = (f"vision_backbone.{tower}.blocks.{architecture.blocks(self.shapes, tower) - 1}." for tower in TOWERS)
@@ -162,27 +185,74 @@ def _header(path: Path) -> dict[str, Shape]:
         raise DataError(f"{path} is truncated or damaged: {error}", _INCOMPLETE) from None
 
 
+def read_tensor(path: Path, name: str, rows: slice | None = None) -> Tensor:
+    """A tensor of a file, or some rows of it. The file is closed after each one: what was read of an open file stays in
+    memory."""
+    with safe_open(path, "pt") as opened:
+        tensor: Tensor = opened.get_tensor(name) if rows is None else opened.get_slice(name)[rows]
+        return tensor
+
+
 def save_part(name: str, module: nn.Module, folder: Path) -> None:
     """A module in a file of its own, as OpenVLA-OFT saves it, into a folder that is being written."""
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in module.state_dict().items()}
     torch.save(tensors, folder / f"{name}--trained_checkpoint.pt")
 
 
+def _part_files(part: str) -> str:
+    """Of any number of training steps."""
+    return f"{part}--*_checkpoint.pt"
+
+
 def _parts(folder: Path) -> dict[str, Tensor]:
-    return {name: tensor for part in PARTS for name, tensor in _part(folder, part).items()}
+    saved = {name: tensor for part in PARTS for name, tensor in _part(folder, part).items()}
+    return {**saved, **_ript_action_head(folder)}
+
+
+def _ript_action_head(folder: Path) -> dict[str, Tensor]:
+    """That of RIPT-VLA, which is trained and saved beside an adapter; empty where there is none.
+
+    The file has a second head, for the scale of the noise, which is not read (docs/policies.md).
+    """
+    path = folder / RIPT_HEADS
+    if not path.exists():
+        return {}
+    content = _torch_file(path)
+    if "action_header" not in content:
+        raise DataError(f"{path} has no action_header", _INCOMPLETE)
+    return _named("action_head", content["action_header"], f"action_header of {path}")
 
 
 def _part(folder: Path, part: str) -> dict[str, Tensor]:
     """The tensors of a module in a file of its own, mapped from disk; empty where there is none."""
-    found = sorted(folder.glob(f"{part}--*_checkpoint.pt"))
+    found = sorted(folder.glob(_part_files(part)))
     if not found:
         return {}
     if len(found) > 1:
         raise DataError(
-            f"{folder} has {len(found)} files {part}--*_checkpoint.pt", "keep the one that belongs to the weights"
+            f"{folder} has {len(found)} files {_part_files(part)}", "keep the one that belongs to the weights"
         )
+    return _named(part, _torch_file(found[0]), str(found[0]))
+
+
+def _torch_file(path: Path) -> Mapping[str, Any]:
     try:
-        tensors = torch.load(found[0], map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # noqa: BLE001  # torch has no type of its own for a damaged file
-        raise DataError(f"{found[0]} is truncated or damaged: {error}", _INCOMPLETE) from None
-    return {f"{part}.{name.removeprefix('module.')}": tensor for name, tensor in tensors.items()}
+        raise DataError(f"{path} is truncated or damaged: {error}", _INCOMPLETE) from None
+    return _mapping(content, str(path))
+
+
+def _mapping(content: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(content, Mapping):
+        raise DataError(f"{where} is a {type(content).__name__}, and tensors by name are expected", _NO_PART)
+    return content
+
+
+def _named(part: str, content: Any, where: str) -> dict[str, Tensor]:
+    """Data parallelism puts `module.` before names."""
+    tensors = _mapping(content, where)
+    strange = next((name for name, value in tensors.items() if not isinstance(value, Tensor)), None)
+    if strange is not None:
+        raise DataError(f"{strange} in {where} is a {type(tensors[strange]).__name__} and no tensor", _NO_PART)
+    return {f"{part}.{str(name).removeprefix('module.')}": tensor for name, tensor in tensors.items()}

@@ -16,6 +16,8 @@ from nightshift.policies.lora import CONFIG, PREFIX, WEIGHTS
 
 _NOT_PLAIN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
 """Settings of peft that change how an adapter is merged."""
+_COPY_OF_BASE = ".base_layer.weight"
+"""What peft saves of an adapted output layer beside its adapter: the weights that it was trained on."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,14 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
         ) from None
     except SafetensorError as error:
         raise DataError(f"{path} is truncated or damaged: {error}", "download the adapter again") from None
-    return {name.removeprefix(PREFIX).removesuffix(".weight"): shape for name, shape in found.items()}
+    adapted = {name: shape for name, shape in found.items() if not name.endswith(_COPY_OF_BASE)}
+    strange = next((name for name in adapted if ".lora_" not in name), None)
+    if strange is not None:
+        raise DataError(
+            f"{path} has {strange}, which is no part of a plain LoRA adapter",
+            "merge it with peft, and give the merged checkpoint",
+        )
+    return {name.removeprefix(PREFIX).removesuffix(".weight"): shape for name, shape in adapted.items()}
 
 
 def _check(

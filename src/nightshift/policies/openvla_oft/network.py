@@ -30,7 +30,7 @@ PARTS = ("action_head", "proprio_projector")
 _TOWER_CHANNELS = 3
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Attention = Literal["bidirectional", "causal"]
+Attention = Literal["bidirectional", "causal", "prefix"]
 
 
 class Sizes(TypedDict):
@@ -51,6 +51,7 @@ class NetworkSpec(Sizes):
     stop_token: bool
     """Whether a stop token follows the places of the actions."""
     dtype: Literal["float32", "bfloat16"]
+    """Of all weights but those of modules that are always trained."""
 
 
 class VisionBackbone(nn.Module):
@@ -185,8 +186,8 @@ class OpenVlaOftNetwork(PublishedNetwork):
         if not tokens:
             self.action_head = L1RegressionHead(width, spec["chunk"], spec["action_dim"])
         self.to(DTYPES[spec["dtype"]])
-        if not tokens:
-            self.action_head.float()  # small, and its outputs are the actions
+        for module in self.always_trained.values():
+            module.float()
 
     @property
     def transformer_blocks(self) -> list[nn.Module]:
@@ -199,13 +200,18 @@ class OpenVlaOftNetwork(PublishedNetwork):
 
     @property
     def always_trained(self) -> dict[str, nn.Module]:
-        """Modules that a published language model comes without: they are trained also where it has adapters."""
+        """Modules that a published language model comes without: they are trained also where it has adapters,
+        and float32 beside a bfloat16 base."""
         return {name: getattr(self, name) for name in PARTS if hasattr(self, name)}
 
     @property
     def places(self) -> int:
         """Of actions: one per dimension of each action of the chunk."""
         return self._spec["chunk"] * self._spec["action_dim"]
+
+    def tokens(self, *, patches: int, prompt: int) -> int:
+        """Of a sequence with so many tokens of images and of the prompt, which is counted without BOS."""
+        return 1 + patches + bool(self._spec["proprio"]) + prompt + self._tail
 
     def see(self, pixels: Tensor) -> Tensor:
         """Features [B, n N, vision width] of images, whose normalised pixels are [B, 6 n, H, W]."""
@@ -250,7 +256,7 @@ class OpenVlaOftNetwork(PublishedNetwork):
         batch, width, dtype = len(prompt), embed.embedding_dim, self._dtype
         bos, stop = (embed(torch.full((batch, 1), token, device=prompt.device)) for token in (BOS, STOP))
         patches = self.projector(features.to(dtype))
-        state = [] if proprio is None else [self.proprio_projector(proprio.to(dtype))]
+        state = [] if proprio is None else [self.proprio_projector(proprio.float())]
         places = bos.new_zeros(batch, self.places, width)
         end = [stop] if self._spec["stop_token"] else []
         parts = [bos, patches, *state, embed(prompt), places, *end]
@@ -261,8 +267,14 @@ class OpenVlaOftNetwork(PublishedNetwork):
         keys = real[:, None, None] if padded else None
         if self._spec["attention"] == "bidirectional":
             return keys
-        causal = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril()
-        return causal if keys is None else causal & keys
+        count = real.shape[1]
+        seen = torch.ones(count, count, dtype=torch.bool, device=real.device)
+        if self._spec["attention"] == "causal":
+            seen = seen.tril()
+        else:
+            prefix = count - self._tail - 1
+            seen[:prefix, prefix:] = False  # RIPT-VLA computes the keys and values of the prefix first
+        return seen if keys is None else seen & keys
 
 
 def _without_common_padding(prompt: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ from nightshift.policies.openvla_oft import architecture, norm_stats, tokenizer
 from nightshift.policies.openvla_oft.checkpoint import PublishedCheckpoint
 from nightshift.policies.openvla_oft.jpeg import BLOCK
 from nightshift.policies.openvla_oft.lora import Adapter
-from nightshift.policies.openvla_oft.network import DTYPES, NetworkSpec, OpenVlaOftNetwork, Sizes
+from nightshift.policies.openvla_oft.network import NetworkSpec, OpenVlaOftNetwork, Sizes
 from nightshift.policies.openvla_oft.spec import CommonSpec, OpenVlaOftSpec, PixelsSpec, PublishedSpec
 from nightshift.policies.openvla_oft.variants import PRESETS, VariantSpec
 from nightshift.policies.openvla_oft.vit import PATCH, TowerSpec, TransformerSpec
+from nightshift.policies.published import BaseSpec
 from nightshift.policies.vision import AugmentationSpec
 from nightshift.types import INSTRUCTION
 
@@ -50,15 +51,27 @@ def published(settings: config.OpenVlaOft, inputs: Shapes, action_dim: int) -> t
     architecture.check_config(config_json)
     common = _common(settings, inputs, architecture.sizes(checkpoint.shapes, config_json), action_dim)
     spec = OpenVlaOftSpec(
-        **common, pixels=_pixels(checkpoint), published=_brought_along(settings.checkpoint, checkpoint, common)
+        **common,
+        base=BaseSpec(path=settings.checkpoint.path, adapter=settings.checkpoint.adapter),
+        pixels=_pixels(checkpoint),
+        published=_brought_along(settings.checkpoint, checkpoint, common),
     )
     with torch.device("meta"):
         network = OpenVlaOftNetwork(spec["network"])
     checkpoint.check(network)
     adapter = None if folder is None else Adapter.open(folder, checkpoint.shapes)
     if torch.get_default_device().type != "meta":
-        checkpoint.load(network, DTYPES[settings.dtype], adapter)
+        checkpoint.load(network, adapter)
     return spec, network
+
+
+def published_files(base: BaseSpec, network: OpenVlaOftNetwork) -> tuple[PublishedCheckpoint, Adapter | None]:
+    """The checkpoint that a network began with, and the adapter that was merged into it; DataError if it does not
+    fit."""
+    folder = None if base["adapter"] is None else Path(base["adapter"])
+    checkpoint = PublishedCheckpoint.open(Path(base["path"]), folder)
+    checkpoint.check(network)
+    return checkpoint, None if folder is None else Adapter.open(folder, checkpoint.shapes)
 
 
 def _common(settings: config.OpenVlaOft, inputs: Shapes, sizes: Sizes, action_dim: int) -> CommonSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -17,12 +17,12 @@ from nightshift.policies.openvla_oft import opening
 from nightshift.policies.openvla_oft.checkpoint import save_part
 from nightshift.policies.openvla_oft.heads import HEADS, Gripper
 from nightshift.policies.openvla_oft.images import PREPROCESSING
-from nightshift.policies.openvla_oft.network import OpenVlaOftNetwork
+from nightshift.policies.openvla_oft.network import NetworkSpec, OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.norm_stats import Bounds
 from nightshift.policies.openvla_oft.spec import OpenVlaOftSpec
 from nightshift.policies.openvla_oft.tokenizer import HashTokenizer, LlamaTokenizer, Prompts
 from nightshift.policies.openvla_oft.vit import PATCH
-from nightshift.policies.published import ADAPTER, PublishedPolicy
+from nightshift.policies.published import ADAPTER, BaseSpec, PublishedPolicy
 from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:
@@ -65,6 +65,14 @@ class OpenVlaOft(PublishedPolicy, HeadPolicy):
         spec, network = opening.published(settings, inputs, action_dim)
         return cls(network, **spec)
 
+    @classmethod
+    def read_network(cls, base: BaseSpec, spec: NetworkSpec) -> OpenVlaOftNetwork:
+        with torch.device("meta"):
+            network = OpenVlaOftNetwork(spec)
+        checkpoint, adapter = opening.published_files(base, network)
+        checkpoint.load(network, adapter)
+        return network
+
     @property
     def critic_size(self) -> int:
         return self._spec["network"]["llama"]["width"]
@@ -95,6 +103,10 @@ class OpenVlaOft(PublishedPolicy, HeadPolicy):
         patches = (self._spec["network"]["image_size"] // PATCH) ** 2
         return patches * len(self.modalities.cameras), self.network.vision_backbone.width
 
+    @property
+    def tokens_per_decision(self) -> int:
+        return self.network.tokens(patches=self.features_shape[0], prompt=self._spec["max_tokens"])
+
     def encode(self, inputs: Inputs) -> Tensor:
         """Hidden states of the places of actions, [B, C A, width] in float32."""
         vectors = [self.proprio_bounds.scale(inputs[name]).clamp(-1, 1) for name in self.modalities.vectors]
@@ -111,6 +123,15 @@ class OpenVlaOft(PublishedPolicy, HeadPolicy):
         if self._spec["lora"] is not None:
             for name, module in self.network.always_trained.items():
                 save_part(name, module, folder / ADAPTER)
+
+    def published_tensors(self, base: BaseSpec) -> Iterable[tuple[str, Tensor]]:
+        checkpoint, adapter = opening.published_files(base, self.network)
+        return checkpoint.replaced(self.network, adapter)
+
+    def publish_parts(self, base: BaseSpec, folder: Path) -> None:
+        checkpoint, _ = opening.published_files(base, self.network)
+        adapter = None if base["adapter"] is None else Path(base["adapter"])
+        checkpoint.copy_parts(self.network, adapter, folder)
 
     def _pixels(self, inputs: Inputs) -> Tensor:
         """Normalised for both towers, [B, 6 n, H, W] of n cameras."""

@@ -19,5 +19,6 @@ PRESETS: Mapping[str, VariantSpec] = {
     "openvla-oft": {"attention": "bidirectional", "stop_token": True, "images": "jpeg_lanczos_crop"},
     "simplevla-rl": {"attention": "bidirectional", "stop_token": True, "images": "jpeg_lanczos_crop"},
     "rlinf": {"attention": "bidirectional", "stop_token": False, "images": "bicubic"},
+    "ript-vla": {"attention": "prefix", "stop_token": True, "images": "jpeg_lanczos_crop"},
 }
 """By the project that trained a checkpoint. RLinf's code is causal instead where it ran with unpatched transformers."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from torch import Tensor
 
 from nightshift.errors import DataError
-from nightshift.policies.openvla_oft.checkpoint import Shape, read_headers
+from nightshift.policies.openvla_oft.checkpoint import Shape, read_headers, read_tensor
 from nightshift.policies.pi0.gemma import GemmaSpec
 from nightshift.policies.pi0.network import NetworkSpec, Pi0Network
 from nightshift.policies.pi0.siglip import PATCH
@@ -104,13 +103,20 @@ class Pi0Checkpoint:
 
     def load(self, network: Pi0Network, dtype: torch.dtype) -> None:
         """Give a network on the meta device its weights."""
-        with ExitStack() as stack:
-            opened = {path: stack.enter_context(safe_open(path, "pt")) for path in set(self.files.values())}
-            for name in network.state_dict():
-                source = published_name(name)
-                source = source if source in self.files else _TIED
-                weight = opened[self.files[source]].get_tensor(source).to(dtype, copy=True)
-                network.load_state_dict({name: weight}, strict=False, assign=True)
+        for name in network.state_dict():
+            source = published_name(name)
+            source = source if source in self.files else _TIED
+            weight = read_tensor(self.files[source], source).to(dtype, copy=True)
+            network.load_state_dict({name: weight}, strict=False, assign=True)
+
+    def replaced(self, network: Pi0Network) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the files, one by one: that of the network where it has one."""
+        own = {published_name(name): tensor for name, tensor in network.state_dict().items()}
+        for name, path in self.files.items():
+            if name == _TIED:
+                yield name, own[_EMBEDDING].clone()  # files may have both, and safetensors takes no tensor twice
+            else:
+                yield name, own[name] if name in own else read_tensor(path, name)
 
     def _shape(self, name: str) -> Shape:
         if name not in self.shapes:

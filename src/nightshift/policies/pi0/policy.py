@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, DataError
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
 from nightshift.policies.lora import adapt, lora_spec
@@ -23,7 +23,7 @@ from nightshift.policies.pi0.network import NetworkSpec, Pi0Network, Prefix
 from nightshift.policies.pi0.norm_stats import MomentsSpec
 from nightshift.policies.pi0.prompt import PAD, Prompts
 from nightshift.policies.pi0.siglip import PATCH, scaled
-from nightshift.policies.published import PublishedPolicy, PublishedPolicySpec
+from nightshift.policies.published import BaseSpec, PublishedPolicy, PublishedPolicySpec
 from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         statistics = norm_stats.read(Path(settings.checkpoint.norm_stats))
         spec: Pi0Spec = {
             **denoising_spec(settings),
+            "base": {"path": settings.checkpoint.path, "adapter": None},
             "inputs": inputs,
             "network": network_spec,
             "chunk": settings.chunk,
@@ -108,6 +109,15 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         if torch.get_default_device().type != "meta":
             checkpoint.load(network, torch.float32)
         return cls(network, **spec)
+
+    @classmethod
+    def read_network(cls, base: BaseSpec, spec: NetworkSpec) -> Pi0Network:
+        checkpoint = Pi0Checkpoint.open(Path(base["path"]))
+        with torch.device("meta"):
+            network = Pi0Network(spec)
+        checkpoint.check(network)
+        checkpoint.load(network, torch.float32)
+        return network
 
     @property
     def horizon(self) -> int:
@@ -152,6 +162,13 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         patches = (network["image_size"] // PATCH) ** 2
         return patches * len(self.modalities.cameras), network["siglip"]["width"]
 
+    @property
+    def tokens_per_decision(self) -> int:
+        """The prefix's, and those of the suffix for every Gaussian step."""
+        prefix = self.features_shape[0] + self._spec["max_tokens"]
+        suffix = bool(self._spec["network"]["state_dim"]) + self.horizon
+        return prefix + self.denoising.gaussian_steps * suffix
+
     def context(self, inputs: Inputs) -> Context:
         words = inputs[INSTRUCTION].long()
         cameras = torch.ones(len(words), len(self.modalities.cameras), dtype=torch.bool, device=self.device)
@@ -164,6 +181,13 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         with self._autocast():
             velocity, hidden = self.network.velocity(context.state, noisy, times, context.prefix)
         return velocity.float(), hidden.float()
+
+    def published_tensors(self, base: BaseSpec) -> Iterable[tuple[str, Tensor]]:
+        if base["adapter"] is not None:
+            raise DataError(f"{FAMILY} takes no published adapter, and {base['adapter']} is one", "leave out --adapter")
+        checkpoint = Pi0Checkpoint.open(Path(base["path"]))
+        checkpoint.check(self.network)
+        return checkpoint.replaced(self.network)
 
     def published_name(self, name: str) -> str:
         return published_name(name)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nightshift.config import Count, GaussianHead, PolicySettings
 from nightshift.policies import modalities
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import Normaliser
 from nightshift.policies.heads import HEADS, HeadPolicy
 from nightshift.types import Observation
 
-if TYPE_CHECKING:
-    from nightshift_residual.settings import ResidualSettings
-
 FAMILY = "residual"
+
+
+class ResidualSettings(PolicySettings):
+    """The section `policy` of params.yaml."""
+
+    family: Literal["residual"]
+    head: GaussianHead
+    width: Count
+    """Features of every block."""
+    blocks: Count
 
 
 class Residual(HeadPolicy):
