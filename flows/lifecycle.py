@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -40,7 +40,7 @@ from prefect.states import Cancelled, Crashed
 
 from nightshift import interrupts
 from nightshift.errors import Busy
-from nightshift.pipeline import notify
+from nightshift.pipeline import nightly, notify
 from nightshift.pipeline.run import LOCK
 from nightshift.project import locks
 from tasks._stage import STOPPED, Stopped
@@ -86,11 +86,13 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*arguments: P.args, **keywords: P.kwargs) -> R:
+        started = datetime.now(UTC)
         try:
             _begin()
             result = function(*arguments, **keywords)
             _end_tasks(StateType.COMPLETED)
         except Busy as busy:
+            nightly.refused(Path.cwd(), started, busy)
             return cast(R, Cancelled(name=REFUSED, message=busy.what))
         except (*Stopped, CancelledRun):
             _end_tasks(StateType.CANCELLED)
@@ -100,7 +102,7 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
                 with contextlib.suppress(PrefectHTTPStatusError):  # nor can it store that: `error` is what to tell
                     _end_tasks(StateType.FAILED)
             if _is_outermost():
-                notify.failed(Path.cwd(), error)
+                nightly.failed(Path.cwd(), started, error)
             raise
         if _is_outermost() and isinstance(result, list):
             notify.finished(Path.cwd(), result)

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
-import yaml
 from httpx import TransportError
 from prefect import Flow, serve, tags
 from prefect.client.orchestration import get_client
@@ -26,13 +25,15 @@ from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, mark_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
 from flows.server import LOG
-from nightshift import files, interrupts
-from nightshift.errors import NightshiftError, ServerGone
+from nightshift import config, files, interrupts
+from nightshift.errors import ConfigError, NightshiftError, ServerGone
 from nightshift.pipeline.run import LOCK, Choice, StageResult
 from nightshift.project import locks, paths
 from nightshift.project.environment import without_password
 
 _DRAIN_SECONDS = 5
+_STATED = ("description", "tags")
+"""Keys that every deployment has."""
 
 
 def run_once(choice: Choice) -> list[StageResult]:
@@ -98,8 +99,21 @@ def serve_forever(url: str) -> None:
 
 def deployments() -> list[RunnerDeployment]:
     """The deployments of prefect.yaml, which is where schedule, time zone and parameters are stated."""
-    stated = {entry["name"]: entry for entry in yaml.safe_load(paths.PREFECT_YAML.read_text())["deployments"]}
-    return [_deployment(flow, stated[flow.name]) for flow in (pipeline, nightly)]
+    content = config.read_yaml(paths.PREFECT_YAML)
+    flows = (pipeline, nightly)
+    try:
+        stated = {entry["name"]: entry for entry in content["deployments"]}
+    except (KeyError, TypeError):
+        raise _incomplete("a list of deployments with a name each") from None
+    if missing := [flow.name for flow in flows if flow.name not in stated]:
+        raise _incomplete(f"the deployment {missing[0]}")
+    if lacking := [f"{key} of {flow.name}" for flow in flows for key in _STATED if key not in stated[flow.name]]:
+        raise _incomplete(", ".join(lacking))
+    return [_deployment(flow, stated[flow.name]) for flow in flows]
+
+
+def _incomplete(lacks: str) -> ConfigError:
+    return ConfigError(f"{paths.PREFECT_YAML} does not state {lacks}", f"git diff -- {paths.PREFECT_YAML}")
 
 
 def _deployment(flow: Flow[..., Any], stated: dict[str, Any]) -> RunnerDeployment:

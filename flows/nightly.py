@@ -31,10 +31,11 @@ def nightly(catch_up_hours: float | None = None) -> list[StageResult] | State[An
     root = Path.cwd()
     if catch_up_hours is not None and hours_late() > catch_up_hours:
         why = f"{hours_late():.1f} h late, and catch_up_hours is {catch_up_hours:g}"
-        notify.missed(root, why)
+        night.missed(root, why)
         return Completed(name="Missed", message=why)
     environment.apply(root)
     results: list[StageResult] = []
     if not night.play(root, lambda: results.extend(pipeline()), get_run_logger().info):
+        notify.finished(root, [])
         return Completed(name=NOTHING_TO_DO, message=night.NOTHING_TO_DO, data=[])
     return results

@@ -36,6 +36,8 @@ ELSEWHERE = ("papers", "verl / SimpleVLA-RL", "RLinf", "CleanRL")
 ELSEWHERE_OF_RLPD = ("papers", "RLPD (Ball et al.)", "HIL-SERL", "elsewhere")
 OWN_COLUMNS = ("parameter", "value", "default", "meaning")
 WORDS = {int: "whole number", float: "number", bool: "true or false", str: "name", NoneType: "null"}
+COLLECTIONS: dict[Any, tuple[str, int]] = {tuple: ("list of", 0), dict: ("names, each with", 1)}
+"""In words, and which of the type's arguments is what they hold."""
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
@@ -200,8 +202,9 @@ def _value(annotation: Any, metadata: Sequence[Any]) -> str:
         return "a section"
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{each}`" for each in get_args(annotation))
-    if get_origin(annotation) is tuple:
-        return f"list of: {_value(get_args(annotation)[0], ())}"
+    if get_origin(annotation) in COLLECTIONS:
+        words, place = COLLECTIONS[get_origin(annotation)]
+        return f"{words}: {_value(get_args(annotation)[place], ())}"
     return " ".join([WORDS[annotation], " and ".join(_bounds(metadata))]).rstrip()
 
 

@@ -89,6 +89,20 @@ def test_one_rank_may_shard_where_it_offloads(tmp_path: Path) -> None:
     assert machine.has_rank_processes
 
 
+def test_a_learner_apart_from_workers_is_a_process_of_its_own(tmp_path: Path) -> None:
+    machine = config.load(write(tmp_path, changed("machine", placement="apart", workers=1))).machine
+    assert machine.has_rank_processes
+    with pytest.raises(ConfigError, match=r"machine: .*placement is apart, and with workers 0"):
+        config.load(write(tmp_path, changed("machine", placement="apart", workers=0)))
+
+
+def test_rlpd_has_no_learner_apart_from_workers(tmp_path: Path) -> None:
+    recipe = yaml.safe_load((REPOSITORY / "recipes/mini_rlpd.yaml").read_text())
+    apart = {"machine": {"placement": "apart", "workers": 1}}
+    with pytest.raises(ConfigError, match="rlpd learns in the process of its stage"):
+        config.load(write(tmp_path, config.merged(config.merged(PARAMS, recipe), apart)))
+
+
 def test_an_address_for_actors_of_other_machines_without_actors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"machine: .*listen is 0\.0\.0\.0:7777, and with actors 0"):
         config.load(write(tmp_path, changed("machine", actors=0, listen="0.0.0.0:7777")))

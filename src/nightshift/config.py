@@ -72,6 +72,8 @@ Start = Literal["scratch", "champion"]
 START, SCRATCH = "start", "scratch"
 CHAMPION = "champion"
 """The alias of the best version in the registry, and the name of its policy in an evaluation."""
+CHAMPION_LEFT_OUT = "champion_left_out"
+"""In files of the stages `opponent` and `evaluate`: the version that was champion, and why it cannot play, in words."""
 
 
 def skip_reason(stage: str) -> str:
@@ -109,7 +111,7 @@ class CheckpointEvery(Section):
 
 class Machine(Section):
     """How to run; in no cache key. The computation is the same, and results differ by its rounding at most: by order of
-    sums (ranks, microbatch_size), and by bfloat16 and shared batches (device: cuda)."""
+    sums (ranks, microbatch_size, microbatch_tokens), and by bfloat16 and shared batches (device: cuda)."""
 
     device: Literal["auto", "cpu", "cuda"]
     """Where policies act and learn; auto is cuda where there is a GPU."""
@@ -130,15 +132,22 @@ class Machine(Section):
     press nothing; 0 = never. Simulators alone: on a robot a stop lasts until somebody resumes."""
     ranks: Count
     """Learner processes that share each update of cloning (sft) and of rloo."""
+    placement: Literal["colocated", "apart"] = "colocated"
+    """Of sft and rloo: whether workers act on the GPUs that ranks learn on, or on others. Apart, the learner has a
+    process and a GPU of its own also if ranks is 1."""
     strategy: Literal["data_parallel", "fsdp"]
     """What each of several ranks holds: the whole policy, or with FSDP2 a part of every weight, gradient and moment."""
     cpu_offload: Flag
     """With fsdp: weights, gradients and moments stay in the memory of the CPU, and a block is on the GPU while it is
     computed."""
     free_disk_gb: NonNegative
-    """A run is refused while the disk of the project has less room than this."""
+    """A run is refused while the disk of the project, of DVC's cache or of Ray's temporary folder has less room than
+    this."""
     microbatch_size: Count
     """Decisions per backward pass: lower it when memory runs out. Gradients are accumulated over a minibatch."""
+    microbatch_tokens: Count | None = None
+    """Tokens per backward pass instead, for policies that are transformers: as many decisions as they have room for,
+    each with the longest prompt. null = microbatch_size counts."""
     gradient_checkpointing: Flag
     """Compute the activations of transformer blocks again in the backward pass: less memory, a third more time."""
     compile: Flag
@@ -156,6 +165,11 @@ class Machine(Section):
             raise ValueError(
                 "strategy is fsdp, and ranks is 1, which leaves nothing to shard: set ranks to the number of GPUs, "
                 "cpu_offload to true, or strategy to data_parallel"
+            )
+        if self.placement == "apart" and not self.workers:
+            raise ValueError(
+                "placement is apart, and with workers 0 the process that learns also plays: set workers to 1 or more, "
+                "or placement to colocated"
             )
         if self.cpu_offload and self.strategy != "fsdp":
             raise ValueError(
@@ -182,7 +196,7 @@ class Machine(Section):
     @property
     def has_rank_processes(self) -> bool:
         """Whether learners are processes of their own, with a GPU each where there are any."""
-        return self.ranks > 1 or self.strategy == "fsdp"
+        return self.ranks > 1 or self.strategy == "fsdp" or self.placement == "apart"
 
 
 class Cameras(Section):
@@ -233,6 +247,16 @@ class RobotLimits(Section):
         return self
 
 
+class _Numbers(dict[str, float]):
+    """By name; sections are keys of caches, so they have to have a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+Compliance = Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False, strict=True)]], AfterValidator(_Numbers)]
+
+
 class Robot(Section):
     """The server of the suite robot, and what the client expects of it."""
 
@@ -257,6 +281,9 @@ class Robot(Section):
     validation afterwards, and a person is asked in evaluation."""
     answer_within_s: Positive
     """Seconds that a person has to answer; later the run ends."""
+    compliance: Compliance = _Numbers()
+    """Numbers of the arm's controller by the server's own names, such as stiffness; sent before every episode and
+    whenever a person resumes one."""
 
 
 class Randomisation(Section):
@@ -513,8 +540,9 @@ class OpenVlaOftSize(Section):
 class OpenVlaOftVariant(Section):
     """What checkpoints of this architecture differ in."""
 
-    attention: Literal["bidirectional", "causal"]
-    """Whether all tokens attend to all, or only to those before them."""
+    attention: Literal["bidirectional", "causal", "prefix"]
+    """bidirectional: all tokens see all. causal: each sees those before it. prefix: images, state and prompt see each
+    other; the last prompt token and all after it see everything."""
     stop_token: Flag
     """A stop token follows the places of the actions."""
     images: Literal["jpeg_lanczos_crop", "bicubic"]
@@ -537,7 +565,7 @@ class OpenVlaOft(Section):
 
     family: Literal["openvla-oft"]
     inputs: Inputs
-    variant: Literal["openvla-oft", "simplevla-rl", "rlinf"] | OpenVlaOftVariant
+    variant: Literal["openvla-oft", "simplevla-rl", "rlinf", "ript-vla"] | OpenVlaOftVariant
     """The project that trained the checkpoint, or its properties one by one."""
     checkpoint: PublishedCheckpoint | None
     """Published weights; null = random ones."""
@@ -549,9 +577,9 @@ class OpenVlaOft(Section):
     head: Literal["tokens", "l1"]
     """256 tokens per action dimension, or actions regressed with the L1 loss, explored with a Laplace distribution."""
     dtype: Literal["float32", "bfloat16"]
-    """Of the weights."""
+    """Of the weights that are not trained: what is trained is float32."""
     lora: Lora | None
-    """null = all weights are trained."""
+    """null = all weights are trained, and dtype has to be float32."""
     reuse_vision_features: Flag
     """Record with every decision the features that the vision encoder, which must be frozen, gives of the images; the
     update of rloo takes them in the place of images."""
@@ -1031,6 +1059,9 @@ class Register(Section):
     max_perturbation_drop: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
     """How much lower than the champion's the success rate under any perturbation may be, by `nightshift robustness`
     (docs/robustness.md); not given = perturbations do not count."""
+    weights: Literal["whole", "adapter", "merged"] = "whole"
+    """What MLflow stores: the policy as it was trained; its adapter, with path and sha256 of the published checkpoint;
+    or weights with the adapter merged into them. The last two need policy.lora."""
 
 
 class Robustness(Section):
@@ -1117,11 +1148,28 @@ class Params(Section):
                 "collect.demos_per_task is 1, and one demo of each task is held back for validation: raise it, or set "
                 "dataset.validation_share: 0"
             )
+        self._check_registered()
         if "rloo" in self.algorithms:
             self._check_rloo()
-        if "rlpd" in self.algorithms and self.policy.head != "tanh_gaussian":
-            raise ValueError(f"rlpd needs policy.head: tanh_gaussian, but {self._acts_by}")
+        if "rlpd" in self.algorithms:
+            self._check_rlpd()
         return self
+
+    def _check_registered(self) -> None:
+        stored = self.register_.weights
+        if stored == "whole":
+            return
+        if not (isinstance(self.policy, OpenVlaOft | Pi0) and self.policy.lora):
+            raise ValueError(f"register.weights is {stored}, and policy has no adapter (lora): set weights: whole")
+        if stored == "adapter" and self.policy.checkpoint is None:
+            raise ValueError(
+                "register.weights is adapter, and its base, policy.checkpoint, is null: set weights: whole"
+            )
+        if stored == "merged" and self.start != SCRATCH:
+            raise ValueError(
+                f"start is {self.start}, and register.weights merged leaves no adapter that could be trained on: set "
+                "weights: whole or adapter"
+            )
 
     def _check_rloo(self) -> None:
         head = self.policy.head
@@ -1133,6 +1181,12 @@ class Params(Section):
             )
         if self.rloo.learn_std and head not in ("gaussian", "l1", "flow_noise"):
             raise ValueError(f"rloo.learn_std has no effect while {self._acts_by}: set learn_std: false")
+
+    def _check_rlpd(self) -> None:
+        if self.policy.head != "tanh_gaussian":
+            raise ValueError(f"rlpd needs policy.head: tanh_gaussian, but {self._acts_by}")
+        if self.machine.placement == "apart":
+            raise ValueError("rlpd learns in the process of its stage: set machine.placement: colocated")
 
     @property
     def _acts_by(self) -> str:
@@ -1179,6 +1233,16 @@ class _StrictLoader(YAML_LOADER):  # type: ignore[misc]
 _CONFLICT = ("<<<<<<< ", ">>>>>>> ")
 
 
+def check_conflict(path: Path, text: str, name: str) -> None:
+    """ConfigError if git left a conflict in the text of this file; `name` is how git is told of it."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith(_CONFLICT):
+            raise ConfigError(
+                f"{path} has an unresolved git conflict in line {number}",
+                f"edit it, or take one side: git checkout --ours -- {name}",
+            )
+
+
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; ConfigError if git left a conflict in it, a key is there twice, or it is no YAML."""
     try:
@@ -1187,12 +1251,7 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path} does not exist", "run from the project's root") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", f"git checkout -- {path.name}") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.startswith(_CONFLICT):
-            raise ConfigError(
-                f"{path} has an unresolved git conflict in line {number}",
-                f"edit it, or take one side: git checkout --ours -- {path.name}",
-            )
+    check_conflict(path, text, path.name)
     loader = _StrictLoader(text, str(path))
     try:
         return loader.get_single_data()

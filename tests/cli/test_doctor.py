@@ -11,13 +11,14 @@ import pytest
 from nightshift.cli import doctor
 from nightshift.envs.base import Finding
 from nightshift.errors import ProjectError
+from nightshift.project import paths
 from tests.conftest import REPOSITORY, add_store, install
 
 
 @pytest.fixture
 def root(project: Path, migrated_store: Path) -> Path:
     add_store(project, migrated_store)
-    shutil.copy(REPOSITORY / doctor.CONSTRAINTS, project)
+    shutil.copy(REPOSITORY / paths.CONSTRAINTS, project)
     return project
 
 
@@ -49,11 +50,10 @@ def test_a_port_in_use_and_a_version_that_was_not_tested_are_noted_and_stop_no_r
     assert found["prefect"].found.startswith("0.0.1; tested with ")
 
 
-@pytest.mark.usefixtures("root")
 def test_two_packages_of_the_same_version_are_both_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "CONSTRAINTS", tmp_path / "none.txt")
+    (root / paths.CONSTRAINTS).unlink()
     monkeypatch.syspath_prepend(install(tmp_path / "other", prefect="7.7.7", ray="7.7.7"))
     doctor.examine()
     assert capsys.readouterr().out.count("7.7.7") == 2

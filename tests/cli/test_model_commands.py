@@ -11,6 +11,7 @@ import pytest
 from nightshift import config, files
 from nightshift.adapters import mlflow_registration, mlflow_registry, mlflow_tracking, model_versions
 from nightshift.adapters.mlflow_tracking import Tracking
+from nightshift.adapters.tracking import by_name
 from nightshift.cli import compare_command, model_commands
 from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
@@ -39,7 +40,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> Pa
     return root
 
 
-def register_night(root: Path, number: int, results: str, grid: str = "grid") -> None:
+def register_night(root: Path, number: int, results: str, grid: str = "grid", code: str = "code") -> None:
     commit = git(root, "rev-parse", "--short=12", "HEAD").strip()
     tags = {
         mlflow_registry.DATASET: f"{number}abcdef0123456789.dir",
@@ -49,20 +50,21 @@ def register_night(root: Path, number: int, results: str, grid: str = "grid") ->
     }
     track = Tracking(root, config.load(root / "params.yaml"), commit, code=f"night {number}")
     with track.stage("evaluate", f"evaluation-{number}", {}) as tracker:
-        tracker.artifact(evaluation(root, grid, results))
+        tracker.artifact(evaluation(root, grid, code, results))
     with track.stage("register", f"night-{number}", {}):
         done = mlflow_registration.register(
-            root, proposal(root, MODEL, f"night-{number}", results, tags=tags, grid=grid)
+            root, proposal(root, MODEL, f"night-{number}", results, tags=tags, grid=grid, code=code)
         )
     values = {metric_names.SUCCESS: results.count("s") / len(results), metric_names.PROMOTED: CHAMPION in done.aliases}
     track.publish(values, {"model.version": done.version}, done.reason)
     track.close("FINISHED")
 
 
-def evaluation(root: Path, grid: str, results: str) -> Path:
+def evaluation(root: Path, grid: str, code: str, results: str) -> Path:
     """What the stage `evaluate` leaves of these outcomes."""
     with files.new_folder(root / paths.EVALUATION) as folder:
-        report = {"grid": {"digest": grid, "suite": "fake"}, "conditions": {"horizon": len(grid)}, "best": "rloo"}
+        played = {"digest": grid, "code": code, "suite": "fake"}
+        report = {"grid": played, "conditions": {"horizon": len(grid)}, "best": "rloo"}
         files.write_json(folder / paths.EVALUATION_REPORT.name, report)
         files.write_json(folder / paths.EVALUATION_OUTCOMES.name, {"rloo": episodes(results)})
     return root / paths.EVALUATION
@@ -158,6 +160,41 @@ def test_lineage_tells_data_code_params_and_the_versions_it_started_from(nights:
         assert words in shown, words
 
 
+def test_lineage_tells_the_params_of_every_version_also_of_one_from_scratch(told: Told) -> None:
+    shown = " ".join(told(model_commands.lineage, f"{MODEL}/1").split())
+    assert "params env.suite fake, policy.family gaussian_mlp, algorithms ['rloo'], start scratch, seed 0 " in shown
+    assert "params.yaml is the same now but for sft.steps 100 (now 300)" in shown
+    newest = " ".join(told(model_commands.lineage, f"{MODEL}/3").split())
+    assert "params.yaml is the same now (machine, nightly and notify are not compared) run" in newest
+
+
+def test_lineage_does_not_count_a_parameter_that_was_added_since(nights: Path) -> None:
+    now = by_name(config.load(nights / paths.PARAMS))
+    del now["sft.learning_rate"]
+    assert model_commands._since(nights, now).startswith("is the same now (")
+
+
+def test_lineage_of_every_version_is_told_where_params_yaml_is_broken(nights: Path, told: Told) -> None:
+    before = (nights / paths.PARAMS).read_text()
+    (nights / paths.PARAMS).write_text("sft: [\n")
+    try:
+        shown = " ".join(told(model_commands.lineage, f"{MODEL}/3").split())
+    finally:
+        (nights / paths.PARAMS).write_text(before)
+    assert shown.count("params.yaml cannot be compared: ") == 3
+    assert "started from scratch" in shown
+
+
+def test_lineage_says_so_where_the_run_with_the_params_is_gone(nights: Path, told: Told) -> None:
+    client = mlflow_tracking.connect(nights)
+    run = client.get_model_version(MODEL, "1").tags[mlflow_registry.PIPELINE_RUN]
+    client.delete_model_version_tag(MODEL, "1", mlflow_registry.PIPELINE_RUN)
+    try:
+        assert "params unknown: its run is gone" in " ".join(told(model_commands.lineage, f"{MODEL}/1").split())
+    finally:
+        client.set_model_version_tag(MODEL, "1", mlflow_registry.PIPELINE_RUN, run)
+
+
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
@@ -209,7 +246,26 @@ def test_compare_says_what_differs_where_grids_do_and_gives_unpaired_intervals(n
     assert re.search(r"all +100\.0 % +50\.0 % +\+50\.0 +\+19\.1 to \+76\.3", shown), shown
     unknown = " ".join(told(compare_command.compare, "4", "champion").split())
     assert "not compared state by state" in unknown
+    forget_newest(nights)
+
+
+def test_compare_does_not_pair_episodes_on_one_grid_that_other_code_played(nights: Path, told: Told) -> None:
+    register_night(nights, 5, "s" * 10, code="edited")
+    newest, *_, oldest = model_versions.runs(nights, 20)
+    version = max(model_versions.versions(nights, MODEL), key=lambda each: int(each.version)).version
+    for ours, theirs in ((version, "1"), (newest.run_id, oldest.run_id)):
+        words = " ".join(told(compare_command.compare, ours, theirs).split())
+        assert "not compared state by state, since their episodes on the same grid were played by other code" in words
+        assert "same states" not in words
+    assert f"version {version} against run" in told(compare_command.compare, version, newest.run_id)
+    forget_newest(nights)
+
+
+def forget_newest(nights: Path) -> None:
+    """The version and the run that a test has added."""
     client = mlflow_tracking.connect(nights)
-    client.delete_model_version(MODEL, "4")
-    client.delete_run(newest.run_id)
+    client.delete_model_version(
+        MODEL, max(model_versions.versions(nights, MODEL), key=lambda v: int(v.version)).version
+    )
+    client.delete_run(model_versions.runs(nights, 1)[0].run_id)
     client.set_registered_model_alias(MODEL, "challenger", "3")

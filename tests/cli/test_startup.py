@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, edit
 
 HEAVY = {"torch", "scipy", "numpy", "mlflow", "prefect", "ray", "dvc", "networkx", "matplotlib", "pynvml"}
 
@@ -43,7 +43,22 @@ def test_help_plan_and_a_run_with_nothing_to_do_import_no_heavy_package_first(
     assert not (HEAVY | also_without) & modules_after(f"import {module}", REPOSITORY)
 
 
-def test_plan_of_a_new_project_imports_dvc_alone_of_the_heavy_packages(project: Path) -> None:
-    """networkx, for one, takes longer than all that `plan` computes."""
-    program = "from pathlib import Path; from nightshift.pipeline.run import statuses; statuses(Path.cwd())"
-    assert HEAVY & modules_after(program, project) == {"dvc"}
+def test_plan_of_a_new_project_imports_dvc_and_numpy_alone_of_the_heavy_packages(project: Path) -> None:
+    """Stages are stale, so all of the precheck is done. torch takes longer to import than the rest of `plan`."""
+    assert HEAVY & modules_after("from nightshift.cli.commands import plan; plan()", project) == {"dvc", "numpy"}
+
+
+def test_plan_finds_wrong_inputs_of_a_policy_without_torch(project: Path) -> None:
+    edit(project, "policy", inputs=["objects", "touch"])
+    program = """
+import sys
+from nightshift.cli.commands import plan
+from nightshift.errors import ConfigError
+try:
+    plan()
+except ConfigError as error:
+    print(error.what.split(",")[0])
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["policy.inputs has touch", "False"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -17,14 +18,18 @@ from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, tempor
 from prefect.states import Completed, Pending, Running, Scheduled
 
 from flows import lifecycle
+from flows.lifecycle import REFUSED
+from flows.local import deployments
 from flows.nightly import NOTHING_TO_DO, nightly
 from flows.pipeline import pipeline
+from flows.server import ADDRESS
 from nightshift import config
 from nightshift.adapters.dvc_store import StageStatus
-from nightshift.errors import DataError, ProjectError, RolloutError, Unreachable
+from nightshift.cli import commands
+from nightshift.errors import ConfigError, DataError, ProjectError, RolloutError, Unreachable
 from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
-from nightshift.project import graph, paths
+from nightshift.project import graph, paths, quiet_nights
 from nightshift.telemetry import progress
 from tasks.evaluate import evaluate
 from tasks.opponent import opponent
@@ -162,6 +167,28 @@ def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhe
     assert not [text for text in [*logs, *map(str, written)] if SECRET in text]
 
 
+@pytest.mark.usefixtures("calls")
+def test_a_failure_in_the_flow_of_the_command_is_told_and_kept_once(
+    prefect_server: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "ensure", lambda stage, session: 1 / 0)
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # put back afterwards
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        monkeypatch.setenv(ADDRESS, prefect_server.url)
+        with pytest.raises(ZeroDivisionError):
+            commands.nightly()
+    assert [message["title"] for message in messages] == ["Nightshift: the run failed"]
+    assert [night.outcome for night in quiet_nights.read(Path.cwd())] == ["failed"]
+
+
+def test_a_night_that_another_run_is_in_the_way_of_is_kept(calls: list[str]) -> None:
+    with Session(Path.cwd()):
+        assert nightly(return_state=True).name == REFUSED
+    assert calls == []
+    assert [night.outcome for night in quiet_nights.read(Path.cwd())] == ["refused"]
+
+
 def test_a_run_whose_stage_fails_leaves_a_report_that_says_so_and_links_it(
     tmp_path: Path, migrated_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,15 +222,73 @@ def test_a_night_with_nothing_to_do_ends_so_by_name_and_starts_no_pipeline(
     monkeypatch.setattr(
         "nightshift.pipeline.nightly.statuses", lambda root: [StageStatus(name="sft", reasons=(), follows=())]
     )
-    state: Any = nightly(return_state=True)
+    edit(Path.cwd(), "notify", events=["nothing_to_do"])
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        state: Any = nightly(return_state=True)
     assert (state.name, state.is_completed(), calls) == (NOTHING_TO_DO, True, [])
     assert "no new demos" in state.message
+    assert [message["title"] for message in messages] == ["Nightshift: nothing to do"]
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize("died", [False, True])
+def test_the_command_tells_once_that_there_is_nothing_to_do_also_after_a_run_that_was_killed(
+    died: bool, prefect_server: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(Path.cwd(), "notify", events=["nothing_to_do"])
+    fresh = [StageStatus(name="sft", reasons=(), follows=())]
+    monkeypatch.setattr("nightshift.pipeline.nightly.statuses", lambda root: fresh)
+    monkeypatch.setattr(run, "ensure", lambda stage, _: StageResult(stage=stage, status="cached", seconds=0.1))
+    monkeypatch.setattr(commands, "enter", lambda **_: Path.cwd())
+    monkeypatch.setenv(ADDRESS, prefect_server.url)
+    if died:
+        run.LOCK.parent.mkdir(exist_ok=True)
+        run.LOCK.write_text("123456\n")
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        commands.nightly()
+    assert [message["title"] for message in messages] == ["Nightshift: nothing to do"]
 
 
 def test_deployments_name_flows_that_exist() -> None:
     deployments = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
     assert deployments["pipeline"]["entrypoint"] == "flows.pipeline.pipeline"
     assert deployments["nightly"]["entrypoint"] == "flows.nightly.nightly"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("<<<<<<< HEAD\nname: a\n=======\n", "prefect.yaml has an unresolved git conflict in line 1"),
+        ("deployments: {pipeline}\n", "prefect.yaml does not state a list of deployments with a name each"),
+        ("deployments: [{name: pipeline}]\n", "prefect.yaml does not state the deployment nightly"),
+        (
+            "deployments: [{name: pipeline, description: a}, {name: nightly, description: b, tags: []}]\n",
+            "prefect.yaml does not state tags of pipeline",
+        ),
+    ],
+)
+def test_a_damaged_prefect_yaml_is_one_sentence(
+    content: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths.PREFECT_YAML.write_text(content)
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        deployments()
+    assert "prefect.yaml" in refused.value.next_step
+
+
+def test_an_error_of_prefect_in_making_a_deployment_is_not_said_to_be_a_missing_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise TypeError("another Prefect")
+
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr("flows.local.Schedule", broken)
+    with pytest.raises(TypeError, match="another Prefect"):
+        deployments()
 
 
 def test_a_night_that_can_only_begin_much_later_is_left_out_and_told(
@@ -214,6 +299,7 @@ def test_a_night_that_can_only_begin_much_later_is_left_out_and_told(
         begun = nightly(catch_up_hours=0.0, return_state=True)
     assert begun.name == "Missed"
     assert calls == []
+    assert [(night.outcome, " h late" in night.why) for night in quiet_nights.read(Path.cwd())] == [("missed", True)]
     assert [message["title"] for message in messages] == ["Nightshift: a night was missed"]
 
 

@@ -154,6 +154,18 @@ def test_a_cancel_in_prefect_ends_a_run_as_cancelled_and_sigterm_ends_the_server
 
 
 @pytest.mark.slow
+def test_a_second_run_waits_until_the_first_has_ended(root: Path, port: int, server: Command) -> None:
+    first = order(port)
+    wait_until(lambda: state(local_url(port), first) == "Running")
+    second = order(port)
+    ask(local_url(port), lambda client: client.set_flow_run_state(first, Cancelling()))
+    wait_until(lambda: state(local_url(port), first) == "Cancelled")
+    wait_until(lambda: state(local_url(port), second) == "Running")
+    ask(local_url(port), lambda client: client.set_flow_run_state(second, Cancelling()))
+    wait_until(lambda: not engines(root))
+
+
+@pytest.mark.slow
 def test_a_closed_terminal_ends_the_server_prefect_and_its_run(root: Path, port: int, server: Command) -> None:
     run = order(port)
     wait_until(lambda: engines(root) and state(local_url(port), run) == "Running")

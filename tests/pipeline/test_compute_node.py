@@ -141,8 +141,9 @@ def test_learner_ranks_on_ray_are_refused_before_any_work(done: Node, tmp_path: 
     node = done.copy(tmp_path / "node")
     edit(node.root, "machine", ranks=2)
     edit(node.root, "rloo", iterations=2)
-    assert "machine.ranks is 2 and machine.strategy data_parallel, and ray is not installed here" in refused(
-        node, "stage", "rloo"
+    assert (
+        "machine.ranks is 2, machine.strategy data_parallel, machine.placement colocated, and ray is not installed here"
+        in refused(node, "stage", "rloo")
     )
 
 

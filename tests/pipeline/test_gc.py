@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nightshift.errors import CacheError
+from nightshift import files
+from nightshift.errors import CacheError, NightshiftError
 from nightshift.pipeline import gc, run
 from nightshift.pipeline.run import Session
-from nightshift.project import paths
-from tests.conftest import add_store, make_project, nightshift
+from nightshift.project import locks, paths
+from tests.conftest import add_store, git, make_project, nightshift
 
 BYTES = 1000
 
@@ -70,6 +73,47 @@ def test_what_may_be_resumed_or_is_registered_stays_and_the_rest_goes(root: Path
 def test_interrupted_runs_go_too_when_asked_for(root: Path, folders: dict[str, Path]) -> None:
     gc.collect(root, dry_run=False, everything=True)
     assert there(folders) == {"current"}
+
+
+@pytest.fixture
+def sweeps(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Path]]:
+    """Clones of trials, by what has become of their sweep."""
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / paths.MLFLOW_DATABASE}")
+    head = git(root, "rev-parse", "--short=12", "HEAD").strip()
+    made = {name: root / paths.SWEEPS / commit for name, commit in {"current": head, "done": "d0", "cut": "c0"}.items()}
+    for name, folder in made.items():
+        for number in ("1", "2"):
+            (folder / number).mkdir(parents=True)
+            (folder / number / "data").write_bytes(b"x" * BYTES)
+            (folder / number / ".venv").symlink_to(root / ".venv")
+            if (name, number) != ("cut", "2"):
+                files.write_json(folder / number / paths.TRIAL, {})
+    yield made
+    shutil.rmtree(root / paths.SWEEPS)
+
+
+def test_clones_of_finished_sweeps_of_other_commits_go_and_what_they_link_to_stays(
+    root: Path, sweeps: dict[str, Path]
+) -> None:
+    found = {found.path.name: found for found in gc.collect(root, dry_run=True, everything=False)}
+    assert there(sweeps) == set(sweeps)
+    assert 2 * BYTES <= found["d0"].size < 3 * BYTES
+    assert (found["c0"].kept_for, found[sweeps["current"].name].kept_for) == (gc.UNFINISHED, gc.CURRENT)
+    gc.collect(root, dry_run=False, everything=False)
+    assert there(sweeps) == {"current", "cut"}
+    gc.collect(root, dry_run=False, everything=True)
+    assert there(sweeps) == {"current"}
+    assert (root / ".venv").exists()
+
+
+def test_while_a_sweep_runs_nothing_is_removed(root: Path, sweeps: dict[str, Path]) -> None:
+    def unexpected(holder: str) -> NightshiftError:
+        raise AssertionError(holder)
+
+    with locks.held(root / paths.SWEEP_LOCK, unexpected), pytest.raises(CacheError, match=r"a sweep .* is running"):
+        gc.collect(root, dry_run=False, everything=True)
+    assert there(sweeps) == set(sweeps)
 
 
 def test_it_waits_for_no_run_and_touches_nothing_while_there_is_one(root: Path, folders: dict[str, Path]) -> None:

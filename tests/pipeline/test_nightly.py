@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import traceback
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,12 @@ from nightshift import config
 from nightshift.data import sources
 from nightshift.errors import DataError
 from nightshift.pipeline import nightly, notify
-from nightshift.pipeline.run import stale, statuses
-from nightshift.project import paths
+from nightshift.pipeline.run import Session, stale, statuses
+from nightshift.project import paths, quiet_nights
 from tests.cli.test_data_commands import demo_file, take, with_nan
 from tests.command import dvc
 from tests.conftest import edit, git, nightshift
-from tests.receiver import receiving
+from tests.receiver import SECRET, receiving
 
 
 @pytest.fixture
@@ -162,8 +164,70 @@ def test_all_imports_as_a_source_need_one(project: Path) -> None:
         sources.resolved(["imports"])
 
 
-def test_the_command_says_that_there_is_nothing_to_do(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lock", "server", "sentence"),
+    [
+        ("<<<<<<< HEAD\n", "", "dvc.lock"),
+        ("schema: '2.0'\n", "http://127.0.0.1:9/api", "no Prefect server answers at PREFECT_API_URL="),
+    ],
+    ids=["damaged dvc.lock", "no Prefect"],
+)
+def test_a_night_that_fails_before_its_flow_begins_is_told_once_and_kept(
+    project: Path, lock: str, server: str, sentence: str
+) -> None:
+    (project / paths.DVC_LOCK).write_text(lock)
+    with receiving() as (address, messages):
+        done = nightshift(project, "nightly", NIGHTSHIFT_NOTIFY=address, PREFECT_API_URL=server)
+    assert done.returncode == 1
+    assert done.stderr.count("error: ") == 1
+    (message,) = messages
+    assert message["title"] == "Nightshift: the run failed"
+    assert sentence in message["message"]
+    (night,) = quiet_nights.read(project)
+    assert night.outcome == "failed"
+    assert sentence in night.why
+
+
+def test_the_words_of_a_foreign_error_are_not_on_the_page_of_all_nights_and_its_traceback_says_nothing_untrue(
+    project: Path,
+) -> None:
+    error = OSError(f"postgresql://me:{SECRET}@database/mlflow refused")
+    nightly.failed(project, datetime.now(UTC), error)
+    nightly.failed(project, datetime.now(UTC), error)
+    (night,) = quiet_nights.read(project)
+    assert (night.outcome, night.why) == ("failed", "OSError: the log says more")
+    assert SECRET not in (project / paths.QUIET_NIGHTS).read_text()
+    assert "told" not in "".join(traceback.format_exception(error)), "nobody was"
+
+
+def test_a_night_that_another_run_is_in_the_way_of_is_kept_and_told_to_nobody(project: Path) -> None:
+    with receiving() as (address, messages), Session(project):
+        done = nightshift(project, "nightly", NIGHTSHIFT_NOTIFY=address)
+    assert done.returncode == 1
+    assert messages == []
+    (night,) = quiet_nights.read(project)
+    assert (night.outcome, night.why) == ("refused", f"another run (process {os.getpid()}) is working in {project}")
+
+
+def test_only_the_newest_quiet_nights_are_kept_and_a_damaged_line_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quiet_nights, "KEPT", 3)
+    for number in range(3):
+        nightly.missed(tmp_path, f"{number} h late")
+    path = tmp_path / paths.QUIET_NIGHTS
+    path.write_text(path.read_text().replace("1 h", '"') + '{"started": "20')
+    nightly.missed(tmp_path, "3 h late")
+    kept = [night.why for night in quiet_nights.read(tmp_path)]
+    assert kept == [f"a night was missed: {number} h late" for number in (0, 2, 3)]
+    nightly.missed(tmp_path, "4 h late")
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_the_command_says_that_there_is_nothing_to_do(project: Path) -> None:
     (project / "dvc.yaml").write_text("stages: {}\n")  # a pipeline without stages is fresh
     done = nightshift(project, "nightly")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("nothing to do: no new demos")
+    (night,) = quiet_nights.read(project)
+    assert (night.outcome, night.why) == ("idle", nightly.NOTHING_TO_DO)

@@ -46,9 +46,10 @@ def receipt(root: Path, verdict: Verdict) -> None:
     [
         (Verdict.PROMOTED, "Nightshift: arm version 4 is champion"),
         (Verdict.WORSE, "Nightshift: arm version 4 is worse than the champion"),
+        (Verdict.NOT_COMPARED, "Nightshift: arm version 4 could not be compared with the champion"),
     ],
 )
-def test_a_promotion_and_a_regression_are_told_with_the_reason_of_the_gate(
+def test_a_promotion_a_regression_and_what_a_person_must_decide_are_told_with_the_reason_of_the_gate(
     project: Path, told: list[dict[str, Any]], verdict: Verdict, title: str
 ) -> None:
     receipt(project, verdict)

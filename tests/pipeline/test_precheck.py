@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from nightshift import config
+from nightshift import config, envs, files, policies
 from nightshift.access import TOKEN_VARIABLE
 from nightshift.config import merged
 from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.pipeline import precheck
 from nightshift.pipeline.run import Session, ensure
-from nightshift.project import graph, paths, ports
+from nightshift.project import graph, packages, paths, ports
 from nightshift.teleop.server import listen
-from tests.conftest import REPOSITORY, add_store, edit, nightshift, small_params
+from tests.command import Command
+from tests.conftest import REPOSITORY, add_store, edit, install, nightshift, small_params
 from tests.policies.openvla_oft import published
 from tests.stages.test_opponent import register_champion
 
@@ -57,20 +61,59 @@ def test_sections_that_fit_pass() -> None:
     assert precheck.problems(params(), STAGES.values()) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"env": {"cameras": {"names": ["overhead"]}}}, "no camera overhead"),
-        ({"env": {"cameras": {"size": 40}}}, "patch"),
-        ({"env": {"cameras": {"names": []}}}, "policy.inputs has agentview"),
-        ({"policy": {"inputs": ["agentview", "touch"]}}, "policy.inputs has touch"),
-        ({"policy": {"max_words": 1}}, "the instruction 'reach near' has 2 words"),
-        (
-            {"env": {"randomisation": {"perturbations": ["language_instructions"], "strength": 2.0}}},
-            "the instruction 'move until you are at near' has 6 words",
-        ),
-    ],
-)
+CNN: dict[str, Any] = {
+    "family": "cnn",
+    "inputs": ["agentview", "proprio", "instruction"],
+    "channels": [4],
+    "hidden": [8],
+    "max_words": 4,
+    "chunk": 4,
+    "head": "gaussian",
+    "augmentation": {"crop": 2, "jitter": 0.1},
+}
+FLOW: dict[str, Any] = {
+    "family": "flow",
+    "inputs": ["agentview", "proprio", "instruction"],
+    "patch_size": 16,
+    "width": 16,
+    "depth": 1,
+    "heads": 2,
+    "max_words": 4,
+    "chunk": 4,
+    "denoising_steps": 2,
+    "flow_sde": {"noise_level": 0.5},
+    "flow_noise": None,
+    "augmentation": {"crop": 2, "jitter": 0.1},
+}
+MLP: dict[str, Any] = {
+    "family": "gaussian_mlp",
+    "inputs": ["objects"],
+    "hidden": [8],
+    "activation": "tanh",
+    "layer_norm": False,
+    "chunk": 1,
+    "head": "gaussian",
+}
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    ({"env": {"cameras": {"names": ["overhead"]}}}, "no camera overhead"),
+    ({"env": {"cameras": {"size": 40}}}, "patch"),
+    ({"env": {"cameras": {"names": []}}}, "policy.inputs has agentview"),
+    ({"policy": {"inputs": ["agentview", "touch"]}}, "policy.inputs has touch"),
+    ({"policy": {"max_words": 1}}, "the instruction 'reach near' has 2 words"),
+    ({"policy": CNN | {"inputs": ["agentview", "touch"]}}, "policy.inputs has touch"),
+    ({"policy": CNN | {"max_words": 1}}, "the instruction 'reach near' has 2 words"),
+    ({"policy": FLOW | {"inputs": ["agentview", "touch"]}}, "policy.inputs has touch"),
+    ({"policy": FLOW | {"patch_size": 5}}, "which patches of 5 do not divide"),
+    ({"policy": FLOW | {"max_words": 1}}, "the instruction 'reach near' has 2 words"),
+    ({"policy": MLP | {"inputs": ["agentview"]}}, "a gaussian_mlp policy reads state vectors, and agentview is none"),
+    (
+        {"env": {"randomisation": {"perturbations": ["language_instructions"], "strength": 2.0}}},
+        "the instruction 'move until you are at near' has 6 words",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), MISFITS)
 def test_what_does_not_fit_is_one_sentence_before_every_stage_that_comes_before_a_policy(
     changes: dict[str, Any], sentence: str
 ) -> None:
@@ -79,6 +122,21 @@ def test_what_does_not_fit_is_one_sentence_before_every_stage_that_comes_before_
             check(params(**changes), *stages)
         assert refused.value.next_step
         assert "\n" not in refused.value.what
+
+
+@pytest.mark.parametrize(("changes", "sentence"), MISFITS)
+def test_a_policy_that_is_built_refuses_what_is_told_before_it_is(changes: dict[str, Any], sentence: str) -> None:
+    """To tell it, no policy of these families is built: torch need not be imported."""
+    chosen = params(**changes)
+    told = _misfit(chosen)
+    assert told == _misfit(chosen, built=True)
+    assert told is not None
+    assert sentence in told
+
+
+def test_a_budget_of_tokens_that_no_decision_fits_in_is_refused_before_the_first_stage() -> None:
+    with pytest.raises(ConfigError, match=r"machine\.microbatch_tokens is 8, and one decision .* has 13 tokens"):
+        check(params(machine={"microbatch_tokens": 8}))
 
 
 def test_an_existing_policy_does_not_depend_on_the_section_policy() -> None:
@@ -120,14 +178,16 @@ def test_a_gpu_that_is_not_there_is_missed_where_policies_act_or_learn(monkeypat
 
 def test_more_ranks_than_gpus_are_refused_before_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (80_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (80_000_000_000, 80_000_000_000))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     chosen = params(machine={"device": "cuda", "ranks": 3, "strategy": "fsdp"})
     with pytest.raises(DeviceError, match=r"machine\.ranks is 3, one GPU each, and this machine has 2"):
         check(chosen)
-    check(params(machine={"device": "cuda", "ranks": 2, "strategy": "fsdp", "workers": 0}))
-    with pytest.raises(DeviceError, match=r"one GPU each, one more for machine\.workers, and this machine has 2"):
-        check(params(machine={"device": "cuda", "ranks": 2, "strategy": "fsdp", "workers": 1}))
+    two = {"device": "cuda", "ranks": 2, "strategy": "fsdp", "workers": 1}
+    check(params(machine=two))
+    with pytest.raises(DeviceError, match=r"one more for machine\.workers \(machine\.placement: apart\), and this m"):
+        check(params(machine={**two, "placement": "apart"}))
+    check(params(machine={**two, "ranks": 1, "strategy": "data_parallel", "placement": "apart"}))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     check(chosen)
 
@@ -149,9 +209,9 @@ def test_a_gpu_has_room_for_its_part_of_weights_gradients_and_moments_and_for_th
     monkeypatch.setattr("torch.cuda.device_count", lambda: 9)
     weights = sum(p.numel() * p.element_size() for p in precheck._weightless(params()).parameters())
     chosen = params(machine={"device": "cuda", **machine})
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (copies * weights, 80_000_000_000))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (copies * weights, 80_000_000_000))
     check(chosen, "sft")
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (copies * weights - 1, 80_000_000_000))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (copies * weights - 1, 80_000_000_000))
     with pytest.raises(DeviceError, match="memory left"):
         check(chosen, "sft")
 
@@ -161,7 +221,7 @@ def test_both_stages_that_share_an_update_ask_for_a_gpu_for_each_rank(
     monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (80_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (80_000_000_000, 80_000_000_000))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(DeviceError, match=r"machine\.ranks is 3, one GPU each, and this machine has 2"):
         check(params(machine={"device": "cuda", "ranks": 3, "workers": 0}), stage)
@@ -179,9 +239,91 @@ def test_more_ranks_than_a_batch_has_demos_are_refused() -> None:
 
 def test_a_policy_that_does_not_fit_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (10_000, 80_000_000_000))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (10_000, 80_000_000_000))
     with pytest.raises(DeviceError, match=r"the GPU has 0\.0 GB of memory left"):
         check(params(machine={"device": "cuda"}), "sft")
+
+
+def test_the_gpu_here_is_not_measured_where_the_ranks_of_a_cluster_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (10_000, 80_000_000_000))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    check(params(machine={"device": "cuda", "ranks": 2}), "sft")
+    with pytest.raises(DeviceError, match="memory left"):
+        check(params(machine={"device": "cuda"}), "sft")  # it learns here
+
+
+@pytest.mark.usefixtures("project_without_code")
+@pytest.mark.parametrize("stage", ["rloo", "rlpd"])
+def test_a_clone_that_does_not_fit_on_the_gpu_is_refused_before_it_learns(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (10_000, 80_000_000_000))
+    small = config.Params.model_validate(merged(small_params(), {"machine": {"device": "cuda"}}))
+    check(small, stage)
+    shapes = {name: spec.shape for name, spec in envs.observation_space(small.env).items()}
+    with files.new_folder(paths.SFT_POLICY) as folder:
+        policies.save(policies.fresh(params().policy, {**shapes, "agentview": (32, 32, 3)}, 2), folder)
+    with pytest.raises(DeviceError, match=r"the GPU has 0\.0 GB of memory left"):
+        check(small, stage)
+    check(small, "evaluate", "register")
+
+
+@pytest.fixture
+def other_disk(project_without_code: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on another disk than the project's, which is full."""
+    if not Path("/dev/shm").is_dir() or Path("/dev/shm").stat().st_dev == project_without_code.stat().st_dev:
+        pytest.skip("no other disk")
+    real = shutil.disk_usage
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path: real(path)._replace(free=0) if str(path) == folder else real(path)
+        )
+        yield Path(folder)
+
+
+def test_a_full_disk_of_dvcs_cache_is_refused_before_the_first_stage(
+    other_disk: Path, project_without_code: Path
+) -> None:
+    check(params())
+    (project_without_code / ".dvc/config.local").write_text(f"[cache]\n    dir = {other_disk / 'cache'}\n")
+    with pytest.raises(
+        ProjectError, match=f"the disk of {other_disk} has 0.0 GB left, and machine.free_disk_gb asks"
+    ) as full:
+        check(params())
+    assert "dvc cache dir --local" in full.value.next_step
+
+
+def test_a_full_disk_of_rays_folder_is_refused_where_a_run_starts_ray(
+    other_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(other_disk))
+    check(params(machine={"workers": 0}))
+    with pytest.raises(ProjectError, match=f"the disk of {other_disk} has 0.0 GB left") as full:
+        check(params(machine={"workers": 2}))
+    assert full.value.next_step == (
+        "set RAY_TMPDIR to a folder on a disk with more room; or lower machine.free_disk_gb"
+    )
+    check(params(machine={"workers": 2}), "states", "dataset")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    check(params(machine={"workers": 2}))
+
+
+def test_versions_that_were_not_tested_are_a_warning_of_run_and_plan(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(REPOSITORY / paths.CONSTRAINTS, project)
+    tested = packages.tested(project)["torch"]
+    monkeypatch.syspath_prepend(install(tmp_path / "other", torch="9.9.9"))
+    told = f"other versions than constraints.txt has: torch 9.9.9 (tested with {tested})"
+    done = nightshift(project, "plan")
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {told}" in done.stderr
+    with Session(project) as session:
+        session.precheck(["sft"])
+        session.precheck(["sft"])
+    assert caplog.text.count(told) == 1
 
 
 @pytest.mark.parametrize(
@@ -309,6 +451,15 @@ def test_the_first_stage_does_not_begin(project: Path) -> None:
     assert not (project / paths.DEMOS).exists()
 
 
+def test_dvc_repro_checks_every_stage_to_come_before_the_first_of_them(project: Path) -> None:
+    packages.record(project, graph.load(project))  # as `make setup` does
+    edit(project, "evaluate", init_states=300)
+    done = Command(project, "repro", program="dvc").wait()
+    assert done.returncode != 0
+    assert "evaluation init states, 300 are asked for" in done.stdout + done.stderr
+    assert not (project / paths.INIT_STATES).exists()
+
+
 def test_plan_and_doctor_tell_all_problems_without_running_anything(project: Path) -> None:
     edit(project, "evaluate", init_states=300)
     edit(project, "dataset", sources=["teleop"])
@@ -333,10 +484,27 @@ def test_recipes_are_params_that_fit(recipe: Path, tmp_path: Path) -> None:
     assert _misfit(config.Params.model_validate(chosen)) is None
 
 
-def _misfit(chosen: config.Params) -> str | None:
-    """What of the policy does not fit the environment."""
+def test_the_recipes_of_simplevla_rl_differ_in_what_all_weights_on_eight_gpus_need() -> None:
+    adapters, whole = (
+        yaml.safe_load((REPOSITORY / "recipes" / f"{name}.yaml").read_text())
+        for name in ("simplevla_rl", "simplevla_rl_8_gpus")
+    )
+    changes = {
+        "machine": {"workers": 8, "threads": 8, "requests_at_once": 8, "ranks": 8, "strategy": "fsdp"},
+        "policy": {"lora": None, "dtype": "float32"},
+        "rloo": {"optimizer": {"learning_rate": 5.0e-6}},
+    }
+    assert merged(adapters, changes) == whole
+
+
+def _misfit(chosen: config.Params, *, built: bool = False) -> str | None:
+    """What of the policy does not fit the environment, as the precheck tells it, or the policy itself."""
     try:
-        precheck.check_policy(chosen)
+        if built:
+            policy = precheck._weightless(chosen)
+            precheck.check_inputs(policy, chosen.env, precheck._instructions(chosen.env))
+        else:
+            precheck.check_policy(chosen)
     except NightshiftError as error:
         return error.what
     return None

@@ -26,13 +26,13 @@ from nightshift.pipeline.report.record import Failure, RunRecord
 from nightshift.pipeline.run import Session, StageResult, run_stage
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot
-from nightshift.project import paths
+from nightshift.project import paths, quiet_nights
 from nightshift.reports.gate import Verdict
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Paired
-from nightshift.telemetry import usage
+from nightshift.telemetry import interventions, usage
 from nightshift.types import RolloutRequest, Trajectory
 from tests.browser import Page, browser
 from tests.conftest import add_store, edit, git, leave_skipped, make_project
@@ -104,6 +104,14 @@ def night(root: Path, seed: int, *solved: set[int]) -> None:
             evaluate.run(evaluating, env=params.env, evaluate=params.evaluate)
         with job("register") as registering:
             register.run(registering, register=params.section("register"))
+
+
+QUIET: dict[quiet_nights.Outcome, str] = {
+    "idle": "nothing to do",
+    "missed": "a night was missed: 9.0 h late",
+    "refused": "another run (process 7) is working in /home/robot/a-folder-with-a-long-name",
+    "failed": "MLflow does not answer",
+}
 
 
 def ran(*stages: str, failure: Failure | None = None) -> RunRecord:
@@ -252,6 +260,25 @@ def test_what_changed_since_the_champion_is_named(facts: Facts) -> None:
     assert "rloo.iterations" in plain(page.render(facts))
 
 
+def test_other_data_and_the_commits_since_the_champion_are_named(facts: Facts) -> None:
+    client = mlflow_tracking.connect(facts.root)
+    first = client.get_model_version(facts.receipt["model"], "1")
+    tags = {registry.DATASET: "0123456789abcdef.dir", registry.COMMIT: git(facts.root, "rev-parse", "HEAD").strip()}
+    before = {name: first.tags[name] for name in tags}
+    git(facts.root, "commit", "-q", "--allow-empty", "-m", "a stiffer gripper")
+    try:
+        registry.set_tags(client, first, tags)
+        found = gather(facts.root)
+    finally:
+        registry.set_tags(client, first, before)
+        git(facts.root, "reset", "-q", "--soft", "HEAD~1")
+    text = plain(page.render(found)).partition("What changed since the last champion")[2]
+    assert "Another dataset: 0123456789ab →" in text
+    assert f"{tags[registry.COMMIT]} → {found.commit} ." in text
+    assert "a stiffer gripper" in text
+    assert "The same dataset." in plain(page.render(facts))
+
+
 def test_params_that_change_no_result_are_no_change(facts: Facts) -> None:
     before = (facts.root / paths.PARAMS).read_bytes()
     try:
@@ -273,15 +300,17 @@ def test_every_init_state_has_a_symbol_and_a_sentence_not_only_a_colour(facts: F
     assert (against_clone.counts["won"], against_clone.counts["lost"]) == (6, 0)
 
 
-def test_films_stand_side_by_side_with_the_champions_where_it_was_filmed_too(facts: Facts) -> None:
-    rows = page.film_rows(facts)
-    assert [(row["task"], row["init_state"]) for row in rows] == [("far", 3), ("far", 8)]
-    assert [(film["label"], film["success"]) for film in rows[0]["films"]] == [
-        ("SFT", False),
-        ("GRPO", True),
-        ("version 1", True),
-    ]
-    assert [(film["label"], film["success"]) for film in rows[1]["films"]] == [("SFT", False), ("GRPO", False)]
+def test_films_stand_side_by_side_with_the_champions_of_its_own_evaluation(facts: Facts) -> None:
+    """It did not play tonight, and its night and this one failed on other states: the first one is filmed in both."""
+    assert facts.evaluation[config.CHAMPION] is None
+    shown = {
+        (row["task"], row["init_state"]): [(film["label"], film["success"]) for film in row["films"]]
+        for row in page.film_rows(facts)
+    }
+    assert shown == {
+        ("far", 0): [("SFT", True), ("GRPO", True), ("version 1", True)],
+        ("far", 8): [("SFT", False), ("GRPO", False)],
+    }
 
 
 def test_the_kept_iteration_and_the_kl_limit_are_drawn(facts: Facts) -> None:
@@ -289,6 +318,20 @@ def test_the_kept_iteration_and_the_kl_limit_are_drawn(facts: Facts) -> None:
     assert "kept: iteration 6" in curve["success"]
     assert "limit 0.06" in curve["kl"]
     assert "the KL limit ended the update in 3 of 6 iterations" in plain(page.render(facts))
+
+
+def test_how_much_a_policy_was_helped_is_drawn_and_in_the_table(facts: Facts) -> None:
+    seen = {interventions.PER_EPISODE: 2.0, interventions.SHARE: 0.25, interventions.STEPS_BETWEEN: 50.0}
+    plain_history = facts.histories["rloo"]
+    trained = replace(plain_history, iterations=[{**row, **seen} for row in plain_history.iterations], control_hz=20)
+    learned = replace(facts, histories={"rlpd": trained})
+    (curve,) = page.curves(learned)
+    words = ["interventions per episode", "intervened steps (%)", "seconds between interventions, at least"]
+    assert list(curve["interventions"]) == words
+    assert curve["rows"][1][-1] == [2.0, 25.0, 2.5]
+    assert all(f"{one.capitalize()}, training." in plain(page.render(learned)) for one in words)
+    (unhelped,) = page.curves(facts)
+    assert not unhelped["interventions"]
 
 
 def test_what_a_stage_used_of_the_machine_is_shown(facts: Facts) -> None:
@@ -433,6 +476,24 @@ def test_all_nights_are_one_row_each_with_or_without_a_report(facts: Facts) -> N
     assert (facts.root / paths.NIGHTS / "20260131T020000Z.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.fixture
+def quiet(facts: Facts) -> Iterator[None]:
+    for outcome, why in QUIET.items():
+        quiet_nights.add(facts.root, datetime.now(UTC), outcome, why)
+    yield
+    (facts.root / paths.QUIET_NIGHTS).unlink()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_nights_without_a_run_in_mlflow_have_a_row_and_others_no_second_one(facts: Facts) -> None:
+    first = model_versions.runs(facts.root, model_versions.EVERY)[-1]
+    quiet_nights.add(facts.root, first.started.astimezone(UTC), "failed", "of a night with a run in MLflow")
+    index = nights.write(facts.root).read_text()
+    assert index.count("<tr>") == 1 + 2 + len(QUIET)
+    assert all(why in index for why in QUIET.values())
+    assert "of a night with a run" not in index
+
+
 def test_the_commands_write_the_pages_and_say_where(facts: Facts, capsys: pytest.CaptureFixture[str]) -> None:
     report_commands.report()
     report_commands.all_nights()
@@ -507,6 +568,7 @@ def test_a_browser_has_room_for_long_names_of_tasks_and_keeps_the_cells_of_maps_
     assert tab.evaluate(f"{cells}.every(cell => cell.height < 1.5 * cell.width)")
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_browser_shows_the_page_of_all_nights(facts: Facts, tab: Page) -> None:
     index = nights.write(facts.root)
     for width in WIDTHS:

@@ -82,6 +82,7 @@ def test_no_number_of_machine_changes_a_fingerprint_or_makes_a_stage_stale(own_p
     before = fingerprints(own_project)
     changes = {"device": "cpu", "workers": 1, "threads": 2, "requests_at_once": 3, "actors": 2, "ranks": 2}
     changes |= {"microbatch_size": 7, "free_disk_gb": 0.5, "listen": "127.0.0.1:7777", "gradient_checkpointing": True}
+    changes |= {"microbatch_tokens": 4096, "placement": "apart"}
     changes |= {"strategy": "fsdp", "cpu_offload": True, "compile": True, "page": "127.0.0.1:0", "page_patience_s": 0.0}
     periods = {"sft_steps": 3, "rloo_iterations": 2, "rlpd_decisions": 5}
     edit(own_project, "machine", **changes, checkpoint_every=periods)
@@ -280,12 +281,7 @@ def parents(root: Path) -> list[model_versions.PipelineRun]:
     return model_versions.runs(root, 1000)
 
 
-def test_the_run_of_the_pipeline_has_results_and_links_to_every_stage(own_project: Path, finished: Path) -> None:
-    (before,) = parents(own_project)
-    client = mlflow_tracking.connect(own_project)
-    folder = client.get_run(before.run_id).data.tags[mlflow_tracking.FOLDER]
-    moved = folder.replace(str(finished), str(own_project))  # a run is compared with the last one of the same folder
-    client.set_tag(before.run_id, mlflow_tracking.FOLDER, moved)
+def test_the_run_of_the_pipeline_has_results_and_links_to_every_stage(own_project: Path) -> None:
     edit(own_project, "evaluate", init_states=1)
     ensure_all(own_project)
     newest = parents(own_project)[0]
@@ -305,13 +301,28 @@ def test_the_run_of_the_pipeline_has_results_and_links_to_every_stage(own_projec
         assert f"[{stage}](" in run_of_it.data.tags["mlflow.note.content"]
 
 
-def test_every_stage_names_the_data_that_it_read(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("stage", "read"),
+    [
+        ("states", set()),
+        ("collect", {"data/init_states"}),
+        ("dataset", {"data/demos", "data/imports"}),
+        ("sft", {"data/dataset"}),
+        ("choose", set()),
+        ("rloo", {"data/algorithms/rloo.json", "data/dataset", "data/init_states", "models/sft"}),
+        ("opponent", set()),
+        ("evaluate", {"models/sft", "models/rloo"}),
+        ("register", {"data/dataset", "models/sft", "models/rloo", "reports/evaluation"}),
+    ],
+)
+def test_every_stage_names_the_data_that_it_read(project: Path, stage: str, read: set[str]) -> None:
     client = mlflow_tracking.connect(project)
     experiment = client.get_experiment_by_name(mlflow_tracking.EXPERIMENT)
-    found = client.search_runs([experiment.experiment_id], "tags.`nightshift.stage` = 'rloo'")
+    found = client.search_runs([experiment.experiment_id], f"tags.`nightshift.stage` = '{stage}'")
     names = {used.dataset.name: used.dataset.digest for used in found[-1].inputs.dataset_inputs}
-    assert set(names) == {"data/algorithms/rloo.json", "data/dataset", "data/init_states", "models/sft"}
-    assert names["data/dataset"] == graph.recorded_md5(project, paths.DATASET)
+    assert set(names) == read
+    for name in read - {"data/imports"}:  # which no stage makes
+        assert names[name] == graph.recorded_md5(project, Path(name)), name
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -13,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift import config
+from nightshift import config, files
 from nightshift.errors import Busy, ConfigError
-from nightshift.pipeline import sweep
+from nightshift.pipeline import gc, sweep
 from nightshift.project import graph, packages, paths
 from nightshift.statistics.intervals import Rate
 from tests.cli.test_data_commands import demo_file, take
@@ -51,7 +50,7 @@ def test_a_name_that_params_yaml_does_not_have_is_refused_before_anything_runs(p
             sweep.trials(project, {name: [1]}, 0, seed=0)
     with pytest.raises(ConfigError, match=r"sft\.steps"):
         sweep.trials(project, {"sft.steps": [-1]}, 0, seed=0)
-    assert not (project / sweep.SWEEPS).exists()
+    assert not (project / paths.SWEEPS).exists()
 
 
 def test_a_trial_has_the_code_of_the_present_commit_and_the_imports_of_the_project(
@@ -72,6 +71,21 @@ def test_a_trial_has_the_code_of_the_present_commit_and_the_imports_of_the_proje
     assert (after.folder / "src/nightshift/new.py").exists()
     sweep._prepare(project, before)
     assert not (before.folder / paths.IMPORTS / "goal").exists()
+
+
+def test_a_clone_that_another_trial_finished_is_unfinished_again_and_gc_keeps_its_sweep(project: Path) -> None:
+    (first,) = sweep.trials(project, {"seed": [1]}, 0, seed=0)
+    (second,) = sweep.trials(project, {"seed": [2]}, 0, seed=0)
+    sweep._prepare(project, first)
+    files.write_json(first.folder / paths.TRIAL, {"title": first.title})
+    sweep._prepare(project, first)
+    assert (first.folder / paths.TRIAL).exists(), "what it resumes to is known"
+    sweep._prepare(project, second)
+    git(project, "commit", "--allow-empty", "-qm", "more")
+    assert second.folder == first.folder
+    (found,) = gc.collect(project, dry_run=False, everything=False)
+    assert found.kept_for == gc.UNFINISHED
+    assert second.folder.exists()
 
 
 @pytest.mark.parametrize("by", ["signal", "close"])
@@ -167,7 +181,10 @@ def test_an_experiment_of_dvc_runs_a_stage_with_another_number(project: Path) ->
     packages.record(project, graph.load(project))  # as `make setup` does
     for name, value in (("user.name", "test"), ("user.email", "test@localhost")):
         git(project, "config", name, value)
-    dvc(project, "exp", "run", "-S", "algorithms=[rlpd]", "-S", "policy.head=tanh_gaussian", "choose")
-    chosen = {name: json.loads((project / paths.choice(name)).read_text())["chosen"] for name in config.ALGORITHMS}
-    assert chosen == {"rloo": False, "rlpd": True}
-    assert config.load(project / paths.PARAMS).algorithms == ("rlpd",)
+    dvc(project, "repro", "states")
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "states")
+    assert "Running stage 'states'" in dvc(project, "exp", "run", "-S", "states.validation_share=0.5", "states")
+    assert config.load(project / paths.PARAMS).states.validation_share == 0.5
+    made_with = config.read_yaml(project / paths.DVC_LOCK)["stages"]["states"]["params"][str(paths.PARAMS)]
+    assert made_with["states"]["validation_share"] == 0.5

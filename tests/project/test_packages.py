@@ -78,3 +78,9 @@ def test_what_a_compute_node_may_lack_is_installed_with_the_extra_pipeline_alone
     computing = set(graph.packages(GRAPH)) - set(packages.PLUG_INS) - {"hf-libero", "robosuite"}
     assert computing <= base, "a stage computes with these"
     assert "nightshift[pipeline,data,production]" in dev, "developers have everything"
+
+
+def test_tested_releases_are_read_beside_markers_comments_and_builds(tmp_path: Path) -> None:
+    lines = ['numpy==2.1; python_version == "3.12"', "torch==2.5.0+cpu  # not 2.6", "# ray==1", "mlflow>=3", ""]
+    (tmp_path / paths.CONSTRAINTS).write_text("\n".join(lines))
+    assert packages.tested(tmp_path) == {"numpy": "2.1", "torch": "2.5.0"}

@@ -1,5 +1,6 @@
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+import nightshift
 from nightshift import config, files, policies
 from nightshift.envs import grid, protocols
 from nightshift.envs.fake import FAKE
@@ -224,6 +226,24 @@ def test_the_report_says_what_was_played_under_which_conditions(
         "versions": {"nightshift": version("nightshift")},
         "temperature": 0.0,
     }
+
+
+@pytest.mark.usefixtures("two_policies", "no_figure")
+def test_the_code_on_record_is_that_of_before_the_first_episode(
+    job: Callable[[str], Job], params: config.Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "nightshift"
+    for folder in ("envs", "rollouts"):
+        shutil.copytree(Path(nightshift.__file__).parent / folder, package / folder)
+    monkeypatch.setattr(nightshift, "__file__", str(package / "__init__.py"))
+    before, playing = grid.played_by(params.env), job("evaluate")
+
+    def pool(env: config.Env) -> Any:
+        (package / "envs" / "fake.py").write_text("# an edit while it plays")
+        return playing.pool(env)
+
+    assert run(replace(playing, pool=pool), params)["grid"]["code"] == before
+    assert grid.played_by(params.env) != before
 
 
 @pytest.mark.usefixtures("two_policies", "no_figure")

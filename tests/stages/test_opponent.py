@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +12,27 @@ from typing import Any
 import mlflow
 import pytest
 
+import nightshift
 from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registration, mlflow_registry
 from nightshift.adapters.mlflow_registration import Proposal
 from nightshift.config import merged
-from nightshift.envs.grid import digest
+from nightshift.envs.fake import FAKE
+from nightshift.envs.grid import digest, played_by
 from nightshift.pipeline.job import Job
 from nightshift.project import packages, paths
 from nightshift.reports import gate
 from nightshift.reports.candidates import read_opponent
+from nightshift.reports.gate import Verdict
 from nightshift.stages import evaluate, opponent, register
 from nightshift.statistics.paired import EpisodeOutcome
 from tests.conftest import leave_skipped, small_params
 from tests.stages.test_evaluate import ByPolicy, leave
 
 
-def register_champion(root: Path, model: str, grid: str, **network: Any) -> str:
-    """A version that became champion on a grid; returns the sha256 of its weights."""
+def register_champion(root: Path, model: str, grid: str, code: str = "", **network: Any) -> str:
+    """A version that became champion on a grid, by this code or that of now; returns the sha256 of its weights."""
+    code = code or played_by(config.Params.model_validate(small_params()).env)
     spec = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [16], "chunk": 1, "action_dim": 7}
     with files.new_folder(root / "registered") as folder:
         policies.save(policies.build(spec | network), folder)
@@ -41,6 +46,7 @@ def register_champion(root: Path, model: str, grid: str, **network: Any) -> str:
         weights=weights,
         fingerprint="before",
         grid=grid,
+        code=code,
         outcomes=[solved],
         tags={},
     )
@@ -97,6 +103,41 @@ def test_another_grid_or_another_way_to_play_brings_the_champion_into_the_evalua
     assert (found.version, found.weights) == ("1", weights)
 
 
+def test_another_version_of_the_simulator_brings_the_champion_into_the_evaluation(
+    registry: Path, params: config.Params, job: Callable[[str], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_champion(registry, params.section("register").model, grid_of(params))
+    monkeypatch.setattr(FAKE, "versions", lambda: {"simulator": "2.0"})
+    take(job("opponent"))
+    assert read_opponent(registry) is not None
+
+
+def test_other_code_of_the_simulation_brings_the_champion_into_the_evaluation(
+    registry: Path, params: config.Params, job: Callable[[str], Job]
+) -> None:
+    register_champion(registry, params.section("register").model, grid_of(params), code="before the edit")
+    take(job("opponent"))
+    assert read_opponent(registry) is not None
+
+
+@pytest.mark.parametrize("edited", ["envs/fake.py", "rollouts/rollout.py"])
+def test_an_edit_of_simulators_or_rollouts_is_other_code_and_one_of_policies_is_not(
+    params: config.Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
+) -> None:
+    package = tmp_path / "nightshift"
+    for folder in ("envs", "rollouts", "policies"):
+        shutil.copytree(Path(nightshift.__file__).parent / folder, package / folder)
+    now = played_by(params.env)
+    monkeypatch.setattr(nightshift, "__file__", str(package / "__init__.py"))
+    assert played_by(params.env) == now, "a copy is the same code"
+    with (package / "policies" / "base.py").open("a") as file:
+        file.write("# an edit")
+    assert played_by(params.env) == now
+    with (package / edited).open("a") as file:
+        file.write("# an edit")
+    assert played_by(params.env) != now
+
+
 def test_a_champion_that_cannot_play_here_is_left_out_and_the_reason_is_said(
     registry: Path, params: config.Params, job: Callable[[str], Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +146,26 @@ def test_a_champion_that_cannot_play_here_is_left_out_and_the_reason_is_said(
     assert is_empty(paths.OPPONENT)
     said = " ".join(capsys.readouterr().out.split())
     assert "cannot play this grid: it reads objects of shape [4], and here it is [3]" in said
+
+
+def test_the_gate_says_that_the_champion_cannot_play_and_how_the_version_becomes_champion_all_the_same(
+    registry: Path, params: config.Params, job: Callable[[str], Job]
+) -> None:
+    register_champion(registry, params.section("register").model, "old", inputs={"objects": 4})
+    leave("sft")
+    leave_skipped("rloo")
+    leave_skipped("rlpd")
+    take(job("opponent"))
+    pool = ByPolicy(params.env, [lambda r: True])
+    evaluate.run(replace(job("evaluate"), pool=lambda _: pool), env=params.env, evaluate=params.evaluate)
+    register.run(job("register"), register=params.section("register"))
+    receipt = json.loads(paths.RECEIPT.read_text())
+    assert (receipt["champion"], receipt["verdict"]) == ("1", Verdict.NOT_COMPARED)
+    assert receipt["reason"] == (
+        "version 2 (sft) stays challenger: it solved 20 of 20 states, but version 1 cannot play this grid (it reads "
+        "objects of shape [4], and here it is [3]), so it cannot be told whether it is better; nightshift promote 2 "
+        "makes it champion"
+    )
 
 
 def test_a_champion_of_another_version_of_nightshift_is_left_out_after_a_nights_training(

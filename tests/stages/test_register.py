@@ -13,13 +13,17 @@ from mlflow.exceptions import MlflowException
 from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registry, mlflow_tracking, model_versions
 from nightshift.errors import DataError, Unreachable
-from nightshift.pipeline import results, run
+from nightshift.pipeline import results, robustness, run
 from nightshift.pipeline.job import Job
 from nightshift.project import paths, robustness_grid
-from nightshift.stages import register
+from nightshift.reports.candidates import read_opponent
+from nightshift.stages import _champion, register
 from nightshift.statistics.intervals import Rate
 from tests.conftest import add_store, edit, make_project
+from tests.policies.openvla_oft import published
+from tests.policies.openvla_oft import test_checkpoint as openvla_oft
 
+GRID = {"digest": "g1", "code": "c1"}
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3}, "hidden": [4], "chunk": 1, "action_dim": 7}
 
 
@@ -67,7 +71,7 @@ def leave_evaluation(**solved: int) -> None:
         }
         for name, count in solved.items()
     ]
-    report = {"grid": {"digest": "g1"}, "best": max(solved, key=lambda name: solved[name]), "candidates": candidates}
+    report = {"grid": GRID, "best": max(solved, key=lambda name: solved[name]), "candidates": candidates}
     with files.new_folder(paths.EVALUATION) as folder:
         files.write_json(folder / paths.EVALUATION_REPORT.name, report)
         files.write_json(folder / paths.EVALUATION_OUTCOMES.name, outcomes)
@@ -96,6 +100,28 @@ def test_the_receipt_tells_version_aliases_reason_and_lineage(
     assert again == receipt | {"verdict": "champion already"}, "registering again changes nothing"
 
 
+def test_register_weights_says_what_mlflow_stores(
+    trained: Path, params: config.Params, job: Callable[[str], Job]
+) -> None:
+    policy = openvla_oft.load(published.write(trained / "base"), lora={"rank": 2, "alpha": 4.0, "targets": ["q_proj"]})
+    with files.new_folder(paths.MODELS / "rloo") as folder:
+        policies.save(policy, folder)
+    chosen = params.section("register").model_copy(update={"weights": "adapter"})
+    register.run(job("register"), register=chosen)
+    entrant = robustness.find(trained, params, "champion")
+    assert entrant.weights == files.sha256(paths.RLOO_POLICY / policies.WEIGHTS)
+    assert entrant.spec == files.sha256(paths.RLOO_POLICY / policies.SPEC)
+    champion = mlflow_registry.champion(trained, chosen.model)
+    assert champion is not None
+    _champion.leave(paths.OPPONENT, champion)
+    opponent = read_opponent(Path())
+    assert opponent is not None
+    assert opponent.weights == entrant.weights, "the registry knows the champion by these when it has played"
+    shutil.rmtree(trained / "base")
+    with pytest.raises(DataError, match="adapter on the published checkpoint"):
+        robustness.find(trained, params, "champion")
+
+
 @pytest.mark.usefixtures("trained")
 def test_a_registration_counts_for_its_own_evaluation_and_for_no_other_on_the_same_grid(
     params: config.Params, job: Callable[[str], Job]
@@ -103,7 +129,7 @@ def test_a_registration_counts_for_its_own_evaluation_and_for_no_other_on_the_sa
     receipt = registered(job("register"), params)
     assert results.read(Path()).registration == receipt
     leave_evaluation(sft=90, rloo=151)
-    assert results.read(Path()).evaluation["grid"] == {"digest": receipt["grid"]}
+    assert results.read(Path()).evaluation["grid"] == GRID
     assert results.read(Path()).registration == {}
     shutil.rmtree(paths.EVALUATION)
     assert results.read(Path()).registration == {}

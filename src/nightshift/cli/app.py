@@ -154,9 +154,11 @@ def adopt(
 @app.command()
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="interrupted runs too: they will start over")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="interrupted runs and sweeps too: they will start over")
+    ] = False,
 ) -> None:
-    """Remove checkpoints of params, code and inputs that are no longer current, and say how much space that freed."""
+    """Remove checkpoints of params, code and inputs that are no longer current, and clones of old sweeps."""
     commands.collect_garbage(dry_run=dry_run, everything=everything)
 
 
@@ -374,6 +376,21 @@ def compare(
 ) -> None:
     """Compare two versions or runs, state by state where they have played the same grid."""
     compare_command.compare(one, other)
+
+
+@app.command("export-policy")
+def export_policy(
+    policy: Annotated[str, typer.Argument(help="champion, challenger, a version number, or a policy's folder")],
+    to: Annotated[Path, typer.Option(help="the folder to make")],
+    base: Annotated[
+        Path | None, typer.Option(help="the published checkpoint that it began with, if that was moved")
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="the published adapter that was merged into that, if it was moved")
+    ] = None,
+) -> None:
+    """Write a policy in the layout of the published checkpoint that it began with, adapters merged."""
+    model_commands.export_policy(policy, to, base, adapter)
 
 
 @app.command()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich import box, filesize
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from nightshift import config
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
-from nightshift.errors import ProjectError
+from nightshift.errors import Busy, ProjectError
 from nightshift.pipeline import summary
 from nightshift.pipeline.results import interval
 from nightshift.pipeline.run import (
@@ -25,6 +26,7 @@ from nightshift.pipeline.run import (
     StageResult,
     check_free,
     ensure,
+    following,
     run_stage,
     stale,
     statuses,
@@ -32,6 +34,9 @@ from nightshift.pipeline.run import (
 )
 from nightshift.project import environment, graph, packages, paths, repository, versions
 from nightshift.telemetry.console import console, show_warnings
+
+DVC_STAGE = "DVC_STAGE"
+"""Environment variable that DVC sets for the command of a stage."""
 
 
 def enter(*, own_prefect: bool = False) -> Path:
@@ -66,10 +71,23 @@ def nightly() -> None:
     """What the schedule starts every night, now: new demos, the pipeline if anything is stale, a commit."""
     root = enter(own_prefect=True)
     from nightshift.pipeline import nightly as night
+    from nightshift.pipeline import notify
 
+    started = datetime.now(UTC)
     died = was_killed(root)  # asked before the first session, which ends what the dead run left in MLflow
-    if not night.play(root, lambda: run("", []), _tell) and died:
-        _run_flow(Choice())  # nothing is stale, and a flow marks what the dead run left in Prefect
+    try:
+        if night.play(root, lambda: run("", []), _tell):
+            return
+        if died:
+            _run_flow(Choice())  # marks what the dead run left in Prefect, and notifies people
+        else:
+            notify.finished(root, [])
+    except Busy as busy:
+        night.refused(root, started, busy)
+        raise
+    except Exception as error:
+        night.failed(root, started, error)
+        raise
 
 
 def _tell(sentence: str) -> None:
@@ -95,7 +113,7 @@ def _nothing_stale(root: Path, found: Sequence[StageStatus]) -> list[StageResult
 def stage(names: Sequence[str]) -> None:
     """Stages in one process, unconditionally; dvc.yaml calls this, so DVC is not asked."""
     with Session(enter()) as session:
-        session.precheck(names)
+        session.precheck(_to_check(names, session))
         for name in names:
             if packages.on_compute_node():
                 _stage_on_node(name, session)
@@ -103,6 +121,12 @@ def stage(names: Sequence[str]) -> None:
                 run_stage(name, session)
             if session.params.skips(name):
                 console.print(f"[dim]– {name}  skipped ({config.skip_reason(name)})[/]")
+
+
+def _to_check(names: Sequence[str], session: Session) -> list[str]:
+    """`dvc repro` and `dvc exp run` start a process for each stage: the first has to check those that come after it."""
+    started_by_dvc = DVC_STAGE in os.environ and not all(map(session.params.skips, names))
+    return [*names, *(following(names[-1], session) if started_by_dvc else [])]
 
 
 def _stage_on_node(name: str, session: Session) -> None:
@@ -143,7 +167,7 @@ def plan() -> None:
         table.add_row(status.name, _mark(status), Text("\n".join(_why(status)), style="dim"))
     console.print(table)
     if to_do := stale(found):
-        from nightshift.pipeline import precheck  # imports torch: only if there is something to check
+        from nightshift.pipeline import precheck  # imports numpy: only if there is something to check
 
         stages, params = graph.load(root), config.load(root / paths.PARAMS)
         precheck.check(params, [stages[name] for name in to_do])
@@ -180,7 +204,7 @@ def package_versions() -> None:
 
 
 def collect_garbage(*, dry_run: bool, everything: bool) -> None:
-    """Remove checkpoints of old fingerprints, and print a line for each."""
+    """Remove checkpoints of old fingerprints and clones of old sweeps, and print a line for each."""
     from nightshift.pipeline import gc
 
     freed = 0

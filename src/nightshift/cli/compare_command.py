@@ -15,7 +15,7 @@ from nightshift.pipeline import results, summary
 from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
-    from nightshift.adapters.evaluated import Evaluated
+    from nightshift.adapters.evaluated import Evaluated, Grid
     from nightshift.statistics.intervals import Rate
     from nightshift.statistics.paired import Cell
 
@@ -61,7 +61,7 @@ def _may_be_a_run(what: str) -> bool:
     return not is_number and what not in ALIASES and not any(separator in what for separator in "@/")
 
 
-def _print_sides(first: Evaluated, second: Evaluated, grid: str) -> None:
+def _print_sides(first: Evaluated, second: Evaluated, grid: Grid | None) -> None:
     table = new_table("", "made by", "success", "95 % interval", "states", "dataset", "code")
     for side in (first, second):
         title = f"{side.title}{' ★' if side.is_champion else ''}"
@@ -88,13 +88,12 @@ def _print_unpaired(first: Evaluated, second: Evaluated) -> None:
     from nightshift.adapters import evaluated
     from nightshift.statistics.intervals import of_difference
 
-    differ = evaluated.differing_conditions(first, second)
-    why = f": {', '.join(differ)}" if differ else ""
-    console.print(
-        f"not compared state by state, since they have not played the same grid of init states{why}",
-        style="yellow",
-        markup=False,
-    )
+    if evaluated.played_by_other_code(first, second):
+        why = "since their episodes on the same grid were played by other code of simulators or rollouts"
+    else:
+        differ = evaluated.differing_conditions(first, second)
+        why = f"since they have not played the same grid of init states{': ' if differ else ''}{', '.join(differ)}"
+    console.print(f"not compared state by state, {why}", style="yellow", markup=False)
     if not first.newest or not second.newest:
         return
     table = new_table("unpaired", first.title, second.title, "points", "95 % interval")

@@ -16,7 +16,6 @@ from nightshift.pipeline.run import was_killed
 from nightshift.project import environment, graph, packages, paths, repository
 from nightshift.telemetry.console import console
 
-CONSTRAINTS = Path("constraints.txt")
 _GB = 1e9
 _PORTS = {"serve": 4200, "ui": 5000}
 
@@ -94,11 +93,9 @@ def _gpu() -> Finding:
 
 def _versions(root: Path) -> Iterator[Finding]:
     """What runs the pipeline against the versions that were tested together."""
-    constraints = root / CONSTRAINTS
-    lines = constraints.read_text().splitlines() if constraints.exists() else []
-    tested = dict(line.strip().split("==") for line in lines if "==" in line)
+    tested = packages.tested(root)
     for package in (*packages.PIPELINE, "torch"):
-        found, wanted = packages.release(package), tested.get(package, "").split("+")[0]
+        found, wanted = packages.release(package), tested.get(package)
         if found == "none":
             remedy = "pip install -e '.[pipeline]'"
             yield Finding(about=package, found="not installed", verdict="missing", remedy=remedy)

@@ -17,6 +17,7 @@ from nightshift.cli.commands import enter
 from nightshift.envs import protocols, registry
 from nightshift.envs.base import Finding, Predicate, Suite, Verdict
 from nightshift.errors import NightshiftError, ProjectError, SimulatorError, StatesNotDrawn
+from nightshift.pipeline import precheck
 from nightshift.project import paths
 from nightshift.telemetry.console import console
 from nightshift.types import Task
@@ -216,8 +217,6 @@ def _packages() -> Iterator[Finding]:
 
 def _selection(params: config.Params) -> Finding:
     """Suite, tasks, protocol, horizon and policy inputs of params.yaml, and the states they need."""
-    from nightshift.pipeline import precheck  # imports torch, which other commands do without
-
     try:
         tasks = envs.tasks(params.env)
         steps = " or ".join(map(str, sorted(set(envs.horizons(params.env).values()))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from nightshift import config
+from nightshift import config, files
 from nightshift.cli.commands import enter
 from nightshift.config import CHAMPION
-from nightshift.errors import ProjectError
+from nightshift.errors import DataError, NightshiftError, ProjectError
 from nightshift.pipeline import results
 from nightshift.project import paths, versions
 from nightshift.telemetry.console import console
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ALIASES = {CHAMPION: "black on yellow", "challenger": "black on cyan"}
 """With the style each is shown in."""
+MAIN_PARAMS = ("env.suite", "policy.family", "algorithms", "start", "seed")
+"""That say what kind of training made a version."""
 SHORT_ID = 8
 """Characters of a run's id that tables show."""
 
@@ -84,7 +86,8 @@ def lineage(what: str) -> None:
     from nightshift.adapters import model_versions
 
     root = enter()
-    name, which = split_name(what, model_name(root))
+    named, which = split_name(what, "")
+    name = named or model_name(root)
     version = model_versions.find(root, name, which)
     _print_lineage(root, version)
     known = {version.version}
@@ -129,6 +132,30 @@ def reproduce(prefix: str, to: Path | None) -> None:
         console.print(sentence, markup=False, soft_wrap=True)
 
 
+def export_policy(which: str, to: Path, base: Path | None, adapter: Path | None = None) -> None:
+    """A policy as a published checkpoint, for programs that read those."""
+    from nightshift.pipeline import robustness
+    from nightshift.policies import publishing
+
+    start = Path.cwd()
+    root = enter()
+    folder = start / to
+    if folder.exists():
+        raise DataError(f"{folder} already exists", "name a new folder")
+    policy = robustness.find(root, config.load(root / paths.PARAMS), which).policy
+    source = publishing.base_of(policy, base and start / base, adapter and start / adapter)
+    if policy.spec.get("base") is None and adapter is None:
+        console.print(
+            f"{which} does not say what it began with: it is written as if no published adapter had been merged into "
+            f"{source['path']}; name one by --adapter FOLDER",
+            markup=False,
+            soft_wrap=True,
+        )
+    with files.new_folder(folder) as new:
+        publishing.publish(policy, source, new)
+    console.print(f"{folder}: the weights of {which} as those of {source['path']}", markup=False, soft_wrap=True)
+
+
 def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
     """Trials with other numbers, in clones of the project, best first."""
     from nightshift.adapters import mlflow_tracking
@@ -138,7 +165,7 @@ def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
     seed = config.load(root / paths.PARAMS).seed
     chosen = sweeping.trials(root, sweeping.parse(choices), sample, seed)
     at_once = f", {jobs} at a time" if jobs else ""
-    console.print(f"{len(chosen)} trials in {sweeping.SWEEPS}{at_once}", markup=False)
+    console.print(f"{len(chosen)} trials in {paths.SWEEPS}{at_once}", markup=False)
     if sentence := sweeping.uncommitted(root):
         console.print(sentence, markup=False, soft_wrap=True)
     mlflow_tracking.prepare(root)
@@ -205,6 +232,7 @@ def _print_lineage(root: Path, version: Version) -> None:
         "": f"in git: {revision}" if revision else "in no git revision: nightly.commit, or commit dvc.lock",
         "code": version.commit + (" (with changes that were not committed)" if version.commit.endswith("+") else ""),
         **({"policy": f"of the package {version.policy_package}"} if version.policy_package else {}),
+        **_params_rows(root, version),
         "run": version.pipeline_run or "unknown",
         "started from": started,
         "weights": f"sha256 {version.weights[:16]}",
@@ -216,3 +244,30 @@ def _print_lineage(root: Path, version: Version) -> None:
     for name, value in rows.items():
         table.add_row(name, Text(value))
     console.print(table)
+
+
+def _params_rows(root: Path, version: Version) -> dict[str, str]:
+    """Its main params, and how the others differ from params.yaml as it is now: with that file they are all of them."""
+    from nightshift.adapters import model_versions
+
+    params = model_versions.params_of(root, version)
+    if not params:
+        return {"params": "unknown: its run is gone"}
+    return {
+        "params": ", ".join(f"{name} {params[name]}" for name in MAIN_PARAMS if name in params),
+        "params.yaml": _since(root, params),
+    }
+
+
+def _since(root: Path, params: Mapping[str, str]) -> str:
+    """How params.yaml differs now from these; a parameter that was added since is no difference."""
+    from nightshift.adapters.tracking import WITHOUT_EFFECT, by_name, changes
+
+    try:
+        now = by_name(config.load(root / paths.PARAMS))
+    except NightshiftError as error:
+        return f"cannot be compared: {error.what}"
+    changed = [f"{name} {then} (now {new})" for name, then, new in changes(params, now) if name in params]
+    same = f"is the same now but for {', '.join(changed)}" if changed else "is the same now"
+    *first, last = WITHOUT_EFFECT
+    return f"{same} ({', '.join(first)} and {last} are not compared)"

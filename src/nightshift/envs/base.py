@@ -225,7 +225,7 @@ class Suite(ABC):
     """Distributions that the results depend on, by the name to report them under."""
     cameras: Sequence[str] = ()
     """Observations that are camera images, drawn on demand."""
-    control_hz: ClassVar[int] = 20
+    control_hz: float = 20
     """Control steps per second of the robot."""
     draws_train_states: ClassVar[bool] = False
     """Whether the stage `states` has to draw the training states, because the suite ships none."""

@@ -5,10 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from nightshift import config, envs
+import nightshift
+from nightshift import config, envs, files
+from nightshift.envs import registry
 from nightshift.envs.splits import evaluation_states
+from nightshift.project import packages
+
+_PLAYING = ("envs", "rollouts")
+"""Folders of this package whose code plays episodes."""
 
 
 def cells(env: config.Env, init_states: config.CountOrAuto) -> list[tuple[str, int]]:
@@ -26,6 +33,18 @@ def digest(env: config.Env, evaluate: config.Evaluate, cameras: Sequence[str]) -
     states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
     content = [env.suite, cells(env, evaluate.init_states), states, conditions(env, evaluate, cameras)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def played_by(env: config.Env) -> str:
+    """Digest of the code that plays an episode here: simulators and rollouts, and the package that adds the suite.
+
+    It is not in the grid's digest: nights before and after an edit stand in one trend, but two policies are compared
+    state by state only if the same code played both. How a policy acts is its own, so its code is not in it.
+    """
+    package = Path(nightshift.__file__).parent
+    added = registry.plug_in(env.suite)
+    content = [*(files.identity(package / folder) for folder in _PLAYING), packages.plug_in(added) if added else ""]
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
 
 
 def cameras_in(env: config.Env, observations: Collection[str]) -> list[str]:

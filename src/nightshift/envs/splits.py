@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from nightshift import config, envs
@@ -41,6 +42,16 @@ def evaluation_states(task: Task, env: config.Env, init_states: config.CountOrAu
             "lower evaluate.init_states in params.yaml",
         )
     return range(wanted)
+
+
+def check_validation_states(states: Mapping[str, TrainingStates], level: float, name: str) -> None:
+    """With few states even a policy that wins on all of them is not better at the level: training would be in vain."""
+    count = sum(len(split.validation) for split in states.values())
+    if 0.5**count > level:
+        raise ConfigError(
+            f"{count} validation states cannot show a gain at {name} {level:g}",
+            f"raise states.per_task, states.validation_share or {name} in params.yaml",
+        )
 
 
 def _split(task: Task, count: int, states: config.States) -> TrainingStates:

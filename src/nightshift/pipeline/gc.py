@@ -1,49 +1,58 @@
-"""Garbage collection of checkpoints: params, code or inputs changed, so no run will resume them."""
+"""Garbage collection: checkpoints and clones that no run will resume, since params, code or inputs changed."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nightshift.errors import Busy
 from nightshift.pipeline.run import Session, fingerprint
-from nightshift.project import paths
+from nightshift.project import locks, paths
 
 CURRENT = "current"
 INTERRUPTED = "its run can be resumed with its params put back"
+UNFINISHED = "its sweep can be resumed at its commit"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoints:
-    """The work in progress of one stage under one fingerprint."""
+class Leftover:
+    """The work in progress of one stage under one fingerprint, or the clones of the sweeps of one commit."""
 
     path: Path
-    """`.state/<stage>/<fingerprint>`"""
+    """`.state/<stage>/<fingerprint>` or `.state/sweep/<commit>`"""
     size: int
     """Bytes."""
     kept_for: str
     """Why it stays; empty if it goes."""
 
 
-def collect(root: Path, *, dry_run: bool, everything: bool) -> list[Checkpoints]:
-    """Remove each stage's checkpoints but those of its current fingerprint and of runs to resume.
+def collect(root: Path, *, dry_run: bool, everything: bool) -> list[Leftover]:
+    """Remove each stage's checkpoints but those of its current fingerprint and of runs to resume, and the clones of
+    sweeps but those of the current commit and of sweeps to resume.
 
-    `everything` includes runs to resume. Registered versions need no checkpoints: their weights are in MLflow's store.
-    Metrics stay: they are small, and the record of what was trained.
+    `everything` includes what could be resumed. Registered versions need no checkpoints: their weights are in MLflow's
+    store. Trials need no clones: their runs are in MLflow, and their results in DVC's cache. Metrics stay: they are
+    small, and the record of what was trained.
     """
-    with Session(root) as session:
-        folders = [path for stage in session.graph for path in sorted((session.root / paths.STATE / stage).glob("*/"))]
-        reasons = _reasons_to_keep(session, everything=everything) if folders else {}
-        found = [
-            Checkpoints(
-                path=folder.relative_to(session.root), size=_size(folder), kept_for=reasons.get(folder.name, "")
-            )
-            for folder in folders
-        ]
-        for checkpoints in found:
-            if not dry_run and not checkpoints.kept_for:
-                shutil.rmtree(session.root / checkpoints.path)
+    with Session(root) as session, locks.held(session.root / paths.SWEEP_LOCK, _sweeping):
+        found = [*_checkpoints(session, everything=everything), *_clones(session, everything=everything)]
+        for leftover in found:
+            if not dry_run and not leftover.kept_for:
+                shutil.rmtree(session.root / leftover.path)
         return found
+
+
+def _sweeping(holder: str) -> Busy:
+    return Busy(f"a sweep (process {holder}) is running", f"wait for it, or kill {holder}")
+
+
+def _checkpoints(session: Session, *, everything: bool) -> Iterator[Leftover]:
+    folders = [path for stage in session.graph for path in sorted((session.root / paths.STATE / stage).glob("*/"))]
+    reasons = _reasons_to_keep(session, everything=everything) if folders else {}
+    for folder in folders:
+        yield _leftover(session, folder, reasons.get(folder.name, ""))
 
 
 def _reasons_to_keep(session: Session, *, everything: bool) -> dict[str, str]:
@@ -59,5 +68,20 @@ def _reasons_to_keep(session: Session, *, everything: bool) -> dict[str, str]:
     return {paths.short(full): reason for full, reason in fingerprints.items()}
 
 
+def _clones(session: Session, *, everything: bool) -> Iterator[Leftover]:
+    for folder in sorted((session.root / paths.SWEEPS).glob("*/")):
+        reason = "" if everything or _is_finished(folder) else UNFINISHED
+        yield _leftover(session, folder, CURRENT if folder.name == session.commit.removesuffix("+") else reason)
+
+
+def _is_finished(sweep: Path) -> bool:
+    return all((clone / paths.TRIAL).exists() for clone in sweep.glob("*/"))
+
+
+def _leftover(session: Session, folder: Path, kept_for: str) -> Leftover:
+    return Leftover(path=folder.relative_to(session.root), size=_size(folder), kept_for=kept_for)
+
+
 def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """What is linked to stays, and does not count."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())

@@ -10,31 +10,35 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from nightshift import config
 from nightshift.data import importing
-from nightshift.errors import NightshiftError
+from nightshift.errors import Busy, NightshiftError
 from nightshift.pipeline import notify
 from nightshift.pipeline.run import Session, renew, stale, statuses
-from nightshift.project import paths, repository
+from nightshift.project import paths, quiet_nights, repository
 from nightshift.telemetry import progress
 
 NOTHING_TO_DO = "nothing to do: no new demos, and params, code, versions and data are those of the last run"
+_MET = "_nightshift_night_failed"
+"""Attribute of an error that was met here before."""
 SETTLED_SECONDS = 60
 """What was written to later than this is still being copied: the next night takes it."""
 
 
 def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) -> bool:
-    """The steps of a night, with a sentence for each thing that it did; False if there was nothing to do.
+    """The steps of a night, with a sentence for each thing that it did; False if there was nothing to do, of which the
+    caller notifies people.
 
     A night whose versions cannot be committed is not a failed one: people are told, and the next night commits them.
     """
+    started = datetime.now(UTC)
     for sentence in prepare(root):
         tell(sentence)
     if not stale(statuses(root)):
-        notify.finished(root, [])
+        quiet_nights.add(root, started, "idle", NOTHING_TO_DO)
         tell(NOTHING_TO_DO)
         return False
     pipeline()
@@ -45,6 +49,40 @@ def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) 
         tell(f"not committed: {error.what}")
         notify.not_committed(root, error)
     return True
+
+
+def failed(root: Path, started: datetime, error: Exception) -> None:
+    """Tell people, and keep the night for the page of all nights: once, also if the error is met again further out.
+
+    The page may be published, and the words of an error that is not ours may hold an address with a password.
+    """
+    if any(hasattr(each, _MET) for each in _chain(error)):
+        return
+    setattr(error, _MET, True)
+    notify.failed(root, error)
+    why = error.what if isinstance(error, NightshiftError) else f"{type(error).__name__}: the log says more"
+    quiet_nights.add(root, started, "failed", why)
+
+
+def missed(root: Path, why: str) -> None:
+    """Tell people that a night was left out, and keep it for the page of all nights."""
+    notify.missed(root, why)
+    quiet_nights.add(root, datetime.now(UTC), "missed", f"a night was missed: {why}")
+
+
+def refused(root: Path, started: datetime, busy: Busy) -> None:
+    """Keep a night that another run was in the way of."""
+    quiet_nights.add(root, started, "refused", busy.what)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and those that it came from."""
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found
 
 
 def prepare(root: Path) -> list[str]:

@@ -58,6 +58,8 @@ def _tell_verdict(root: Path, registration: Mapping[str, Any]) -> None:
         _tell(root, "promotion", f"{name} is champion", registration["reason"])
     elif registration["verdict"] == Verdict.WORSE:
         _tell(root, "regression", f"{name} is worse than the champion", registration["reason"])
+    elif registration["verdict"] == Verdict.NOT_COMPARED:
+        _tell(root, "failure", f"{name} could not be compared with the champion", registration["reason"])
 
 
 def _tell(root: Path, event: config.Event, title: str, body: str) -> None:

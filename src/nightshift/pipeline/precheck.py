@@ -2,38 +2,44 @@
 
 Each stage refuses what it cannot use, but a policy is built only after the demos are collected. A stage is asked for
 what it uses and no more: cloning draws no image, and registering needs no GPU. All problems are found at once.
+
+torch takes longer to import than all of `nightshift plan`, so only a check that cannot do without it imports it.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from nightshift import config, envs, policies
-from nightshift.cluster.program import ADDRESS_VARIABLE
+from nightshift.cluster.program import ADDRESS_VARIABLE, temporary_folder
 from nightshift.data import sources
 from nightshift.envs.perturbations import randomisation
-from nightshift.envs.splits import evaluation_states, planned_training_states
+from nightshift.envs.splits import check_validation_states, evaluation_states, planned_training_states
 from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.interventions.opening import check_page, check_person
-from nightshift.learners.algorithms import check_batch_size
-from nightshift.policies import device
-from nightshift.policies.base import Policy
-from nightshift.policies.blocks import require_blocks
+from nightshift.policies import device, readable
 from nightshift.policies.start import check_same_network, no_champion
 from nightshift.project import packages, paths
 from nightshift.project.graph import Definition
-from nightshift.rewards.reward import check_reward
-from nightshift.rollouts.validation import check_validation_states
 from nightshift.stream import listening
 from nightshift.types import INSTRUCTION
 
+if TYPE_CHECKING:
+    import torch
+
+    from nightshift.policies.base import Policy, Shapes
+
 Check = Callable[[config.Params], None]
+
+_log = logging.getLogger(__name__)
 
 _GB = 1e9
 _COPIES_OF_TRAINED = 3
@@ -41,8 +47,10 @@ _COPIES_OF_TRAINED = 3
 
 
 def check(params: config.Params, stages: Iterable[Definition]) -> None:
-    """NightshiftError: a single problem as it is, several as Problems."""
-    if found := problems(params, stages):
+    """NightshiftError: a single problem as it is, several as Problems. Versions that were not tested are a warning."""
+    chosen = list(stages)
+    _warn_of_untested(chosen)
+    if found := problems(params, chosen):
         raise Problems.of(found)
 
 
@@ -58,15 +66,57 @@ def problems(params: config.Params, stages: Iterable[Definition]) -> list[Nights
 
 
 def check_policy(params: config.Params) -> None:
-    """Build the policy without memory for its weights, and give it inputs as the environment would."""
+    """ConfigError if the policy cannot be built, or cannot read what the environment shows it."""
+    _check_network(params)
+    match params.policy:
+        case config.GaussianMlp() as settings:
+            readable.vectors(settings.inputs, _shapes(params.env), settings.family)
+        case config.Cnn() as settings:
+            readable.seen(settings, _shapes(params.env))
+            _check_words(settings, params.env)
+        case config.Vla() | config.Flow() as settings:
+            readable.seen_in_patches(settings, _shapes(params.env))
+            _check_words(settings, params.env)
+        case _:  # one that reads a checkpoint, or of another package: only the policy itself can tell
+            _check_built(params)
+
+
+def _check_words(settings: config.Cnn | config.Vla | config.Flow, env: config.Env) -> None:
+    """What giving the policy its inputs would refuse."""
+    if INSTRUCTION in settings.inputs:
+        for text in _instructions(env):
+            readable.words(text, settings.max_words)
+
+
+def _check_built(params: config.Params) -> None:
+    from nightshift.policies.precision import require_float32_where_trained
+
     policy = _weightless(params)
-    if params.machine.gradient_checkpointing:
+    if params.sft.steps or params.algorithms:
+        require_float32_where_trained(policy)
+    check_inputs(policy, params.env, _instructions(params.env))
+
+
+def _check_network(params: config.Params) -> None:
+    """What the machine's settings ask of a network; most ask nothing."""
+    machine = params.machine
+    if not (machine.gradient_checkpointing or machine.compile or machine.microbatch_tokens):
+        return
+    from nightshift.policies.blocks import decisions_within, require_blocks
+
+    policy = _weightless(params)
+    if machine.gradient_checkpointing:
         require_blocks(policy, "machine.gradient_checkpointing")
-    if params.machine.compile:
+    if machine.compile:
         require_blocks(policy, "machine.compile")
-    randomisation.check(params.env)
-    told = [task.language for task in envs.tasks(params.env)]
-    check_inputs(policy, params.env, told + randomisation.instructions(params.env))
+    if machine.microbatch_tokens is not None:
+        decisions_within(policy, machine.microbatch_tokens)
+
+
+def _instructions(env: config.Env) -> list[str]:
+    """All that a policy may be told."""
+    randomisation.check(env)
+    return [task.language for task in envs.tasks(env)] + randomisation.instructions(env)
 
 
 def check_inputs(policy: Policy, env: config.Env, instructions: Sequence[str]) -> None:
@@ -76,18 +126,57 @@ def check_inputs(policy: Policy, env: config.Env, instructions: Sequence[str]) -
     policy.inputs(seen | ({INSTRUCTION: np.array(instructions)} if INSTRUCTION in seen else {}))
 
 
-def check_disk(params: config.Params) -> None:
-    free = shutil.disk_usage(Path.cwd()).free / _GB
-    if free < params.machine.free_disk_gb:
+def _check_disks(params: config.Params, stages: Sequence[Definition]) -> None:
+    asked = params.machine.free_disk_gb
+    remedies = _folders_to_fill(params.machine, stages)
+    free = {folder: shutil.disk_usage(folder).free / _GB for folder in remedies}
+    if short := [folder for folder, room in free.items() if room < asked]:
+        found = [f"the disk of {folder} has {free[folder]:.1f} GB left" for folder in short]
         raise ProjectError(
-            f"the disk of {Path.cwd()} has {free:.1f} GB left, and machine.free_disk_gb asks for "
-            f"{params.machine.free_disk_gb:g}",
-            "nightshift gc frees some, and dvc gc --workspace old results; or lower machine.free_disk_gb",
+            f"{' and '.join(found)}, and machine.free_disk_gb asks for {asked:g}",
+            "; ".join([*(remedies[folder] for folder in short), "or lower machine.free_disk_gb"]),
         )
 
 
+def _folders_to_fill(machine: config.Machine, stages: Sequence[Definition]) -> dict[Path, str]:
+    """The project, DVC's cache and what Ray writes to, each with how to get room for it; of those on one disk the
+    first."""
+    folders = {Path.cwd(): "nightshift gc frees some, and dvc gc --workspace old results"}
+    if not packages.on_compute_node():
+        from nightshift.adapters import dvc_store  # it imports dvc, which a compute node does not have
+
+        remedy = "dvc gc --workspace frees old results, or dvc cache dir --local FOLDER names another disk for them"
+        folders.setdefault(dvc_store.cache_folder(Path.cwd()), remedy)
+    if _starts_ray(machine, stages):
+        folders.setdefault(temporary_folder(), "set RAY_TMPDIR to a folder on a disk with more room")
+    by_disk: dict[int, tuple[Path, str]] = {}
+    for folder, remedy in folders.items():
+        there = _existing(folder)
+        by_disk.setdefault(there.stat().st_dev, (there, remedy))
+    return dict(by_disk.values())
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one around it that is there."""
+    return next(each for each in (folder, *folder.parents) if each.is_dir())
+
+
+def _warn_of_untested(stages: list[Definition]) -> None:
+    """Packages that run these stages or compute in them, in another version than was tested."""
+    tested = packages.tested(Path.cwd())
+    used = dict.fromkeys([*packages.PIPELINE, *(package for stage in stages for package in stage.versions)])
+    found = {package: packages.release(package) for package in used if package in tested}
+    other = [
+        f"{package} {release} (tested with {tested[package]})"
+        for package, release in found.items()
+        if release not in (packages.NONE, tested[package])
+    ]
+    if other:
+        _log.warning("other versions than %s has: %s; make setup installs those", paths.CONSTRAINTS, ", ".join(other))
+
+
 def _checks(stages: list[Definition]) -> Iterator[Check]:
-    yield check_disk
+    yield lambda params: _check_disks(params, stages)
     if any(map(_comes_before_policies, stages)):
         yield check_policy
     if any(map(_simulates, stages)):
@@ -95,7 +184,7 @@ def _checks(stages: list[Definition]) -> Iterator[Check]:
         yield lambda params: envs.selected(params.env).check_run(params)
         yield lambda params: randomisation.check(params.env)
     if any(_makes_policies(stage) or _plays(stage) for stage in stages):
-        yield lambda params: _check_device(params, learns=any(map(_makes_first_policy, stages)))
+        yield lambda params: _check_device(params, stages)
     named = {section for stage in stages for section in stage.params}
     for section, each in _BY_SECTION.items():
         if section in named:
@@ -143,7 +232,10 @@ def _check_validation(params: config.Params, algorithm: str) -> None:
 
 
 def _check_sft(params: config.Params) -> None:
-    check_batch_size(params.sft, params.machine.ranks)
+    if params.machine.ranks > 1:
+        from nightshift.learners.algorithms import check_batch_size
+
+        check_batch_size(params.sft, params.machine.ranks)
     _check_ranks(params.machine)
 
 
@@ -155,19 +247,22 @@ def _check_rloo(params: config.Params) -> None:
 
 def _check_ranks(machine: config.Machine) -> None:
     if machine.has_rank_processes:
-        needed = f"machine.ranks is {machine.ranks} and machine.strategy {machine.strategy}"
-        packages.require("ray", needed, "set machine.ranks: 1 and machine.strategy: data_parallel in params.yaml")
+        from nightshift.learners.opening import require_ray
+
+        require_ray(machine)
     _check_gpus(machine)
 
 
 def _check_gpus(machine: config.Machine) -> None:
-    if os.environ.get(ADDRESS_VARIABLE):  # a cluster is asked by the stage
+    if _learns_on_cluster(machine):  # it is asked by the stage
         return
     if not machine.has_rank_processes or device.resolve(machine.device).type != "cuda":
         return
-    gpus, acting = torch.cuda.device_count(), int(machine.workers > 0)
+    import torch
+
+    gpus, acting = torch.cuda.device_count(), int(machine.placement == "apart")
     if gpus < machine.ranks + acting:
-        workers = ", one more for machine.workers" if acting else ""
+        workers = ", one more for machine.workers (machine.placement: apart)" if acting else ""
         raise DeviceError(
             f"machine.ranks is {machine.ranks}, one GPU each{workers}, and this machine has {gpus}",
             "lower machine.ranks in params.yaml, or join a Ray cluster with more GPUs (RAY_ADDRESS)",
@@ -177,6 +272,8 @@ def _check_gpus(machine: config.Machine) -> None:
 def _check_rlpd(params: config.Params) -> None:
     _check_validation(params, "rlpd")
     if "rlpd" in params.algorithms:
+        from nightshift.rewards.reward import check_reward
+
         listening.check(params.machine.listen)
         check_reward(params.rlpd.reward, params.env)
         check_person(params.rlpd.interventions, params.machine)
@@ -208,18 +305,26 @@ _BY_SECTION: dict[str, Check] = {
 """What is checked if a stage reads this section."""
 
 
-def _check_device(params: config.Params, *, learns: bool) -> None:
-    chosen = device.resolve(params.machine.device)
-    if chosen.type != "cuda" or not learns:
+def _check_device(params: config.Params, stages: Sequence[Definition]) -> None:
+    if device.is_surely_cpu(params.machine.device):
         return
-    needed = _gpu_bytes(_weightless(params), params.machine)
-    free, _ = torch.cuda.mem_get_info()
+    chosen = device.resolve(params.machine.device)
+    if _learns_on_cluster(params.machine):  # on GPUs that the stage asks for
+        return
+    policy = _learner(params, stages) if chosen.type == "cuda" else None
+    if policy is None:
+        return
+    needed, free = _gpu_bytes(policy, params.machine), device.free_memory(chosen)
     if needed > free:
         raise DeviceError(
             f"the GPU has {free / _GB:.1f} GB of memory left, and learning this policy takes more than "
             f"{needed / _GB:.1f}",
             f"end what else uses the GPU (nvidia-smi), or lower {device.POLICY_SIZE} in params.yaml",
         )
+
+
+def _learns_on_cluster(machine: config.Machine) -> bool:
+    return bool(os.environ.get(ADDRESS_VARIABLE)) and machine.has_rank_processes
 
 
 def _gpu_bytes(policy: Policy, machine: config.Machine) -> int:
@@ -236,10 +341,35 @@ def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
-def _weightless(params: config.Params) -> Policy:
-    shapes = {name: spec.shape for name, spec in envs.observation_space(params.env).items()}
+def _learner(params: config.Params, stages: Sequence[Definition]) -> Policy | None:
+    """The policy that these stages train, without memory for its weights; None if they train none."""
+    if any(map(_makes_first_policy, stages)):
+        return _weightless(params)
+    return _weightless_clone() if any(map(_makes_policies, stages)) else None
+
+
+def _weightless_clone() -> Policy | None:
+    """The one that the training stages go on with; None if it cannot be read, which they say themselves."""
+    import torch
+
+    try:
+        spec = json.loads((paths.SFT_POLICY / policies.SPEC).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
     with torch.device("meta"):
-        return policies.fresh(params.policy, shapes, envs.suite(params.env.suite).action_space.size)
+        return policies.build(spec)
+
+
+def _weightless(params: config.Params) -> Policy:
+    """The policy of params.yaml without memory for its weights."""
+    import torch
+
+    with torch.device("meta"):
+        return policies.fresh(params.policy, _shapes(params.env), envs.suite(params.env.suite).action_space.size)
+
+
+def _shapes(env: config.Env) -> Shapes:
+    return {name: spec.shape for name, spec in envs.observation_space(env).items()}
 
 
 def _comes_before_policies(stage: Definition) -> bool:
@@ -254,6 +384,14 @@ def _simulates(stage: Definition) -> bool:
 def _plays(stage: Definition) -> bool:
     """Simulators are opened for an expert or a policy, on the device of params.yaml; drawing states opens none."""
     return _simulates(stage) and ("collect" in stage.params or _reads_policies(stage))
+
+
+def _starts_ray(machine: config.Machine, stages: Sequence[Definition]) -> bool:
+    """On this machine, for simulators or ranks."""
+    if os.environ.get(ADDRESS_VARIABLE):
+        return False
+    simulators = machine.workers > 0 and any(map(_plays, stages))
+    return simulators or (machine.has_rank_processes and any(map(_makes_policies, stages)))
 
 
 def _reads_policies(stage: Definition) -> bool:

@@ -314,7 +314,7 @@ def _ensure(stage: str, session: Session) -> StageResult:
         result = StageResult(stage=stage, status="restored", seconds=time.monotonic() - started, reasons=reasons)
     else:
         session.check_unchanged()
-        session.precheck(_from(stage, session))
+        session.precheck([stage, *following(stage, session)])
         console.print(f"[bold cyan]▶ {stage}[/]  [dim]{'; '.join(reasons)}[/]")
         _run_and_commit(stage, session)
         result = StageResult(stage=stage, status="ran", seconds=time.monotonic() - started, reasons=reasons)
@@ -384,10 +384,10 @@ def _skip(stage: str, session: Session) -> None:
             files.write_json(folder / paths.SKIPPED, {"skipped": config.skip_reason(stage)})
 
 
-def _from(stage: str, session: Session) -> list[str]:
-    """The stage and those after it, which a run does next."""
+def following(stage: str, session: Session) -> list[str]:
+    """The stages after this one in dvc.yaml, which a run does next."""
     names = list(session.graph)
-    return names[names.index(stage) :]
+    return names[names.index(definition(stage, session).name) + 1 :]
 
 
 def statuses(root: Path) -> list[StageStatus]:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +32,8 @@ from nightshift.project import locks, paths, repository
 from nightshift.project.environment import TRACKING_URI
 from nightshift.statistics.intervals import Rate
 
-SWEEPS = paths.STATE / "sweep"
 LOG = "trial.log"
 LAST_STAGE = "evaluate"
-RECORD = paths.STATE / "trial.json"
-"""In a clone: the run in MLflow of the last trial there, and which one that was."""
 TITLE = "NIGHTSHIFT_TRIAL"
 """Environment variable of a trial: what its run in MLflow is called."""
 _SOURCE = "src"
@@ -87,7 +84,7 @@ def trials(root: Path, choices: Mapping[str, Sequence[Any]], sample: int, seed: 
     combined = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     if sample and sample < len(combined):
         combined = random.Random(seed).sample(combined, sample)
-    folder = root / SWEEPS / _head(root)  # a clone is used again for the commit it was made of, and for no other
+    folder = root / paths.SWEEPS / _head(root)  # a clone is used again for the commit it was made of, and for no other
     found = [
         Trial(number=number, values=values, folder=folder / str(number))
         for number, values in enumerate(combined, start=1)
@@ -110,7 +107,8 @@ def run(root: Path, chosen: Sequence[Trial], jobs: int) -> Generator[Outcome]:
 
     With 0 jobs one at a time on this machine, and on a cluster as many as it has room for.
     """
-    with locked(root), contextlib.closing(_processes(root)) as processes:
+    busy = locks.held(root / paths.SWEEP_LOCK, _busy)  # two would work in the same clones
+    with busy, contextlib.closing(_processes(root)) as processes:
         for trial in chosen:
             _prepare(root, trial)
         at_once = jobs or (1 if isinstance(processes, LocalProcesses) else len(chosen))
@@ -120,18 +118,6 @@ def run(root: Path, chosen: Sequence[Trial], jobs: int) -> Generator[Outcome]:
             except BaseException:
                 processes.stop()
                 raise
-
-
-@contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """One sweep at a time in a project: two would work in the same clones."""
-    path = root / SWEEPS / "lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = locks.acquire(path, lambda holder: Busy(f"another sweep (process {holder}) is running", f"kill {holder}"))
-    try:
-        yield
-    finally:
-        locks.release(lock)
 
 
 class Processes(Protocol):
@@ -177,6 +163,10 @@ class LocalProcesses:
 
     def close(self) -> None:
         """Nothing is left: `call` waits."""
+
+
+def _busy(holder: str) -> Busy:
+    return Busy(f"another sweep (process {holder}) is running", f"kill {holder}")
 
 
 def _processes(root: Path) -> Processes:
@@ -237,7 +227,15 @@ def _prepare(root: Path, trial: Trial) -> None:
     with contextlib.closing(DvcStore(trial.folder)) as store:
         store.share_cache(DvcStore(root))
         store.check_out()
-    files.write_bytes(trial.folder / paths.PARAMS, yaml.safe_dump(_params(root, trial), sort_keys=False).encode())
+    params = yaml.safe_dump(_params(root, trial), sort_keys=False).encode()
+    if not _was_prepared(trial, params):
+        (trial.folder / paths.TRIAL).unlink(missing_ok=True)  # it says that the clone's trial has ended
+    files.write_bytes(trial.folder / paths.PARAMS, params)
+
+
+def _was_prepared(trial: Trial, params: bytes) -> bool:
+    """Whether the last trial in its clone was this one."""
+    return (trial.folder / paths.PARAMS).read_bytes() == params
 
 
 def _mirror_imports(source: Path, target: Path) -> None:
@@ -270,7 +268,7 @@ def _run(trial: Trial, processes: Processes) -> Outcome:
         return Outcome(trial=trial, success=None, error=said[-1] if said else f"exit code {code}")
     report = json.loads((trial.folder / paths.EVALUATION_REPORT).read_text())
     overall = next(c["overall"] for c in report["candidates"] if c["name"] == report["best"])
-    run_id = json.loads((trial.folder / RECORD).read_text())["run_id"]
+    run_id = json.loads((trial.folder / paths.TRIAL).read_text())["run_id"]
     return Outcome(trial=trial, success=Rate(overall["successes"], overall["episodes"]), error="", run_id=run_id)
 
 
@@ -290,12 +288,12 @@ def main() -> None:
 def _record(session: Session, *, ran: bool) -> None:
     """Note the run in MLflow that has the result. A result from the cache gets one, too: it is one to compare."""
     key = {"title": os.environ.get(TITLE, ""), "fingerprint": fingerprint(LAST_STAGE, session)}
-    known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    known = json.loads(paths.TRIAL.read_text()) if paths.TRIAL.exists() else {}
     if not ran and {**known, **key} == known:
         return
     if not ran:
         publish(LAST_STAGE, session)
-    files.write_json(RECORD, {**key, "run_id": session.tracking.parent_id})
+    files.write_json(paths.TRIAL, {**key, "run_id": session.tracking.parent_id})
 
 
 if __name__ == "__main__":

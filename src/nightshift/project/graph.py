@@ -58,6 +58,14 @@ def check_lock(root: Path) -> None:
         raise ProjectError(f"{path} is damaged: it has no schema", again)
 
 
+def check_pointers(root: Path) -> None:
+    """ConfigError if git left a conflict in DVC's settings or in a .dvc file, which DVC itself does not call so."""
+    settings, imports = (root / paths.DVC).glob("config*"), (root / paths.IMPORTS).glob("*.dvc")
+    for path in (*settings, *imports, root / paths.REPORT_POINTER):
+        if path.is_file():
+            config.check_conflict(path, path.read_text(errors="replace"), str(path.relative_to(root)))
+
+
 def code(definitions: dict[str, Definition]) -> set[Path]:
     """The inputs that are source code: not made by a stage, and not imported data."""
     made = {out for definition in definitions.values() for out in definition.outs}

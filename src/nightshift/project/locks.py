@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -29,6 +29,17 @@ def acquire(path: Path, refusal: Callable[[str], NightshiftError]) -> FileLock:
     with contextlib.suppress(OSError):  # only the error message above needs it, and the disk may be full
         path.write_text(f"{os.getpid()}\n")  # filelock itself does not record the holder
     return lock
+
+
+@contextlib.contextmanager
+def held(path: Path, refusal: Callable[[str], NightshiftError]) -> Iterator[None]:
+    """Hold this lock while the block lasts; raises as `acquire` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = acquire(path, refusal)
+    try:
+        yield
+    finally:
+        release(lock)
 
 
 def release(lock: FileLock) -> None:

@@ -134,6 +134,14 @@ def release(package: str) -> str:
         return NONE
 
 
+def tested(root: Path) -> dict[str, str]:
+    """The releases of constraints.txt, which were tested together, by package."""
+    path = root / paths.CONSTRAINTS
+    lines = path.read_text().splitlines() if path.exists() else []
+    pins = (line.split(";")[0].split("#")[0].strip().partition("==") for line in lines)
+    return {package.strip(): version.strip().split("+")[0] for package, _, version in pins if version}
+
+
 @functools.lru_cache(maxsize=64)
 def _version(package: str, places: tuple[tuple[str, int], ...]) -> str:
     """Cached, since every session asks for a dozen packages, each of which is looked for along the whole path."""

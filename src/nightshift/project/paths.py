@@ -5,14 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 PARAMS = Path("params.yaml")
+DVC = Path(".dvc")
 DVC_YAML = Path("dvc.yaml")
 PREFECT_YAML = Path("prefect.yaml")
 DVC_LOCK = Path("dvc.lock")
 VERSIONS = Path("versions.yaml")
 """Installed versions of the packages that compute results; generated, and part of DVC's cache key."""
+CONSTRAINTS = Path("constraints.txt")
+"""Versions of packages that were tested together."""
 
 STATE = Path(".state")
 """Checkpoints in progress, local stores of Prefect, MLflow and Ray: everything git ignores."""
+
+SWEEPS = STATE / "sweep"
+"""A folder per commit, with a clone of the project for each trial of a sweep."""
+SWEEP_LOCK = SWEEPS / "lock"
+TRIAL = STATE / "trial.json"
+"""In such a clone: the run in MLflow of the last trial there, and which one that was."""
 
 ROBOT_QUESTIONS = STATE / "robot"
 """What a person beside the robot is asked, and the answer."""
@@ -69,6 +78,8 @@ REPORT_POINTER = Path(f"{REPORT}.dvc")
 """By which DVC tracks it."""
 NIGHTS = Path("reports/nights")
 """The static site of `nightshift report --all`."""
+QUIET_NIGHTS = STATE / "nights.jsonl"
+"""Nights that had nothing to do, were missed or refused, or failed."""
 RUN_RECORD = STATE / "run.json"
 """What the last run did with each stage."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightshift import files
+from nightshift.config import CHAMPION_LEFT_OUT
 from nightshift.project import packages, paths
 
 if TYPE_CHECKING:
@@ -31,3 +32,10 @@ def leave(path: Path, champion: Champion | None) -> None:
         else:
             champion.copy_policy(folder)
             files.write_json(folder / paths.CHAMPION_VERSION, {"version": champion.version})
+
+
+def leave_out(path: Path, champion: Champion, why: str) -> None:
+    """No policy, and why; the same folder for the same champion and reason."""
+    left_out = {"version": champion.version, "why": why}
+    with files.new_folder(path) as folder:
+        files.write_json(folder / paths.SKIPPED, {"skipped": NOT_NEEDED, CHAMPION_LEFT_OUT: left_out})

@@ -15,15 +15,15 @@ import scipy.stats  # noqa: F401 - the intervals at the end need it: if it is no
 from numpy.typing import NDArray
 
 from nightshift import config, envs, files, policies
-from nightshift.config import CHAMPION
-from nightshift.envs.grid import cameras_in, cells, conditions, digest
+from nightshift.config import CHAMPION, CHAMPION_LEFT_OUT
+from nightshift.envs.grid import cameras_in, cells, conditions, digest, played_by
 from nightshift.errors import RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
 from nightshift.reports import figures, films, gate, tables
-from nightshift.reports.candidates import Candidate, Opponent, candidates, read_opponent
+from nightshift.reports.candidates import Candidate, Opponent, candidates, left_out, read_opponent
 from nightshift.reports.films import Film
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
@@ -33,6 +33,7 @@ from nightshift.types import RolloutRequest, Trajectory
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
+    code = played_by(env)  # before hours of playing, in which a file may be edited
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     found, opponent = candidates(Path()), read_opponent(Path())
     acting = {candidate.name: policies.load(candidate.folder) for candidate in found}
@@ -43,11 +44,17 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     summaries = {name: _summary(env, episodes) for name, episodes in outcomes.items()}
     best = gate.best(gate.common_rates({candidate.name: outcomes[candidate.name] for candidate in found}))
     report: dict[str, Any] = {
-        "grid": {"digest": digest(env, evaluate, cameras), "suite": env.suite, "episodes": len(requests)},
+        "grid": {
+            "digest": digest(env, evaluate, cameras),
+            "code": code,
+            "suite": env.suite,
+            "episodes": len(requests),
+        },
         "conditions": conditions(env, evaluate, cameras),
         "best": best,
         "candidates": _results(found, outcomes, summaries),
         CHAMPION: _champion(opponent, outcomes, best) | summaries[CHAMPION] if opponent else None,
+        CHAMPION_LEFT_OUT: left_out(Path()),
     }
     filmed = _filmed(found, outcomes, best, evaluate.films)
     with files.new_folder(paths.EVALUATION) as folder:

@@ -1,7 +1,8 @@
-"""Take the champion from the registry as one more policy of the evaluation, if it has not played this grid.
+"""Take the champion from the registry as one more policy of the evaluation, if this code has not played it there yet.
 
 The registry is outside DVC's graph. What is taken from it is an output here, so the champion is in the key of
-`evaluate` by its weights. A champion that has played the grid is not needed: its outcomes are in the registry.
+`evaluate` by its weights. A champion with which this code has played the grid is not needed: its outcomes are in the
+registry.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nightshift import config
-from nightshift.envs.grid import cameras_in, digest, misfit
+from nightshift.envs.grid import cameras_in, digest, misfit, played_by
 from nightshift.errors import OtherVersion
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
@@ -22,19 +23,14 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, *, env: config.Env, policy: config.Policy, evaluate: config.Evaluate, register_model: str) -> None:
-    champion = _champion.find(register_model)
-    must_play = champion and _must_play(champion, env, policy, evaluate)
-    _champion.leave(paths.OPPONENT, champion if must_play else None)
-
-
-def _must_play(champion: Champion, env: config.Env, policy: config.Policy, evaluate: config.Evaluate) -> bool:
-    """Whether it has not played the grid of this evaluation, and can."""
-    cameras = cameras_in(env, policy.inputs)
-    if champion.has_played(digest(env, evaluate, cameras)):
-        return False
-    if why := _why_not(champion, env, cameras):
+    champion, cameras = _champion.find(register_model), cameras_in(env, policy.inputs)
+    if champion is None or champion.has_played(digest(env, evaluate, cameras), played_by(env)):
+        _champion.leave(paths.OPPONENT, None)
+    elif why := _why_not(champion, env, cameras):
         console.print(f"version {champion.version}, the champion, cannot play this grid: {why}", markup=False)
-    return not why
+        _champion.leave_out(paths.OPPONENT, champion, why)
+    else:
+        _champion.leave(paths.OPPONENT, champion)
 
 
 def _why_not(champion: Champion, env: config.Env, cameras: Sequence[str]) -> str:

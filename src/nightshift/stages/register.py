@@ -9,7 +9,7 @@ from typing import Any
 
 from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registration, mlflow_registry
-from nightshift.config import CHAMPION
+from nightshift.config import CHAMPION, CHAMPION_LEFT_OUT
 from nightshift.data import dataset_store
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
@@ -33,12 +33,15 @@ def run(job: Job, *, register: config.Register) -> None:
         ),
         candidate=best["name"],
         policy=folder,
+        store_as=register.weights,
         weights=sums[policies.WEIGHTS],
         fingerprint=job.fingerprint,
         grid=evaluation["grid"]["digest"],
+        code=evaluation["grid"].get("code", mlflow_registry.UNKNOWN_CODE),
         outcomes=outcomes[best["name"]],
         tags=_lineage(job) | _package(folder),
         rematch=_rematch(evaluation, outcomes),
+        left_out=_left_out(evaluation),
         robustness=_robustness() if register.max_perturbation_drop is not None else None,
     )
     done = mlflow_registration.register(Path(), proposal)
@@ -55,6 +58,11 @@ def _rematch(evaluation: Any, outcomes: Any) -> mlflow_registration.Rematch | No
     return mlflow_registration.Rematch(
         version=played["version"], weights=played["weights"], outcomes=outcomes[CHAMPION]
     )
+
+
+def _left_out(evaluation: Any) -> mlflow_registration.LeftOut | None:
+    found = evaluation.get(CHAMPION_LEFT_OUT)
+    return mlflow_registration.LeftOut(version=found["version"], why=found["why"]) if found else None
 
 
 def _robustness() -> gate.Robustness | None:

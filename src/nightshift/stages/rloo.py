@@ -15,7 +15,7 @@ from nightshift import config, envs, files, policies
 from nightshift.algorithms.on_policy import Iteration
 from nightshift.data import dataset_store
 from nightshift.data.dataset_store import CloningSteps
-from nightshift.envs.splits import split_training_states
+from nightshift.envs.splits import check_validation_states, split_training_states
 from nightshift.learners import checkpoint
 from nightshift.learners.algorithms import OnPolicy
 from nightshift.learners.base import Learners, LearnerState
@@ -27,7 +27,7 @@ from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
 from nightshift.rollouts.playing import IterationPlayer
 from nightshift.rollouts.sampling import Group, Round, Sampler, success_rate
-from nightshift.rollouts.validation import Selection, Validator, check_validation_states, without_best
+from nightshift.rollouts.validation import Selection, Validator, without_best
 from nightshift.telemetry import gpu, progress
 from nightshift.telemetry.stopwatch import Stopwatch
 
@@ -50,8 +50,10 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
     on_policy = OnPolicy(settings=rloo, demos=_demos(cloned, rloo))
     spec = learner_spec(job.machine, policy=start, algorithm=on_policy, seed=seed)
     ranks = job.machine.ranks
-    opened = open_learners(spec, ranks, simulator_cpus=job.machine.simulator_cpus)
-    with contextlib.closing(opened) as learners, IterationPlayer(pool, sampler, rloo) as player:
+    with (
+        contextlib.closing(open_learners(spec, job.machine)) as learners,
+        IterationPlayer(pool, sampler, rloo) as player,
+    ):
         history = _resume(job, learners, sampler, player, selection, rloo.iterations)
         done = len(history)
         with progress.bar("rloo", total=rloo.iterations, done=done) as advance:

@@ -16,7 +16,7 @@ from nightshift.data import dataset_store
 from nightshift.data.decision_replay import DecisionReplay
 from nightshift.data.decisions import CONTROL_STEPS, policy_inputs
 from nightshift.data.experience import Experience, without_ordered
-from nightshift.envs.splits import split_training_states
+from nightshift.envs.splits import check_validation_states, split_training_states
 from nightshift.errors import ConfigError
 from nightshift.interventions.metrics import intervention_metrics
 from nightshift.interventions.opening import check_person
@@ -29,14 +29,7 @@ from nightshift.policies.heads import HeadPolicy
 from nightshift.policies.snapshot import PolicySnapshot, restore, snapshot
 from nightshift.project import paths
 from nightshift.rewards.reward import Reward, open_reward, verdict_metrics
-from nightshift.rollouts.validation import (
-    BY_SIMULATOR,
-    Judge,
-    Selection,
-    Validator,
-    check_validation_states,
-    without_best,
-)
+from nightshift.rollouts.validation import BY_SIMULATOR, Judge, Selection, Validator, without_best
 from nightshift.stages._actor import Recorder
 from nightshift.stages._experience import open_experience
 from nightshift.telemetry import experience as names
@@ -75,7 +68,8 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     job.tracker.log({"validation/kept_iteration": float(kept.iteration)}, training.replay.decisions)
     with files.new_folder(paths.RLPD_POLICY) as folder:
         policies.save(restore(selection.best if kept.iteration else begun, start.device), folder)
-        history = {"algorithm": "rlpd", "iterations": training.history}
+        rate = {"control_hz": envs.suite(env.suite).control_hz}
+        history = {"algorithm": "rlpd", "iterations": training.history, **rate}
         files.write_json(folder / paths.HISTORY, {**history, **selection.to_json(rlpd.validation.level)})
 
 

@@ -36,7 +36,7 @@ def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:
     start = snapshot(_start(_fresh_policy(policy, dataset_store.read(paths.DATASET))))
     cloning = Cloning.of(paths.DATASET, sft)
     spec = learner_spec(job.machine, policy=start, algorithm=cloning, seed=seed)
-    with contextlib.closing(open_learners(spec, ranks, simulator_cpus=job.machine.simulator_cpus)) as learners:
+    with contextlib.closing(open_learners(spec, job.machine)) as learners:
         if sft.steps:
             _train(job, learners, sft)
         else:

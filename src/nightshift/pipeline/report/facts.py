@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nightshift import config, files, policies
-from nightshift.adapters.tracking import Change, changes, flat
+from nightshift.adapters.tracking import Change, by_name, changes
 from nightshift.data import dataset_store
 from nightshift.errors import NightshiftError
 from nightshift.pipeline import results
@@ -140,11 +140,12 @@ def _champion(
 ) -> Champion | None:
     if not evaluation or not receipt:
         return None
-    from nightshift.adapters import mlflow_reports
+    from nightshift.adapters import mlflow_registry, mlflow_reports
 
-    model, grid = receipt["model"], evaluation["grid"]["digest"]
+    model, grid = receipt["model"], evaluation["grid"]
+    code = grid.get("code", mlflow_registry.UNKNOWN_CODE)
     before = mlflow_reports.champion_before(session.root, model, receipt["version"], receipt["champion"])
-    record = mlflow_reports.version_record(session.root, model, before, grid) if before else None
+    record = mlflow_reports.version_record(session.root, model, before, grid["digest"], code) if before else None
     if record is None:
         return None
     ours = solved(outcomes[evaluation["best"]])
@@ -158,8 +159,7 @@ def _champion(
 
 def _changes(before: Mapping[str, str], params: config.Params) -> list[Change]:
     """Nothing is known of a version whose run is gone."""
-    now = {name: str(value) for name, value in flat(params.model_dump(mode="json", by_alias=True)).items()}
-    return changes(before, now) if before else []
+    return changes(before, by_name(params)) if before else []
 
 
 def _commits(root: Path, since: str) -> list[str]:

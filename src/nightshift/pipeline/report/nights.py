@@ -14,7 +14,8 @@ from nightshift.adapters.mlflow_reports import NightRun
 from nightshift.adapters.model_versions import PipelineRun, Version
 from nightshift.pipeline.report import svg
 from nightshift.pipeline.report.templating import environment
-from nightshift.project import paths
+from nightshift.project import paths, quiet_nights
+from nightshift.project.quiet_nights import QuietNight
 from nightshift.reports.gate import Verdict
 from nightshift.statistics.intervals import Rate
 
@@ -42,10 +43,11 @@ class Night:
 
 
 def write(root: Path) -> Path:
-    """Make the site anew from MLflow; returns its first page."""
+    """Make the site anew from MLflow and the nights without a run there; returns its first page."""
     with files.new_folder(root / paths.NIGHTS) as folder:
         found = [night for run in mlflow_reports.nights(root, folder) for night in _nights(run)]
-        nights = sorted(found, key=lambda night: night.started, reverse=True)
+        quiet = [_quiet(night) for night in quiet_nights.read(root) if not _has_run(night, found)]
+        nights = sorted(found + quiet, key=lambda night: night.started, reverse=True)
         (folder / INDEX).write_text(render(nights))
     return root / paths.NIGHTS / INDEX
 
@@ -105,6 +107,28 @@ def _unreported(run: PipelineRun, version: Version | None) -> Night:
         champion=None,
         grid=version.grid if version else "",
         commit=run.commit,
+        page="",
+    )
+
+
+def _has_run(quiet: QuietNight, nights: Sequence[Night]) -> bool:
+    """Whether one of the nights of MLflow is this one: a night that failed has a run if it came so far."""
+    began = quiet.started.replace(microsecond=0)  # a stamp has whole seconds
+    return any(began <= night.started <= quiet.ended for night in nights)
+
+
+def _quiet(night: QuietNight) -> Night:
+    return Night(
+        started=night.started,
+        seconds=None if night.outcome == "missed" else (night.ended - night.started).total_seconds(),
+        mark=night.outcome,
+        promoted=False,
+        verdict=night.why,
+        changed="",
+        rate=None,
+        champion=None,
+        grid="",
+        commit="",
         page="",
     )
 

@@ -189,7 +189,7 @@ def curves(facts: Facts) -> list[dict[str, Any]]:
     """The training of every algorithm that has a history."""
     made = []
     for name, history in facts.histories.items():
-        sampled, kl = history.metric(SAMPLED_SUCCESS), history.metric(KL)
+        sampled, kl, helped = history.metric(SAMPLED_SUCCESS), history.metric(KL), history.interventions()
         label = (history.algorithm or name).upper().replace("_", " ")
         made.append(
             {
@@ -199,10 +199,14 @@ def curves(facts: Facts) -> list[dict[str, Any]]:
                 "success": svg.success_curve(
                     sampled, history.validation, history.kept, f"{label}: success by iteration; numbers in the table"
                 ),
-                "kl": svg.kl_curve(kl, history.kl_limit, f"{label}: KL by iteration") if kl else None,
+                "kl": svg.metric_curve(kl, f"{label}: KL by iteration", history.kl_limit) if kl else None,
                 "limit": history.kl_limit,
+                "interventions": {
+                    words: svg.metric_curve(values, f"{label}: {words}, by iteration")
+                    for words, values in helped.items()
+                },
                 "rows": [
-                    (i, sampled.get(i), history.validation.get(i), kl.get(i))
+                    (i, sampled.get(i), history.validation.get(i), kl.get(i), [one.get(i) for one in helped.values()])
                     for i in sorted({*sampled, *history.validation})
                 ],
             }

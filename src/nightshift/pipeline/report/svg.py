@@ -76,12 +76,12 @@ def success_curve(sampled: Mapping[int, float], greedy: Mapping[int, Rate], kept
     return _svg(parts, axes.height, words)
 
 
-def kl_curve(values: Mapping[int, float], limit: float | None, words: str) -> Markup:
-    """KL of every iteration's update, with the limit at which an update ends."""
+def metric_curve(values: Mapping[int, float], words: str, limit: float | None = None) -> Markup:
+    """A metric by iteration, from 0 on, and the limit that it should stay below, if it has one."""
     top = max([*values.values(), limit or 0.0, 1e-6]) * 1.15
     axes = Axes(first=0, last=max([*values, 1]), top=top, height=170)
     ticks = [(0.0, "0"), (top / 1.15, f"{top / 1.15:.2g}")]
-    parts = [*_frame(axes, ticks, "iteration"), *_series(axes, values, "kl", "ring")]
+    parts = [*_frame(axes, ticks, "iteration"), *_series(axes, values, "metric", "ring")]
     if limit is not None:
         parts += [
             _line(LEFT, axes.y(limit), RIGHT, axes.y(limit), "limit"),
