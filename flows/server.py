@@ -31,6 +31,7 @@ PATIENCE_SECONDS = 300
 """A server that ended is noticed at once; with some twenty busy processes on two cores a start takes minutes."""
 LOG = paths.STATE / "prefect-server.log"
 ADDRESS = "PREFECT_API_URL"
+_LOG_LINES = 12
 _HOST = "127.0.0.1"
 _EPHEMERAL = "ephemeral"
 _LASTING = "lasting"
@@ -53,9 +54,17 @@ class Server:
     def wait(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not answers(self.url):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise ProjectError(f"Prefect's server did not start; {LOG} says why", f"cat {LOG}")
+            if (status := self._process.poll()) is not None:
+                raise _not_started(f"ended with status {status} while it started")
+            if time.monotonic() > deadline:
+                raise _not_started(f"did not answer within {PATIENCE_SECONDS} s")
             time.sleep(0.1)
+
+
+def _not_started(what: str) -> ProjectError:
+    """With the end of the log: who reads the error may not have the folder, as in CI."""
+    lines = LOG.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    return ProjectError("\n    ".join([f"Prefect's server {what}. {LOG} ends with:", *lines]), f"cat {LOG}")
 
 
 @contextlib.contextmanager
@@ -65,14 +74,12 @@ def temporary_server() -> Iterator[Server]:
     Other users of this machine reach its port, so that it asks for a password that only this process and its children
     know.
     """
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port = probe.getsockname()[1]
     password = f"nightshift:{secrets.token_hex()}"
-    variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(port)}
-    variables[_MAX_RETRIES] = os.environ.get(_MAX_RETRIES, _RETRIES)
-    with _variables(variables), _started(port, _EPHEMERAL) as server:
-        yield server
+    with socket.create_server((_HOST, 0)) as listener:
+        variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(_port(listener))}
+        variables[_MAX_RETRIES] = os.environ.get(_MAX_RETRIES, _RETRIES)
+        with _variables(variables), _started(listener, _EPHEMERAL) as server:
+            yield server
 
 
 @contextlib.contextmanager
@@ -99,8 +106,7 @@ def lasting_server(port: int) -> Iterator[str]:
         check(local_url(port))
         yield local_url(port)
     else:
-        check_port(port, "serve")
-        with _started(port, _LASTING) as server:
+        with _listener(port, "serve") as listener, _started(listener, _LASTING) as server:
             server.wait()
             yield server.url
 
@@ -149,22 +155,38 @@ def _admits(url: str) -> bool | None:
 
 def check_port(port: int, command: str) -> None:
     """ProjectError if something listens there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError:
-            raise ProjectError(f"port {port} is in use", f"nightshift {command} --port {port + 1}") from None
+    _listener(port, command).close()
+
+
+def _listener(port: int, command: str) -> socket.socket:
+    try:
+        return socket.create_server((_HOST, port))
+    except OSError:
+        raise ProjectError(f"port {port} is in use", f"nightshift {command} --port {port + 1}") from None
+
+
+def _port(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager
-def _started(port: int, kind: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "flows.server", str(port), kind]
+def _started(listener: socket.socket, kind: str) -> Iterator[Server]:
+    """A server on this socket. It inherits the socket, since a port that is only known to be free may be taken in the
+    seconds in which the server imports prefect."""
+    port, inherited = _port(listener), listener.fileno()
+    command = [sys.executable, "-m", "flows.server", str(inherited), kind]
     own = {"PREFECT_SERVER_API_HOST": _HOST, "PREFECT_SERVER_API_PORT": str(port)}  # where its pages look for it
     with LOG.open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=os.environ | own
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | own,
+            pass_fds=[inherited],
         )
+    listener.close()  # so that nobody waits for an answer when the server has ended
     with process:  # its end closes the pipe and waits
         try:
             yield Server(process, local_url(port))
@@ -175,14 +197,15 @@ def _started(port: int, kind: str) -> Iterator[Server]:
             process.kill()
 
 
-def _serve(port: int, *, ephemeral: bool) -> None:
+def _serve(listener: socket.socket, *, ephemeral: bool) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
     os.umask(0o077)
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    uvicorn.run(create_app(ephemeral=ephemeral), host=_HOST, port=port, log_level="error", lifespan="on")
+    config = uvicorn.Config(create_app(ephemeral=ephemeral), log_level="error", lifespan="on")
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _end_with_parent() -> None:
@@ -191,4 +214,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), ephemeral=sys.argv[2] == _EPHEMERAL)
+    _serve(socket.socket(fileno=int(sys.argv[1])), ephemeral=sys.argv[2] == _EPHEMERAL)
