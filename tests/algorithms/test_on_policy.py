@@ -339,6 +339,25 @@ def test_ppo_kl_is_what_the_policy_moved_on_average_before_each_gradient() -> No
     assert learner.update(Iteration(played, 0.0))["update/ppo_kl"] == pytest.approx(moved.item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("level", ["token", "action", "chunk"])
+@pytest.mark.parametrize("old", ["rollout", "recomputed"])
+def test_how_far_the_learners_probabilities_are_from_the_rollouts_is_measured(old: str, level: RatioLevel) -> None:
+    actor = policy()
+    learner = make_learner(actor, settings(old_log_probs=old, ratio_level=level))
+    played = groups(actor, *MIXED[:2])
+    first = learner.update(Iteration(played, 0.0))
+    assert first["update/rollout_deviation"] < 1e-5 and first["update/rollout_deviation_std"] < 1e-5
+    batch = collate(actor, [e for group in played for e in group])
+    with torch.no_grad():
+        now = actor.log_prob(batch.inputs, batch.actions, TEMPERATURE)
+    (new, counted), (acted, _) = (elements(log_probs, batch.mask, level) for log_probs in (now, batch.log_probs))
+    deviations = ((new - acted)[counted].exp() - 1).abs()
+    second = learner.update(Iteration(played, 0.0))
+    assert second["update/rollout_deviation"] == pytest.approx(deviations.mean().item(), rel=1e-4)
+    assert second["update/rollout_deviation_std"] == pytest.approx(deviations.std(correction=0).item(), rel=1e-4)
+    assert deviations.mean() > 1e-3
+
+
 def test_uniform_groups_leave_the_policy_alone() -> None:
     actor = policy()
     before = copy.deepcopy(actor.state_dict())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nightshift.algorithms.batch import DecisionBatch, idle
-from nightshift.algorithms.collective import RankSlice, rank_slice, share_out
+from nightshift.algorithms.collective import RankSlice, global_moments, rank_slice, share_out
 from nightshift.algorithms.critic import ValueNetwork
 from nightshift.algorithms.estimators import Groups, estimate_advantages
 from nightshift.algorithms.objectives import AdaptiveKlCoef, approx_kl, clipped_surrogate, elements, kl_penalty
@@ -91,6 +91,7 @@ class OnPolicyLearner:
         batch = batch.with_zero_padding().resident_on(self.policy.device)
         local = rank_slice(self._strategy, len(batch))
         start = self._log_probs(batch)
+        deviation = self._rollout_deviation(batch, start)
         if self._recomputes_log_probs:
             batch = batch.with_log_probs(start)
         history, kl = self._optimize_policy(batch, start, local, progress)
@@ -98,7 +99,7 @@ class OnPolicyLearner:
         if history:
             self.kl_coef.observe(_mean(history, "kl_reference"), self._episodes(batch))
         self.version += 1
-        return self._metrics(history, kl)
+        return {**self._metrics(history, kl), **deviation}
 
     @property
     def _recomputes_log_probs(self) -> bool:
@@ -294,6 +295,17 @@ class OnPolicyLearner:
         total = approx_kl(new, old).sum()
         self._strategy.sum([total])
         return total.item() / local.total
+
+    def _rollout_deviation(self, batch: DecisionBatch, start: Tensor) -> dict[str, float]:
+        """How far the rollout's probabilities are from those that the learner computes of the same policy: by rounding,
+        or more, where what acts differs from what learns."""
+        new, counted = self._elements(batch, start)
+        old, _ = self._elements(batch, batch.log_probs)
+        moments = global_moments(self._strategy, (new - old)[counted].expm1().abs())
+        return {
+            "update/rollout_deviation": moments.mean.item(),
+            "update/rollout_deviation_std": moments.variance.sqrt().item(),
+        }
 
     def _episodes(self, batch: DecisionBatch) -> int:
         """The number of episodes of all ranks."""
