@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import pytest
 
 from nightshift.project.environment import NO_TELEMETRY
 from tests.conftest import REPOSITORY
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 _PATIENCE_SECONDS = 120
@@ -44,12 +44,6 @@ def need_postgres() -> None:
         pytest.skip(
             f"PostgreSQL refuses to run as root, and there is no user {_POSTGRES_USER}", allow_module_level=True
         )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ import yaml
 
 from nightshift.project import paths
 from tests.conftest import REPOSITORY, make_project
-from tests.servers import free_port, responds
+from tests.ports import free_port
+from tests.servers import responds
 from tests.test_deploy import DEPLOY
 from tests.waiting import wait_until
 

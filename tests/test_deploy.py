@@ -20,7 +20,8 @@ import yaml
 from nightshift.cli.app import app
 from nightshift.project import paths
 from tests.conftest import REPOSITORY, make_project
-from tests.servers import free_port, stop
+from tests.ports import free_port
+from tests.servers import stop
 from tests.waiting import wait_until
 
 DEPLOY = REPOSITORY / "deploy"

@@ -22,6 +22,7 @@ from nightshift.project import paths
 from tests import servers
 from tests.command import FAILING, Command
 from tests.conftest import REPOSITORY, choose, edit, git, make_project, nightshift
+from tests.ports import free_port
 
 servers.need("psycopg", "flask_wtf", "dvc_s3", "moto")
 servers.need_postgres()
@@ -120,7 +121,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         patch.setenv("PREFECT_HOME", str(root / paths.PREFECT_HOME))
         database = stack.enter_context(servers.postgres(SECRETS["PGPASSWORD"], REPOSITORY / "deploy/databases.sql"))
         s3 = stack.enter_context(servers.s3(folder))
-        port = servers.free_port()
+        port = free_port()
         changes = {**database, "AWS_ENDPOINT_URL": s3, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
         settings = example("nightshift", **changes)
         for name, value in settings.items():
@@ -141,7 +142,7 @@ def make_bucket(settings: dict[str, str]) -> None:
 @pytest.fixture(scope="module")
 def done(site: Site) -> Iterator[Site]:
     """After one run, with the Prefect server that `nightshift serve` starts."""
-    with lasting_server(servers.free_port()) as url:
+    with lasting_server(free_port()) as url:
         site.settings["PREFECT_API_URL"] = url
         ran = site.run("run")
         assert ran.returncode == 0, ran.stderr

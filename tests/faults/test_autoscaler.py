@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -14,6 +13,7 @@ import ray
 from nightshift.cluster.capacity import Capacity
 from nightshift.cluster.connection import start_ray
 from tests.faults.conftest import requested_bundles
+from tests.ports import free_port
 from tests.ray_cluster import SMALL, cluster
 
 WORKERS = 2
@@ -49,9 +49,7 @@ def autoscaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """Joined by this process, as a run would at RAY_ADDRESS."""
     monkeypatch.setenv("RAY_FAKE_CLUSTER", "1")
     monkeypatch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     file = tmp_path / "autoscaling.json"
     file.write_text(json.dumps(settings(f"{ray.util.get_node_ip_address()}:{port}")))
     with cluster(num_cpus=0, gcs_server_port=port, autoscaling_config=str(file), no_monitor=False) as started:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,14 +21,10 @@ from nightshift.stream.message import MessageHeader
 from nightshift.stream.weights import WEIGHTS, WeightPublisher
 from tests.faults.stream_processes import actor, cable, episode, learner, play, publish_and_die
 from tests.forks import fork
+from tests.ports import free_port
 from tests.stream.parts import RUN, contents
 
 ACTORS = ("left", "middle", "right")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 class Processes:

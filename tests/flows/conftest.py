@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pytest
 from flows import server
 from flows.server import lasting_server
 from nightshift.project import paths
+from tests.ports import free_port
 from tests.waiting import SECONDS
 
 
@@ -30,12 +30,6 @@ class PrefectServer:
         home = root / paths.PREFECT_HOME
         home.mkdir(parents=True, mode=0o700)
         _copy_database(self.empty_database, home / self.empty_database.name)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="package")

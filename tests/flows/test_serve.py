@@ -19,8 +19,9 @@ from nightshift.pipeline.run import Session
 from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project
 from tests.faults.test_interrupt import inhabitants
-from tests.flows.conftest import PrefectServer, free_port
+from tests.flows.conftest import PrefectServer
 from tests.flows.prefect_runs import ask, state, task_states
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 STATED = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}

@@ -35,6 +35,7 @@ from nightshift.teleop.server import listen
 from nightshift.types import Array, InterventionSettings, RolloutRequest, Scene, Task
 from tests.browser import browser
 from tests.conftest import REPOSITORY, choose, edit, nightshift
+from tests.ports import free_port
 from tests.rollouts.parts import policy
 from tests.stages.test_rlpd import (
     clone,  # noqa: F401 - a fixture
@@ -43,7 +44,7 @@ from tests.stages.test_rlpd import (
 )
 from tests.teleop.parts import Clock
 from tests.teleop.serving import Visitor, until, visitor
-from tests.teleop.test_command import flown, free_port
+from tests.teleop.test_command import flown
 
 TASK = Task(suite="fake", name="near", language="reach it", index=0, suite_size=2)
 PAGES_OWN = (0.7, -0.3, 0.25, 0.0, 0.0, 0.0)

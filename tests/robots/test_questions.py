@@ -24,10 +24,11 @@ from nightshift.types import RolloutRequest, Trajectory
 from tests.browser import browser
 from tests.command import Command
 from tests.interventions.test_browser import PERSON, Ada, settings_of_browser
+from tests.ports import free_port
 from tests.robots.parts import FAKE, served
 from tests.rollouts.parts import policy
 from tests.teleop.serving import Visitor, until, visitor
-from tests.teleop.test_command import flown, free_port, interrupted
+from tests.teleop.test_command import flown, interrupted
 
 pytestmark = pytest.mark.usefixtures("project")
 IN_PLACE = Question(kind="reset", words="Put everything at place 7 (train) for: reach it. Is it in place?")

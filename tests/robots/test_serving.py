@@ -30,6 +30,7 @@ from nightshift.robot_server.app import LARGEST_BODY, check_address, make_app
 from nightshift.robot_server.controller import Controller
 from nightshift.types import Array, RolloutRequest
 from tests.command import Command
+from tests.ports import free_port
 from tests.robots.parts import FAKE, PATIENT_S, WatchedArm
 from tests.robots.test_same_episodes import assert_same, play
 
@@ -171,12 +172,6 @@ def run(project: Path, *arguments: str) -> str:
     done = Command(project, "robot", *arguments).wait()
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port: int = free.getsockname()[1]
-    return port
 
 
 def serve(project: Path, port: int, *options: str) -> Command:

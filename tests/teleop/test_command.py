@@ -23,6 +23,7 @@ from nightshift.data import sources
 from nightshift.errors import ConfigError
 from tests.command import Command
 from tests.conftest import edit, nightshift
+from tests.ports import free_port
 from tests.servers import responds
 from tests.stages.test_opponent import register_champion
 from tests.teleop.serving import Visitor
@@ -45,12 +46,6 @@ def flown(port: int) -> Iterator[Visitor]:
         except (ConnectionRefusedError, InvalidHandshake):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def play(page: Visitor, steps: int, waiting: str = "ready") -> None:
