@@ -30,8 +30,9 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(
 
 from nightshift.envs.libero.env import LiberoEnv, control_env
 from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.libero.problem import ACTIONS
 from nightshift.envs.libero.setup import prepare
-from nightshift.envs.libero.suites import ACTIONS, LIBERO_OBJECT, LIBERO_SPATIAL, LiberoSuite
+from nightshift.envs.libero.suites import LIBERO_OBJECT, LIBERO_SPATIAL, LiberoSuite
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.errors import SimulatorError
 from nightshift.types import Array, Task

@@ -31,8 +31,8 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(
 
 from nightshift import config, envs, policies
 from nightshift.envs.libero.env import CONTROL_HZ
+from nightshift.envs.libero.problem import Problem
 from nightshift.envs.libero.setup import prepare, quiet
-from nightshift.envs.libero.suites import Problem
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.policies import device
 from nightshift.policies.base import Policy

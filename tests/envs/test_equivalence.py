@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from nightshift.envs.libero.env import LiberoEnv
-from nightshift.envs.libero.suites import STATE_SIZES, LiberoSuite
+from nightshift.envs.libero.problem import STATE_SIZES
+from nightshift.envs.libero.suites import LiberoSuite
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.policies.expert import Expert
 from nightshift.types import Task

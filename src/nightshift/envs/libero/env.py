@@ -23,10 +23,10 @@ from nightshift.envs.libero.cameras import CameraRenderer, Dress
 from nightshift.envs.libero.compiling import compile_control_step
 from nightshift.envs.libero.model_copies import ModelCopies
 from nightshift.envs.libero.placement import Placement
+from nightshift.envs.libero.problem import ACTIONS, STATE_SIZES, Problem, ProblemSource
 from nightshift.envs.libero.scene_model import Furnished, SceneModel, furnish
 from nightshift.envs.libero.setup import prepare, quiet, trim_memory
 from nightshift.envs.libero.stepping import Addresses, CompiledStepping, Lane
-from nightshift.envs.libero.suites import ACTIONS, STATE_SIZES, LiberoSuite, Problem
 from nightshift.envs.libero.world import World
 from nightshift.envs.protocols import DEFAULT, Protocol
 from nightshift.errors import SimulatorError, UnstablePhysics
@@ -58,7 +58,7 @@ class LiberoEnv:
 
     def __init__(
         self,
-        suite: LiberoSuite,
+        suite: ProblemSource,
         task: Task,
         protocol: Protocol,
         drawing: Drawing,
@@ -153,7 +153,7 @@ class LiberoEnv:
 
     @property
     def action_space(self) -> ActionSpace:
-        return self._suite.action_space
+        return ACTIONS
 
     def reset(self, split: Split, init_state: int) -> Observation:
         self.restore(split, init_state)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nightshift.envs.libero.articulation import articulations
 from nightshift.envs.libero.osc import array_at
-from nightshift.envs.libero.suites import FEATURES_PER_OBJECT, GRIPPER_FEATURES, OBJECTS_OF_INTEREST, STATE_SIZES
+from nightshift.envs.libero.problem import FEATURES_PER_OBJECT, GRIPPER_FEATURES, OBJECTS_OF_INTEREST, STATE_SIZES
 from nightshift.types import Array
 
 NO_JOINT = -1

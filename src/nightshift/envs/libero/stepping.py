@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.libero.suites import ACTIONS
+from nightshift.envs.libero.problem import ACTIONS
 
 if TYPE_CHECKING:
     from nightshift.envs.libero.goal import Goal

@@ -7,7 +7,6 @@ import sys
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ import numpy as np
 
 from nightshift import config
 from nightshift.envs.base import (
-    ActionSpace,
     ArraySpec,
     Drawing,
     DrawnState,
@@ -29,6 +27,7 @@ from nightshift.envs.base import (
     Suite,
     stored_split,
 )
+from nightshift.envs.libero.problem import ACTIONS, STATE_SIZES, Problem
 from nightshift.envs.libero.setup import gl_backend, package_folder, prepare, quiet
 from nightshift.envs.protocols import DEFAULT, Protocol
 from nightshift.errors import SimulatorError, StatesNotDrawn
@@ -45,31 +44,6 @@ DRAW = "nightshift stage states"
 """The command that draws training states."""
 
 AS_LIBERO_DRAWS = config.Cameras(names=("agentview", "wrist"), size="auto", shadows=True)
-
-ACTIONS = ActionSpace(size=7)
-"""Operational-space control: Δposition (3), Δrotation (3), gripper (-1 opens, +1 closes)."""
-
-OBJECTS_OF_INTEREST = 2
-"""Objects that the observations describe, in the order of the BDDL file; missing ones are zeros."""
-FEATURES_PER_OBJECT = 12  # position 3, first two columns of the rotation 6, position relative to the gripper 3
-GRIPPER_FEATURES = 6  # height 1, rotation 3, fingers 2: proprio without the position on the table
-STATE_SIZES = {
-    "proprio": 8,
-    "state": 8,
-    "objects": OBJECTS_OF_INTEREST * FEATURES_PER_OBJECT + 1,  # and one articulation joint
-    "egocentric": GRIPPER_FEATURES + OBJECTS_OF_INTEREST * 3 + 1,
-}
-"""Sizes of the observations that every step computes; libero/observations.py says what they hold."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What the simulation of one task is built from."""
-
-    bddl: Path
-    assets: Path
-    scene: Path | None = None  # None: the scene that LIBERO's problem class names
-    objects: str | None = None  # module that registers further objects with LIBERO when it is imported
 
 
 class LiberoSuite(Suite):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nightshift.envs.base import States, stored_split
-from nightshift.envs.libero.suites import LiberoSuite, Problem, load_npz
+from nightshift.envs.libero.problem import Problem
+from nightshift.envs.libero.suites import LiberoSuite, load_npz
 from nightshift.types import Split, Task
 
 FOLDER = Path(__file__).parent
