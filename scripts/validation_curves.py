@@ -2,7 +2,8 @@
 
 Each group is a name and the metrics of its runs (.state/metrics/rlpd-*.jsonl of a project), which differ in their seed.
 Writes a figure and prints all validations, the mean with its 95 % interval over runs (Student's t) at steps of a grid,
-and the decisions after which a run first reached the goal.
+and the decisions after which a run first reached the goal. With --never, the runs of two groups are pairs (the same
+seeds in the same order): prints the mean difference of those decisions and its exact sign-flip permutation test.
 Example: scripts/validation_curves.py curves.png with=a0.jsonl,a1.jsonl without=b0.jsonl,b1.jsonl --grid 250
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from scipy.stats import permutation_test
 
 from nightshift.statistics.intervals import over_runs
 
@@ -63,6 +65,27 @@ def tables(groups: Mapping[str, Sequence[Curve]], spacing: int, goal: float) -> 
     return text
 
 
+def paired_test(one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
+    """The mean difference of pairs, and its two-sided p value: without an effect both signs are as likely."""
+    test = permutation_test(
+        (one, other), lambda a, b, axis: np.mean(a - b, axis=axis), permutation_type="samples", n_resamples=np.inf
+    )
+    return float(test.statistic), float(test.pvalue)
+
+
+def comparison(groups: Mapping[str, Sequence[Curve]], goal: float, never: int) -> str:
+    """Of the decisions to the goal; `never` stands for those of a run that does not reach it."""
+    firsts = [[first_at(curve, goal) for curve in curves] for curves in groups.values()]
+    reached = [[never if first is None else first for first in of_group] for of_group in firsts]
+    difference, p_value = paired_test(*reached)
+    sooner = sum(a < b for a, b in zip(*reached, strict=True))
+    one, other = groups
+    return (
+        f"{goal:.0%} {one} - {other}: {difference:+,.0f} decisions on average, p = {p_value:.3f} (exact sign-flip "
+        f"permutation, two-sided); {one} is sooner in {sooner} of {len(reached[0])} pairs\n"
+    )
+
+
 def _told(rates: Sequence[float]) -> str:
     low, high = over_runs(rates)
     return f"{np.mean(rates):.0%} ({low:.0%} – {high:.0%})"
@@ -95,11 +118,16 @@ def main() -> None:
     parser.add_argument("groups", nargs="+", help="NAME=FILE,FILE,…")
     parser.add_argument("--grid", type=int, default=250, help="decisions between two rows of the table")
     parser.add_argument("--goal", type=float, default=0.9)
+    parser.add_argument("--never", type=int, help="decisions that count for a run which does not reach the goal")
     chosen = parser.parse_args()
     named = dict(group.split("=", 1) for group in chosen.groups)
     groups = {name: [read(Path(file)) for file in listed.split(",")] for name, listed in named.items()}
+    if chosen.never and [len(curves) for curves in groups.values()] != 2 * [len(next(iter(groups.values())))]:
+        parser.error("--never compares two groups of as many runs each, the same seeds in the same order")
     draw(chosen.figure, groups, chosen.grid)
     sys.stdout.write(tables(groups, chosen.grid, chosen.goal))
+    if chosen.never:
+        sys.stdout.write(comparison(groups, chosen.goal, chosen.never))
 
 
 if __name__ == "__main__":
