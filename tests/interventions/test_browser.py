@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from nightshift.adapters.tracking import JsonlTracker
 from nightshift.cli import doctor
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
+from nightshift.envs.robot.client import RobotClient
 from nightshift.errors import ConfigError, RolloutError
 from nightshift.interventions.base import Moment, PageSettings
 from nightshift.interventions.browser import RETURN_SECONDS, BrowserIntervention
@@ -36,6 +38,7 @@ from nightshift.types import Array, InterventionSettings, RolloutRequest, Scene,
 from tests.browser import browser
 from tests.conftest import REPOSITORY, choose, edit, nightshift
 from tests.ports import free_port
+from tests.robots.parts import FAKE, FaultyServer, faulty_server, robot_env, settings
 from tests.rollouts.parts import policy
 from tests.stages.test_rlpd import (
     clone,  # noqa: F401 - a fixture
@@ -55,6 +58,7 @@ HERE = ("127.0.0.1", 0)
 PAGE = PageSettings(address=HERE)
 IMPATIENT = PageSettings(address=HERE, patience_s=5.0)
 TOKEN = "0123456789abcdef0123456789abcdef"
+UNREACHABLE = SimpleNamespace(url="http://127.0.0.1:1")
 
 
 def no_scene() -> Scene:
@@ -297,7 +301,7 @@ def test_a_key_of_the_pilot_makes_a_stop_last(params: config.Params) -> None:
         assert 2 * IMPATIENT.patience_s <= play.clock.now - began < 2 * IMPATIENT.patience_s + 1
 
 
-@pytest.mark.parametrize("changes", [{"robot": object()}, {}])
+@pytest.mark.parametrize("changes", [{"robot": UNREACHABLE}, {}])
 def test_a_stop_lasts_on_a_robot_and_where_patience_has_no_limit(
     params: config.Params, changes: dict[str, Any]
 ) -> None:
@@ -379,7 +383,7 @@ def test_an_episode_that_ended_is_followed_by_another_at_once(play: Play) -> Non
 
 def test_on_a_robot_no_pause_ends_without_a_pilot(params: config.Params) -> None:
     let_go = threading.Event()
-    robot = params.env.model_copy(update={"robot": object()})
+    robot = params.env.model_copy(update={"robot": UNREACHABLE})
     with closing(Play(robot, is_let_go=let_go.is_set)) as play:
         play.begin()
         with visitor(play) as page:
@@ -400,6 +404,62 @@ def test_on_a_robot_no_pause_ends_without_a_pilot(params: config.Params) -> None
         let_go.set()
         stepping.join(60)
         assert ended
+
+
+@contextmanager
+def on_robot(**more: Any) -> Iterator[tuple[Play, FaultyServer, RobotClient]]:
+    """The page, a robot server, and a session that may move the robot."""
+    with faulty_server() as server:
+        chosen = settings(server.url, server.arm.description)
+        client = server.client(chosen)
+        client.open()
+        client.make_ready()
+        with closing(Play(robot_env(FAKE, chosen), **more)) as play:
+            yield play, server, client
+
+
+def test_a_stop_reaches_a_robot_at_once_and_again_until_the_episode_is_paused() -> None:
+    with on_robot() as (play, server, client), visitor(play) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.source.before_reset()
+        assert server.mode == "ready"
+        play.order(page, "pause")  # during the reset
+        until(lambda: server.mode == "stopped")
+        client.make_ready()  # as the reset does that the stop came before
+        until(lambda: server.mode == "stopped")
+        play.begin()
+        assert play.phase == "paused"
+        until(lambda: not any(thread.name == "intervention-stop" for thread in threading.enumerate()))
+        client.make_ready()
+        assert server.mode == "ready", "a stop that was obeyed is over"
+
+
+def test_a_stop_that_is_lost_is_sent_again() -> None:
+    with on_robot() as (play, server, _), visitor(play) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.begin()
+        server.is_reachable = False
+        play.order(page, "pause")
+        play.stands_still = True
+        page.hear_until("notice", lambda notice: "has not confirmed the stop" in notice["text"])
+        server.is_reachable = True
+        until(lambda: server.mode == "stopped")
+
+
+def test_a_closed_tab_stops_the_robot_of_whoever_drove_it() -> None:
+    let_go = threading.Event()
+    with on_robot(is_let_go=let_go.is_set) as (play, server, _):
+        play.begin()
+        with visitor(play) as page:
+            play.take_over(page)
+            assert server.mode == "ready"
+        until(lambda: play.source._pilot.holder is None)
+        let_go.set()
+        with pytest.raises(RolloutError, match="the run ended"):
+            play.override()
+        assert server.mode == "stopped"
 
 
 def test_the_page_of_training_needs_the_token(params: config.Params, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ or is closed, nobody acts: the episode is paused and makes no step, so that noth
 on when a pilot says so; on a simulator also with the policy after RETURN_SECONDS in which no pilot was heard of, or
 after machine.page_patience_s in which the pilot pressed nothing.
 
-A stop between two episodes holds before the scene is put back. An episode that broke off while it was paused or a
-person drove (a robot that is held too long refuses the next command) is followed by another when a pilot resumes.
+A stop between two episodes holds before the scene is put back. A robot is stopped at once, also during its reset, and
+refuses the next command. An episode that broke off while it was paused or a person drove is followed by another when a
+pilot resumes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 from nightshift import config, envs
 from nightshift.access import Access, page_url
 from nightshift.closing import Closing
+from nightshift.envs.robot.client import halt
 from nightshift.envs.robot.people import FolderPerson
 from nightshift.errors import RolloutError
 from nightshift.interventions.base import Moment, PageSettings
@@ -46,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 RETURN_SECONDS = 60.0
 """A policy that trains unattended in a simulator does not wait for ever for somebody who closed the page."""
+_STOP_AGAIN_SECONDS = 0.1
+_NOT_CONFIRMED = "The robot has not confirmed the stop: its watchdog has to hold it"
 _Phase = Literal["waiting", "running", "paused"]
 _REFUSED = "the episodes are rlpd's: take over, hand back, stop and resume are all there is here"
 
@@ -79,7 +83,8 @@ class BrowserIntervention(Closing):
         """When the pilot of a paused episode was last heard of, and last pressed something."""
         self._pressed: Drive | None = None
         """The newest command of a paused episode."""
-        self._goes_on_alone = env.robot is None
+        self._robot_url = env.robot.url if env.robot else None
+        self._goes_on_alone = self._robot_url is None
         """Whether a pause ends without a pilot, in time."""
         self._patience_s = (page.patience_s or math.inf) if self._goes_on_alone else math.inf
         self._gripper: messages.Gripper = "open"
@@ -88,6 +93,7 @@ class BrowserIntervention(Closing):
         station = Station(watched=self, pilot=self._pilot, hub=self._hub, access=Access(token), person=person)
         self._server = Server(station, listen(*page.address, "change machine.page in params.yaml"))
         self._lock = ports.hold(self.port)
+        self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._server.serve, name="intervention-page", daemon=True)
         self._thread.start()
         console.print(f"{page_url(page.address[0], self.port)}  watch the policy and take over", soft_wrap=True)
@@ -97,6 +103,7 @@ class BrowserIntervention(Closing):
         return self._server.port
 
     def close(self) -> None:
+        self._is_closed.set()
         self._server.stop()
         self._thread.join()
         if self._lock is not None:
@@ -159,7 +166,10 @@ class BrowserIntervention(Closing):
 
     def _is_stop_ordered(self) -> bool:
         orders = list(self._orders)  # the server's thread adds to them
-        return any(isinstance(order, messages.Pause) and self._pilot.is_held_by(client) for client, order in orders)
+        return any(self._is_stop(client, order) for client, order in orders)
+
+    def _is_stop(self, client: int, order: messages.Order) -> bool:
+        return isinstance(order, messages.Pause) and self._pilot.is_held_by(client)
 
     def _show(self, moment: Moment) -> None:
         image = moment.picture()
@@ -196,7 +206,20 @@ class BrowserIntervention(Closing):
 
     def _pause(self, why: str) -> None:
         self._enter("paused")
-        self._say(why, is_problem=True)
+        self._say(why if self._stop_robot(why) else f"{why}. {_NOT_CONFIRMED}", is_problem=True)
+
+    def _stop_robot(self, why: str) -> bool:
+        """Whether its server has confirmed it, or there is no robot."""
+        return self._robot_url is None or halt(self._robot_url, why)
+
+    def _stop_robot_until_paused(self) -> None:
+        """A stop may be lost on its way, and a reset that begins after it clears it."""
+        why = "the pilot pressed Stop"
+        is_stopped = self._stop_robot(why)
+        if not is_stopped:
+            self._say(_NOT_CONFIRMED, is_problem=True)
+        while (not is_stopped or self._is_stop_ordered()) and not self._is_closed.wait(_STOP_AGAIN_SECONDS):
+            is_stopped = self._stop_robot(why)
 
     def _enter(self, phase: _Phase) -> None:
         self._phase, self._pressed = phase, None
@@ -239,6 +262,8 @@ class BrowserIntervention(Closing):
 
     def submit(self, client: int, order: messages.Order) -> None:
         self._orders.append((client, order))
+        if self._robot_url is not None and self._is_stop(client, order):  # the thread that plays waits for the robot
+            threading.Thread(target=self._stop_robot_until_paused, name="intervention-stop", daemon=True).start()
 
     def welcome(self) -> dict[str, Any]:
         return {

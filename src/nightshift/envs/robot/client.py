@@ -184,13 +184,7 @@ class RobotClient:
 
     def halt(self, reason: str) -> bool:
         """`stop` from any thread, also while another one waits for the answer to a command. The session goes on."""
-        connection = connect(self._settings.url, _STOP_TIMEOUT_S)
-        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("POST", "/stop", dumps({"reason": reason}), headers())
-            response = connection.getresponse()
-            response.read(_LARGEST)
-            return response.status == http.client.OK
-        return False
+        return halt(self._settings.url, reason)
 
     def fault(self, what: str) -> RobotFault:
         """Stop the robot; the error to raise."""
@@ -297,6 +291,17 @@ class RobotClient:
         if taken <= self._pictures.get(name, -np.inf):
             raise self.fault(f"the image of {name} is the one that was sent before")
         self._pictures[name] = taken
+
+
+def halt(url: str, reason: str) -> bool:
+    """Stop the robot of whichever session commands it; whether its server has confirmed it."""
+    connection = connect(url, _STOP_TIMEOUT_S)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("POST", "/stop", dumps({"reason": reason}), headers())
+        response = connection.getresponse()
+        response.read(_LARGEST)
+        return response.status == http.client.OK
+    return False
 
 
 def describe(settings: config.Robot) -> Description:
