@@ -1,8 +1,8 @@
 """What every input device has in common: its state, a thread that reads it, and the intervention by it.
 
 A device commands [x, y, z, rx, ry, rz], each in [-1, 1], in the frame of the simulator (x away from the robot's foot,
-z up), and toggles the gripper. A person intervenes while input comes, and lets go `release_seconds` after the last:
-also if the device is unplugged.
+z up), and toggles the gripper. A person intervenes while input comes, and lets go `release_seconds` after the last, or
+when the device is unplugged.
 """
 
 from __future__ import annotations
