@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from nightshift import files, policies
+from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registration, mlflow_registry, mlflow_tracking, model_versions
 from nightshift.adapters.mlflow_registration import SHIPPED, LeftOut, Proposal, Registration, Rematch
 from nightshift.adapters.mlflow_registry import load
+from nightshift.adapters.mlflow_tracking import Tracking
 from nightshift.config import CHAMPION
 from nightshift.errors import DataError, RegistryError
 from nightshift.reports import gate
 from nightshift.reports.gate import Verdict
 from nightshift.statistics.paired import EpisodeOutcome
+from tests.conftest import make_project
 from tests.policies import examples
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "chunk": 1, "action_dim": 7}
@@ -162,18 +164,19 @@ def test_registering_again_makes_no_second_version_and_no_second_promotion(root:
 
 
 def test_a_promotion_whose_run_was_killed_before_it_could_tell_is_told_by_the_run_that_resumes_it(
-    root: Path, model: str
+    root: Path, model: str, tmp_path: Path
 ) -> None:
-    client = mlflow_tracking.connect(root)
-    experiment = mlflow_tracking._experiment(client, root)
+    params = config.load(make_project(tmp_path / "project") / "params.yaml")
     fingerprint = f"{model}-killed"
-    run = client.create_run(experiment, tags={mlflow_tracking.FINGERPRINT: fingerprint})
+    killed = Tracking(root, params, "abc", model)
+    run_id = killed._begin("register", fingerprint, {}).info.run_id
     before = register(root, model, fingerprint, "ssf")
-    assert before.run_id == run.info.run_id
-    client.update_run(run.info.run_id, status="RUNNING")
-    assert register(root, model, fingerprint, "ssf") == before
+    assert (before.run_id, before.verdict) == (run_id, Verdict.PROMOTED)
+    again = Tracking(root, params, "abc", model)
+    with again.stage("register", fingerprint, {}) as tracker:
+        assert (tracker.run_id, again.parent_id) == (run_id, killed.parent_id)
+        assert register(root, model, fingerprint, "ssf") == before
     assert tags_of(root, before)[mlflow_registry.PREVIOUS] == ""
-    client.set_terminated(run.info.run_id)
     assert register(root, model, fingerprint, "ssf").verdict is Verdict.CHAMPION_ALREADY
 
 

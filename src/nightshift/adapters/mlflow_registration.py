@@ -154,6 +154,13 @@ def _find(client: MlflowClient, proposal: Proposal) -> ModelVersion | None:
 def _create(client: MlflowClient, root: Path, proposal: Proposal) -> ModelVersion:
     """Log model and outcomes under the stage's own run and register it; the tags come with the version, in one step."""
     run_id = _run_of(client, proposal.fingerprint)
+    version = _log_and_register(client, root, proposal, run_id)
+    if run_id:
+        client.update_run(run_id, status="RUNNING")  # MLflow ended it, and the stage still works: a kill must show
+    return version
+
+
+def _log_and_register(client: MlflowClient, root: Path, proposal: Proposal, run_id: str | None) -> ModelVersion:
     with mlflow.start_run(run_id=run_id), _scratch(root, proposal.fingerprint) as scratch:
         folder = _stored(proposal, scratch)
         model = _log(folder, scratch)
