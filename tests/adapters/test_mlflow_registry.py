@@ -180,6 +180,14 @@ def test_a_promotion_whose_run_was_killed_before_it_could_tell_is_told_by_the_ru
     assert register(root, model, fingerprint, "ssf").verdict is Verdict.CHAMPION_ALREADY
 
 
+def test_a_version_is_logged_under_the_run_of_its_own_folder(root: Path, model: str, tmp_path: Path) -> None:
+    projects = [make_project(tmp_path / name) for name in ("one", "other")]
+    sessions = [Tracking(project, config.load(project / "params.yaml"), "abc", model) for project in projects]
+    mine, theirs = (session._begin("register", model, {}).info.run_id for session in sessions)
+    done = mlflow_registration.register(projects[0], proposal(root, model, model, "s"))
+    assert (done.run_id, theirs != mine) == (mine, True)
+
+
 @pytest.mark.parametrize(
     ("step", "argument"),
     [

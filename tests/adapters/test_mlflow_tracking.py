@@ -173,6 +173,22 @@ def test_runs_that_sigkill_left_running_are_killed_when_the_next_run_begins(root
         assert tracker.run_id == left, "it is resumed"
 
 
+def test_a_stage_that_another_folder_runs_at_the_same_time_keeps_its_run(root: Path, tmp_path: Path) -> None:
+    """Trials of a sweep, and clones on one MLflow server, begin with the same stages."""
+    clone = make_project(tmp_path / "clone")
+    theirs = tracking(clone)
+    alive = theirs._begin("collect", "same", {}).info.run_id
+    ours = tracking(root, code="at the same time")
+    mine = ours._begin("collect", "same", {}).info.run_id
+    run = ours.client.get_run(alive)
+    assert (run.info.status, run.data.tags[PARENT]) == ("RUNNING", theirs.parent_id)
+    theirs.client.set_terminated(alive, "KILLED")
+    with tracking(root, code="at the same time").stage("collect", "same", {}) as tracker:
+        assert tracker.run_id == mine, "its own killed one is resumed"
+    with tracking(clone).stage("collect", "same", {}) as tracker:
+        assert tracker.run_id == alive, "where its checkpoints are"
+
+
 def test_dataset_lineage_and_artifacts_are_found_by_name(root: Path, tmp_path: Path) -> None:
     track = tracking(root)
     (tmp_path / "folder").mkdir()

@@ -150,7 +150,7 @@ class Tracking:
         """A parent that is made here has this title; without one, the suite, the algorithms and the time."""
         self._kind = kind
         self._title = title or _title(params)
-        self._folder = _folder(root)
+        self._folder = folder_tag(root)
         self._root = root
         self._params = params
         self._commit = commit
@@ -163,7 +163,9 @@ class Tracking:
 
     @contextmanager
     def stage(self, stage: str, fingerprint: str, params: Mapping[str, Any]) -> Iterator[MlflowTracker]:
-        """The stage's run: the unfinished one of the same fingerprint if there is one, else a new one."""
+        """The stage's run: the unfinished one of this folder with the same fingerprint if there is one, else a new one.
+
+        One of another folder may be alive, and its checkpoints are there."""
         with self._explaining_outage():
             run = self._begin(stage, fingerprint, params)
             try:
@@ -292,7 +294,8 @@ class Tracking:
 
     @deferred()
     def _open_child(self, stage: str, fingerprint: str) -> Run:
-        found = self._newest(f"tags.`{FINGERPRINT}` = '{fingerprint}' and attributes.status != 'FINISHED'")
+        unfinished = f"tags.`{FINGERPRINT}` = '{fingerprint}' and attributes.status != 'FINISHED'"
+        found = self._newest(f"{unfinished} and tags.`{FOLDER}` = '{self._folder}'")
         tags = {
             FINGERPRINT: fingerprint,
             STAGE: stage,
@@ -408,7 +411,7 @@ def _follow_move(database: Path, root: Path) -> None:
             place = "substr(value, instr(value, ':') + 1)"  # after the name of the machine
             move = f"UPDATE tags SET value = ? || substr({place}, ?) WHERE key = ? AND substr({place}, 1, ?) IN (?, ?)"
             start = len(str(before)) + 1
-            connection.execute(move, [_folder(root), start, FOLDER, start, str(before), f"{before}/"])
+            connection.execute(move, [folder_tag(root), start, FOLDER, start, str(before), f"{before}/"])
 
 
 def _root_of(artifacts: str) -> Path | None:
@@ -419,9 +422,9 @@ def _root_of(artifacts: str) -> Path | None:
     return path.parents[len(paths.MLFLOW_ARTIFACTS.parts) - 1]
 
 
-def _folder(root: Path) -> str:
+def folder_tag(root: Path) -> str:
     """What tells the runs of a project from those of others in the same store."""
-    return f"{socket.gethostname()}:{root}"
+    return f"{socket.gethostname()}:{root.resolve()}"
 
 
 def _refuse_database(uri: str) -> None:
