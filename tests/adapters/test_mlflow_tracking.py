@@ -102,6 +102,22 @@ def test_trials_and_classifiers_are_no_runs_of_the_pipeline_unless_they_join_one
         assert track.parent_id == parents["pipeline"]
 
 
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
+def test_a_classifier_that_joins_a_run_of_the_pipeline_leaves_its_end_as_it_was(root: Path, status: str) -> None:
+    night = tracking(root, code=f"night {status}")
+    with night.stage("sft", f"night {status}", {}):
+        pass
+    night.close(status)
+    before = night.client.get_run(night.parent_id)
+    track = Tracking(root, config.load(root / "params.yaml"), "abc", f"night {status}", "classifier")
+    with pytest.raises(KeyboardInterrupt), track.stage("classifier", f"night {status}", {}):
+        raise KeyboardInterrupt
+    track.close("KILLED")
+    assert track.parent_id == night.parent_id
+    after = night.client.get_run(night.parent_id).info
+    assert (after.status, after.end_time) == (before.info.status, before.info.end_time)
+
+
 def test_results_are_metrics_of_the_parent_and_cached_stages_are_linked(root: Path) -> None:
     track = tracking(root, "results")
     with track.stage("sft", "known", {}) as made:

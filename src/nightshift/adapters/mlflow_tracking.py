@@ -156,6 +156,8 @@ class Tracking:
         self._commit = commit
         self._code = code
         self._opened = ""
+        self._is_guest = False
+        """Whether the parent is a run of another kind, which ends as its own process says."""
         self.client = connect(root)
         self.experiment_id = _experiment(self.client, root)
         self._end_leftovers()
@@ -235,7 +237,7 @@ class Tracking:
     @deferred()
     def close(self, status: str) -> None:
         """End the run of the pipeline; dvc.lock, which names all that it made, stays with it."""
-        if not self._opened:
+        if not self._opened or self._is_guest:
             return
         with self._tolerating_outage():
             if (self._root / paths.DVC_LOCK).exists():
@@ -266,7 +268,9 @@ class Tracking:
         begun = [run for kind in kinds if (run := self._newest(f"{same} and tags.`{STAGE}` = '{kind}'"))]
         if not begun or self._has_finished(begun[0], stage):
             return ""
-        self.client.update_run(begun[0].info.run_id, status="RUNNING")
+        self._is_guest = begun[0].data.tags[STAGE] != self._kind
+        if not self._is_guest:
+            self.client.update_run(begun[0].info.run_id, status="RUNNING")
         return str(begun[0].info.run_id)
 
     def _has_finished(self, parent: Run, stage: str) -> bool:
