@@ -529,7 +529,7 @@ def _every_page(search: Callable[[str | None], PagedList]) -> Iterator[Any]:
 
 def pipeline_digest(params: config.Params) -> str:
     """Of every number that counts: how many workers there are, what a night imports and who is told of it do not."""
-    values = params.model_dump(mode="json", by_alias=True, exclude={"machine", "nightly", "notify"})
+    values = params.model_dump(mode="json", by_alias=True, exclude=set(tracking.WITHOUT_EFFECT))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
