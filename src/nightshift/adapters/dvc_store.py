@@ -154,7 +154,7 @@ class DvcStore:
             return Path(stage.path).relative_to(self._root)
 
     def pull(self, pointers: Sequence[Path]) -> list[Path]:
-        """Bring tracked data (.dvc files) up to date from DVC's remote; returns the pointers whose data is new here.
+        """Fetch data of .dvc files that is missing here from DVC's remote; returns the pointers whose data changed.
 
         Data that was imported from another repository or address (`dvc import`, `dvc import-url`) becomes its newest.
         """

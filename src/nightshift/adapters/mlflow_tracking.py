@@ -369,8 +369,8 @@ def connect(root: Path) -> MlflowClient:
 
 
 def _check_answer(uri: str) -> None:
-    """Timeout if a server takes connections and says nothing: MLflow's client would ask it for minutes. What else goes
-    wrong is left to that client, which tries again."""
+    """Raise Timeout if a server accepts connections and does not answer: MLflow's client would wait for minutes. Other
+    errors are left to that client, which retries."""
     if uri.startswith("http"):
         try:
             requests.get(f"{uri.rstrip('/')}/health", timeout=_SECONDS_TO_ANSWER)
@@ -528,7 +528,7 @@ def _every_page(search: Callable[[str | None], PagedList]) -> Iterator[Any]:
 
 
 def pipeline_digest(params: config.Params) -> str:
-    """Of every number that counts: how many workers there are, what a night imports and who is told of it do not."""
+    """Digest of the params that may change a result: all sections but `tracking.WITHOUT_EFFECT`."""
     values = params.model_dump(mode="json", by_alias=True, exclude=set(tracking.WITHOUT_EFFECT))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
