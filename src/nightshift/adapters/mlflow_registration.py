@@ -316,8 +316,9 @@ def _run_of(client: MlflowClient, root: Path, fingerprint: str) -> str | None:
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
     if not experiment:
         return None
-    mine = f"tags.`{tracking.FINGERPRINT}` = '{fingerprint}' and tags.`{tracking.FOLDER}` = '{tracking.folder_tag(root)}'"
-    condition = f"{mine} and attributes.status = 'RUNNING'"
+    wanted = {tracking.FINGERPRINT: fingerprint, tracking.FOLDER: tracking.folder_tag(root)}
+    same = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in wanted.items())
+    condition = f"{same} and attributes.status = 'RUNNING'"
     runs = client.search_runs([experiment.experiment_id], condition, max_results=1)
     return str(runs[0].info.run_id) if runs else None
 
