@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,22 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from nightshift import files, policies
+from nightshift import config, files, policies
 from nightshift.adapters import mlflow_registration, mlflow_registry, mlflow_tracking, model_versions
 from nightshift.adapters.mlflow_registration import SHIPPED, LeftOut, Proposal, Registration, Rematch
 from nightshift.adapters.mlflow_registry import load
+from nightshift.adapters.mlflow_tracking import Tracking
 from nightshift.config import CHAMPION
 from nightshift.errors import DataError, RegistryError
+from nightshift.project import paths
+from nightshift.project.environment import NO_TELEMETRY
 from nightshift.reports import gate
 from nightshift.reports.gate import Verdict
 from nightshift.statistics.paired import EpisodeOutcome
+from tests import servers
+from tests.conftest import make_project
 from tests.policies import examples
+from tests.ports import free_port
 
 SPEC = {"family": "gaussian_mlp", "inputs": {"objects": 3, "task": 2}, "hidden": [8], "chunk": 1, "action_dim": 7}
 
@@ -162,19 +169,28 @@ def test_registering_again_makes_no_second_version_and_no_second_promotion(root:
 
 
 def test_a_promotion_whose_run_was_killed_before_it_could_tell_is_told_by_the_run_that_resumes_it(
-    root: Path, model: str
+    root: Path, model: str, tmp_path: Path
 ) -> None:
-    client = mlflow_tracking.connect(root)
-    experiment = mlflow_tracking._experiment(client, root)
+    params = config.load(make_project(tmp_path / "project") / "params.yaml")
     fingerprint = f"{model}-killed"
-    run = client.create_run(experiment, tags={mlflow_tracking.FINGERPRINT: fingerprint})
+    killed = Tracking(root, params, "abc", model)
+    run_id = killed._begin("register", fingerprint, {}).info.run_id
     before = register(root, model, fingerprint, "ssf")
-    assert before.run_id == run.info.run_id
-    client.update_run(run.info.run_id, status="RUNNING")
-    assert register(root, model, fingerprint, "ssf") == before
+    assert (before.run_id, before.verdict) == (run_id, Verdict.PROMOTED)
+    again = Tracking(root, params, "abc", model)
+    with again.stage("register", fingerprint, {}) as tracker:
+        assert (tracker.run_id, again.parent_id) == (run_id, killed.parent_id)
+        assert register(root, model, fingerprint, "ssf") == before
     assert tags_of(root, before)[mlflow_registry.PREVIOUS] == ""
-    client.set_terminated(run.info.run_id)
     assert register(root, model, fingerprint, "ssf").verdict is Verdict.CHAMPION_ALREADY
+
+
+def test_a_version_is_logged_under_the_run_of_its_own_folder(root: Path, model: str, tmp_path: Path) -> None:
+    projects = [make_project(tmp_path / name) for name in ("one", "other")]
+    sessions = [Tracking(project, config.load(project / "params.yaml"), "abc", model) for project in projects]
+    mine, theirs = (session._begin("register", model, {}).info.run_id for session in sessions)
+    done = mlflow_registration.register(projects[0], proposal(root, model, model, "s"))
+    assert (done.run_id, theirs != mine) == (mine, True)
 
 
 @pytest.mark.parametrize(
@@ -386,6 +402,50 @@ def test_code_that_was_put_beside_a_policy_in_the_store_is_not_run(root: Path, m
     for path in programs:
         path.write_text("raise SystemExit('code from the store was run')")
     assert mlflow_registry.load(root, model, version).action_dim == 7
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store of MLflow whose files have to be downloaded."""
+    port = free_port()
+    store = ["--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"]
+    artifacts = ["--artifacts-destination", str(tmp_path / "files")]
+    command = [sys.executable, "-m", "mlflow", "server", *store, *artifacts, "--port", str(port), "--workers", "1"]
+    log, url = tmp_path / "log", f"http://127.0.0.1:{port}"
+    with servers.running(command, log, NO_TELEMETRY) as process:
+        servers.wait_for(process, lambda: servers.responds(f"{url}/health"), log)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("server")
+def test_what_is_downloaded_of_a_remote_store_is_removed_after_use(
+    root: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(root, model, "one", "s")
+    downloads, elsewhere = root / paths.DOWNLOADS, tmp_path / "tmp"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    assert load(root, model, "1").action_dim == 7
+    assert list(elsewhere.iterdir()) == []
+    assert list(downloads.iterdir()) == []
+    champion = mlflow_registry.champion(root, model)
+    assert champion is not None
+    policy = champion.policy()
+    copies = list(downloads.rglob(policies.WEIGHTS))
+    champion.copy_policy(tmp_path)
+    assert list(downloads.rglob(policies.WEIGHTS)) == copies and len(copies) == 1, "it is downloaded once"
+    del champion
+    assert [*downloads.iterdir(), *elsewhere.iterdir()] == []
+    assert policy.act({"objects": np.ones((1, 3), np.float32), "task": np.zeros((1, 2), np.float32)}).shape == (1, 1, 7)
+
+
+def test_a_local_store_is_read_where_it_is(root: Path, model: str) -> None:
+    register(root, model, "one", "s")
+    champion = mlflow_registry.champion(root, model)
+    assert champion is not None
+    assert champion._folder / policies.WEIGHTS in stored_files(root, model, "1", policies.WEIGHTS)
 
 
 @pytest.mark.slow

@@ -102,6 +102,22 @@ def test_trials_and_classifiers_are_no_runs_of_the_pipeline_unless_they_join_one
         assert track.parent_id == parents["pipeline"]
 
 
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
+def test_a_classifier_that_joins_a_run_of_the_pipeline_leaves_its_end_as_it_was(root: Path, status: str) -> None:
+    night = tracking(root, code=f"night {status}")
+    with night.stage("sft", f"night {status}", {}):
+        pass
+    night.close(status)
+    before = night.client.get_run(night.parent_id)
+    track = Tracking(root, config.load(root / "params.yaml"), "abc", f"night {status}", "classifier")
+    with pytest.raises(KeyboardInterrupt), track.stage("classifier", f"night {status}", {}):
+        raise KeyboardInterrupt
+    track.close("KILLED")
+    assert track.parent_id == night.parent_id
+    after = night.client.get_run(night.parent_id).info
+    assert (after.status, after.end_time) == (before.info.status, before.info.end_time)
+
+
 def test_results_are_metrics_of_the_parent_and_cached_stages_are_linked(root: Path) -> None:
     track = tracking(root, "results")
     with track.stage("sft", "known", {}) as made:
@@ -171,6 +187,22 @@ def test_runs_that_sigkill_left_running_are_killed_when_the_next_run_begins(root
     assert track.client.get_run(left).data.tags[FINGERPRINT] == "old number"
     with again.stage("rloo", "old number", {}) as tracker:
         assert tracker.run_id == left, "it is resumed"
+
+
+def test_a_stage_that_another_folder_runs_at_the_same_time_keeps_its_run(root: Path, tmp_path: Path) -> None:
+    """Trials of a sweep, and clones on one MLflow server, begin with the same stages."""
+    clone = make_project(tmp_path / "clone")
+    theirs = tracking(clone)
+    alive = theirs._begin("collect", "same", {}).info.run_id
+    ours = tracking(root, code="at the same time")
+    mine = ours._begin("collect", "same", {}).info.run_id
+    run = ours.client.get_run(alive)
+    assert (run.info.status, run.data.tags[PARENT]) == ("RUNNING", theirs.parent_id)
+    theirs.client.set_terminated(alive, "KILLED")
+    with tracking(root, code="at the same time").stage("collect", "same", {}) as tracker:
+        assert tracker.run_id == mine, "its own killed one is resumed"
+    with tracking(clone).stage("collect", "same", {}) as tracker:
+        assert tracker.run_id == alive, "where its checkpoints are"
 
 
 def test_dataset_lineage_and_artifacts_are_found_by_name(root: Path, tmp_path: Path) -> None:

@@ -120,5 +120,5 @@ def test_an_address_that_does_not_answer_is_a_warning_without_the_address(
     monkeypatch.setenv(notify.ADDRESSES, f"json://127.0.0.1:9/{SECRET}, nonsense://{SECRET}")
     with caplog.at_level(logging.DEBUG):
         notify.failed(project, ProjectError("the disk is full"))
-    assert "2 of 2 notifications were not taken" in caplog.text
+    assert "2 of 2 notifications were not sent: check NIGHTSHIFT_NOTIFY" in caplog.text
     assert SECRET not in caplog.text

@@ -59,6 +59,36 @@ def test_the_holder_is_named_and_its_lock_ends_with_sigkill(tmp_path: Path) -> N
     assert (tmp_path / locks.LOCK).read_text() == f"{os.getpid()}\n"
 
 
+USER_OF_A_SCRATCH_FOLDER = """
+import os, signal, sys
+from pathlib import Path
+from nightshift.project.locks import scratch
+with scratch(Path(sys.argv[1])) as folder:
+    (folder / "weights").write_bytes(b"x" * 1000)
+    print(folder, flush=True)
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_scratch_folder_goes_with_its_block_and_one_of_a_killed_process_with_the_next(tmp_path: Path) -> None:
+    parent = tmp_path / "scratch"
+    program = [sys.executable, "-c", USER_OF_A_SCRATCH_FOLDER, str(parent)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        theirs = Path(other.stdout.readline().strip())
+        with locks.scratch(parent) as mine:
+            assert (list(mine.iterdir()), (theirs / "weights").exists()) == ([], True)
+        assert not mine.exists()
+        assert theirs.exists(), "its process is alive"
+        other.communicate()
+    assert theirs.exists()
+    with pytest.raises(ZeroDivisionError), locks.scratch(parent):
+        assert not theirs.exists()
+        raise ZeroDivisionError
+    assert list(parent.iterdir()) == []
+
+
 def test_a_lock_can_be_released_by_another_thread(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

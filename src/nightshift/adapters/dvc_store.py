@@ -121,19 +121,14 @@ class DvcStore:
     def commit(self, transaction: StageTransaction) -> None:
         """Record the stage's outputs as made from the inputs it began with, in dvc.lock and in the run-cache."""
         with self._locked():
-            stage = transaction.stage
-            stage.save_outs()
-            stage.md5 = stage.compute_md5()
-            self._record(stage)
+            self._record_outputs(transaction.stage)
 
     def record(self, name: str) -> None:
         """Record the outputs that are in place as made from the inputs that are here: another machine made them."""
         with self._locked():
             stage = self._stage(name)
             stage.save_deps()
-            stage.save_outs()
-            stage.md5 = stage.compute_md5()
-            self._record(stage)
+            self._record_outputs(stage)
 
     def restore(self, name: str) -> bool:
         """Bring back the outputs if this stage ran before with the same inputs; False if it never did."""
@@ -159,7 +154,7 @@ class DvcStore:
             return Path(stage.path).relative_to(self._root)
 
     def pull(self, pointers: Sequence[Path]) -> list[Path]:
-        """Bring tracked data (.dvc files) up to date from DVC's remote; returns the pointers whose data is new here.
+        """Fetch data of .dvc files that is missing here from DVC's remote; returns the pointers whose data changed.
 
         Data that was imported from another repository or address (`dvc import`, `dvc import-url`) becomes its newest.
         """
@@ -206,6 +201,11 @@ class DvcStore:
         with _translate_errors(), contextlib.closing(self._repo):
             content: bytes = DVCFileSystem(str(self._root), rev=rev).read_bytes(path.as_posix())
             return content
+
+    def _record_outputs(self, stage: Stage) -> None:
+        stage.save_outs()
+        stage.md5 = stage.compute_md5()
+        self._record(stage)
 
     def _record(self, stage: Stage) -> None:
         if _restorable(stage):

@@ -116,7 +116,7 @@ def register(root: Path, proposal: Proposal) -> Registration:
     if not _is_older(client, version):
         with deferred():
             client.set_registered_model_alias(proposal.model, registry.CHALLENGER, version.version)
-    decision = _decide(client, version, proposal)
+    decision = _decide(client, root, version, proposal)
     champion = registry.champion_version(client, proposal.model)
     if decision.promote and not _is(version, champion):
         registry.make_champion(client, version, champion)
@@ -153,7 +153,14 @@ def _find(client: MlflowClient, proposal: Proposal) -> ModelVersion | None:
 @deferred()
 def _create(client: MlflowClient, root: Path, proposal: Proposal) -> ModelVersion:
     """Log model and outcomes under the stage's own run and register it; the tags come with the version, in one step."""
-    run_id = _run_of(client, proposal.fingerprint)
+    run_id = _run_of(client, root, proposal.fingerprint)
+    version = _log_and_register(client, root, proposal, run_id)
+    if run_id:
+        client.update_run(run_id, status="RUNNING")  # MLflow ended it, and the stage still works: a kill must show
+    return version
+
+
+def _log_and_register(client: MlflowClient, root: Path, proposal: Proposal, run_id: str | None) -> ModelVersion:
     with mlflow.start_run(run_id=run_id), _scratch(root, proposal.fingerprint) as scratch:
         folder = _stored(proposal, scratch)
         model = _log(folder, scratch)
@@ -304,22 +311,24 @@ def _shipped(scratch: Path) -> Path:
     return package
 
 
-def _run_of(client: MlflowClient, fingerprint: str) -> str | None:
-    """The run the stage is being tracked in, if it is."""
+def _run_of(client: MlflowClient, root: Path, fingerprint: str) -> str | None:
+    """The run the stage is being tracked in, if it is; a clone may be running the same stage in its own."""
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
     if not experiment:
         return None
-    condition = f"tags.`{tracking.FINGERPRINT}` = '{fingerprint}' and attributes.status = 'RUNNING'"
+    wanted = {tracking.FINGERPRINT: fingerprint, tracking.FOLDER: tracking.folder_tag(root)}
+    same = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in wanted.items())
+    condition = f"{same} and attributes.status = 'RUNNING'"
     runs = client.search_runs([experiment.experiment_id], condition, max_results=1)
     return str(runs[0].info.run_id) if runs else None
 
 
-def _decide(client: MlflowClient, version: ModelVersion, proposal: Proposal) -> Decision:
+def _decide(client: MlflowClient, root: Path, version: ModelVersion, proposal: Proposal) -> Decision:
     """Whether the version becomes champion; the numbers and the reason are kept with it."""
     title = f"version {version.version} ({proposal.candidate})"
     champion = registry.champion_version(client, proposal.model)
     if _is(version, champion):
-        return _champion_already(client, version, proposal, title)
+        return _champion_already(client, root, version, proposal, title)
     if _is_older(client, version):
         return gate.older(title, f"version {_challenger(client, proposal.model)}")
     decision = _judge(client, title, version, champion, proposal)
@@ -371,7 +380,9 @@ def _is(version: ModelVersion, other: ModelVersion | None) -> bool:
     return other is not None and other.version == version.version
 
 
-def _champion_already(client: MlflowClient, version: ModelVersion, proposal: Proposal, title: str) -> Decision:
+def _champion_already(
+    client: MlflowClient, root: Path, version: ModelVersion, proposal: Proposal, title: str
+) -> Decision:
     """A registration that is repeated reports the reason it had, which stays in the registry as it is.
 
     It is a promotion only if it completes the run that moved the alias: that one was killed before it could tell.
@@ -381,7 +392,7 @@ def _champion_already(client: MlflowClient, version: ModelVersion, proposal: Pro
         return gate.same_weights(title, proposal.rate)
     # The p-value is absent if it was promoted by hand before the gate had judged it.
     p_value = version.tags.get(registry.P_VALUE, registry.NOT_TESTED)
-    completes = version.tags[registry.RUN] == _run_of(client, proposal.fingerprint)
+    completes = version.tags[registry.RUN] == _run_of(client, root, proposal.fingerprint)
     promoted = completes and version.tags.get(registry.VERDICT) == Verdict.PROMOTED
     return Decision(
         verdict=Verdict.PROMOTED if promoted else Verdict.CHAMPION_ALREADY,

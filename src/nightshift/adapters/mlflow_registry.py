@@ -10,6 +10,7 @@ import contextlib
 import io
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
+from mlflow.utils.uri import is_local_uri
 
 from nightshift import files, policies
 from nightshift.adapters import mlflow_tracking as tracking
@@ -28,6 +30,7 @@ from nightshift.config import CHAMPION
 from nightshift.errors import RegistryError
 from nightshift.interrupts import deferred
 from nightshift.policies.base import Policy
+from nightshift.project import locks, paths
 from nightshift.statistics.paired import EpisodeOutcome
 
 CHALLENGER = "challenger"
@@ -79,10 +82,11 @@ _WEIGHT_FILES = (*TAGS_OF_WHOLE, *TAGS_OF_ADAPTER)
 
 
 class Champion:
-    """The version behind the alias champion."""
+    """The version behind the alias champion. A copy of a remote store's files lasts as long as this object."""
 
-    def __init__(self, client: MlflowClient, version: ModelVersion) -> None:
+    def __init__(self, root: Path, client: MlflowClient, version: ModelVersion) -> None:
         self.version = str(version.version)
+        self._root = root
         self._client = client
         self._version = version
 
@@ -104,13 +108,23 @@ class Champion:
 
     @cached_property
     def _folder(self) -> Path:
-        return _verified_policy(self._version, _download(self._version))
+        copies = contextlib.ExitStack()
+        weakref.finalize(self, copies.close)
+        model = copies.enter_context(_downloaded(self._root, self._client, self._version))
+        return _verified_policy(self._version, model)
 
 
-def _download(version: ModelVersion) -> Path:
-    """The model as MLflow stores it."""
-    with hushed(), _readable(version, "policy"):
-        return Path(mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}"))
+@contextlib.contextmanager
+def _downloaded(root: Path, client: MlflowClient, version: ModelVersion) -> Iterator[Path]:
+    """The model as MLflow stores it: where a local store has it, or a copy in the project while the block lasts."""
+    with contextlib.ExitStack() as copies:
+        with hushed(), _readable(version, "policy"):
+            location = client.get_model_version_download_uri(version.name, version.version)
+            is_local = is_local_uri(location, is_tracking_or_registry_uri=False)
+            folder = None if is_local else str(copies.enter_context(locks.scratch(root / paths.DOWNLOADS)))
+            uri = f"models:/{version.name}/{version.version}"
+            model = Path(mlflow.artifacts.download_artifacts(uri, dst_path=folder))
+        yield model
 
 
 def _verified_policy(version: ModelVersion, model: Path) -> Path:
@@ -154,7 +168,7 @@ def champion(root: Path, model: str) -> Champion | None:
     """The version that is champion now."""
     client = connect(root)
     found = champion_version(client, model)
-    return Champion(client, found) if found else None
+    return Champion(root, client, found) if found else None
 
 
 def load(root: Path, model: str, which: str) -> Policy:
@@ -163,8 +177,10 @@ def load(root: Path, model: str, which: str) -> Policy:
     The copy of our code that lies beside it in MLflow's store is for programs without this package. It is not run here:
     its sha256 is not registered.
     """
-    version = look_up(connect(root), model, which)
-    return policies.load(_verified_policy(version, _download(version)))
+    client = connect(root)
+    version = look_up(client, model, which)
+    with _downloaded(root, client, version) as folder:
+        return policies.load(_verified_policy(version, folder))
 
 
 def connect(root: Path) -> MlflowClient:

@@ -150,12 +150,14 @@ class Tracking:
         """A parent that is made here has this title; without one, the suite, the algorithms and the time."""
         self._kind = kind
         self._title = title or _title(params)
-        self._folder = _folder(root)
+        self._folder = folder_tag(root)
         self._root = root
         self._params = params
         self._commit = commit
         self._code = code
         self._opened = ""
+        self._is_guest = False
+        """Whether the parent is a run of another kind, which ends as its own process says."""
         self.client = connect(root)
         self.experiment_id = _experiment(self.client, root)
         self._end_leftovers()
@@ -163,7 +165,9 @@ class Tracking:
 
     @contextmanager
     def stage(self, stage: str, fingerprint: str, params: Mapping[str, Any]) -> Iterator[MlflowTracker]:
-        """The stage's run: the unfinished one of the same fingerprint if there is one, else a new one."""
+        """The stage's run: the unfinished one of this folder with the same fingerprint if there is one, else a new one.
+
+        One of another folder may be alive, and its checkpoints are there."""
         with self._explaining_outage():
             run = self._begin(stage, fingerprint, params)
             try:
@@ -233,7 +237,7 @@ class Tracking:
     @deferred()
     def close(self, status: str) -> None:
         """End the run of the pipeline; dvc.lock, which names all that it made, stays with it."""
-        if not self._opened:
+        if not self._opened or self._is_guest:
             return
         with self._tolerating_outage():
             if (self._root / paths.DVC_LOCK).exists():
@@ -264,7 +268,9 @@ class Tracking:
         begun = [run for kind in kinds if (run := self._newest(f"{same} and tags.`{STAGE}` = '{kind}'"))]
         if not begun or self._has_finished(begun[0], stage):
             return ""
-        self.client.update_run(begun[0].info.run_id, status="RUNNING")
+        self._is_guest = begun[0].data.tags[STAGE] != self._kind
+        if not self._is_guest:
+            self.client.update_run(begun[0].info.run_id, status="RUNNING")
         return str(begun[0].info.run_id)
 
     def _has_finished(self, parent: Run, stage: str) -> bool:
@@ -292,7 +298,8 @@ class Tracking:
 
     @deferred()
     def _open_child(self, stage: str, fingerprint: str) -> Run:
-        found = self._newest(f"tags.`{FINGERPRINT}` = '{fingerprint}' and attributes.status != 'FINISHED'")
+        unfinished = f"tags.`{FINGERPRINT}` = '{fingerprint}' and attributes.status != 'FINISHED'"
+        found = self._newest(f"{unfinished} and tags.`{FOLDER}` = '{self._folder}'")
         tags = {
             FINGERPRINT: fingerprint,
             STAGE: stage,
@@ -362,8 +369,8 @@ def connect(root: Path) -> MlflowClient:
 
 
 def _check_answer(uri: str) -> None:
-    """Timeout if a server takes connections and says nothing: MLflow's client would ask it for minutes. What else goes
-    wrong is left to that client, which tries again."""
+    """Raise Timeout if a server accepts connections and does not answer: MLflow's client would wait for minutes. Other
+    errors are left to that client, which retries."""
     if uri.startswith("http"):
         try:
             requests.get(f"{uri.rstrip('/')}/health", timeout=_SECONDS_TO_ANSWER)
@@ -408,7 +415,7 @@ def _follow_move(database: Path, root: Path) -> None:
             place = "substr(value, instr(value, ':') + 1)"  # after the name of the machine
             move = f"UPDATE tags SET value = ? || substr({place}, ?) WHERE key = ? AND substr({place}, 1, ?) IN (?, ?)"
             start = len(str(before)) + 1
-            connection.execute(move, [_folder(root), start, FOLDER, start, str(before), f"{before}/"])
+            connection.execute(move, [folder_tag(root), start, FOLDER, start, str(before), f"{before}/"])
 
 
 def _root_of(artifacts: str) -> Path | None:
@@ -419,9 +426,9 @@ def _root_of(artifacts: str) -> Path | None:
     return path.parents[len(paths.MLFLOW_ARTIFACTS.parts) - 1]
 
 
-def _folder(root: Path) -> str:
+def folder_tag(root: Path) -> str:
     """What tells the runs of a project from those of others in the same store."""
-    return f"{socket.gethostname()}:{root}"
+    return f"{socket.gethostname()}:{root.resolve()}"
 
 
 def _refuse_database(uri: str) -> None:
@@ -521,8 +528,8 @@ def _every_page(search: Callable[[str | None], PagedList]) -> Iterator[Any]:
 
 
 def pipeline_digest(params: config.Params) -> str:
-    """Of every number that counts: how many workers there are, what a night imports and who is told of it do not."""
-    values = params.model_dump(mode="json", by_alias=True, exclude={"machine", "nightly", "notify"})
+    """Digest of the params that may change a result: all sections but `tracking.WITHOUT_EFFECT`."""
+    values = params.model_dump(mode="json", by_alias=True, exclude=set(tracking.WITHOUT_EFFECT))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

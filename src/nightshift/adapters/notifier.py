@@ -23,5 +23,5 @@ def send(addresses: str, title: str, body: str) -> bool:
         for address in re.split(r"[,\s]+", addresses.strip())
     ]
     if not all(told):
-        _log.warning("%d of %d notifications were not taken: check the address", told.count(False), len(told))
+        _log.warning("%d of %d notifications were not sent: check NIGHTSHIFT_NOTIFY", told.count(False), len(told))
     return all(told)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,6 +81,34 @@ def abandon(path: Path) -> None:
     with contextlib.suppress(OSError):  # the disk may be full
         if not is_held(path):
             path.write_text(f"{os.getpid()}\n")
+
+
+@contextlib.contextmanager
+def scratch(parent: Path) -> Iterator[Path]:
+    """An empty folder in `parent` while the block lasts. Those that killed processes left there are removed first.
+
+    A folder is locked before it exists, so that no other process takes it for one that was left.
+    """
+    for left in parent.glob("*/"):
+        if not is_held(_lock_of(left)):
+            _remove_scratch(left)
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent.absolute() / uuid.uuid4().hex
+    with FileLock(_lock_of(folder), thread_local=False):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            _remove_scratch(folder)
+
+
+def _lock_of(scratch: Path) -> Path:
+    return scratch.with_name(f"{scratch.name}.{LOCK}")
+
+
+def _remove_scratch(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _lock_of(folder).unlink(missing_ok=True)
 
 
 class Claim:

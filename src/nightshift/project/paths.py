@@ -85,6 +85,8 @@ RUN_RECORD = STATE / "run.json"
 
 MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"
 MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"
+DOWNLOADS = STATE / "downloads"
+"""Models of a remote store of MLflow, each while it is read."""
 PREFECT_HOME = STATE / "prefect"
 ACTOR_SPOOLS = STATE / "actor"  # episodes for learners on other machines
 TELEOP = STATE / "teleop"
