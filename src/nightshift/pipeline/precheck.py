@@ -23,10 +23,18 @@ from nightshift.cluster.program import ADDRESS_VARIABLE, temporary_folder
 from nightshift.data import sources
 from nightshift.envs.perturbations import randomisation
 from nightshift.envs.splits import check_validation_states, evaluation_states, planned_training_states
-from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
+from nightshift.errors import (
+    ConfigError,
+    DataError,
+    DeviceError,
+    NightshiftError,
+    PluginError,
+    Problems,
+    ProjectError,
+)
 from nightshift.interventions.opening import check_page, check_person
 from nightshift.policies import device, readable
-from nightshift.policies.start import check_same_network, no_champion
+from nightshift.policies.start import cannot_be_loaded, check_same_network, no_champion
 from nightshift.project import packages, paths
 from nightshift.project.graph import Definition
 from nightshift.stream import listening
@@ -290,7 +298,11 @@ def _check_start(params: config.Params) -> None:
     champion = None if packages.on_compute_node() else mlflow_registry.champion(Path.cwd(), model)
     if champion is None:
         raise no_champion(model)
-    check_same_network(champion.policy(), _weightless(params))
+    try:
+        policy = champion.policy()
+    except (DataError, PluginError) as error:
+        raise cannot_be_loaded(error) from None
+    check_same_network(policy, _weightless(params))
 
 
 _BY_SECTION: dict[str, Check] = {
