@@ -22,9 +22,14 @@ from nightshift import config, envs, policies
 from nightshift.cluster.program import ADDRESS_VARIABLE, temporary_folder
 from nightshift.data import sources
 from nightshift.envs.perturbations import randomisation
-from nightshift.envs.splits import check_validation_states, evaluation_states, planned_training_states
+from nightshift.envs.splits import (
+    TrainingStates,
+    check_demo_states,
+    check_validation_states,
+    evaluation_states,
+    planned_training_states,
+)
 from nightshift.errors import (
-    ConfigError,
     DataError,
     DeviceError,
     NightshiftError,
@@ -210,14 +215,7 @@ def _check_sources(params: config.Params) -> None:
 
 
 def _check_demos(params: config.Params) -> None:
-    for task in envs.tasks(params.env):
-        states = planned_training_states(task, params.states).train
-        if len(states) < params.collect.demos_per_task:
-            raise ConfigError(
-                f"collect.demos_per_task is {params.collect.demos_per_task}, but {task.name} has {len(states)} "
-                "training states, one for each demo",
-                "lower collect.demos_per_task in params.yaml; a LIBERO suite draws more with states.per_task",
-            )
+    check_demo_states(_planned_states(params), params.collect)
 
 
 def _check_evaluation(params: config.Params) -> None:
@@ -235,8 +233,12 @@ def check_films(count: int, name: str) -> None:
 
 def _check_validation(params: config.Params, algorithm: str) -> None:
     if algorithm in params.algorithms:
-        states = {task.name: planned_training_states(task, params.states) for task in envs.tasks(params.env)}
-        check_validation_states(states, params.section(algorithm).validation.level, f"{algorithm}.validation.level")
+        level = params.section(algorithm).validation.level
+        check_validation_states(_planned_states(params), level, f"{algorithm}.validation.level")
+
+
+def _planned_states(params: config.Params) -> dict[str, TrainingStates]:
+    return {task.name: planned_training_states(task, params.states) for task in envs.tasks(params.env)}
 
 
 def _check_sft(params: config.Params) -> None:
