@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.algorithms.selection import Outcomes, Validation, best_trained, select
 
 
 def outcomes(bits: str) -> Outcomes:
-    return {("lift", state): bit == "1" for state, bit in enumerate(bits)}
+    """1 solved, 0 failed, x invalid."""
+    return {("lift", state): bit == "1" for state, bit in enumerate(bits) if bit != "x"}
 
 
 def validation(iteration: int, bits: str) -> Validation:
@@ -29,6 +30,13 @@ def test_of_equally_good_trained_policies_the_latest_is_the_best() -> None:
     looks = [validation(0, "0000"), validation(2, "0111"), validation(4, "1110"), validation(6, "0110")]
     assert best_trained(looks) is looks[2]
     assert best_trained(looks[:1]) is None
+
+
+@given(st.lists(st.text("01x", min_size=3, max_size=3), min_size=3, max_size=5))
+@settings(max_examples=500)
+def test_a_later_validation_takes_the_place_of_the_best_or_leaves_it(runs: list[str]) -> None:
+    looks = [validation(index, bits) for index, bits in enumerate(runs)]
+    assert best_trained(looks) in (best_trained(looks[:-1]), looks[-1]), "the weights of others are gone"
 
 
 @given(st.lists(st.text("01", min_size=8, max_size=8), min_size=1, max_size=8), st.sampled_from([0.05, 0.1, 0.25]))

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nightshift import config, envs
 from nightshift.access import TOKEN_VARIABLE
 from nightshift.errors import StreamError
+from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import _actor
 from nightshift.stages._actor import ActorSpec, TicketsInPlay, act, join_learner, make_tickets, open_link
+from nightshift.stages._experience import Actors
+from nightshift.stream.experience import StreamedExperience
+from nightshift.stream.link import LearnerEndpoint
+from nightshift.stream.server import Server
 from tests.rollouts.faulty import Faulty, hang, segfault
 
+AT_ONCE = 6
 DEADLY = 2
 """The ticket whose init state ends the simulator's process."""
 
@@ -51,3 +59,15 @@ def exits(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
 
 def reports(spec: ActorSpec, in_play: TicketsInPlay, failed: Connection) -> None:
     failed.send(StreamError("the arm is unplugged", "plug it in"))
+
+
+def learns(folder: Path, spec: ActorSpec, policy: PolicySnapshot, processes: Connection) -> None:
+    """A learner whose actor has played a round, and that goes on; sends the processes below it."""
+    with LearnerEndpoint.open(folder, run=spec.run) as endpoint, Server(endpoint) as server:
+        placed = replace(spec, learner=("127.0.0.1", server.port), incarnation=endpoint.incarnation)
+        actors = Actors([placed], most_in_play=AT_ONCE, arrived=lambda: len(endpoint.inbox))
+        actors.start()
+        experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, check_actors=actors.check)
+        experience.play(policy, "sample")
+        processes.send([child.pid for child in psutil.Process().children(recursive=True)])
+        hang()

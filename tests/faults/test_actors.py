@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nightshift import config, envs, policies
@@ -19,6 +20,7 @@ from nightshift.cluster import version_check
 from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.experience import Order
 from nightshift.errors import ConfigError, DataError, RolloutError, StreamError
+from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import PolicySnapshot, snapshot
 from nightshift.rewards.reward import SIMULATOR
 from nightshift.rollouts.local import LocalPool
@@ -40,9 +42,9 @@ from nightshift.stream.message import Ack, Message
 from nightshift.stream.server import Server
 from nightshift.stream.tcp_link import TcpLink
 from nightshift.stream.weights import Weights
+from tests import forks
 from tests.faults import actor_processes
-
-AT_ONCE = 6
+from tests.faults.actor_processes import AT_ONCE
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -97,6 +99,7 @@ def started() -> Iterator[Callable[..., Actors]]:
 
     def start(*arguments: Any, **options: Any) -> Actors:
         found.append(Actors(*arguments, most_in_play=AT_ONCE, **options))
+        found[-1].start()
         return found[-1]
 
     yield start
@@ -123,6 +126,71 @@ def test_a_ticket_that_segfaults_its_simulator_is_given_up_and_the_others_are_pl
         assert (len(first.episodes), first.invalid) == (AT_ONCE - 1, 1)
         assert len(experience.play(policy, "sample").episodes) == AT_ONCE
         actors.stop()
+
+
+def with_expert(spec: ActorSpec) -> ActorSpec:
+    """An actor that simulates in several threads, and whose expert takes over: it decides in processes of its own."""
+    takes_over = {"source": "scripted", "stall_steps": 3, "stall_distance": 0.002, "hold_steps": 3}
+    return replace(
+        spec,
+        machine=spec.machine.model_copy(update={"threads": 2, "requests_at_once": 4}),
+        interventions=spec.interventions.model_copy(update=takes_over),
+    )
+
+
+def test_the_expert_takes_over_in_an_actor_that_simulates_in_several_threads(
+    endpoint: LearnerEndpoint, spec: ActorSpec, policy: PolicySnapshot, started: Callable[..., Actors]
+) -> None:
+    with Server(endpoint) as server:
+        placed = replace(with_expert(spec), learner=("127.0.0.1", server.port))
+        actors = started([placed], arrived=lambda: len(endpoint.inbox))
+        experience = StreamedExperience(endpoint, at_once=AT_ONCE, staleness=0, check_actors=actors.check)
+        played = experience.play(policy, "sample")
+        actors.stop()
+    assert len(played.episodes) == AT_ONCE
+    assert any(one.load().interventions.any() for one in played.episodes)
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_killed_leaves_neither_actors_nor_experts(
+    tmp_path: Path, spec: ActorSpec, policy: PolicySnapshot
+) -> None:
+    found, sent = multiprocessing.Pipe(duplex=False)
+    learner = forks.fork(actor_processes.learns, tmp_path / "learner", with_expert(spec), policy, sent)
+    sent.close()
+    processes = [psutil.Process(pid) for pid in found.recv()]
+    learner.kill()
+    learner.join()
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert not alive
+    assert len(processes) >= 3, "an actor and its two experts"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+def test_an_actor_that_cannot_be_started_leaves_none_of_those_before_it(
+    params: config.Params, job: Callable[[str], Job]
+) -> None:
+    others = multiprocessing.active_children()
+    two = replace(job("rlpd"), commit=SentOnce("abc1234"), machine=params.machine.model_copy(update={"actors": 2}))
+    opening = _experience.open_experience(
+        two, two.pool(params.env), seed=0, env=params.env, states=params.states, rlpd=params.rlpd
+    )
+    with pytest.raises(OSError, match="too many open files"), opening:
+        pass
+    assert multiprocessing.active_children() == others
+
+
+class SentOnce(str):
+    """Cannot be sent to a second process."""
+
+    sent = False
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        if self.sent:
+            raise OSError("too many open files")
+        self.sent = True
+        return str, (str(self),)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from nightshift.teleop.server import listen
 from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, install, nightshift, small_params
 from tests.policies.openvla_oft import published
-from tests.stages.test_opponent import register_champion
+from tests.stages.test_opponent import edited_policy, register_champion, rename_layers
 
 SEEING: dict[str, Any] = {
     "env": {"cameras": {"names": ["agentview"], "size": 32, "shadows": True}},
@@ -359,6 +359,11 @@ def test_a_champion_to_start_from_that_is_not_there_or_is_another_network_is_ref
     other = config.Params.model_validate(merged(small_params(), {"start": "champion", "policy": {"hidden": [8]}}))
     with pytest.raises(NightshiftError, match="another network than policy there describes"):
         check(other)
+    with edited_policy(project, small.section("register").model) as folder:
+        rename_layers(folder)
+    with pytest.raises(ConfigError, match=r"champion, which cannot be loaded here: policy\.safetensors has not") as old:
+        check(small)
+    assert old.value.next_step.startswith("start: scratch, or ")
 
 
 def small_network(chosen: config.Params) -> Any:

@@ -21,7 +21,7 @@ def test_runs_are_compared_by_when_they_first_reach_the_goal(tmp_path: Path) -> 
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     groups = [f"with={tmp_path}/a.jsonl,{tmp_path}/a.jsonl", f"without={tmp_path}/b.jsonl,{tmp_path}/b.jsonl"]
     figure = tmp_path / "curves.png"
-    command = [sys.executable, SCRIPT, figure, *groups, "--never", "600"]
+    command = [sys.executable, str(SCRIPT), str(figure), *groups, "--never", "600"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "| 0 | 40% (40% – 40%) | 20% (20% – 20%) |" in done.stdout
     assert "| 500 | 95% (95% – 95%) | 50% (50% – 50%) |" in done.stdout

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
+from safetensors.torch import load_file, save_file
 
 import nightshift
 from nightshift import config, files, policies
@@ -19,6 +22,7 @@ from nightshift.adapters.mlflow_registration import Proposal
 from nightshift.config import merged
 from nightshift.envs.fake import FAKE
 from nightshift.envs.grid import digest, played_by
+from nightshift.errors import RegistryError
 from nightshift.pipeline.job import Job
 from nightshift.project import packages, paths
 from nightshift.reports import gate
@@ -56,13 +60,32 @@ def register_champion(root: Path, model: str, grid: str, code: str = "", **netwo
 
 def forget(key: str, root: Path, model: str) -> None:
     """Make the registered policy.json that of a version of Nightshift which had no such key."""
+    with edited_policy(root, model) as folder:
+        spec = json.loads((folder / policies.SPEC).read_text())
+        del spec[key]
+        (folder / policies.SPEC).write_text(json.dumps(spec))
+
+
+@contextmanager
+def edited_policy(root: Path, model: str) -> Iterator[Path]:
+    """The folder of the champion's policy; what it has at the end is what was registered."""
     client = mlflow_registry.connect(root)
     stored = Path(mlflow.artifacts.download_artifacts(f"models:/{model}/1"))  # of a local store: where it is
     [path] = stored.rglob(policies.SPEC)
-    spec = json.loads(path.read_text())
-    del spec[key]
-    path.write_text(json.dumps(spec))
-    client.set_model_version_tag(model, "1", mlflow_registry.SPEC, files.sha256(path))
+    yield path.parent
+    for name, tag in ((policies.SPEC, mlflow_registry.SPEC), (policies.WEIGHTS, mlflow_registry.WEIGHTS)):
+        client.set_model_version_tag(model, "1", tag, files.sha256(path.parent / name))
+
+
+def rename_layers(folder: Path) -> None:
+    """As if a version of Nightshift with other names of the layers had saved the weights."""
+    weights = load_file(folder / policies.WEIGHTS)
+    save_file({f"old.{name}": tensor for name, tensor in weights.items()}, folder / policies.WEIGHTS)
+
+
+def change_spec(folder: Path, **changes: str) -> None:
+    spec = json.loads((folder / policies.SPEC).read_text())
+    (folder / policies.SPEC).write_text(json.dumps(spec | changes))
 
 
 def take(job: Job, **changes: Any) -> config.Params:
@@ -179,6 +202,40 @@ def test_a_champion_of_another_version_of_nightshift_is_left_out_after_a_nights_
     said = " ".join(capsys.readouterr().out.split())
     assert "cannot play this grid: the description of this policy is none of the family gaussian_mlp" in said
     assert "missing 1 required keyword-only argument: 'hidden'" in said
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (rename_layers, "policy.safetensors has not the weights of the gaussian_mlp policy"),
+        (partial(change_spec, family="rnn"), "unknown policy family 'rnn'"),
+        (partial(change_spec, family="rnn", package="rnn-policies 1.0"), "needs the package rnn-policies 1.0"),
+    ],
+)
+def test_a_champion_that_cannot_be_loaded_here_any_more_is_left_out_after_a_nights_training(
+    registry: Path, params: config.Params, job: Callable[[str], Job], edit: Callable[[Path], None], reason: str
+) -> None:
+    model = params.section("register").model
+    register_champion(registry, model, "old")
+    with edited_policy(registry, model) as folder:
+        edit(folder)
+    take(job("opponent"))
+    assert is_empty(paths.OPPONENT)
+    why = json.loads((paths.OPPONENT / paths.SKIPPED).read_text())[config.CHAMPION_LEFT_OUT]["why"]
+    assert reason in why
+    assert str(registry) not in why, "a champion that MLflow downloads is in another folder every time"
+
+
+def test_a_champion_whose_weights_are_damaged_is_an_error(
+    registry: Path, params: config.Params, job: Callable[[str], Job]
+) -> None:
+    model = params.section("register").model
+    register_champion(registry, model, "old")
+    stored = Path(mlflow.artifacts.download_artifacts(f"models:/{model}/1"))
+    [weights] = stored.rglob(policies.WEIGHTS)
+    rename_layers(weights.parent)
+    with pytest.raises(RegistryError, match="is damaged: its sha256 is not the registered one"):
+        take(job("opponent"))
 
 
 def test_a_compute_node_takes_nothing(

@@ -43,9 +43,16 @@ class Validation:
 
 def best_trained(validations: Sequence[Validation]) -> Validation | None:
     """The one that solves most states after the first validation, which is of the policy that training started from. Of
-    equals the latest: it has learned from more episodes."""
-    common = set.intersection(*(set(v.outcomes) for v in validations))
-    return max(validations[1:], key=lambda v: (sum(v.outcomes[cell] for cell in common), v.iteration), default=None)
+    equals the latest: it has learned from more episodes.
+
+    Each is compared with the best before it, on the states that were valid for both: a later validation, of which some
+    episodes are invalid, changes no earlier choice, whose weights alone are kept.
+    """
+    best: Validation | None = None
+    for each in validations[1:]:
+        if best is None or Paired.between(each.outcomes, best.outcomes).gain >= 0:
+            best = each
+    return best
 
 
 def select(validations: Sequence[Validation], level: float) -> Validation:

@@ -54,6 +54,17 @@ def check_validation_states(states: Mapping[str, TrainingStates], level: float, 
         )
 
 
+def check_demo_states(states: Mapping[str, TrainingStates], collect: config.Collect) -> None:
+    """ConfigError if a task has fewer training states than demos are asked for."""
+    for task, split in states.items():
+        if len(split.train) < collect.demos_per_task:
+            raise ConfigError(
+                f"collect.demos_per_task is {collect.demos_per_task}, but {task} has {len(split.train)} training "
+                "states, one for each demo",
+                "lower collect.demos_per_task in params.yaml; a LIBERO suite draws more with states.per_task",
+            )
+
+
 def _split(task: Task, count: int, states: config.States) -> TrainingStates:
     if count < _FEWEST:
         raise ConfigError(

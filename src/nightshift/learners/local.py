@@ -62,7 +62,7 @@ class Rank(Generic[Work_contra]):
             return self._learner.update(work)
 
     def policy(self) -> PolicySnapshot:
-        """Of ranks that shard it all have to ask, and rank 0 gets the weights."""
+        """With a sharded policy all ranks have to call this, and rank 0 alone gets the weights."""
         policy = self._learner.policy
         weights = self._strategy.trained_weights(policy)
         return PolicySnapshot.of(policy.spec, weights, self._learner.version, self._frozen)

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 _WAIT_SECONDS = 0.5
 _UNTIL_A_RANK_DIES = math.inf
-"""Seconds without progress: a rank counts none while it writes or reads a checkpoint, which may be large."""
+"""No timeout: a rank that writes or reads a checkpoint, which may be large, counts no progress meanwhile."""
 _Result = TypeVar("_Result")
 
 

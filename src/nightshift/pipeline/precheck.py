@@ -22,11 +22,24 @@ from nightshift import config, envs, policies
 from nightshift.cluster.program import ADDRESS_VARIABLE, temporary_folder
 from nightshift.data import sources
 from nightshift.envs.perturbations import randomisation
-from nightshift.envs.splits import check_validation_states, evaluation_states, planned_training_states
-from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
+from nightshift.envs.splits import (
+    TrainingStates,
+    check_demo_states,
+    check_validation_states,
+    evaluation_states,
+    planned_training_states,
+)
+from nightshift.errors import (
+    DataError,
+    DeviceError,
+    NightshiftError,
+    PluginError,
+    Problems,
+    ProjectError,
+)
 from nightshift.interventions.opening import check_page, check_person
 from nightshift.policies import device, readable
-from nightshift.policies.start import check_same_network, no_champion
+from nightshift.policies.start import cannot_be_loaded, check_same_network, no_champion
 from nightshift.project import packages, paths
 from nightshift.project.graph import Definition
 from nightshift.stream import listening
@@ -202,14 +215,7 @@ def _check_sources(params: config.Params) -> None:
 
 
 def _check_demos(params: config.Params) -> None:
-    for task in envs.tasks(params.env):
-        states = planned_training_states(task, params.states).train
-        if len(states) < params.collect.demos_per_task:
-            raise ConfigError(
-                f"collect.demos_per_task is {params.collect.demos_per_task}, but {task.name} has {len(states)} "
-                "training states, one for each demo",
-                "lower collect.demos_per_task in params.yaml; a LIBERO suite draws more with states.per_task",
-            )
+    check_demo_states(_planned_states(params), params.collect)
 
 
 def _check_evaluation(params: config.Params) -> None:
@@ -227,8 +233,12 @@ def check_films(count: int, name: str) -> None:
 
 def _check_validation(params: config.Params, algorithm: str) -> None:
     if algorithm in params.algorithms:
-        states = {task.name: planned_training_states(task, params.states) for task in envs.tasks(params.env)}
-        check_validation_states(states, params.section(algorithm).validation.level, f"{algorithm}.validation.level")
+        level = params.section(algorithm).validation.level
+        check_validation_states(_planned_states(params), level, f"{algorithm}.validation.level")
+
+
+def _planned_states(params: config.Params) -> dict[str, TrainingStates]:
+    return {task.name: planned_training_states(task, params.states) for task in envs.tasks(params.env)}
 
 
 def _check_sft(params: config.Params) -> None:
@@ -290,7 +300,11 @@ def _check_start(params: config.Params) -> None:
     champion = None if packages.on_compute_node() else mlflow_registry.champion(Path.cwd(), model)
     if champion is None:
         raise no_champion(model)
-    check_same_network(champion.policy(), _weightless(params))
+    try:
+        policy = champion.policy()
+    except (DataError, PluginError) as error:
+        raise cannot_be_loaded(error) from None
+    check_same_network(policy, _weightless(params))
 
 
 _BY_SECTION: dict[str, Check] = {

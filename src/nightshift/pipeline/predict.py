@@ -8,10 +8,9 @@ from pathlib import Path
 from nightshift import config
 from nightshift.adapters import mlflow_registry
 from nightshift.errors import ConfigError, RolloutError
-from nightshift.policies.device import resolve
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
-from nightshift.rollouts.opening import open_pool
+from nightshift.rollouts.opening import open_pool_for
 from nightshift.stages.evaluate import grid
 from nightshift.statistics.intervals import Rate
 from nightshift.telemetry import progress
@@ -27,8 +26,7 @@ def predict(root: Path, which: str, task: str, episodes: int) -> dict[str, Rate]
     requests = grid(env, episodes)
     played: Counter[str] = Counter()
     solved: Counter[str] = Counter()
-    machine = params.machine.model_copy(update={"workers": min(params.machine.workers, len(requests))})
-    pool = open_pool(machine, env, resolve(machine.device))
+    pool = open_pool_for(requests, params.machine, env)
     try:
         with progress.bar("predict", total=len(requests)) as advance:
             for _, (trajectory,) in pool.run(requests, snapshot(policy)):

@@ -23,7 +23,6 @@ from nightshift.envs.perturbations import registry
 from nightshift.errors import Busy, ConfigError
 from nightshift.pipeline.precheck import check_inputs
 from nightshift.policies.base import Policy
-from nightshift.policies.device import resolve
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import locks, packages, paths, robustness_grid
 from nightshift.reports import films
@@ -31,7 +30,7 @@ from nightshift.reports import robustness as report
 from nightshift.reports.gate import Robustness
 from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.rollouts.base import Pool
-from nightshift.rollouts.opening import open_pool
+from nightshift.rollouts.opening import open_pool_for
 from nightshift.telemetry import progress
 from nightshift.types import INSTRUCTION, PerturbationSpec, RolloutRequest, Trajectory
 
@@ -111,8 +110,7 @@ def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:
     for entrant in entrants:
         _check_paraphrases(params.env, entrant, requests)
     asked = robustness_grid.digest(root, params)  # as it is now: params.yaml may be edited meanwhile
-    machine = params.machine.model_copy(update={"workers": min(params.machine.workers, len(requests))})
-    pool = open_pool(machine, params.env, resolve(machine.device))
+    pool = open_pool_for(requests, params.machine, params.env)
     try:
         outcomes = [play(root, pool, params, entrant, requests) for entrant in entrants]
         found = {"grid": asked, **_report(params, chosen, entrants, outcomes)}

@@ -89,11 +89,13 @@ def load(folder: Path) -> Policy:
     weights = folder / (TRAINED if has_base else WEIGHTS)
     try:
         return _on_base(folder, spec) if has_base else build(spec, load_file(weights))
-    except (RuntimeError, SafetensorError):
-        raise DataError(
-            f"{weights} is damaged, or has not the weights of the {spec['family']} policy that {SPEC} beside it "
-            "describes",
-            "take both files from the same run",
+    except SafetensorError:
+        raise DataError(f"{weights} is damaged", f"take it and {SPEC} from the same run again") from None
+    except RuntimeError:
+        raise OtherVersion(  # no folder in `what`: it is kept as a reason, and a download is in another one every time
+            f"{weights.name} has not the weights of the {spec['family']} policy that {SPEC} beside it describes, as "
+            "this version of Nightshift builds it",
+            f"take both files in {folder} from the same run, or use the version that saved them",
         ) from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from nightshift.errors import ConfigError, RegistryError
+from nightshift.errors import ConfigError, NightshiftError, RegistryError
 
 if TYPE_CHECKING:
     from nightshift.policies.base import Policy
@@ -15,6 +15,13 @@ def no_champion(model: str) -> RegistryError:
     return RegistryError(
         f"start in params.yaml is champion, and {model} has none here",
         "start: scratch; the first version that passes the gate becomes champion",
+    )
+
+
+def cannot_be_loaded(error: NightshiftError) -> ConfigError:
+    return ConfigError(
+        f"start in params.yaml is champion, which cannot be loaded here: {error.what}",
+        f"start: scratch, or {error.next_step}" if error.next_step else "start: scratch",
     )
 
 

@@ -129,7 +129,6 @@ class Engine:
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
         self._fleets = Fleets(env, make_fleet, self._threads if settings.threads > 1 else None)
-        self._suite = env.suite
         self._experts = ExpertProcesses(settings.threads, env.suite)
         self._interventions = InterventionSources(env, settings.page)
         self._actor: tuple[str, Actor] | None = None
@@ -157,7 +156,7 @@ class Engine:
         finally:
             for cohort in cohorts:
                 self._abandon(cohort)
-            envs.suite(self._suite).release()
+            envs.suite(self._env.suite).release()
 
     def close(self) -> None:
         if self._threads is not None:
@@ -169,12 +168,12 @@ class Engine:
     def begin(self) -> None:
         """Before the engine's thread plays on: the answers are wanted, and people are waited for."""
         self._interventions.begin()
-        envs.suite(self._suite).begin(self._on_step)
+        envs.suite(self._env.suite).begin(self._on_step)
 
     def let_go(self) -> None:
         """Wait for no person any more, from any thread: the answers are no longer wanted."""
         self._interventions.let_go()
-        envs.suite(self._suite).let_go()
+        envs.suite(self._env.suite).let_go()
 
     def close_experts(self) -> None:
         """Free the memory of the expert's processes; they start again when they are needed."""
@@ -268,7 +267,7 @@ class Engine:
     def _expert(self) -> Decide:
         """In this process, or in others beside several threads."""
         if self._threads is None or self._settings.threads == 1:
-            return partial(decide, self._suite)
+            return partial(decide, self._env.suite)
         return self._experts.for_episode()
 
     def _submit(self, simulate: Callable[[], None]) -> Future[None]:

@@ -18,6 +18,7 @@ from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience, Order
 from nightshift.rewards.reward import SIMULATOR, Reward
 from nightshift.rollouts.base import Pool
+from nightshift.rollouts.schedule import shuffled
 from nightshift.types import Controller, InterventionSettings, RolloutRequest, Task, Trajectory
 
 _SEED_DOMAIN = 2
@@ -37,7 +38,9 @@ class Tickets:
     ) -> None:
         """`states`: those of every task that may be learned from; `reward` says what it needs to see;
         `interventions`: who may take over."""
-        self._states = [(task.name, _shuffled(task, chosen, seed)) for task, chosen in states.items()]
+        self._states = [
+            (task.name, shuffled(task, chosen, seed=seed, domain=_SEED_DOMAIN)) for task, chosen in states.items()
+        ]
         self._seed = seed
         self._reward = reward
         self._interventions = interventions
@@ -116,8 +119,3 @@ class LocalExperience(Experience):
 
 def _key(ticket: int) -> str:
     return f"{ticket:08d}"
-
-
-def _shuffled(task: Task, states: Sequence[int], seed: int) -> list[int]:
-    order: list[int] = np.random.default_rng([seed, task.index, _SEED_DOMAIN]).permutation(states).tolist()
-    return order

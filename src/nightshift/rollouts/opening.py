@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from nightshift import config
 from nightshift.interventions.base import PageSettings
+from nightshift.policies.device import resolve
 from nightshift.project import packages
 from nightshift.rollouts.base import Pool
 from nightshift.rollouts.engine import EngineSettings
 from nightshift.rollouts.local import LocalPool
+from nightshift.types import RolloutRequest
 
 
 def open_pool(machine: config.Machine, env: config.Env, device: torch.device) -> Pool:
@@ -21,6 +25,12 @@ def open_pool(machine: config.Machine, env: config.Env, device: torch.device) ->
     from nightshift.rollouts.pool import RayPool
 
     return RayPool(machine.workers, env, settings)
+
+
+def open_pool_for(requests: Sequence[RolloutRequest], machine: config.Machine, env: config.Env) -> Pool:
+    """With no more workers than there are requests."""
+    enough = machine.model_copy(update={"workers": min(machine.workers, len(requests))})
+    return open_pool(enough, env, resolve(machine.device))
 
 
 def engine_settings(machine: config.Machine, device: torch.device) -> EngineSettings:

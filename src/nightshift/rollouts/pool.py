@@ -135,8 +135,8 @@ class RayPool:
         running[attempt.actor.run.remote([requests[index] for index in bundle], sent)] = attempt
 
     def _without_room(self, running: dict[Any, Attempt], workers: int) -> Iterator[Bundle]:
-        """Bundles of workers that wait for a place which their node took with it. An idle worker, which may be in the
-        last place that there is, can play them."""
+        """End workers that wait for the resources of a lost node, and yield their bundles: an idle worker, which may
+        hold the last resources, can play them."""
         too_many = min(len(running) + len(self._idle) - workers, len(self._idle))
         unplaced = [future for future in running if not running[future].has_begun]
         for future in unplaced[: max(0, too_many)]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nightshift import config
-from nightshift.rollouts.schedule import Ring
+from nightshift.rollouts.schedule import Ring, shuffled
 from nightshift.types import RolloutRequest, Task, Trajectory
 
 Group = list[Trajectory]
@@ -41,7 +41,9 @@ class Sampler:
         self._temperatures = np.linspace(settings.temperature, settings.temperature_end, settings.iterations)
         self._seed = seed
         self._tasks = Ring([task.name for task in states])
-        self._states = {task.name: Ring(_shuffled(task, chosen, seed)) for task, chosen in states.items()}
+        self._states = {
+            task.name: Ring(shuffled(task, chosen, seed=seed, domain=_STREAM)) for task, chosen in states.items()
+        }
         self._solved: dict[str, dict[int, int]] = {task.name: {} for task in states}
         self._rates: dict[str, float] = {}
         self._requested: dict[str, float] = {task.name: 0.0 for task in states}
@@ -191,8 +193,3 @@ def _outcomes(group: Group) -> Group:
         )
         for episode in group
     ]
-
-
-def _shuffled(task: Task, states: Sequence[int], seed: int) -> list[int]:
-    order: list[int] = np.random.default_rng([seed, task.index, _STREAM]).permutation(states).tolist()
-    return order

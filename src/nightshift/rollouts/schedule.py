@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+import numpy as np
+
+from nightshift.types import Task
+
 Item = TypeVar("Item")
 
 
@@ -25,3 +29,9 @@ class Ring(Generic[Item]):
         chosen = [self._items[(self.cursor + offset) % len(self._items)] for offset in range(count)]
         self.cursor += count
         return chosen
+
+
+def shuffled(task: Task, states: Sequence[int], *, seed: int, domain: int) -> list[int]:
+    """The init states in a random order, another one for every task and `domain`."""
+    order: list[int] = np.random.default_rng([seed, task.index, domain]).permutation(states).tolist()
+    return order

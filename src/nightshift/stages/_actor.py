@@ -309,7 +309,7 @@ def _ending_if_hung(in_play: TicketsInPlay) -> Iterator[None]:
 
 
 def _wait_for_job(link: TcpLink) -> JobDescription:
-    """That of the first order, and not of one that the learner published before it was started again."""
+    """The job in the first order of this learner process. Orders of an earlier process are ignored."""
     try:
         while True:
             weights = link.weights(NO_POLICY)
@@ -322,7 +322,7 @@ def _wait_for_job(link: TcpLink) -> JobDescription:
 
 
 def _wait_for_job_of_restarted(learner: tuple[str, int], token: str | None) -> JobDescription:
-    """Also while it is down again: it was there once with this token."""
+    """Retries while the learner does not answer: it has accepted this token before."""
     while True:
         with suppress(LinkDown):
             return _wait_for_job(TcpLink(*learner, token=token))
@@ -339,7 +339,7 @@ def open_link(spec: ActorSpec) -> TcpLink:
 
 
 def _end_with_learner() -> None:
-    """Also in the middle of an order: the actors of a learner that resumes need the spools."""
+    """Exit when the learner has ended, also while an order is played: the actors of its next run need the spools."""
     learner = multiprocessing.parent_process()
     assert learner is not None
     learner.join()

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from nightshift import access, config, envs
 from nightshift.cluster import version_check
@@ -20,6 +21,7 @@ from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.experience import Experience
 from nightshift.errors import NightshiftError, RolloutError
+from nightshift.interrupts import deferred
 from nightshift.pipeline.job import Job
 from nightshift.project import paths, ports
 from nightshift.rewards.reward import open_reward
@@ -66,12 +68,22 @@ class Actors:
         main: Callable[..., None] = run_actor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`most_in_play` tickets at a time per actor; `arrived` episodes so far; `main` of every process."""
+        """`most_in_play` tickets at a time per actor; `arrived` episodes so far; `main` of every process.
+
+        `start` has to be followed by `stop`, also after an error: the exit of this process waits for the actors.
+        """
         self._arrived = arrived
         self._last_arrived = arrived()
         self._deaths: Counter[int] = Counter()  # of actors by the ticket that they were playing
         self._alone: set[int] = set()  # tickets that were in play when an actor ended
-        self._actors = [_Actor(spec, most_in_play, main, clock) for spec in specs]
+        self._specs = specs
+        self._begin = partial(_Actor, most_in_play=most_in_play, main=main, clock=clock)
+        self._actors: list[_Actor] = []
+
+    def start(self) -> None:
+        for spec in self._specs:
+            with deferred():  # a process that is not among them yet would not be stopped
+                self._actors.append(self._begin(spec))
 
     def check(self) -> None:
         """End those that hang, and start those again that have ended; an error if that does not help."""
@@ -91,8 +103,9 @@ class Actors:
             actor.process.join(max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """One that does not end in time is killed and loses nothing: its episodes are on disk, and the rest is played
-        again. But then a robot moves on until its watchdog holds it, and a question to a person stays open."""
+        """Terminate the actors, and kill those that do not end in time. No episode is lost: finished ones are on disk,
+        and others are played again. After a kill a robot moves on until its watchdog stops it, and a question to a
+        person stays open."""
         for actor in self._actors:
             actor.process.terminate()
         self._join(_STOP_SECONDS)
@@ -138,12 +151,15 @@ class _Actor:
         self.refill()
         self.start(spec)
 
+    @deferred()
     def start(self, spec: ActorSpec) -> None:
         self.spec = spec
         self.in_play.set([])
         self._failed, failed = self._context.Pipe(duplex=False)
-        self.process = self._context.Process(target=self._main, args=(spec, self.in_play, failed), daemon=True)
-        self.process.start()
+        # Not daemonic, since a daemonic process may start no other: the scripted expert decides in some of its own.
+        process = self._context.Process(target=self._main, args=(spec, self.in_play, failed))
+        process.start()
+        self.process = process
         failed.close()
 
     def kill(self) -> None:
@@ -244,6 +260,7 @@ def _streamed(
         ]
         actors = Actors(specs, most_in_play=rlpd.episodes_at_once, arrived=lambda: len(endpoint.inbox))
         try:
+            actors.start()
             experience = StreamedExperience(
                 endpoint,
                 at_once=rlpd.episodes_at_once,

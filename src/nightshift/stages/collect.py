@@ -13,8 +13,8 @@ import numpy as np
 from nightshift import config, envs, files
 from nightshift.data import episode
 from nightshift.data.episode_store import SCHEMA, EpisodeStore
-from nightshift.envs.splits import split_training_states
-from nightshift.errors import ConfigError, SimulatorError
+from nightshift.envs.splits import check_demo_states, split_training_states
+from nightshift.errors import SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.rollouts.provenance import provenance
@@ -27,10 +27,10 @@ Result = Literal["solved", "failed", "invalid"]
 
 def run(job: Job, *, seed: int, env: config.Env, states: config.States, collect: config.Collect) -> None:
     tasks = envs.tasks(env)
-    available = {task.name: split_training_states(task, states).train for task in tasks}
-    _check_enough_states(available, collect)
-    candidates = {task.name: _candidates(task, available[task.name], seed, collect) for task in tasks}
-    missing = dict.fromkeys(available, collect.demos_per_task)
+    splits = {task.name: split_training_states(task, states) for task in tasks}
+    check_demo_states(splits, collect)
+    candidates = {task.name: _candidates(task, splits[task.name].train, seed, collect) for task in tasks}
+    missing = dict.fromkeys(splits, collect.demos_per_task)
     invalid: Counter[str] = Counter()
     kept: list[str] = []
     space = envs.suite(env.suite).action_space
@@ -47,16 +47,6 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, collect:
     with files.new_folder(paths.DEMOS) as demos:
         for path in (drafts.folder / SCHEMA, *map(drafts.path, kept)):
             shutil.copy2(path, demos)
-
-
-def _check_enough_states(available: Mapping[str, Sequence[int]], collect: config.Collect) -> None:
-    for task, states in available.items():
-        if len(states) < collect.demos_per_task:
-            raise ConfigError(
-                f"collect.demos_per_task is {collect.demos_per_task}, but {task} has {len(states)} training states, "
-                "one for each demo",
-                "lower collect.demos_per_task in params.yaml; a LIBERO suite draws more with states.per_task",
-            )
 
 
 def _candidates(task: Task, states: Sequence[int], seed: int, collect: config.Collect) -> Iterator[int]:

@@ -18,6 +18,8 @@ from nightshift.project import paths
 _FEWEST_STARTS = 2
 """Of a task: init states or, in imports, episodes."""
 
+_WITHOUT_IT = "collect or import its source again without it, or leave the source out of dataset.sources in params.yaml"
+
 
 def run(job: Job, *, seed: int, dataset: config.Dataset) -> None:
     demos, schema = _checked_demos(sources.resolved(dataset.sources))
@@ -44,11 +46,15 @@ def _checked_demos(names: Sequence[str]) -> tuple[list[Episode], Schema]:
 
 def _check_demo(demo: Episode, path: Path) -> None:
     if not demo.success:
-        raise DataError(f"{path}: success is false: only successful episodes are demos (episode: {demo.label})")
+        raise DataError(
+            f"{path}: success is false: only successful episodes are demos (episode: {demo.label})",
+            _WITHOUT_IT,
+        )
     if demo.provenance.split != "train":
         raise DataError(
             f"{path}: provenance.split is {demo.provenance.split!r}: evaluation states are not for training "
-            f"(episode: {demo.label})"
+            f"(episode: {demo.label})",
+            _WITHOUT_IT,
         )
 
 

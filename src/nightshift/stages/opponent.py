@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nightshift import config
 from nightshift.envs.grid import cameras_in, digest, misfit, played_by
-from nightshift.errors import OtherVersion
+from nightshift.errors import DataError, PluginError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import _champion
@@ -37,7 +37,7 @@ def _why_not(champion: Champion, env: config.Env, cameras: Sequence[str]) -> str
     """Why it cannot play where candidates see these cameras; empty if it can."""
     try:
         shapes = champion.policy().shapes
-    except OtherVersion as error:  # a night's training must not be lost to an old champion
-        return error.what
+    except (DataError, PluginError) as error:  # a night's training must not be lost to an old champion
+        return error.what  # its files are those that were registered: damage is a RegistryError
     unseen = [camera for camera in cameras_in(env, list(shapes)) if camera not in cameras]
     return f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, shapes)

@@ -99,7 +99,7 @@ def _parts(found: Round, rloo: config.Rloo, ranks: int, iteration: int) -> list[
 
 
 def _groups(found: Round, rloo: config.Rloo, ranks: int) -> list[list[Group]]:
-    """What each rank learns from; nothing if too few groups were accepted and that ends the iteration."""
+    """The groups that each rank learns from; none if too few were accepted and sampling.when_short is skip."""
     if found.missing:
         _log.warning(
             "%d of %d groups are accepted: min_success_rate, max_success_rate or the simulator left out the others",

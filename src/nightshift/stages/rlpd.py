@@ -100,7 +100,7 @@ def _check_chunks(chunk: int, horizon: int) -> None:
 
 
 def _judge(job: Job, env: config.Env, rlpd: config.Rlpd, reward: Reward) -> Judge:
-    """Of validation: the simulator or the robot's server; the reward where nobody says it beside the robot."""
+    """What decides success in validation: the simulator or the robot's server, or the reward if neither reports it."""
     if env.robot is None or env.robot.success != "none":
         return BY_SIMULATOR
     recorder = Recorder(tasks=envs.tasks(env), discount=rlpd.discount, reward=reward, commit=job.commit)

@@ -23,9 +23,9 @@ from nightshift.project import paths
 from nightshift.telemetry import gpu, progress
 
 _MOST_STEPS = 20
-"""Of the learners, between two movements of the progress bar: reading a loss waits for the GPU."""
+"""The most gradient steps between two updates of the progress bar: reading a loss waits for the GPU."""
 _SECONDS_BETWEEN_SHOWS = 2.0
-"""About so long between two movements where steps are slow: then fewer than `_MOST_STEPS` are made in between."""
+"""Where steps are slow the progress bar is updated about this often, after fewer than `_MOST_STEPS` steps."""
 
 
 def run(job: Job, *, seed: int, policy: config.Policy, sft: config.Sft) -> None:

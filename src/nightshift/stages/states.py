@@ -41,7 +41,8 @@ _SAVE_EVERY = 20
 def run(job: Job, *, seed: int, env: config.Env, states: config.States) -> None:
     tasks = envs.tasks(env)
     envs.horizons(env)  # of all stages this one runs first, so a horizon that does not resolve is refused here
-    drafts = {task.name: job.state / f"{task.name}.npz" for task in tasks if envs.lacks_train_states(task)}
+    draws = envs.suite(env.suite).draws_train_states
+    drafts = {task.name: job.state / f"{task.name}.npz" for task in tasks} if draws else {}
     if drafts:
         _draw_missing(env, drafts, seed, states.per_task, job.machine)
     with files.new_folder(paths.INIT_STATES) as folder:

@@ -4,8 +4,9 @@ One update belongs to one decision of the actor. With an update-to-data ratio U 
 
     critics ─ Polyak ─ critics ─ Polyak ─ … U times, each on its own slice ─▶ actor, temperature on the last slice
 
-An encoder that the policy shares with its critics is the clone's and stays as it is: the critics' loss would take away
-what the clone sees by. From scratch it is trained by the critics' loss, and the actor's gradient stops at it.
+An encoder that the policy shares with its critics keeps the clone's weights: the critics' loss would destroy the
+features that the clone relies on. Of a policy from scratch it is trained by the critics' loss, and the actor's gradient
+stops at it.
 `averaged` is an exponential moving average of the policy's weights over its updates: the policy that acts greedily.
 """
 

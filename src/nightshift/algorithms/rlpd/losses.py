@@ -21,7 +21,7 @@ def critic_loss(values: Tensor, targets: Tensor) -> Tensor:
 
 
 def actor_loss(values: Tensor, log_probs: Tensor, temperature: Tensor) -> Tensor:
-    """`values` [E, B] of the actor's own actions, averaged over all critics, and the cost of being sure of them."""
+    """The entropy cost minus the value of the actor's own actions: `values` [E, B], averaged over all critics."""
     return (temperature * log_probs - values.mean(0)).mean()
 
 
