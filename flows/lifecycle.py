@@ -116,9 +116,7 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
 
 def _begin() -> None:
     logging.getLogger("prefect.flow_runs").addFilter(_is_news)
-    with get_client(sync_client=True) as client:
-        dead = mark_leftovers(client)
-    notify.killed(Path.cwd(), [run.name for run in dead if run.parent_task_run_id is None])
+    report_leftovers()
     _end_with_server()
 
 
@@ -156,8 +154,15 @@ def hours_late() -> float:
     return float((datetime.now(due.tzinfo) - due).total_seconds() / 3600)
 
 
+def report_leftovers() -> None:
+    """Mark the runs that were killed, and notify people: a killed run could not do that itself."""
+    with get_client(sync_client=True) as client:
+        dead = mark_leftovers(client)
+    notify.killed(Path.cwd(), [run.name for run in dead if run.parent_task_run_id is None])
+
+
 def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:
-    """Mark the runs of this machine whose process is gone, or never came to life, as Crashed; returns them."""
+    """Mark the runs of this folder whose process is gone, or never came to life, as Crashed; returns them."""
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_OPEN))),
@@ -229,15 +234,22 @@ def _never_began(run: FlowRun) -> bool:
 
 
 def _is_dead(run: FlowRun) -> bool:
-    """Whether the process in its labels is gone; a later process with the same number is another one.
+    """Whether it is a run of this folder whose process is gone; a later process with the same number is another one.
 
     While a run holds the lock of the folder, it may be this one: processes of another container are not seen here.
     """
     labels = run.labels
-    if labels.get(_HOST) != socket.gethostname() or locks.is_held(Path(str(labels[_FOLDER])) / LOCK):
+    folder = Path(str(labels[_FOLDER]))
+    if labels.get(_HOST) != socket.gethostname() or not _is_ours(folder) or locks.is_held(folder / LOCK):
         return False
     try:
         started = psutil.Process(int(labels[_PROCESS])).create_time()
     except psutil.NoSuchProcess:
         return True
     return bool(abs(started - float(labels[_STARTED])) > _CLOCK_TOLERANCE)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether runs of that folder are this project's. On a shared server other projects mark and report their own; a
+    folder that does not exist may be the one that this project was moved from."""
+    return folder == Path.cwd() or not folder.exists()

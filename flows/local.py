@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from httpx import TransportError
 from prefect import Flow, serve, tags
-from prefect.client.orchestration import get_client
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import CancelledRun, PrefectHTTPStatusError, TerminationSignal
@@ -21,7 +20,7 @@ from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
-from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, mark_leftovers
+from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, report_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
 from flows.server import LOG
@@ -92,8 +91,7 @@ def serve_forever(url: str) -> None:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _terminate)
     with temporary_settings({PREFECT_API_URL: url}):
-        with get_client(sync_client=True) as client:
-            mark_leftovers(client)
+        report_leftovers()
         serve(*deployments(), limit=1, pause_on_shutdown=False)
 
 
