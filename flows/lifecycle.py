@@ -93,7 +93,8 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
             _end_tasks(StateType.COMPLETED)
         except Busy as busy:
             nightly.refused(Path.cwd(), started, busy)
-            return cast(R, Cancelled(name=REFUSED, message=busy.what))
+            # Who calls this flow in the same process, as `nightly` does, gets the data of the state raised.
+            return cast(R, Cancelled(name=REFUSED, message=busy.what, data=busy))
         except (*Stopped, CancelledRun):
             _end_tasks(StateType.CANCELLED)
             return cast(R, Cancelled(message=STOPPED))
@@ -200,8 +201,8 @@ def _is_settled(state: State[Any]) -> bool:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for the traceback that Prefect's engine logs of a run that has ended as Cancelled."""
-    return not (record.exc_info and isinstance(record.exc_info[1], CancelledRun))
+    """False for the traceback that Prefect's engine logs of a run that has ended as Cancelled or Refused."""
+    return not (record.exc_info and isinstance(record.exc_info[1], (CancelledRun, Busy)))
 
 
 def _end_with_server() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from flows.server import ADDRESS
 from nightshift import config
 from nightshift.adapters.dvc_store import StageStatus
 from nightshift.cli import commands
-from nightshift.errors import ConfigError, DataError, ProjectError, RolloutError, Unreachable
+from nightshift.errors import Busy, ConfigError, DataError, ProjectError, RolloutError, Unreachable
 from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths, quiet_nights
@@ -187,6 +188,42 @@ def test_a_night_that_another_run_is_in_the_way_of_is_kept(calls: list[str]) -> 
         assert nightly(return_state=True).name == REFUSED
     assert calls == []
     assert [night.outcome for night in quiet_nights.read(Path.cwd())] == ["refused"]
+
+
+def test_a_night_whose_folder_is_taken_before_its_pipeline_begins_is_refused_and_kept_once(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between its own session, which imports demos, and that of the pipeline."""
+    with ExitStack() as stack:
+        prepared_then_taken(monkeypatch, stack)
+        ended: Any = nightly(return_state=True)
+    assert (ended.name, calls) == (REFUSED, [])
+    assert "is working in" in ended.message
+    assert [night.outcome for night in quiet_nights.read(Path.cwd())] == ["refused"]
+    assert not [record for record in caplog.records if record.exc_info], "being refused is no error"
+
+
+def test_a_command_whose_folder_is_taken_before_its_flow_begins_says_so_and_keeps_the_night_once(
+    calls: list[str], prefect_server: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting a Prefect server takes seconds, and another run may begin in them."""
+    monkeypatch.setattr(commands, "check_free", lambda root: None)  # it was free then
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # put back afterwards
+    monkeypatch.setattr(commands, "enter", lambda **_: Path.cwd())
+    monkeypatch.setenv(ADDRESS, prefect_server.url)
+    with ExitStack() as stack, receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        prepared_then_taken(monkeypatch, stack)
+        with pytest.raises(Busy, match="is working in") as refused:
+            commands.nightly()
+    assert refused.value.next_step.startswith("wait for it, or kill ")
+    assert (calls, messages) == ([], [])
+    assert [night.outcome for night in quiet_nights.read(Path.cwd())] == ["refused"]
+
+
+def prepared_then_taken(monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    """A night after whose preparation another run takes the folder."""
+    monkeypatch.setattr("nightshift.pipeline.nightly.prepare", lambda root: stack.enter_context(Session(root)) and [])
 
 
 def test_a_run_whose_stage_fails_leaves_a_report_that_says_so_and_links_it(

@@ -123,6 +123,8 @@ def test_a_run_that_another_is_in_the_way_of_is_shown_as_refused(root: Path, por
     with Session(root):
         run = order(port)
         wait_until(lambda: state(local_url(port), run) == "Refused")
+        wait_until(lambda: not engines(root))
+    assert "Traceback" not in server.printed() + server.complained(), "being refused is no error"
 
 
 def test_a_server_that_is_killed_takes_prefect_and_its_run_along_and_the_next_one_marks_the_run(

@@ -56,9 +56,8 @@ def failed(root: Path, started: datetime, error: Exception) -> None:
 
     The page may be published, and the words of an error that is not ours may hold an address with a password.
     """
-    if any(hasattr(each, _MET) for each in _chain(error)):
+    if _was_met(error):
         return
-    setattr(error, _MET, True)
     notify.failed(root, error)
     why = error.what if isinstance(error, NightshiftError) else f"{type(error).__name__}: the log says more"
     quiet_nights.add(root, started, "failed", why)
@@ -71,8 +70,17 @@ def missed(root: Path, why: str) -> None:
 
 
 def refused(root: Path, started: datetime, busy: Busy) -> None:
-    """Keep a night that another run was in the way of."""
-    quiet_nights.add(root, started, "refused", busy.what)
+    """Record a night that did not run, because another run was working in the folder. An error that is passed again is
+    ignored."""
+    if not _was_met(busy):
+        quiet_nights.add(root, started, "refused", busy.what)
+
+
+def _was_met(error: BaseException) -> bool:
+    """Whether the error, or one that it came from, was passed here before; from now on it was."""
+    known = any(hasattr(each, _MET) for each in _chain(error))
+    setattr(error, _MET, True)
+    return known
 
 
 def _chain(error: BaseException) -> list[BaseException]:
