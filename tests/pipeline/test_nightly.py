@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nightshift import config
+from nightshift.adapters.dvc_store import DvcStore
 from nightshift.data import sources
 from nightshift.errors import DataError
 from nightshift.pipeline import nightly, notify
@@ -59,6 +60,23 @@ def test_what_cannot_be_imported_is_said_and_does_not_keep_the_rest_from_being_i
     assert done == "imported c: 2 episodes, 0 failed and 1 broken ones left out"
     edit(project, "nightly", inbox="nowhere")
     assert nightly.prepare(project) == ["nightly.inbox nowhere is not a folder"]
+
+
+def test_an_import_that_was_interrupted_before_dvc_tracked_it_is_tracked_by_the_next_night(
+    project: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(inbox / "goal.hdf5")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DvcStore, "track", interrupted)
+        nightly.prepare(project)
+    assert (project / paths.IMPORTS / "goal").is_dir()
+    assert nightly.prepare(project) == ["tracked goal, whose import was interrupted"]
+    assert "data/imports/goal.dvc" in (nightly.conclude(project) and git(project, "show", "--stat", "HEAD"))
+    assert nightly.prepare(project) == []
 
 
 def test_two_files_that_would_be_the_same_import_are_told(project: Path, inbox: Path) -> None:

@@ -136,15 +136,24 @@ def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator
         if first != entry:
             yield f"{first.name} and {entry.name} would both be the import {name}: one is taken, so rename the other"
             continue
-        if (paths.IMPORTS / name).exists() or (paths.IMPORTS / f"{name}.dvc").exists():
-            continue
-        if time.time() - _last_written(entry) < SETTLED_SECONDS:
-            yield f"{entry.name} is still being written: the next night takes it"
-            continue
         try:
-            yield _import(session, importing.Import(path=entry, format=source_format, name=name))
+            if sentence := _take(session, entry, source_format):
+                yield sentence
         except NightshiftError as error:
             yield f"could not import {entry.name}: {error.what}"
+
+
+def _take(session: Session, entry: Path, source_format: str) -> str:
+    """Import an entry of the inbox; a sentence, or empty if an earlier night has done it."""
+    name = import_name(entry)
+    if (paths.IMPORTS / f"{name}.dvc").exists():
+        return ""
+    if (paths.IMPORTS / name).exists():
+        session.store.track(paths.IMPORTS / name)
+        return f"tracked {name}, whose import was interrupted"
+    if time.time() - _last_written(entry) < SETTLED_SECONDS:
+        return f"{entry.name} is still being written: the next night takes it"
+    return _import(session, importing.Import(path=entry, format=source_format, name=name))
 
 
 def import_name(entry: Path) -> str:
