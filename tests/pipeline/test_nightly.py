@@ -79,6 +79,24 @@ def test_an_import_that_was_interrupted_before_dvc_tracked_it_is_tracked_by_the_
     assert nightly.prepare(project) == []
 
 
+def test_a_dangling_link_and_a_file_that_vanishes_do_not_end_the_night(
+    project: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (inbox / "a.hdf5").symlink_to(inbox / "nowhere.hdf5")
+    os.utime(inbox / "a.hdf5", (0, 0), follow_symlinks=False)
+    deliver(inbox / "b.hdf5")
+    dangling, done = nightly.prepare(project)
+    assert dangling == f"could not import a.hdf5: {inbox / 'a.hdf5'} does not exist"
+    assert done == "imported b: 3 episodes"
+    (inbox / "a.hdf5").unlink()
+    (inbox / "c").mkdir()
+    os.utime(inbox / "c", (0, 0))
+    listed = Path.rglob
+    renamed = inbox / "c" / ".demo.hdf5.Qx4v2a"  # rsync has renamed it since it was listed
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: [*listed(self, pattern), renamed])
+    assert nightly.prepare(project) == ["c is still being written: the next night takes it"]
+
+
 def test_two_files_that_would_be_the_same_import_are_told(project: Path, inbox: Path) -> None:
     deliver(inbox / "a b.hdf5")
     deliver(inbox / "a_b.hdf5")

@@ -7,6 +7,7 @@ registry ──▶ data/champion/start ─────┴─▶ pipeline ─▶ 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from nightshift import config
-from nightshift.data import importing
+from nightshift.data import formats, importing
 from nightshift.errors import Busy, NightshiftError
 from nightshift.pipeline import notify
 from nightshift.pipeline.run import Session, renew, stale, statuses
@@ -162,7 +163,21 @@ def import_name(entry: Path) -> str:
 
 
 def _last_written(entry: Path) -> float:
-    return max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
+    """When a file of the entry was last written. A file that vanishes meanwhile is being written, as the temporary files
+    of rsync are."""
+    with formats.reading(str(entry)):
+        try:
+            return max(_stat(path).st_mtime for path in (entry, *entry.rglob("*")))
+        except FileNotFoundError:
+            return time.time()
+
+
+def _stat(path: Path) -> os.stat_result:
+    """Of what a link points to, or else of the link."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return path.lstat()
 
 
 def _import(session: Session, job: importing.Import) -> str:
