@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
+from prefect.task_engine import TaskRunTimeoutError
 
 from nightshift.errors import RolloutError, Unreachable
 from nightshift.pipeline import run
@@ -52,8 +53,11 @@ def stage_task(stage: str, *, hours: float) -> Callable[[Callable[..., Result]],
 
 
 def worth_another_try(_: Any, __: Any, state: State[Any]) -> bool:
-    """Simulators die and servers go away for reasons of their own; all else would fail again the same way."""
+    """Errors of simulators and servers may be temporary; any other error would occur again, as would the timeout of the
+    task itself."""
     error = state.result(raise_on_failure=False)
+    if isinstance(error, TaskRunTimeoutError):
+        return False
     return isinstance(error, RolloutError | Unreachable | ConnectionError | TimeoutError)
 
 

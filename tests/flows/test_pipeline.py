@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, Log
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.states import Completed, Pending, Running, Scheduled
+from prefect.task_engine import TaskRunTimeoutError
 
 from flows import lifecycle
 from flows.lifecycle import REFUSED
@@ -145,6 +147,22 @@ def test_a_fault_of_a_simulator_or_a_server_is_tried_again_and_any_other_error_i
     with pytest.raises(ProjectError, match="the disk is full"):
         pipeline()
     assert calls == ["states", "states", "states"]
+
+
+def test_a_stage_that_takes_longer_than_its_hours_is_not_tried_again(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ensure(stage: str, session: Session) -> StageResult:
+        calls.append(stage)
+        while True:
+            time.sleep(0.05)
+
+    monkeypatch.setattr(run, "ensure", ensure)
+    monkeypatch.setattr("tasks.states.states.timeout_seconds", 1.0)
+    monkeypatch.setattr("tasks.states.states.retry_delay_seconds", [0, 0])
+    with pytest.raises(TaskRunTimeoutError):
+        pipeline()
+    assert len(calls) < 2
 
 
 def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhere(
