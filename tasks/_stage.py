@@ -31,9 +31,14 @@ class StageTask(Task[..., Result]):
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         result = super().__call__(*arguments, **keywords)
-        if isinstance(result, State) and result.is_cancelled():
+        if was_stopped(result):
             raise KeyboardInterrupt
         return result
+
+
+def was_stopped(result: Result) -> bool:
+    """Whether the stage was stopped before it had a result."""
+    return isinstance(result, State) and result.is_cancelled()
 
 
 def stage_task(stage: str, *, hours: float) -> Callable[[Callable[..., Result]], StageTask]:

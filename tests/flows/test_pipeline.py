@@ -165,6 +165,24 @@ def test_a_stage_that_takes_longer_than_its_hours_is_not_tried_again(
     assert len(calls) < 2
 
 
+@pytest.mark.parametrize(("stopped_in", "key"), [("evaluate", "success"), ("register", "model")])
+def test_a_stage_that_was_stopped_shows_nothing_of_an_earlier_run(
+    stopped_in: str, key: str, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ensure(stage: str, session: Session) -> StageResult:
+        if stage == stopped_in:
+            raise KeyboardInterrupt
+        return StageResult(stage=stage, status="cached", seconds=0.1)
+
+    monkeypatch.setattr(run, "ensure", ensure)
+    monkeypatch.setattr("nightshift.pipeline.summary.model_page", lambda root: "http://127.0.0.1:5000/#/models/arm")
+    ended: Any = pipeline.with_options(flow_run_name=f"stopped in {stopped_in}")(return_state=True)
+    assert (ended.name, calls) == ("Cancelled", [])
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(flow_run_filter=named(f"stopped in {stopped_in}"))
+    assert key not in {artifact.key for artifact in found}
+
+
 def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhere(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
