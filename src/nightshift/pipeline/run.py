@@ -419,20 +419,12 @@ def stale(found: Iterable[StageStatus]) -> list[str]:
 
 def timings(root: Path) -> Mapping[str, float]:
     """How long each stage took when it last ran here."""
-    try:
-        recorded: Mapping[str, float] = json.loads((root / TIMINGS).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return recorded
+    return results.read_json(root / TIMINGS)
 
 
 def machine_usage(root: Path) -> Mapping[str, Mapping[str, float]]:
     """What each stage used of the machine when it last ran here, by name of telemetry.usage."""
-    try:
-        recorded: Mapping[str, Mapping[str, float]] = json.loads((root / USAGE).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return recorded
+    return results.read_json(root / USAGE)
 
 
 def record_time(root: Path, stage: str, seconds: float) -> None:
