@@ -1,7 +1,8 @@
 """How a run of a flow ends, whichever way it ends, and what Prefect shows of it.
 
-Ctrl-C, SIGTERM and a cancel in Prefect end it as Cancelled. A run that was killed can say nothing: the next one finds
-its process gone and marks it Crashed. Labels on the run say which process of which machine that was.
+Ctrl-C, SIGTERM and a cancel in Prefect end it as Cancelled. A killed run cannot report its end: the next run,
+or the next start of `nightshift serve`, finds that its process is gone, and marks it Crashed. Labels on the run name
+the process, its machine and its folder.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ R = TypeVar("R")
 
 FLOWS = ["pipeline", "nightly"]
 REFUSED = "Refused"
-"""The state of a run that another one was in the way of."""
+"""The state of a run that did not start, because another run was working in the folder."""
 SERVED_BY = "NIGHTSHIFT_SERVED_BY"
-"""Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
+"""Environment variable of runs that `nightshift serve` starts: its process ID. They end when that process ends."""
 _OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _ENDED = [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
 _RUNNING = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING])))
@@ -62,9 +63,9 @@ _SECONDS_TO_END_TASKS = 5.0
 _POLL_SECONDS = 0.1
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
 TAKEN_UP_HERE = f"{_HOST}={socket.gethostname()}"
-"""Tag of the runs that this machine takes up; it is there before their process begins and labels them."""
+"""Tag of the runs that this machine starts. It is set before the process of the run starts and writes the labels."""
 _SECONDS_TO_BEGIN = 600
-"""Within which the process of a run that was taken up labels it; one without labels after that was never begun."""
+"""A run that this machine has taken up gets its labels within this time; one without labels after it never started."""
 _CLOCK_TOLERANCE = 60.0
 """Seconds by which two readings of when a process started may differ: the clock may have been set in between."""
 
@@ -122,11 +123,10 @@ def _begin() -> None:
 
 
 def _end_tasks(kind: StateType) -> None:
-    """Of this run, which ends like this: none is working any more, and those that are still shown as running after
-    their last events have arrived are ended here.
+    """End the tasks of this run that Prefect still shows as running, with the state of the run. None of them works any
+    more; events that are on their way have a few seconds to arrive.
 
-    Where the clock is set back while a task runs, Prefect takes its end to be older than its beginning, and leaves it
-    out.
+    If the clock is set back while a task runs, Prefect ignores the end of the task: it is older than its start.
     """
     deadline = time.monotonic() + _SECONDS_TO_END_TASKS
     with get_client(sync_client=True) as client:
@@ -206,7 +206,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _end_with_server() -> None:
-    """With `nightshift serve`, and with it the Prefect server that the run reports to, the run ends too."""
+    """End this run when `nightshift serve` ends: the Prefect server that the run reports to ends with it."""
     if SERVED_BY in os.environ:
         interrupts.end_with(int(os.environ[SERVED_BY]))
 

@@ -53,8 +53,8 @@ def run_once(choice: Choice) -> list[StageResult]:
         locks.abandon(Path.cwd() / LOCK)
         raise _reason(error) from error
     finally:
-        # What is still on its way must arrive before a temporary server ends: the exit would wait for it in vain. So it
-        # would for a service that a signal has left half stopped.
+        # Events and logs must be sent before a temporary server ends, or the exit of this process waits for them in
+        # vain. It would wait for ever for a service that a signal interrupts while it stops.
         with interrupts.deferred():
             for service in (EventsWorker, APILogWorker):
                 service.drain_all(timeout=_DRAIN_SECONDS)
@@ -65,8 +65,8 @@ def _server() -> str:
 
 
 def _reason(refused: PrefectHTTPStatusError) -> NightshiftError:
-    """What had ended the run before the server could not store that, or else that it could not. KeyboardInterrupt if
-    it was stopped."""
+    """The error that ended the run, if there was one before the server refused to store the final state; otherwise the
+    refusal itself. Raises KeyboardInterrupt if the run was stopped."""
     error: BaseException = refused
     while error.__context__:
         error = error.__context__

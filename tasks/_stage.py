@@ -67,7 +67,7 @@ def worth_another_try(_: Any, __: Any, state: State[Any]) -> bool:
 
 
 def ensure(stage: str, session: Session) -> Result:
-    """Have the stage done and show how it went."""
+    """Run the stage unless its result is cached, and show the result on Prefect's page."""
     try:
         with shown(stage):
             result = run.ensure(stage, session)

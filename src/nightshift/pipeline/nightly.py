@@ -24,14 +24,14 @@ from nightshift.telemetry import progress
 
 NOTHING_TO_DO = "nothing to do: no new demos, and params, code, versions and data are those of the last run"
 _MET = "_nightshift_night_failed"
-"""Attribute of an error that was met here before."""
+"""Attribute of an error that `failed` or `refused` has handled already."""
 SETTLED_SECONDS = 60
 """What was written to later than this is still being copied: the next night takes it."""
 
 
 def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) -> bool:
-    """The steps of a night, with a sentence for each thing that it did; False if there was nothing to do, of which the
-    caller notifies people.
+    """Do the steps of a night, and pass a sentence about each to `tell`. Returns False if there was nothing to do; then
+    the caller sends the notification.
 
     A night whose versions cannot be committed is not a failed one: people are told, and the next night commits them.
     """
@@ -53,7 +53,7 @@ def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) 
 
 
 def failed(root: Path, started: datetime, error: Exception) -> None:
-    """Tell people, and keep the night for the page of all nights: once, also if the error is met again further out.
+    """Notify people, and record the night for the page of all nights. An error that is passed again is ignored.
 
     The page may be published, and the words of an error that is not ours may hold an address with a password.
     """
@@ -163,8 +163,8 @@ def import_name(entry: Path) -> str:
 
 
 def _last_written(entry: Path) -> float:
-    """When a file of the entry was last written. A file that vanishes meanwhile is being written, as the temporary files
-    of rsync are."""
+    """When a file of the entry was last written. A file that vanishes meanwhile is being written, as the temporary
+    files of rsync are."""
     with formats.reading(str(entry)):
         try:
             return max(_stat(path).st_mtime for path in (entry, *entry.rglob("*")))
