@@ -1,7 +1,8 @@
 """How a run of a flow ends, whichever way it ends, and what Prefect shows of it.
 
-Ctrl-C, SIGTERM and a cancel in Prefect end it as Cancelled. A run that was killed can say nothing: the next one finds
-its process gone and marks it Crashed. Labels on the run say which process of which machine that was.
+Ctrl-C, SIGTERM and a cancel in Prefect end it as Cancelled. A killed run cannot report its end: the next run,
+or the next start of `nightshift serve`, finds that its process is gone, and marks it Crashed. Labels on the run name
+the process, its machine and its folder.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ R = TypeVar("R")
 
 FLOWS = ["pipeline", "nightly"]
 REFUSED = "Refused"
-"""The state of a run that another one was in the way of."""
+"""The state of a run that did not start, because another run was working in the folder."""
 SERVED_BY = "NIGHTSHIFT_SERVED_BY"
-"""Environment variable of runs that `nightshift serve` starts: its process, without which they end too."""
+"""Environment variable of runs that `nightshift serve` starts: its process ID. They end when that process ends."""
 _OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _ENDED = [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
 _RUNNING = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING])))
@@ -62,9 +63,9 @@ _SECONDS_TO_END_TASKS = 5.0
 _POLL_SECONDS = 0.1
 _HOST, _FOLDER, _PROCESS, _STARTED = (f"nightshift.{name}" for name in ("host", "folder", "process", "started"))
 TAKEN_UP_HERE = f"{_HOST}={socket.gethostname()}"
-"""Tag of the runs that this machine takes up; it is there before their process begins and labels them."""
+"""Tag of the runs that this machine starts. It is set before the process of the run starts and writes the labels."""
 _SECONDS_TO_BEGIN = 600
-"""Within which the process of a run that was taken up labels it; one without labels after that was never begun."""
+"""A run that this machine has taken up gets its labels within this time; one without labels after it never started."""
 _CLOCK_TOLERANCE = 60.0
 """Seconds by which two readings of when a process started may differ: the clock may have been set in between."""
 
@@ -93,7 +94,8 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
             _end_tasks(StateType.COMPLETED)
         except Busy as busy:
             nightly.refused(Path.cwd(), started, busy)
-            return cast(R, Cancelled(name=REFUSED, message=busy.what))
+            # Who calls this flow in the same process, as `nightly` does, gets the data of the state raised.
+            return cast(R, Cancelled(name=REFUSED, message=busy.what, data=busy))
         except (*Stopped, CancelledRun):
             _end_tasks(StateType.CANCELLED)
             return cast(R, Cancelled(message=STOPPED))
@@ -116,18 +118,15 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
 
 def _begin() -> None:
     logging.getLogger("prefect.flow_runs").addFilter(_is_news)
-    with get_client(sync_client=True) as client:
-        dead = mark_leftovers(client)
-    notify.killed(Path.cwd(), [run.name for run in dead if run.parent_task_run_id is None])
+    report_leftovers()
     _end_with_server()
 
 
 def _end_tasks(kind: StateType) -> None:
-    """Of this run, which ends like this: none is working any more, and those that are still shown as running after
-    their last events have arrived are ended here.
+    """End the tasks of this run that Prefect still shows as running, with the state of the run. None of them works any
+    more; events that are on their way have a few seconds to arrive.
 
-    Where the clock is set back while a task runs, Prefect takes its end to be older than its beginning, and leaves it
-    out.
+    If the clock is set back while a task runs, Prefect ignores the end of the task: it is older than its start.
     """
     deadline = time.monotonic() + _SECONDS_TO_END_TASKS
     with get_client(sync_client=True) as client:
@@ -156,8 +155,15 @@ def hours_late() -> float:
     return float((datetime.now(due.tzinfo) - due).total_seconds() / 3600)
 
 
+def report_leftovers() -> None:
+    """Mark the runs that were killed, and notify people: a killed run could not do that itself."""
+    with get_client(sync_client=True) as client:
+        dead = mark_leftovers(client)
+    notify.killed(Path.cwd(), [run.name for run in dead if run.parent_task_run_id is None])
+
+
 def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:
-    """Mark the runs of this machine whose process is gone, or never came to life, as Crashed; returns them."""
+    """Mark the runs of this folder whose process is gone, or never came to life, as Crashed; returns them."""
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_OPEN))),
@@ -195,12 +201,12 @@ def _is_settled(state: State[Any]) -> bool:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for the traceback that Prefect's engine logs of a run that has ended as Cancelled."""
-    return not (record.exc_info and isinstance(record.exc_info[1], CancelledRun))
+    """False for the traceback that Prefect's engine logs of a run that has ended as Cancelled or Refused."""
+    return not (record.exc_info and isinstance(record.exc_info[1], (CancelledRun, Busy)))
 
 
 def _end_with_server() -> None:
-    """With `nightshift serve`, and with it the Prefect server that the run reports to, the run ends too."""
+    """End this run when `nightshift serve` ends: the Prefect server that the run reports to ends with it."""
     if SERVED_BY in os.environ:
         interrupts.end_with(int(os.environ[SERVED_BY]))
 
@@ -229,15 +235,22 @@ def _never_began(run: FlowRun) -> bool:
 
 
 def _is_dead(run: FlowRun) -> bool:
-    """Whether the process in its labels is gone; a later process with the same number is another one.
+    """Whether it is a run of this folder whose process is gone; a later process with the same number is another one.
 
     While a run holds the lock of the folder, it may be this one: processes of another container are not seen here.
     """
     labels = run.labels
-    if labels.get(_HOST) != socket.gethostname() or locks.is_held(Path(str(labels[_FOLDER])) / LOCK):
+    folder = Path(str(labels[_FOLDER]))
+    if labels.get(_HOST) != socket.gethostname() or not _is_ours(folder) or locks.is_held(folder / LOCK):
         return False
     try:
         started = psutil.Process(int(labels[_PROCESS])).create_time()
     except psutil.NoSuchProcess:
         return True
     return bool(abs(started - float(labels[_STARTED])) > _CLOCK_TOLERANCE)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether runs of that folder are this project's. On a shared server other projects mark and report their own; a
+    folder that does not exist may be the one that this project was moved from."""
+    return folder == Path.cwd() or not folder.exists()

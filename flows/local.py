@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from httpx import TransportError
 from prefect import Flow, serve, tags
-from prefect.client.orchestration import get_client
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import CancelledRun, PrefectHTTPStatusError, TerminationSignal
@@ -21,7 +20,7 @@ from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
-from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, mark_leftovers
+from flows.lifecycle import SERVED_BY, TAKEN_UP_HERE, report_leftovers
 from flows.nightly import nightly
 from flows.pipeline import pipeline
 from flows.server import LOG
@@ -54,8 +53,8 @@ def run_once(choice: Choice) -> list[StageResult]:
         locks.abandon(Path.cwd() / LOCK)
         raise _reason(error) from error
     finally:
-        # What is still on its way must arrive before a temporary server ends: the exit would wait for it in vain. So it
-        # would for a service that a signal has left half stopped.
+        # Events and logs must be sent before a temporary server ends, or the exit of this process waits for them in
+        # vain. It would wait for ever for a service that a signal interrupts while it stops.
         with interrupts.deferred():
             for service in (EventsWorker, APILogWorker):
                 service.drain_all(timeout=_DRAIN_SECONDS)
@@ -66,8 +65,8 @@ def _server() -> str:
 
 
 def _reason(refused: PrefectHTTPStatusError) -> NightshiftError:
-    """What had ended the run before the server could not store that, or else that it could not. KeyboardInterrupt if
-    it was stopped."""
+    """The error that ended the run, if there was one before the server refused to store the final state; otherwise the
+    refusal itself. Raises KeyboardInterrupt if the run was stopped."""
     error: BaseException = refused
     while error.__context__:
         error = error.__context__
@@ -92,8 +91,7 @@ def serve_forever(url: str) -> None:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _terminate)
     with temporary_settings({PREFECT_API_URL: url}):
-        with get_client(sync_client=True) as client:
-            mark_leftovers(client)
+        report_leftovers()
         serve(*deployments(), limit=1, pause_on_shutdown=False)
 
 

@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
+from prefect.task_engine import TaskRunTimeoutError
 
 from nightshift.errors import RolloutError, Unreachable
 from nightshift.pipeline import run
@@ -30,9 +31,14 @@ class StageTask(Task[..., Result]):
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         result = super().__call__(*arguments, **keywords)
-        if isinstance(result, State) and result.is_cancelled():
+        if was_stopped(result):
             raise KeyboardInterrupt
         return result
+
+
+def was_stopped(result: Result) -> bool:
+    """Whether the stage was stopped before it had a result."""
+    return isinstance(result, State) and result.is_cancelled()
 
 
 def stage_task(stage: str, *, hours: float) -> Callable[[Callable[..., Result]], StageTask]:
@@ -52,13 +58,16 @@ def stage_task(stage: str, *, hours: float) -> Callable[[Callable[..., Result]],
 
 
 def worth_another_try(_: Any, __: Any, state: State[Any]) -> bool:
-    """Simulators die and servers go away for reasons of their own; all else would fail again the same way."""
+    """Errors of simulators and servers may be temporary; any other error would occur again, as would the timeout of the
+    task itself."""
     error = state.result(raise_on_failure=False)
+    if isinstance(error, TaskRunTimeoutError):
+        return False
     return isinstance(error, RolloutError | Unreachable | ConnectionError | TimeoutError)
 
 
 def ensure(stage: str, session: Session) -> Result:
-    """Have the stage done and show how it went."""
+    """Run the stage unless its result is cached, and show the result on Prefect's page."""
     try:
         with shown(stage):
             result = run.ensure(stage, session)

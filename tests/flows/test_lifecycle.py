@@ -20,6 +20,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Running
@@ -30,6 +31,7 @@ from flows.server import check
 from nightshift import interrupts
 from nightshift.adapters import mlflow_tracking
 from nightshift.errors import ProjectError, ServerGone
+from nightshift.pipeline import notify
 from nightshift.pipeline.run import LOCK, Choice, Session, was_killed
 from nightshift.project import paths
 from tests.command import Command
@@ -37,6 +39,7 @@ from tests.conftest import REPOSITORY, add_store, edit, make_project, nightshift
 from tests.flows.conftest import PrefectServer
 from tests.flows.prefect_runs import ask, newest, state, task_states
 from tests.forks import fork, read_prefect_variables
+from tests.receiver import receiving
 from tests.soak.faults import CLOCK, WRONG_CLOCK, can_jump
 from tests.waiting import wait_until
 
@@ -120,19 +123,45 @@ def test_a_night_with_nothing_to_do_marks_what_was_killed_after_its_last_stage(r
     edit(root, "rloo", iterations=1)
     done = nightshift(root, "run", PREFECT_API_URL=url)
     assert done.returncode == 0, done.stderr
-    labels: dict[str, Any] = {
-        "nightshift.host": socket.gethostname(),
-        "nightshift.folder": str(root),
-        "nightshift.process": 2**22 + 1,
-        "nightshift.started": 0.0,
-    }
-    dead = ask(url, lambda client: client.create_flow_run(pipeline, state=Running()))
-    ask(url, lambda client: client.update_flow_run_labels(dead.id, labels))
+    dead = dead_run(url, root)
     (root / LOCK).write_text(f"{2**22 + 1}\n")
     done = nightshift(root, "nightly", PREFECT_API_URL=url)
     assert done.returncode == 0, done.stderr
     assert "nothing to do" in done.stdout
     assert state(url, dead.id) == "Crashed"
+
+
+def test_killed_runs_are_marked_and_told_by_the_project_they_are_of(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, neighbour = tmp_path / "here", tmp_path / "neighbour"
+    here.mkdir()
+    neighbour.mkdir()
+    ours, theirs, moved = (dead_run(url, folder) for folder in (here, neighbour, tmp_path / "before the move"))
+    with receiving() as (address, messages), temporary_settings({PREFECT_API_URL: url}):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        monkeypatch.chdir(here)
+        lifecycle.report_leftovers()
+        assert [state(url, run.id) for run in (ours, theirs, moved)] == ["Crashed", "Running", "Crashed"]
+        monkeypatch.chdir(neighbour)
+        lifecycle.report_leftovers()
+    assert state(url, theirs.id) == "Crashed"
+    first, second = (message["message"] for message in messages)
+    assert ours.name in first and moved.name in first and first.endswith(f":{here}")
+    assert theirs.name in second and second.endswith(f":{neighbour}")
+
+
+def dead_run(url: str, folder: Path) -> FlowRun:
+    """A run that a process began in this folder, which is gone."""
+    labels: dict[str, Any] = {
+        "nightshift.host": socket.gethostname(),
+        "nightshift.folder": str(folder),
+        "nightshift.process": 2**22 + 1,
+        "nightshift.started": 0.0,
+    }
+    run: FlowRun = ask(url, lambda client: client.create_flow_run(pipeline, state=Running()))
+    ask(url, lambda client: client.update_flow_run_labels(run.id, labels))
+    return run
 
 
 def run_until_it_is_running(url: str) -> None:

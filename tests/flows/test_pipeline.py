@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, Log
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.states import Completed, Pending, Running, Scheduled
+from prefect.task_engine import TaskRunTimeoutError
 
 from flows import lifecycle
 from flows.lifecycle import REFUSED
@@ -26,7 +29,7 @@ from flows.server import ADDRESS
 from nightshift import config
 from nightshift.adapters.dvc_store import StageStatus
 from nightshift.cli import commands
-from nightshift.errors import ConfigError, DataError, ProjectError, RolloutError, Unreachable
+from nightshift.errors import Busy, ConfigError, DataError, ProjectError, RolloutError, Unreachable
 from nightshift.pipeline import notify, run
 from nightshift.pipeline.run import Session, StageResult
 from nightshift.project import graph, paths, quiet_nights
@@ -146,6 +149,40 @@ def test_a_fault_of_a_simulator_or_a_server_is_tried_again_and_any_other_error_i
     assert calls == ["states", "states", "states"]
 
 
+def test_a_stage_that_takes_longer_than_its_hours_is_not_tried_again(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ensure(stage: str, session: Session) -> StageResult:
+        calls.append(stage)
+        while True:
+            time.sleep(0.05)
+
+    monkeypatch.setattr(run, "ensure", ensure)
+    monkeypatch.setattr("tasks.states.states.timeout_seconds", 1.0)
+    monkeypatch.setattr("tasks.states.states.retry_delay_seconds", [0, 0])
+    with pytest.raises(TaskRunTimeoutError):
+        pipeline()
+    assert len(calls) < 2
+
+
+@pytest.mark.parametrize(("stopped_in", "key"), [("evaluate", "success"), ("register", "model")])
+def test_a_stage_that_was_stopped_shows_nothing_of_an_earlier_run(
+    stopped_in: str, key: str, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ensure(stage: str, session: Session) -> StageResult:
+        if stage == stopped_in:
+            raise KeyboardInterrupt
+        return StageResult(stage=stage, status="cached", seconds=0.1)
+
+    monkeypatch.setattr(run, "ensure", ensure)
+    monkeypatch.setattr("nightshift.pipeline.summary.model_page", lambda root: "http://127.0.0.1:5000/#/models/arm")
+    ended: Any = pipeline.with_options(flow_run_name=f"stopped in {stopped_in}")(return_state=True)
+    assert (ended.name, calls) == ("Cancelled", [])
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(flow_run_filter=named(f"stopped in {stopped_in}"))
+    assert key not in {artifact.key for artifact in found}
+
+
 def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhere(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +224,42 @@ def test_a_night_that_another_run_is_in_the_way_of_is_kept(calls: list[str]) -> 
         assert nightly(return_state=True).name == REFUSED
     assert calls == []
     assert [night.outcome for night in quiet_nights.read(Path.cwd())] == ["refused"]
+
+
+def test_a_night_whose_folder_is_taken_before_its_pipeline_begins_is_refused_and_kept_once(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between its own session, which imports demos, and that of the pipeline."""
+    with ExitStack() as stack:
+        prepared_then_taken(monkeypatch, stack)
+        ended: Any = nightly(return_state=True)
+    assert (ended.name, calls) == (REFUSED, [])
+    assert "is working in" in ended.message
+    assert [night.outcome for night in quiet_nights.read(Path.cwd())] == ["refused"]
+    assert not [record for record in caplog.records if record.exc_info], "being refused is no error"
+
+
+def test_a_command_whose_folder_is_taken_before_its_flow_begins_says_so_and_keeps_the_night_once(
+    calls: list[str], prefect_server: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting a Prefect server takes seconds, and another run may begin in them."""
+    monkeypatch.setattr(commands, "check_free", lambda root: None)  # it was free then
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # put back afterwards
+    monkeypatch.setattr(commands, "enter", lambda **_: Path.cwd())
+    monkeypatch.setenv(ADDRESS, prefect_server.url)
+    with ExitStack() as stack, receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        prepared_then_taken(monkeypatch, stack)
+        with pytest.raises(Busy, match="is working in") as refused:
+            commands.nightly()
+    assert refused.value.next_step.startswith("wait for it, or kill ")
+    assert (calls, messages) == ([], [])
+    assert [night.outcome for night in quiet_nights.read(Path.cwd())] == ["refused"]
+
+
+def prepared_then_taken(monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    """A night after whose preparation another run takes the folder."""
+    monkeypatch.setattr("nightshift.pipeline.nightly.prepare", lambda root: stack.enter_context(Session(root)) and [])
 
 
 def test_a_run_whose_stage_fails_leaves_a_report_that_says_so_and_links_it(

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -15,6 +16,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling
 
 from flows.server import answers, local_url
+from nightshift.pipeline import notify
 from nightshift.pipeline.run import Session
 from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project
@@ -22,6 +24,7 @@ from tests.faults.test_interrupt import inhabitants
 from tests.flows.conftest import PrefectServer
 from tests.flows.prefect_runs import ask, state, task_states
 from tests.ports import free_port
+from tests.receiver import receiving
 from tests.waiting import wait_until
 
 STATED = {d["name"]: d for d in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
@@ -45,15 +48,16 @@ def port() -> int:
 class Serving:
     """`nightshift serve`, started again where a test has ended it: it takes half a minute of CPU time."""
 
-    def __init__(self, root: Path, port: int) -> None:
+    def __init__(self, root: Path, port: int, address: str) -> None:
         self._root = root
         self._port = port
+        self._variables = {"PREFECT_RUNNER_POLL_FREQUENCY": "1", notify.ADDRESSES: address}
         self._command: Command | None = None
 
     def ready(self) -> Command:
         """A server that is ready for orders: it registers its deployments one after the other."""
         if self._command is None or not self._command.is_running():
-            self._command = Command(self._root, "serve", "--port", str(self._port), PREFECT_RUNNER_POLL_FREQUENCY="1")
+            self._command = Command(self._root, "serve", "--port", str(self._port), **self._variables)
         wait_until(lambda: answers(local_url(self._port)))
         wait_until(
             lambda: set(STATED) <= {d.name for d in ask(local_url(self._port), SyncPrefectClient.read_deployments)}
@@ -67,8 +71,14 @@ class Serving:
 
 
 @pytest.fixture(scope="module")
-def serving(root: Path, port: int) -> Iterator[Serving]:
-    serving = Serving(root, port)
+def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    with receiving() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def serving(root: Path, port: int, receiver: tuple[str, list[dict[str, Any]]]) -> Iterator[Serving]:
+    serving = Serving(root, port, receiver[0])
     try:
         yield serving
     finally:
@@ -113,11 +123,15 @@ def test_a_run_that_another_is_in_the_way_of_is_shown_as_refused(root: Path, por
     with Session(root):
         run = order(port)
         wait_until(lambda: state(local_url(port), run) == "Refused")
+        wait_until(lambda: not engines(root))
+    assert "Traceback" not in server.printed() + server.complained(), "being refused is no error"
 
 
 def test_a_server_that_is_killed_takes_prefect_and_its_run_along_and_the_next_one_marks_the_run(
-    root: Path, port: int, server: Command, serving: Serving
+    root: Path, port: int, server: Command, serving: Serving, receiver: tuple[str, list[dict[str, Any]]]
 ) -> None:
+    _, messages = receiver
+    messages.clear()
     run = order(port)
     wait_until(lambda: engines(root) and state(local_url(port), run) == "Running")
     server.kill()
@@ -125,6 +139,8 @@ def test_a_server_that_is_killed_takes_prefect_and_its_run_along_and_the_next_on
     wait_until(lambda: not inhabitants(root))
     serving.ready()
     wait_until(lambda: state(local_url(port), run) == "Crashed")
+    wait_until(lambda: messages)
+    assert [message["title"] for message in messages] == ["Nightshift: a run was killed"]
 
 
 def test_a_healthy_server_is_used_and_outlives_a_closed_terminal_of_its_user(

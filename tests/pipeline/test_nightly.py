@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nightshift import config
+from nightshift.adapters.dvc_store import DvcStore
 from nightshift.data import sources
 from nightshift.errors import DataError
 from nightshift.pipeline import nightly, notify
@@ -59,6 +60,41 @@ def test_what_cannot_be_imported_is_said_and_does_not_keep_the_rest_from_being_i
     assert done == "imported c: 2 episodes, 0 failed and 1 broken ones left out"
     edit(project, "nightly", inbox="nowhere")
     assert nightly.prepare(project) == ["nightly.inbox nowhere is not a folder"]
+
+
+def test_an_import_that_was_interrupted_before_dvc_tracked_it_is_tracked_by_the_next_night(
+    project: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(inbox / "goal.hdf5")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DvcStore, "track", interrupted)
+        nightly.prepare(project)
+    assert (project / paths.IMPORTS / "goal").is_dir()
+    assert nightly.prepare(project) == ["tracked goal, whose import was interrupted"]
+    assert "data/imports/goal.dvc" in (nightly.conclude(project) and git(project, "show", "--stat", "HEAD"))
+    assert nightly.prepare(project) == []
+
+
+def test_a_dangling_link_and_a_file_that_vanishes_do_not_end_the_night(
+    project: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (inbox / "a.hdf5").symlink_to(inbox / "nowhere.hdf5")
+    os.utime(inbox / "a.hdf5", (0, 0), follow_symlinks=False)
+    deliver(inbox / "b.hdf5")
+    dangling, done = nightly.prepare(project)
+    assert dangling == f"could not import a.hdf5: {inbox / 'a.hdf5'} does not exist"
+    assert done == "imported b: 3 episodes"
+    (inbox / "a.hdf5").unlink()
+    (inbox / "c").mkdir()
+    os.utime(inbox / "c", (0, 0))
+    listed = Path.rglob
+    renamed = inbox / "c" / ".demo.hdf5.Qx4v2a"  # rsync has renamed it since it was listed
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: [*listed(self, pattern), renamed])
+    assert nightly.prepare(project) == ["c is still being written: the next night takes it"]
 
 
 def test_two_files_that_would_be_the_same_import_are_told(project: Path, inbox: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from nightshift import config, files
 from nightshift.errors import Busy, ConfigError
 from nightshift.pipeline import gc, sweep
-from nightshift.project import graph, packages, paths
+from nightshift.project import graph, packages, paths, repository
 from nightshift.statistics.intervals import Rate
 from tests.cli.test_data_commands import demo_file, take
 from tests.command import dvc
@@ -71,6 +71,30 @@ def test_a_trial_has_the_code_of_the_present_commit_and_the_imports_of_the_proje
     assert (after.folder / "src/nightshift/new.py").exists()
     sweep._prepare(project, before)
     assert not (before.folder / paths.IMPORTS / "goal").exists()
+
+
+def test_a_clone_that_was_cut_off_is_made_again_at_the_commit_of_its_trial(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trial,) = sweep.trials(project, {"seed": [1]}, 0, seed=0)
+
+    def cut_off(_: Path, *arguments: str) -> str:
+        """What a power cut leaves of `git clone`."""
+        (Path(arguments[-1]) / "src").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(repository, "git", cut_off)
+        sweep._prepare(project, trial)
+    (trial.folder.parent / f".{trial.folder.name}.partial-cut").mkdir()
+    (project / "src/nightshift/new.py").write_text("ANSWER = 1\n")
+    git(project, "add", "src")
+    git(project, "commit", "-qm", "more")
+    sweep._prepare(project, trial)
+    assert git(trial.folder, "rev-parse", "--short=12", "HEAD").strip() == trial.folder.parent.name
+    assert not (trial.folder / "src/nightshift/new.py").exists()
+    assert (trial.folder / ".venv").resolve() == (project / ".venv").resolve()
+    assert [path.name for path in trial.folder.parent.iterdir()] == [trial.folder.name]
 
 
 def test_a_clone_that_another_trial_finished_is_unfinished_again_and_gc_keeps_its_sweep(project: Path) -> None:

@@ -172,11 +172,11 @@ class DvcStore:
                     changed.append(pointer)
         return changed
 
-    def share_cache(self, other: DvcStore) -> None:
-        """Use the cache of another project from now on; recorded in its local configuration, which git ignores."""
+    def share_cache(self, folder: Path) -> None:
+        """Use the cache of another project from now on; recorded in the local configuration, which git ignores."""
         with _translate_errors():
             with self._repo.config.edit("local") as settings:
-                settings.setdefault("cache", {})["dir"] = other._repo.cache.local_cache_dir
+                settings.setdefault("cache", {})["dir"] = str(folder)
             root = self._repo.root_dir
             self._repo.close()
             from dvc.repo import Repo

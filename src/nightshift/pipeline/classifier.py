@@ -90,7 +90,8 @@ def evaluate(session: Session) -> Outcome:
     episodes = [episode for episode in _episodes(settings) if _is_unseen(episode, trained)]
     if not episodes:
         raise DataError(
-            "every episode of classifier.sources was in training or calibration", "name the sources it was trained on"
+            "every episode of classifier.sources was in training or calibration",
+            "name the sources that it was trained on (classifier.test_share of them was set aside), or add episodes",
         )
     segments.check(episodes, settings)
     trained.network.check(segments.shapes(episodes), "the episodes")

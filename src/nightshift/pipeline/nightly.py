@@ -7,6 +7,7 @@ registry ──▶ data/champion/start ─────┴─▶ pipeline ─▶ 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from nightshift import config
-from nightshift.data import importing
+from nightshift.data import formats, importing
 from nightshift.errors import Busy, NightshiftError
 from nightshift.pipeline import notify
 from nightshift.pipeline.run import Session, renew, stale, statuses
@@ -23,14 +24,14 @@ from nightshift.telemetry import progress
 
 NOTHING_TO_DO = "nothing to do: no new demos, and params, code, versions and data are those of the last run"
 _MET = "_nightshift_night_failed"
-"""Attribute of an error that was met here before."""
+"""Attribute of an error that `failed` or `refused` has handled already."""
 SETTLED_SECONDS = 60
 """What was written to later than this is still being copied: the next night takes it."""
 
 
 def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) -> bool:
-    """The steps of a night, with a sentence for each thing that it did; False if there was nothing to do, of which the
-    caller notifies people.
+    """Do the steps of a night, and pass a sentence about each to `tell`. Returns False if there was nothing to do; then
+    the caller sends the notification.
 
     A night whose versions cannot be committed is not a failed one: people are told, and the next night commits them.
     """
@@ -52,13 +53,12 @@ def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) 
 
 
 def failed(root: Path, started: datetime, error: Exception) -> None:
-    """Tell people, and keep the night for the page of all nights: once, also if the error is met again further out.
+    """Notify people, and record the night for the page of all nights. An error that is passed again is ignored.
 
     The page may be published, and the words of an error that is not ours may hold an address with a password.
     """
-    if any(hasattr(each, _MET) for each in _chain(error)):
+    if _was_met(error):
         return
-    setattr(error, _MET, True)
     notify.failed(root, error)
     why = error.what if isinstance(error, NightshiftError) else f"{type(error).__name__}: the log says more"
     quiet_nights.add(root, started, "failed", why)
@@ -71,8 +71,17 @@ def missed(root: Path, why: str) -> None:
 
 
 def refused(root: Path, started: datetime, busy: Busy) -> None:
-    """Keep a night that another run was in the way of."""
-    quiet_nights.add(root, started, "refused", busy.what)
+    """Record a night that did not run, because another run was working in the folder. An error that is passed again is
+    ignored."""
+    if not _was_met(busy):
+        quiet_nights.add(root, started, "refused", busy.what)
+
+
+def _was_met(error: BaseException) -> bool:
+    """Whether the error, or one that it came from, was passed here before; from now on it was."""
+    known = any(hasattr(each, _MET) for each in _chain(error))
+    setattr(error, _MET, True)
+    return known
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -128,15 +137,24 @@ def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator
         if first != entry:
             yield f"{first.name} and {entry.name} would both be the import {name}: one is taken, so rename the other"
             continue
-        if (paths.IMPORTS / name).exists() or (paths.IMPORTS / f"{name}.dvc").exists():
-            continue
-        if time.time() - _last_written(entry) < SETTLED_SECONDS:
-            yield f"{entry.name} is still being written: the next night takes it"
-            continue
         try:
-            yield _import(session, importing.Import(path=entry, format=source_format, name=name))
+            if sentence := _take(session, entry, source_format):
+                yield sentence
         except NightshiftError as error:
             yield f"could not import {entry.name}: {error.what}"
+
+
+def _take(session: Session, entry: Path, source_format: str) -> str:
+    """Import an entry of the inbox; a sentence, or empty if an earlier night has done it."""
+    name = import_name(entry)
+    if (paths.IMPORTS / f"{name}.dvc").exists():
+        return ""
+    if (paths.IMPORTS / name).exists():
+        session.store.track(paths.IMPORTS / name)
+        return f"tracked {name}, whose import was interrupted"
+    if time.time() - _last_written(entry) < SETTLED_SECONDS:
+        return f"{entry.name} is still being written: the next night takes it"
+    return _import(session, importing.Import(path=entry, format=source_format, name=name))
 
 
 def import_name(entry: Path) -> str:
@@ -145,7 +163,21 @@ def import_name(entry: Path) -> str:
 
 
 def _last_written(entry: Path) -> float:
-    return max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
+    """When a file of the entry was last written. A file that vanishes meanwhile is being written, as the temporary
+    files of rsync are."""
+    with formats.reading(str(entry)):
+        try:
+            return max(_stat(path).st_mtime for path in (entry, *entry.rglob("*")))
+        except FileNotFoundError:
+            return time.time()
+
+
+def _stat(path: Path) -> os.stat_result:
+    """Of what a link points to, or else of the link."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return path.lstat()
 
 
 def _import(session: Session, job: importing.Import) -> str:

@@ -60,7 +60,7 @@ _COPIES_OF_TRAINED = 3
 
 
 def check(params: config.Params, stages: Iterable[Definition]) -> None:
-    """NightshiftError: a single problem as it is, several as Problems. Versions that were not tested are a warning."""
+    """Raise the problem that was found, or Problems if there are several. Untested versions are a warning."""
     chosen = list(stages)
     _warn_of_untested(chosen)
     if found := problems(params, chosen):
@@ -95,7 +95,7 @@ def check_policy(params: config.Params) -> None:
 
 
 def _check_words(settings: config.Cnn | config.Vla | config.Flow, env: config.Env) -> None:
-    """What giving the policy its inputs would refuse."""
+    """ConfigError if an instruction has more words than the policy reads."""
     if INSTRUCTION in settings.inputs:
         for text in _instructions(env):
             readable.words(text, settings.max_words)

@@ -127,7 +127,8 @@ def _read(path: Path) -> Receipt:
     try:
         return Receipt.model_validate(json.loads(path.read_text()))
     except (ValueError, ValidationError):
-        raise DataError(f"the receipt {path} is damaged", "nightshift stage … on the node writes it again") from None
+        remedy = f"nightshift stage {path.stem} on the node writes it again"
+        raise DataError(f"the receipt {path} is damaged", remedy) from None
 
 
 def _sums(root: Path, relative: Sequence[Path]) -> dict[str, str]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightshift.adapters import mlflow_tracking
-from nightshift.adapters.dvc_store import DvcStore
+from nightshift.adapters.dvc_store import DvcStore, cache_folder
 from nightshift.errors import ProjectError
 from nightshift.project import paths, repository
 
@@ -23,7 +21,8 @@ def check_out(root: Path, run: PipelineRun, folder: Path) -> Iterator[str]:
     """Make the folder; sentences say what is in it, what is not, and how to run it. Nothing is run here: the code of
     another commit needs an environment of its own."""
     commit = run.commit.removesuffix("+")
-    _clone(root, commit, folder)
+    _check(root, commit, folder)
+    repository.clone(root, commit, folder)
     yield f"{folder} has the code of {commit}"
     if run.commit.endswith("+"):
         yield "its files had changes that were not committed: they are not in there"
@@ -37,22 +36,17 @@ def check_out(root: Path, run: PipelineRun, folder: Path) -> Iterator[str]:
     yield f"to run it: cd {folder} && make setup && .venv/bin/nightshift run"
 
 
-def _clone(root: Path, commit: str, folder: Path) -> None:
+def _check(root: Path, commit: str, folder: Path) -> None:
     if folder.exists():
         raise ProjectError(f"{folder} already exists", "--to another folder")
     try:
         repository.git(root, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
     except subprocess.CalledProcessError:
         raise ProjectError(f"git has no commit {commit!r} here", "git fetch, from where the run was made") from None
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        new = Path(scratch) / "clone"
-        repository.git(root, "clone", "--quiet", "--no-checkout", str(root), str(new))
-        repository.git(new, "checkout", "--quiet", "--detach", commit)
-        shutil.move(new, folder)
 
 
 def _bring_data(root: Path, folder: Path) -> None:
     """The outputs that dvc.lock names, from this project's cache."""
     with contextlib.closing(DvcStore(folder)) as store:
-        store.share_cache(DvcStore(root))
+        store.share_cache(cache_folder(root))
         store.check_out()

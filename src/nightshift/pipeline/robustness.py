@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from nightshift import config, envs, files, policies
 from nightshift.config import CHAMPION
@@ -79,23 +79,13 @@ def _registered(root: Path, params: config.Params, which: str) -> Entrant:
 
 def evaluate(root: Path, which: str = CHAMPION, against: str = "") -> dict[str, Any]:
     """Play the grid with a policy, and with another one to compare it with; write and return the report."""
-    lock = _lock(root)
-    try:
+    with locks.held(root / paths.ROBUSTNESS_LOCK, partial(_busy, root)):  # two would write the same journal and report
         return _evaluate(root, which, against)
-    finally:
-        locks.release(lock)
 
 
-def _lock(root: Path) -> FileLock:
-    """One at a time in a folder: two would write the same journal and report."""
-    path = root / paths.ROBUSTNESS_LOCK
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return locks.acquire(
-        path,
-        lambda holder: Busy(
-            f"another nightshift robustness (process {holder}) is working in {root}", f"wait for it, or kill {holder}"
-        ),
-    )
+def _busy(root: Path, holder: str) -> Busy:
+    what = f"another nightshift robustness (process {holder}) is working in {root}"
+    return Busy(what, f"wait for it, or kill {holder}")
 
 
 def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:

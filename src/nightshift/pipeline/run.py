@@ -218,7 +218,7 @@ def was_killed(root: Path) -> bool:
 
 
 def check_free(root: Path) -> None:
-    """Busy if another run works in this folder. What a dead one left in the file of the lock stays there."""
+    """Raise Busy if another run works in this folder. The lock file of a dead run is left as it is."""
     if locks.is_held(root / LOCK):
         raise _busy(root, locks.holder(root / LOCK))
 
@@ -276,7 +276,7 @@ def _log_inputs(stage: str, session: Session, tracker: Tracker) -> None:
 def publish(stage: str, session: Session) -> None:
     """Put what came out on the run of the pipeline, with links to the runs of stages that were not run again.
 
-    A registration counts after `register` alone: before it, the one there is was made by another run.
+    The registration is published after `register` only: before that, the file on disk is of another run.
     """
     tracking = session.tracking
     ran = tracking.ran
@@ -419,20 +419,12 @@ def stale(found: Iterable[StageStatus]) -> list[str]:
 
 def timings(root: Path) -> Mapping[str, float]:
     """How long each stage took when it last ran here."""
-    try:
-        recorded: Mapping[str, float] = json.loads((root / TIMINGS).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return recorded
+    return results.read_json(root / TIMINGS)
 
 
 def machine_usage(root: Path) -> Mapping[str, Mapping[str, float]]:
     """What each stage used of the machine when it last ran here, by name of telemetry.usage."""
-    try:
-        recorded: Mapping[str, Mapping[str, float]] = json.loads((root / USAGE).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return recorded
+    return results.read_json(root / USAGE)
 
 
 def record_time(root: Path, stage: str, seconds: float) -> None:

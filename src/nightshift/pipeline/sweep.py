@@ -37,6 +37,7 @@ LAST_STAGE = "evaluate"
 TITLE = "NIGHTSHIFT_TRIAL"
 """Environment variable of a trial: what its run in MLflow is called."""
 _SOURCE = "src"
+_ENVIRONMENT = ".venv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,11 @@ class Trial:
     values: Mapping[str, Any]
     """The params that differ from params.yaml, by dotted name."""
     folder: Path
+
+    @property
+    def commit(self) -> str:
+        """The commit that its clone is made of: the clones of a sweep are in a folder of that name."""
+        return self.folder.parent.name
 
     @property
     def title(self) -> str:
@@ -216,16 +222,15 @@ def _params(root: Path, trial: Trial) -> dict[str, Any]:
 
 def _prepare(root: Path, trial: Trial) -> None:
     """A clone of the project at its commit, with its imports and other params. One that is there already resumes."""
-    from nightshift.adapters.dvc_store import DvcStore
+    from nightshift.adapters.dvc_store import DvcStore, cache_folder
 
     if not trial.folder.exists():
-        trial.folder.parent.mkdir(parents=True, exist_ok=True)
-        repository.git(root, "clone", "--quiet", str(root), str(trial.folder))
-        if not (trial.folder / ".venv").exists():
-            (trial.folder / ".venv").symlink_to(root / ".venv")
+        repository.clone(root, trial.commit, trial.folder)
+    if not os.path.lexists(trial.folder / _ENVIRONMENT):
+        (trial.folder / _ENVIRONMENT).symlink_to(root / _ENVIRONMENT)
     _mirror_imports(root / paths.IMPORTS, trial.folder / paths.IMPORTS)
     with contextlib.closing(DvcStore(trial.folder)) as store:
-        store.share_cache(DvcStore(root))
+        store.share_cache(cache_folder(root))
         store.check_out()
     params = yaml.safe_dump(_params(root, trial), sort_keys=False).encode()
     if not _was_prepared(trial, params):

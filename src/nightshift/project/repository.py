@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from nightshift import files
 from nightshift.errors import ProjectError
 from nightshift.project import paths
 
@@ -68,9 +69,24 @@ def git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def commit_files(root: Path, files: Sequence[Path], message: str) -> str:
+def clone(root: Path, commit: str, folder: Path) -> None:
+    """A clone of the repository at this commit. The folder is there when it is complete, also after a power cut."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    files.sweep_temporaries(folder.parent, folder.name)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.partial-") as scratch:
+        new = Path(scratch) / "clone"
+        git(root, "clone", "--quiet", "--no-checkout", str(root), str(new))
+        git(new, "checkout", "--quiet", "--detach", commit)
+        for path in (new, *new.rglob("*")):
+            if not path.is_symlink():
+                files.sync(path)
+        new.rename(folder)
+    files.sync(folder.parent)
+
+
+def commit_files(root: Path, changed: Sequence[Path], message: str) -> str:
     """Commit these files and nothing else; the short hash, or empty if none of them changed."""
-    names = [path.as_posix() for path in files if (root / path).exists()]
+    names = [path.as_posix() for path in changed if (root / path).exists()]
     if not names:  # git would take no path for all of them
         return ""
     try:

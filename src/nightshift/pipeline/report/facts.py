@@ -74,7 +74,7 @@ class Facts:
 
 
 def gather(root: Path) -> Facts:
-    """Of the last run here. After a failure, nothing that an earlier run left of stages this one did not reach."""
+    """The facts of the last run here. After a failure, results of stages that the run did not reach are left out."""
     session = Session(root)
     record = run_record.read(root)
     reached = set(session.graph)
