@@ -435,6 +435,21 @@ def test_a_stop_reaches_a_robot_at_once_and_again_until_the_episode_is_paused() 
         assert server.mode == "ready", "a stop that was obeyed is over"
 
 
+def test_a_stop_lasts_though_the_page_that_ordered_it_is_gone(play: Play) -> None:
+    play.begin()
+    play.source.end()
+    with visitor(play) as page:
+        page.fly("Ada")
+        play.drive(page)
+        play.order(page, "pause")
+    until(lambda: play.source._pilot.holder is None)
+    play.stands_still = True
+    with visitor(play) as other:
+        other.fly("Bob")
+        play.drive(other)
+        at_the_border(play, other)
+
+
 def test_a_stop_that_is_lost_is_sent_again() -> None:
     with on_robot() as (play, server, _), visitor(play) as page:
         page.fly("Ada")
@@ -601,6 +616,33 @@ def test_ctrl_c_ends_a_run_that_a_pilot_has_stopped(params: config.Params) -> No
     finally:
         ended.set()
         person.join()
+        pool.close()
+
+
+def test_an_episode_without_interventions_waits_for_a_pilot_who_has_stopped_it(params: config.Params) -> None:
+    asked = RolloutRequest(
+        task="far", split="train", init_state=3, controller="sample", seed=5, interventions=settings_of_browser()
+    )
+    port = free_port()
+    pool = LocalPool(params.env, replace(ONE_AT_A_TIME, page=PageSettings(address=("127.0.0.1", port))))
+    list(pool.run([asked], snapshot(policy())))  # opens the page
+    source = pool._engine._interventions._person
+    assert isinstance(source, BrowserIntervention)
+    played: list[Any] = []
+    validation = replace(asked, interventions=None)
+    playing = threading.Thread(target=lambda: played.extend(pool.run([validation], snapshot(policy()))))
+    try:
+        with flown(port) as page:
+            page.fly("Ada")
+            page.say(type="pause")
+            until(source._is_stop_ordered)
+            playing.start()
+            page.hear_until("state", lambda state: state["phase"] == "paused")
+            assert not played
+            page.say(type="resume")
+            playing.join(60)
+            assert len(played) == 1
+    finally:
         pool.close()
 
 

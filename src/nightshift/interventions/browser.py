@@ -123,8 +123,10 @@ class BrowserIntervention(Closing):
         self._phase, self._pilot.has_control = "waiting", False
 
     def begin(self, task: Task) -> None:
-        phase: _Phase = "paused" if self._is_stop_ordered() else "running"
-        self._orders.clear()
+        phase: _Phase = "running"
+        while self._orders:
+            _, order = self._orders.popleft()
+            phase = "paused" if isinstance(order, messages.Pause) else phase
         self._pilot.has_control = False
         self._enter(phase)
         self._task, self._step, self._intervened = task.name, 0, 0
@@ -165,11 +167,7 @@ class BrowserIntervention(Closing):
             self._pace.wait()
 
     def _is_stop_ordered(self) -> bool:
-        orders = list(self._orders)  # the server's thread adds to them
-        return any(self._is_stop(client, order) for client, order in orders)
-
-    def _is_stop(self, client: int, order: messages.Order) -> bool:
-        return isinstance(order, messages.Pause) and self._pilot.is_held_by(client)
+        return any(isinstance(order, messages.Pause) for _, order in list(self._orders))  # the server's thread adds
 
     def _show(self, moment: Moment) -> None:
         image = moment.picture()
@@ -226,8 +224,8 @@ class BrowserIntervention(Closing):
         self._heard = self._touched = self._clock()
 
     def _carry_out(self, client: int, order: messages.Order) -> None:
-        if not self._pilot.is_held_by(client):
-            return  # the controls have gone to somebody else meanwhile
+        if not self._pilot.is_held_by(client) and not isinstance(order, messages.Pause):
+            return  # the controls have gone to somebody else meanwhile; a stop still counts
         self._touched = self._clock()
         match order:
             case messages.TakeOver() | messages.HandBack():
@@ -262,7 +260,7 @@ class BrowserIntervention(Closing):
 
     def submit(self, client: int, order: messages.Order) -> None:
         self._orders.append((client, order))
-        if self._robot_url is not None and self._is_stop(client, order):  # the thread that plays waits for the robot
+        if self._robot_url is not None and isinstance(order, messages.Pause):  # the player may wait for the robot
             threading.Thread(target=self._stop_robot_until_paused, name="intervention-stop", daemon=True).start()
 
     def welcome(self) -> dict[str, Any]:

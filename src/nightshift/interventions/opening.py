@@ -68,6 +68,11 @@ class InterventionSources:
             self._person = self._open(settings)
         return self._person
 
+    def before_reset(self) -> None:
+        """Returns when an episode without interventions may begin: a person at the page may have stopped the robot."""
+        if self._person is not None:
+            self._person.before_reset()
+
     def begin(self) -> None:
         """`let_go` no longer counts."""
         self._is_let_go.clear()

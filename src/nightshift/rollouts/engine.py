@@ -247,7 +247,12 @@ class Engine:
         except Exception:
             self._fleets.give_back(fleet)  # nothing was simulated
             raise
-        return _Slot(number, group, fleet, played, self._submit(group.reset))
+        reset = partial(self._reset_alone, group) if request.interventions is None else group.reset
+        return _Slot(number, group, fleet, played, self._submit(reset))
+
+    def _reset_alone(self, group: GroupPlay) -> None:
+        self._interventions.before_reset()
+        group.reset()
 
     def _group(
         self,
