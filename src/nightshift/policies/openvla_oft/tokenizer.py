@@ -21,7 +21,7 @@ from nightshift.policies.openvla_oft.network import FIRST_ACTION_TOKEN, PAD
 
 SPACE = 29871
 """The token of a lone space. The prompt ends with it, and the first action is read from it."""
-_PROMPT = "In: What action should the robot take to {}?\nOut:"
+PROMPT = "In: What action should the robot take to {}?\nOut:"
 _RESERVED = 3
 """Unknown, BOS and stop come first in Llama's vocabulary."""
 _META = "\u2581"
@@ -89,7 +89,7 @@ class Prompts:
 
 
 def _row(tokenizer: Tokenizer, text: str, max_tokens: int) -> Sequence[int]:
-    ids = tokenizer(_PROMPT.format(text.lower()))
+    ids = tokenizer(PROMPT.format(text.lower()))
     ids += [SPACE] if ids[-1] != SPACE else []
     if len(ids) > max_tokens:
         raise ConfigError(
