@@ -42,7 +42,21 @@ SEEING: dict[str, Any] = {
         "augmentation": {"crop": 2, "jitter": 0.1},
     },
 }
-
+TRANSFORMER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
+LARGE: dict[str, Any] = {
+    "family": "openvla-oft",
+    "inputs": ["agentview", "instruction"],
+    "variant": "simplevla-rl",
+    "checkpoint": None,
+    "size": {"image_size": 28, "dinov2": TRANSFORMER, "siglip": TRANSFORMER, "llama": TRANSFORMER},
+    "max_tokens": 16,
+    "chunk": 4,
+    "head": "tokens",
+    "dtype": "float32",
+    "lora": None,
+    "reuse_vision_features": False,
+    "augmentation": {"crop": 2, "jitter": 0.1},
+}
 
 STAGES = graph.load(REPOSITORY)
 BEFORE_A_POLICY = ("states", "collect", "dataset", "sft")
@@ -268,6 +282,23 @@ def test_a_clone_that_does_not_fit_on_the_gpu_is_refused_before_it_learns(
     with pytest.raises(DeviceError, match=r"the GPU has 0\.0 GB of memory left"):
         check(small, stage)
     check(small, "evaluate", "register")
+
+
+def test_a_disk_that_the_policies_of_a_run_do_not_fit_on_is_refused_before_the_first_stage(
+    project_without_code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**SEEING, "policy": LARGE, "algorithms": ["rloo"], "machine": {"free_disk_gb": 0.0}}
+    large = config.Params.model_validate(merged(small_params(), changes))
+    shapes = {name: spec.shape for name, spec in envs.observation_space(large.env).items()}
+    each = policies.fresh(large.policy, shapes, 2)
+    written = sum(weight.numel() * weight.element_size() for weight in each.parameters())
+    real = shutil.disk_usage(project_without_code)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=2 * written))
+    check(large)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=2 * written - 1))
+    check(large, "sft")
+    with pytest.raises(ProjectError, match=r"each of sft, rloo writes a policy of 0\.0 GB"):
+        check(large)
 
 
 @pytest.fixture

@@ -57,6 +57,9 @@ _log = logging.getLogger(__name__)
 _GB = 1e9
 _COPIES_OF_TRAINED = 3
 """Of weights that are trained: gradients and two moments of the optimizer."""
+_MAKE_ROOM = "nightshift gc frees some, and dvc gc --workspace old results"
+_SMALL_FAMILIES = (config.GaussianMlp, config.Cnn, config.Vla, config.Flow)
+"""Their weights take megabytes, and their settings tell what they can read."""
 
 
 def check(params: config.Params, stages: Iterable[Definition]) -> None:
@@ -151,10 +154,27 @@ def _check_disks(params: config.Params, stages: Sequence[Definition]) -> None:
         )
 
 
+def _check_room_for_policies(params: config.Params, stages: Sequence[Definition]) -> None:
+    """Weights of 7B parameters fill a disk that looks empty, and are written when a stage ends."""
+    if isinstance(params.policy, _SMALL_FAMILIES):
+        return
+    policy = _learner(params, stages)
+    if policy is None:
+        return
+    writing = [stage.name for stage in stages if _makes_policies(stage) and not params.skips(stage.name)]
+    each, free = _bytes(policy.parameters()) / _GB, shutil.disk_usage(Path.cwd()).free / _GB
+    if len(writing) * each > free:
+        raise ProjectError(
+            f"the disk of {Path.cwd()} has {free:.1f} GB left, and each of {', '.join(writing)} writes a policy of "
+            f"{each:.1f} GB",
+            f"{_MAKE_ROOM}; or move the project to a disk with more room",
+        )
+
+
 def _folders_to_fill(machine: config.Machine, stages: Sequence[Definition]) -> dict[Path, str]:
     """The project, DVC's cache and what Ray writes to, each with how to get room for it; of those on one disk the
     first."""
-    folders = {Path.cwd(): "nightshift gc frees some, and dvc gc --workspace old results"}
+    folders = {Path.cwd(): _MAKE_ROOM}
     if not packages.on_compute_node():
         from nightshift.adapters import dvc_store  # it imports dvc, which a compute node does not have
 
@@ -196,6 +216,8 @@ def _checks(stages: list[Definition]) -> Iterator[Check]:
         yield lambda params: envs.check_cameras(params.env)
         yield lambda params: envs.selected(params.env).check_run(params)
         yield lambda params: randomisation.check(params.env)
+    if any(map(_makes_policies, stages)):
+        yield lambda params: _check_room_for_policies(params, stages)
     if any(_makes_policies(stage) or _plays(stage) for stage in stages):
         yield lambda params: _check_device(params, stages)
     named = {section for stage in stages for section in stage.params}

@@ -15,14 +15,14 @@ from tests.policies.openvla_oft.test_stages import with_policy
 TOWER = {"width": 32, "mlp": 40, "depth": 2, "heads": 16}
 LLAMA = {"width": 64, "mlp": 96, "depth": 2, "heads": 4}
 SIZE = {"image_size": 28, "dinov2": TOWER, "siglip": TOWER, "llama": LLAMA}
-INPUTS = ["agentview", "instruction"]
+POLICY = {"head": "tokens", "inputs": ["agentview", "instruction"], "max_tokens": 24}
 
 
 def test_what_it_writes_loads_and_decides(tmp_path: Path) -> None:
-    random = with_policy(policy={"head": "tokens", "inputs": INPUTS, "size": SIZE, "max_tokens": 24})
+    random = with_policy(policy={**POLICY, "size": SIZE})
     random_checkpoint.write(tmp_path / "random", random, "cpu")
     where = {"path": str(tmp_path / "random"), "adapter": None, "unnorm_key": random.env.suite, "range": "q01_q99"}
-    loading = with_policy(policy={"head": "tokens", "inputs": INPUTS, "size": None, "checkpoint": where, "max_tokens": 24})
+    loading = with_policy(policy={**POLICY, "size": None, "checkpoint": where})
     assert isinstance(loading.policy, config.OpenVlaOft)
     shapes = {name: spec.shape for name, spec in envs.observation_space(loading.env).items()}
     policy = policies.fresh(loading.policy, shapes, random_checkpoint.ACTION_DIM)
@@ -35,7 +35,7 @@ def test_what_it_writes_loads_and_decides(tmp_path: Path) -> None:
 
 
 def test_every_word_of_a_prompt_is_one_token(tmp_path: Path) -> None:
-    random = with_policy(policy={"head": "tokens", "inputs": INPUTS, "size": SIZE, "max_tokens": 24})
+    random = with_policy(policy={**POLICY, "size": SIZE})
     random_checkpoint.write(tmp_path / "random", random, "cpu")
     tokens = LlamaTokenizer(read(tmp_path / "random" / "tokenizer.json"))
     sentence = "take to reach near"
