@@ -105,6 +105,10 @@ def well_behaved(endpoint: str, status: int, body: bytes, send: Send) -> None:
     send(status, body)
 
 
+class Trickle(bytes):
+    """An answer that is sent byte by byte, each soon after the one before."""
+
+
 class FaultyServer:
     """A real HTTP server whose answers go through `misbehave`, which a test may set at any time."""
 
@@ -166,7 +170,12 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if not isinstance(body, Trickle):
+                self.wfile.write(body)
+                return
+            for byte in body:
+                self.wfile.write(bytes([byte]))
+                server.finished.wait(0.02)
 
         def log_message(self, *_: Any) -> None:
             """Tests print nothing."""

@@ -26,6 +26,7 @@ from tests.robots.parts import (
     ManualClock,
     Misbehaviour,
     Send,
+    Trickle,
     faulty_server,
     robot_env,
     settings,
@@ -75,6 +76,11 @@ def dies(_: str, __: int, ___: bytes, ____: Send) -> None:
 
 def hangs(server: FaultyServer) -> Misbehaviour:
     return lambda endpoint, status, body, send: void(server.finished.wait())
+
+
+def trickles(_: str, status: int, body: bytes, send: Send) -> None:
+    """Every byte comes in time, and the answer does not."""
+    send(status, Trickle(body))
 
 
 def void(_: object) -> None:
@@ -155,6 +161,7 @@ def old_state() -> Misbehaviour:
 FAULTS: dict[str, tuple[Callable[[FaultyServer], Misbehaviour], str]] = {
     "it dies": (lambda _: dies, "was not answered within"),
     "it hangs": (hangs, "was not answered within"),
+    "it trickles": (lambda _: trickles, "was not answered within"),
     "NaN in the state": (lambda _: with_nan, "a number is not finite"),
     "infinity in an observation": (lambda _: with_nan_observation, "a number is not finite"),
     "a number that no double holds": (lambda _: with_a_huge_number, "a number is not finite"),
@@ -165,6 +172,7 @@ FAULTS: dict[str, tuple[Callable[[FaultyServer], Misbehaviour], str]] = {
     "an old state": (lambda _: old_state(), "an old state"),
     "no JSON": (lambda _: lambda endpoint, status, body, send: send(200, b"<html>"), "cannot be read"),
 }
+SLOW = ("it hangs", "it trickles")
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -172,7 +180,7 @@ def test_a_fault_ends_the_episode_as_invalid_and_stops_the_robot(
     name: str, server: FaultyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     fault, reason = FAULTS[name]
-    quick = {"deadline_s": SHORT_S, "attempts": 1} if name == "it hangs" else {}
+    quick = {"deadline_s": SHORT_S, "attempts": 1} if name in SLOW else {}
     server.misbehave = at_step(3, fault(server))
     (episode,) = play(env_of(server, **quick), [REQUEST])
     assert not episode.valid

@@ -28,6 +28,7 @@ HOME = np.array([0.0, 0.0, 0.0, 1.0])
 numbers = st.floats(-1, 1, allow_subnormal=False)
 actions = st.lists(numbers, min_size=7, max_size=7).map(np.array)
 turns = st.lists(st.floats(-0.3, 0.3, allow_subnormal=False), min_size=3, max_size=3).map(np.array)
+wide_turns = st.lists(st.floats(-0.8, 0.8, allow_subnormal=False), min_size=3, max_size=3).map(np.array)
 places = st.tuples(st.floats(-0.2, 0.2), st.floats(-0.2, 0.2), st.floats(0, 0.4)).map(np.array)
 places_outside = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=3, max_size=3).map(np.array)
 
@@ -55,7 +56,7 @@ def test_a_rotation_matrix_and_its_quaternion_are_one_orientation(turn: np.ndarr
     assert np.allclose(Rotation.from_quat(found).as_matrix(), rotation.as_matrix(), atol=1e-9)
 
 
-@given(action=actions, place=st.one_of(places, places_outside), turn=turns)
+@given(action=actions, place=st.one_of(places, places_outside), turn=st.one_of(turns, wide_turns))
 def test_any_action_becomes_a_target_that_the_server_accepts(
     action: np.ndarray, place: np.ndarray, turn: np.ndarray
 ) -> None:
@@ -83,9 +84,28 @@ def test_every_limit_of_a_target_is_checked() -> None:
 
 def test_a_hand_outside_the_box_may_come_back_to_it_and_goes_no_farther_than_its_speed_allows() -> None:
     pose = pose_at(np.array([0.0, 0.0, -0.05]), np.zeros(3))
-    assert target_problem(pose_at(np.array([0.0, 0.0, 0.0]), np.zeros(3)), pose, HOME, LIMITS, HZ) == ""
-    across = pose_at(np.array([0.2, 0.0, 0.0]), np.zeros(3))
-    assert "4.000 m/s" in target_problem(across, pose, HOME, LIMITS, HZ)
+    back = pose_at(np.array([0.0, 0.0, -0.04]), np.zeros(3))
+    assert target_problem(back, pose, HOME, LIMITS, HZ) == ""
+    assert "outside the box" in target_problem(pose, back, HOME, LIMITS, HZ), "and not away from it"
+    at_once = pose_at(np.array([0.0, 0.0, 0.0]), np.zeros(3))
+    assert "1.000 m/s" in target_problem(at_once, pose, HOME, LIMITS, HZ)
+
+
+@given(place=places_outside, turn=wide_turns, action=actions, tighter=st.floats(0, 0.1))
+def test_a_hand_outside_the_clients_limits_comes_back_step_by_step(
+    place: np.ndarray, turn: np.ndarray, action: np.ndarray, tighter: float
+) -> None:
+    """Its box may be smaller than the server's."""
+    low, high = np.array(LIMITS.box_low) + tighter, np.array(LIMITS.box_high) - tighter
+    own = replace(LIMITS, box_low=tuple(low), box_high=tuple(high))
+    pose = pose_at(place, turn)
+    for _ in range(200):
+        target = within(target_of(pose, 0.2 * action, SCALE), pose, HOME, own, HZ)
+        assert target_problem(target, pose, HOME, LIMITS, HZ) == ""
+        pose = target
+    assert (pose[:3] >= low - 1e-5).all()
+    assert (pose[:3] <= high + 1e-5).all()
+    assert angle_between(pose[3:], HOME) <= LIMITS.max_turn + 1e-5
 
 
 def test_a_measured_pose_that_is_not_finite_allows_no_target() -> None:

@@ -249,16 +249,18 @@ class RobotClient:
         raise self.fault(f"{endpoint} was not answered within {deadline_s:g} s: {last}")
 
     def _attempt(self, endpoint: str, body: bytes, timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """An answer that comes after the timeout is never read: its connection is closed."""
+        """An answer that does not end before the timeout is never used: its connection is closed."""
+        until = time.monotonic() + timeout_s
         try:
             if self._connection is None:
                 self._connection = connect(self._settings.url, timeout_s)
                 self._connection.connect()
                 self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connection.sock.settimeout(timeout_s)
+            stream = self._connection.sock
+            stream.settimeout(timeout_s)
             self._connection.request("POST", f"/{endpoint}", body, headers())
             response = self._connection.getresponse()
-            data = response.read(_LARGEST)
+            data = _read(response, stream, until)
         except (OSError, http.client.HTTPException, AttributeError) as error:
             self._disconnect()
             raise _Unanswered(repr(error)) from error
@@ -291,6 +293,22 @@ class RobotClient:
         if taken <= self._pictures.get(name, -np.inf):
             raise self.fault(f"the image of {name} is the one that was sent before")
         self._pictures[name] = taken
+
+
+def _read(response: http.client.HTTPResponse, stream: socket.socket, until: float) -> bytes:
+    """The answer's content; TimeoutError if it has not ended by then. A socket's own timeout is for each part."""
+    content = bytearray()
+    while len(content) < _LARGEST:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"it had not ended after {len(content)} bytes")
+        stream.settimeout(left)
+        part = response.read1(_LARGEST - len(content))
+        if not part:
+            break
+        content += part
+    response.close()  # read1 leaves it open at its end, and the connection would take no other request
+    return bytes(content)
 
 
 def halt(url: str, reason: str) -> bool:

@@ -9,6 +9,8 @@ from nightshift.envs.robot.poses import Vector, angle_between, turned_at_most
 
 TOLERANCE = 1e-6
 """Of a target at a limit: the client computes it in floating point."""
+_SLACK = TOLERANCE / 2
+"""Beyond a limit of speed that the client leaves as it is: rounding moves no target."""
 _UNIT = 1e-3
 """How far the length of a quaternion may be from 1."""
 
@@ -16,35 +18,43 @@ _UNIT = 1e-3
 def within(target: Vector, pose: Vector, home: Vector, limits: Limits, hz: float) -> Vector:
     """The target nearest to `target` that keeps the limits; `home` is the orientation after the reset.
 
-    HIL-SERL clips to its safety box, too: a policy that pushes against the border slides along it.
+    HIL-SERL clips to its safety box, too: a policy that pushes against the border slides along it. A hand that is
+    outside the box, or turned too far, comes back no faster than its limits of speed.
     """
-    step = target[:3] - pose[:3]
-    reach = limits.linear_speed / hz
-    length = float(np.linalg.norm(step))
-    near = target[:3] if length <= reach else pose[:3] + step * (reach / length)
-    position = np.clip(near, limits.box_low, limits.box_high)
-    turned = turned_at_most(pose[3:], target[3:], limits.angular_speed / hz)
-    return np.concatenate([position, turned_at_most(home, turned, limits.max_turn)])
+    reach, turn = limits.linear_speed / hz, limits.angular_speed / hz
+    inside = np.clip(_moved_at_most(pose[:3], target[:3], reach), limits.box_low, limits.box_high)
+    upright = turned_at_most(home, turned_at_most(pose[3:], target[3:], turn), limits.max_turn)
+    return np.concatenate([_moved_at_most(pose[:3], inside, reach), turned_at_most(pose[3:], upright, turn + _SLACK)])
 
 
 def target_problem(target: Vector, pose: Vector, home: Vector, limits: Limits, hz: float) -> str:
-    """Why a target may not be executed, in words; empty if it may."""
+    """Why a target may not be executed, in words; empty if it may. The way back inside the limits is free."""
     if abs(np.linalg.norm(target[3:]) - 1) > _UNIT:
         return "the quaternion of the target is not of length 1"
-    low, high = np.array(limits.box_low) - TOLERANCE, np.array(limits.box_high) + TOLERANCE
-    if (target[:3] < low).any() or (target[:3] > high).any():
+    outside = _outside(target, limits)
+    if not (outside <= TOLERANCE or outside < _outside(pose, limits)):  # nor may it be NaN
         return f"the target {_shown(target[:3])} is outside the box {list(limits.box_low)} to {list(limits.box_high)}"
-    start = np.clip(pose[:3], limits.box_low, limits.box_high)  # the way back into the box is free, and no more
-    speed = float(np.linalg.norm(target[:3] - start)) * hz
-    if not speed <= limits.linear_speed + TOLERANCE * hz:  # nor may it be NaN
+    speed = float(np.linalg.norm(target[:3] - pose[:3])) * hz
+    if not speed <= limits.linear_speed + TOLERANCE * hz:
         return f"the target asks for {speed:.3f} m/s, and {limits.linear_speed:g} is the limit"
     turning = angle_between(target[3:], pose[3:]) * hz
     if not turning <= limits.angular_speed + TOLERANCE * hz:
         return f"the target asks for {turning:.3f} rad/s, and {limits.angular_speed:g} is the limit"
     turn = angle_between(target[3:], home)
-    if not turn <= limits.max_turn + TOLERANCE:
+    if not (turn <= limits.max_turn + TOLERANCE or turn < angle_between(pose[3:], home)):
         return f"the target is turned by {turn:.3f} rad from the reset, and {limits.max_turn:g} is the limit"
     return ""
+
+
+def _moved_at_most(start: Vector, goal: Vector, reach: float) -> Vector:
+    step = goal - start
+    length = float(np.linalg.norm(step))
+    return goal if length <= reach + _SLACK else start + step * (reach / length)
+
+
+def _outside(pose: Vector, limits: Limits) -> float:
+    """Metres to the box; 0 inside it."""
+    return float(np.linalg.norm(pose[:3] - np.clip(pose[:3], limits.box_low, limits.box_high)))
 
 
 def state_problem(state: RobotState, limits: Limits) -> str:
