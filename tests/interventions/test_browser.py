@@ -477,6 +477,19 @@ def test_a_closed_tab_stops_the_robot_of_whoever_drove_it() -> None:
         assert server.mode == "stopped"
 
 
+@pytest.mark.parametrize("gone", ["closed", "silent"])
+def test_whoever_drove_and_is_gone_stops_the_robot_while_a_step_still_waits_for_its_server(gone: str) -> None:
+    with on_robot() as (play, server, _):
+        play.begin()
+        with visitor(play) as page:
+            play.take_over(page)
+            assert server.mode == "ready"
+            if gone == "silent":
+                play.clock.now += 2 * DEAD_MAN_SECONDS
+                until(lambda: server.mode == "stopped")  # and nobody asks for the next action
+        until(lambda: server.mode == "stopped")
+
+
 def test_the_page_of_training_needs_the_token(params: config.Params, monkeypatch: pytest.MonkeyPatch) -> None:
     from websockets.exceptions import ConnectionClosed
 

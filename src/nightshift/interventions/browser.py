@@ -50,6 +50,7 @@ RETURN_SECONDS = 60.0
 """A policy that trains unattended in a simulator does not wait for ever for somebody who closed the page."""
 _STOP_AGAIN_SECONDS = 0.1
 _NOT_CONFIRMED = "The robot has not confirmed the stop: its watchdog has to hold it"
+_GONE = "the pilot's page is gone: stopped"
 _Phase = Literal["waiting", "running", "paused"]
 _REFUSED = "the episodes are rlpd's: take over, hand back, stop and resume are all there is here"
 
@@ -96,6 +97,8 @@ class BrowserIntervention(Closing):
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._server.serve, name="intervention-page", daemon=True)
         self._thread.start()
+        if self._robot_url is not None:
+            threading.Thread(target=self._watch_robot, name="intervention-attendance", daemon=True).start()
         console.print(f"{page_url(page.address[0], self.port)}  watch the policy and take over", soft_wrap=True)
 
     @property
@@ -181,7 +184,7 @@ class BrowserIntervention(Closing):
         """Stop if whoever has taken over is gone; go on with the policy if nobody comes back."""
         if self._phase == "running":
             if self._pilot.has_control and not controls.are_held_by(self._driver):
-                self._pause("the pilot's page is gone: stopped")
+                self._pause(_GONE)
             elif self._pilot.has_control and not controls.are_alive:
                 self._pause(f"no word from the pilot for {DEAD_MAN_SECONDS} s: stopped")
         elif self._goes_on_alone and (why := self._end_of_pause(controls)):
@@ -219,6 +222,16 @@ class BrowserIntervention(Closing):
         while (not is_stopped or self._is_stop_ordered()) and not self._is_closed.wait(_STOP_AGAIN_SECONDS):
             is_stopped = self._stop_robot(why)
 
+    def _watch_robot(self) -> None:
+        """The thread that plays may wait for the robot's server, and would find late that nobody drives any more. The
+        stop is sent again until that thread has paused: it may be lost on its way."""
+        while not self._is_closed.wait(_STOP_AGAIN_SECONDS):
+            if self._phase == "running" and self._pilot.has_control and not self._is_driven():
+                self._stop_robot(_GONE)
+
+    def _is_driven(self) -> bool:
+        return self._pilot.is_held_by(self._driver) and self._pilot.is_alive
+
     def _enter(self, phase: _Phase) -> None:
         self._phase, self._pressed = phase, None
         self._heard = self._touched = self._clock()
@@ -229,12 +242,13 @@ class BrowserIntervention(Closing):
         self._touched = self._clock()
         match order:
             case messages.TakeOver() | messages.HandBack():
-                self._pilot.has_control, self._driver = isinstance(order, messages.TakeOver), client
+                self._driver = client  # first: another thread stops the robot of whoever drives and is gone
+                self._pilot.has_control = isinstance(order, messages.TakeOver)
             case messages.Pause():
                 self._enter("paused")
                 self._say(f"stopped. {self._rule}")
             case messages.Resume():
-                self._phase, self._driver = "running", client
+                self._driver, self._phase = client, "running"
             case _:
                 self._say(_REFUSED, is_problem=True)
 
