@@ -2,6 +2,7 @@
 
     MUJOCO_GL=osmesa python benchmarks/teleop.py            # libero_mini at 256², software rendering
     MUJOCO_GL=osmesa python benchmarks/teleop.py --idle     # without the busy process
+    MUJOCO_GL=osmesa python benchmarks/teleop.py --record   # where both cameras are recorded at 256²
 
 A process stands in for the page: it sends a command every 50 ms, and sometimes a changed one. Latency is from sending a
 changed command to the moment at which the simulator has executed it; the round trip is until the page hears of it.
@@ -53,10 +54,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--idle", action="store_true")
+    parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
     compile_control_step()
     params = config.load(paths.PARAMS)
-    setup = Setup(env=params.env, states=params.states, commit="benchmark")
+    recorded = {"names": ("agentview", "wrist"), "size": PICTURE_SIZE, "shadows": False} if options.record else {}
+    env = params.env.model_copy(update={"cameras": params.env.cameras.model_copy(update=recorded)})
+    setup = Setup(env=env, states=params.states, commit="benchmark")
     with tempfile.TemporaryDirectory() as folder, SPAWN.Pool(1) as page:
         os.chdir(folder)
         report_parts(setup)

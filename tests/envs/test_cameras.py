@@ -81,9 +81,12 @@ def test_a_fleet_shows_what_a_single_simulation_shows_in_the_same_state_bit_for_
     assert not np.array_equal(seen["agentview"][0], seen["agentview"][1]), "the states look different"
 
 
-def test_a_sketch_for_people_shows_the_same_with_fewer_faces_and_leaves_the_simulated_model_alone() -> None:
+@pytest.mark.parametrize("films_alone", [False, True])
+def test_a_sketch_for_people_shows_the_same_with_fewer_faces_and_leaves_the_simulated_model_alone(
+    films_alone: bool,
+) -> None:
     plain, quick = (LIBERO_MINI.make_fleet(TASK, DEFAULT, PLAIN) for _ in range(2))
-    LIBERO_MINI.sketch(quick)
+    LIBERO_MINI.sketch(quick, films_alone=films_alone)
     with contextlib.closing(plain), contextlib.closing(quick):
         for fleet in (plain, quick):
             fleet.reset("train", [0])
@@ -93,6 +96,8 @@ def test_a_sketch_for_people_shows_the_same_with_fewer_faces_and_leaves_the_simu
         sketch = quick.render(0)
         assert sketch is not None
         assert 0 < np.abs(sketch.astype(float) - seen).mean() < CLOSE
+        ever, now = (fleet.look(np.zeros(1, np.int64), ["agentview"])["agentview"] for fleet in (plain, quick))
+        assert np.array_equal(ever, now) == films_alone, "what is recorded is drawn as ever"
         models = [fleet._lanes[0]._model for fleet in (plain, quick)]
         for name in ("mesh_face", "mesh_facenum", "mesh_facenormal"):
             of_plain, of_quick = (getattr(model, name) for model in models)

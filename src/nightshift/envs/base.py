@@ -307,8 +307,9 @@ class Suite(ABC):
         """What makes of a camera image one that a person expects, whatever way round policies see it."""
         return "both" if drawing.rotated else "none"
 
-    def sketch(self, fleet: Fleet) -> None:  # noqa: B027 - most suites draw only one way
-        """Have a fleet draw faster and less smoothly from its first image on, where people alone see its images."""
+    def sketch(self, fleet: Fleet, *, films_alone: bool) -> None:  # noqa: B027 - most suites draw only one way
+        """Have a fleet draw faster and less smoothly from its first image on, where people alone see its images; or
+        `films_alone`, if the camera images are recorded or a policy's."""
 
     def drawn_resolution(self, protocol: protocols.Protocol, size: int) -> int:
         """Pixels at which images of `size` are drawn. No published protocol has this suite: they are drawn directly."""

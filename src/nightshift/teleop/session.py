@@ -92,8 +92,7 @@ class Setup:
 
     def make_fleet(self, task: Task) -> Fleet:
         fleet = envs.make_fleet(task, self.played)
-        if not self.env.cameras.names:
-            self.suite.sketch(fleet)
+        self.suite.sketch(fleet, films_alone=bool(self.env.cameras.names))
         return fleet
 
     @cached_property

@@ -71,6 +71,8 @@ class CameraRenderer:
         self._thread: int | None = None
         self._failed = False
         self._is_sketch = False
+        self._films: CameraRenderer | None = None
+        """What draws for people, where others see the camera images."""
 
     def images(
         self, simulations: Iterable[mujoco.MjData], count: int, cameras: Sequence[str], dress: Dress | None = None
@@ -85,15 +87,21 @@ class CameraRenderer:
 
     def film_frame(self, data: mujoco.MjData, dress: Dress | None = None) -> Image | None:
         """An upright image for people; None where no GL library works. Shadows would take four times as long."""
+        if self._films is not None:
+            return self._films.film_frame(data, dress)
         if not self.can_draw():
             return None
         film = replace(self._drawing, size=self._film_size, resolution=self._film_size, rotated=False, shadows=False)
         return self._pixels([(data, "agentview")], 1, film, dress)[0, ::-1]
 
-    def sketch(self) -> None:
-        """Draw for people alone, fast and coarsely, from the first image on."""
+    def sketch(self, *, films_alone: bool = False) -> None:
+        """Draw fast and coarsely from the first image on: all images, or films alone, in a context of their own."""
         assert self._context is None, "a context is made with or without"
-        self._is_sketch = True
+        if films_alone:
+            self._films = CameraRenderer(self._model, self._drawing, self._film_size)
+            self._films.sketch()
+        else:
+            self._is_sketch = True
 
     def can_draw(self) -> bool:
         if self._context is None and not self._failed:
@@ -107,6 +115,8 @@ class CameraRenderer:
 
     def close(self) -> None:
         """Nothing can be drawn afterwards."""
+        if self._films is not None:
+            self._films.close()
         if self._context is not None:
             if threading.get_ident() == self._thread:
                 self._context.free()

@@ -242,9 +242,9 @@ class LiberoEnv:
             self._domain._post_process()
         return self._data
 
-    def sketch(self) -> None:
+    def sketch(self, *, films_alone: bool) -> None:
         """For all simulations of this model, before the first image."""
-        self._renderer.sketch()
+        self._renderer.sketch(films_alone=films_alone)
 
     def close(self) -> None:
         """Simulations of the same model cannot draw afterwards either."""

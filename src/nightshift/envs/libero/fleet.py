@@ -128,9 +128,9 @@ class LiberoFleet:
     def render(self, lane: int) -> NDArray[np.uint8] | None:
         return self._lanes[lane].render()
 
-    def sketch(self) -> None:
+    def sketch(self, *, films_alone: bool) -> None:
         """Before the first image is drawn; for siblings, too."""
-        self._lanes[0].sketch()
+        self._lanes[0].sketch(films_alone=films_alone)
 
     def close(self) -> None:
         if self._owner:

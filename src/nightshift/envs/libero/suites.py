@@ -141,12 +141,12 @@ class LiberoSuite(Suite):
         """LIBERO's first row is the lowest; turned by 180°, left and right are exchanged instead."""
         return "horizontal" if drawing.rotated else "vertical"
 
-    def sketch(self, fleet: Fleet) -> None:
+    def sketch(self, fleet: Fleet, *, films_alone: bool) -> None:
         """Without antialiasing and with coarser meshes: a third of the time where a CPU draws."""
         from nightshift.envs.libero.fleet import LiberoFleet
 
         assert isinstance(fleet, LiberoFleet)
-        fleet.sketch()
+        fleet.sketch(films_alone=films_alone)
 
     def findings(self) -> Iterator[Finding]:
         from nightshift.envs.libero import checks
