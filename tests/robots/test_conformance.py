@@ -286,6 +286,42 @@ def test_a_server_that_announces_parameters_and_takes_none_or_passes_nan_on_is_c
     assert (refusing.sent, refusing.expected) == ("/update_param", "status 200")
 
 
+def refusing_without_seq(code: str) -> Wrong:
+    def wrong(_: Controller, handle: Handle, endpoint: str, __: Any, body: bytes) -> tuple[int, bytes]:
+        status, answer = handle(endpoint, body)
+        content = json.loads(answer)
+        if content.get("error") == code:
+            del content["seq"]
+        return status, json.dumps(content).encode()
+
+    return wrong
+
+
+REFUSED_IN = {
+    "bad_request": "echo",
+    "no_session": "other_session",
+    "seq_conflict": "seq_conflict",
+    "old_seq": "old_seq",
+    "outside_limits": "box",
+    "stale": "stale",
+    "held": "watchdog",
+    "stopped": "stays_stopped",
+    "latched": "latched",
+}
+
+
+@pytest.mark.parametrize("code", REFUSED_IN)
+def test_a_refusal_without_the_seq_of_its_request_is_caught(code: str) -> None:
+    result = checked(refusing_without_seq(code), only(REFUSED_IN[code]))[REFUSED_IN[code]]
+    assert (result.passed, result.expected) == (False, "an answer with the same seq")
+    assert code in result.came
+
+
+@pytest.mark.parametrize(("code", "name"), [("not_finite", "not_finite"), ("unknown", "extensions")])
+def test_a_refusal_of_a_body_that_was_not_read_needs_no_seq(code: str, name: str) -> None:
+    assert checked(refusing_without_seq(code), only(name), BareArm)[name].passed
+
+
 @pytest.mark.parametrize("endpoint", EXTENSIONS)
 def test_a_server_that_has_one_extension_without_announcing_it_is_caught(endpoint: str) -> None:
     def wrong(controller: Controller, handle: Handle, asked: str, _: Any, body: bytes) -> tuple[int, bytes]:

@@ -108,8 +108,9 @@ def _one_session(probe: Probe, _: Description) -> None:
 
 def _other_session(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
-    status, answer = probe.ask("pose", **still, session="not-yours", seq=probe.seq + 1)
-    probe.expect_refusal("no_session", "/pose with another session", status, answer)
+    seq = probe.seq + 1
+    status, answer = probe.ask("pose", **still, session="not-yours", seq=seq)
+    probe.expect_refusal("no_session", "/pose with another session", status, answer, seq)
 
 
 def _begins_held(probe: Probe, described: Description) -> None:
@@ -120,9 +121,10 @@ def _begins_held(probe: Probe, described: Description) -> None:
     probe.refused("held", "pose", **probe.hold_still(described))
 
 
-def _echo(probe: Probe, _: Description) -> None:
-    answer = probe.done("getstate")
-    _require(answer.get("seq") == probe.seq, f"/getstate with seq {probe.seq}", "the same seq", answer.get("seq"))
+def _echo(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    probe.done("pose", **still)
+    probe.refused("bad_request", "pose", **{**still, "arr": still["arr"][:6]})
 
 
 def _state(probe: Probe, described: Description) -> None:
@@ -145,14 +147,15 @@ def _seq_conflict(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
     probe.done("pose", **still)
     status, answer = probe.ask("open_gripper", session=probe.session, seq=probe.seq)
-    probe.expect_refusal("seq_conflict", "/open_gripper with the seq of a /pose", status, answer)
+    probe.expect_refusal("seq_conflict", "/open_gripper with the seq of a /pose", status, answer, probe.seq)
 
 
 def _old_seq(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
     probe.done("pose", **still)
-    status, answer = probe.ask("pose", **still, session=probe.session, seq=probe.seq - 1)
-    probe.expect_refusal("old_seq", "/pose with a seq below the last", status, answer)
+    seq = probe.seq - 1
+    status, answer = probe.ask("pose", **still, session=probe.session, seq=seq)
+    probe.expect_refusal("old_seq", "/pose with a seq below the last", status, answer, seq)
 
 
 def _not_finite(probe: Probe, described: Description) -> None:
@@ -296,9 +299,9 @@ def _silent_session(probe: Probe, described: Description) -> None:
     expected = "status 200: a silent session may be taken over"
     _require(status == http.client.OK, "/open after silence", expected, f"status {status}: {shown(answer)}")
     old, probe.session = probe.session, str(answer["session"])
-    status, answer = probe.ask("clearerr", session=old, seq=probe.seq + 1)
-    probe.seq = 0
-    probe.expect_refusal("no_session", "/clearerr with the old session", status, answer)
+    seq, probe.seq = probe.seq + 1, 0
+    status, answer = probe.ask("clearerr", session=old, seq=seq)
+    probe.expect_refusal("no_session", "/clearerr with the old session", status, answer, seq)
 
 
 def _moves(probe: Probe, described: Description) -> None:
@@ -399,7 +402,7 @@ CHECKS = (
     Check("one_session", "one session commands, others are refused", _one_session),
     Check("other_session", "a command of another session is refused", _other_session),
     Check("begins_held", "nothing moves before /clearerr of the session", _begins_held),
-    Check("echo", "an answer has the seq of its request", _echo),
+    Check("echo", "an answer has the seq of its request, a refusal too", _echo),
     Check("repeat", "a repeated command gets the first answer", _repeat),
     Check("seq_conflict", "a seq is not used for two commands", _seq_conflict),
     Check("old_seq", "a seq never goes back", _old_seq),

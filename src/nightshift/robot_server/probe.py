@@ -15,6 +15,8 @@ from nightshift.envs.robot.messages import Description, RobotState, description_
 Content = dict[str, Any]
 _RESET_TIMEOUT_S = 60.0
 """An arm takes its time to the rest joints."""
+_MAY_LACK_SEQ = ("not_finite", "unknown")
+"""Codes of refusals for which a server need not have read the body."""
 
 
 class Surprise(Exception):
@@ -65,17 +67,26 @@ class Probe:
         status, answer = self.command(endpoint, **content)
         if status != http.client.OK:
             raise Surprise(f"/{endpoint}", "status 200", f"status {status}: {shown(answer)}")
+        self.expect_seq(f"/{endpoint}", self.seq, answer)
         return answer
 
     def refused(self, code: str, endpoint: str, **content: Any) -> None:
         """A command that has to be refused with this code."""
         status, answer = self.command(endpoint, **content)
-        self.expect_refusal(code, f"/{endpoint} {shown(content)}", status, answer)
+        self.expect_refusal(code, f"/{endpoint} {shown(content)}", status, answer, self.seq)
 
-    @staticmethod
-    def expect_refusal(code: str, sent: str, status: int, answer: Content) -> None:
+    def expect_refusal(self, code: str, sent: str, status: int, answer: Content, seq: int | None = None) -> None:
+        """`seq`: of the request, if it was one of a session."""
         if status == http.client.OK or answer.get("error") != code:
             raise Surprise(sent, f"a refusal with the code {code}", f"status {status}: {shown(answer)}")
+        was_read = answer.get("seq") is not None or code not in _MAY_LACK_SEQ
+        if seq is not None and was_read:
+            self.expect_seq(sent, seq, answer)
+
+    @staticmethod
+    def expect_seq(sent: str, seq: int, answer: Content) -> None:
+        if answer.get("seq") != seq:
+            raise Surprise(f"{sent} with seq {seq}", "an answer with the same seq", shown(answer))
 
     def state(self, described: Description, *cameras: str) -> RobotState:
         return state_of(self.done("getstate", cameras=list(cameras)), described, cameras)
