@@ -22,7 +22,7 @@ from nightshift.envs.robot.poses import Vector
 from nightshift.envs.robot.suite import ROBOT
 from nightshift.robot_server.app import make_app
 from nightshift.robot_server.controller import Controller
-from nightshift.robot_server.simulated import LIMITS, SCALE, SimulatedArm
+from nightshift.robot_server.simulated import LIMITS, SCALE, SimulatedArm, _velocity
 
 NO_CAMERAS = config.Cameras(names=(), size=32, shadows=False)
 ONE_CAMERA = config.Cameras(names=("agentview",), size=32, shadows=False)
@@ -219,6 +219,16 @@ class CompliantArm(WatchedArm):
         self._description = replace(
             self._description, capabilities=announced, compliance=("translational_stiffness", "damping")
         )
+
+
+class TurningArm(CompliantArm):
+    """Its hand turns as it is sent, which that of the fake suite does not."""
+
+    def move(self, target: Vector, gripper: float | None, action: Vector | None) -> None:
+        before = self._pose
+        super().move(target, gripper, action)
+        self._pose = np.concatenate([self._pose[:3], target[3:]])
+        self._velocity = _velocity(before, self._pose)
 
 
 class BareArm(WatchedArm):

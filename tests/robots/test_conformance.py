@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from nightshift.robot_server.conformance import CHECKS, DESCRIBE, READS_ONLY, Ch
 from nightshift.robot_server.controller import Controller
 from nightshift.robot_server.probe import Probe
 from nightshift.robot_server.simulated import LIMITS
-from tests.robots.parts import BareArm, CompliantArm, ManualClock, WatchedArm, faulty_server
+from tests.robots.parts import BareArm, CompliantArm, ManualClock, TurningArm, WatchedArm, faulty_server
 
-TIGHT = replace(LIMITS, box_high=(2.0, 2.0, 3.0), linear_speed=4.0)
+ROOT = Path(__file__).parents[2]
+TIGHT = replace(LIMITS, box_high=(2.0, 2.0, 3.0), linear_speed=4.0, angular_speed=2.0, max_turn=0.3)
 WATCHDOG_S = 2.0
 
 Handle = Callable[[str, bytes], tuple[int, bytes]]
@@ -45,7 +47,7 @@ def checked(
         return {result.name: result for result in run_checks(probe, checks)}
 
 
-@pytest.mark.parametrize("make_arm", [WatchedArm, CompliantArm, BareArm])
+@pytest.mark.parametrize("make_arm", [WatchedArm, CompliantArm, TurningArm, BareArm])
 def test_the_reference_server_passes_every_check_whatever_extensions_its_arm_has(
     make_arm: Callable[..., WatchedArm],
 ) -> None:
@@ -79,12 +81,13 @@ def test_an_answer_without_its_fields_is_a_finding_and_no_traceback() -> None:
     assert not results["silent_session"].passed
 
 
-def accepting(code: str) -> Wrong:
-    """A server that carries out what it has to refuse with this code, or says that it has."""
+def accepting(code: str, saying: str = "") -> Wrong:
+    """A server that carries out what it has to refuse with this code and these words, or says that it has."""
 
     def wrong(_: Controller, handle: Handle, endpoint: str, content: dict[str, Any], body: bytes) -> tuple[int, bytes]:
         status, answer = handle(endpoint, body)
-        if json.loads(answer).get("error") != code:
+        content_of_answer = json.loads(answer)
+        if content_of_answer.get("error") != code or saying not in content_of_answer["what"]:
             return status, answer
         return 200, json.dumps({**json.loads(handle("getstate", b"{}")[1]), "seq": content.get("seq")}).encode()
 
@@ -235,7 +238,9 @@ WRONG: dict[str, Wrong] = {
     "not_finite": accepting("not_finite"),
     "shape": accepting("bad_request"),
     "box": accepting("outside_limits"),
-    "speed": accepting("outside_limits"),
+    "speed": accepting("outside_limits", "m/s"),
+    "turn_speed": accepting("outside_limits", "rad/s"),
+    "max_turn": accepting("outside_limits", "rad from the reset"),
     "stale": accepting("stale"),
     "mismatch": accepting("bad_request"),
     "gripper_range": accepting("bad_request"),
@@ -257,8 +262,10 @@ WRONG: dict[str, Wrong] = {
     "move_gripper": renamed("move_gripper", "open_gripper"),
     "same_start": noisy_start(),
 }
-WITHOUT_EXTENSIONS = ("extensions",)
-"""Checks of what a server does not announce."""
+ARMS = {"extensions": BareArm, "max_turn": TurningArm}
+"""Of checks that the others have nothing for."""
+ALONE = ("speed", "turn_speed", "max_turn")
+"""Checks of one thing that no other check looks at."""
 
 
 def test_every_check_has_a_server_that_gets_it_wrong() -> None:
@@ -267,10 +274,21 @@ def test_every_check_has_a_server_that_gets_it_wrong() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_check_catches_the_server_that_gets_it_wrong_and_says_what_came(name: str) -> None:
-    make_arm = BareArm if name in WITHOUT_EXTENSIONS else CompliantArm
-    result = checked(WRONG[name], only(name), make_arm)[name]
+    result = checked(WRONG[name], only(name), ARMS.get(name, CompliantArm))[name]
     assert not result.passed
     assert result.sent and result.expected and result.came
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_server_that_gets_one_thing_wrong_fails_that_check_alone(name: str) -> None:
+    results = checked(WRONG[name], make_arm=TurningArm)
+    assert [result.name for result in results.values() if not result.passed] == [name]
+
+
+def test_the_page_for_people_who_write_a_server_lists_every_check() -> None:
+    page = (ROOT / "docs/robot_protocol.md").read_text()
+    for check in CHECKS:
+        assert f"\n| `{check.name}` | {check.about} | {'yes' if check.reads_only else '–'} |" in page
 
 
 def only(name: str) -> list[Check]:

@@ -19,11 +19,17 @@ from nightshift.envs.robot.messages import (
     scene_of,
     state_of,
 )
+from nightshift.envs.robot.poses import Vector, angle_between, multiply, quaternion_of, turned_at_most
 from nightshift.robot_server.probe import Probe, Surprise, shown
 
 Try = Callable[[Probe, Description], None]
 _MOVE_M = 0.02
 _OUTSIDE_M = 0.01
+_OUTSIDE_RAD = 0.02
+_FASTER = 1.2
+"""Times the speed limit: refused, and little more than what is allowed if it is not."""
+_LARGEST_TURN = 1.0
+"""Radians by which the hand is turned for a check; an arm with a wider limit is not twisted up to it."""
 _FRESH_S = 0.5
 """Seconds by which an image may be older than its state."""
 _TRIES = 60
@@ -185,10 +191,53 @@ def _just_outside(pose: list[float], limits: Limits) -> list[float]:
 def _speed(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
     limits = described.limits
-    far = 1.2 * limits.linear_speed / described.control_hz
+    far = _FASTER * limits.linear_speed / described.control_hz
     inside = still["arr"][2] + far <= limits.box_high[2]
     target = [*still["arr"][:2], still["arr"][2] + (far if inside else -far), *still["arr"][3:]]
     probe.refused("outside_limits", "pose", **{**still, "arr": target})
+
+
+def _turn_speed(probe: Probe, described: Description) -> None:
+    """In both directions: one of them may exceed max_turn, too."""
+    reach = described.limits.angular_speed / described.control_hz
+    if reach >= np.pi:
+        return  # no orientation is farther away
+    for angle in (_FASTER * reach, -_FASTER * reach):
+        still = probe.hold_still(described)
+        orientation = _about_z(np.clip(angle, -np.pi, np.pi), np.array(still["arr"][3:]))
+        probe.refused("outside_limits", "pose", **{**still, "arr": [*still["arr"][:3], *orientation.tolist()]})
+
+
+def _max_turn(probe: Probe, described: Description) -> None:
+    """From close to the limit: from farther away the target would exceed the speed limit, too."""
+    limits = described.limits
+    if limits.max_turn > _LARGEST_TURN:
+        return
+    reach = limits.angular_speed / described.control_hz
+    home = state_of(probe.done("jointreset"), described, ()).pose[3:]
+    beyond = _about_z(limits.max_turn + min(_OUTSIDE_RAD, reach / 4), home)
+    _turn(probe, described, _about_z(max(limits.max_turn - reach / 4, 0.0), home))
+    still = probe.hold_still(described)
+    if angle_between(beyond, np.array(still["arr"][3:])) <= reach:  # not so where a hand cannot turn
+        probe.refused("outside_limits", "pose", **{**still, "arr": [*still["arr"][:3], *beyond.tolist()]})
+
+
+def _turn(probe: Probe, described: Description, goal: Vector) -> None:
+    """Towards an orientation, at half the speed limit, until the hand is almost there or does not get there."""
+    limits = described.limits
+    step = limits.angular_speed / described.control_hz / 2
+    for _ in range(_TRIES + round(2 * limits.max_turn / step)):
+        now = probe.state(described)
+        if angle_between(goal, now.pose[3:]) <= step / 2:
+            return
+        target = [*now.pose[:3].tolist(), *turned_at_most(now.pose[3:], goal, step).tolist()]
+        probe.done("pose", arr=target, based_on=now.time)
+        if described.realtime:
+            probe.sleep(1 / described.control_hz)
+
+
+def _about_z(angle: float, orientation: Vector) -> Vector:
+    return multiply(quaternion_of(np.array([0.0, 0.0, angle])), orientation)
 
 
 def _stale(probe: Probe, described: Description) -> None:
@@ -410,6 +459,7 @@ CHECKS = (
     Check("shape", "a target of another size is refused", _shape),
     Check("box", "a target outside the safety box is refused", _box),
     Check("speed", "a target beyond the speed limit is refused", _speed),
+    Check("turn_speed", "a target beyond the angular speed limit is refused", _turn_speed),
     Check("stale", "a command decided on an old state is refused", _stale),
     Check("mismatch", "an action that stands for another target is refused", _mismatch),
     Check("gripper_range", "a gripper target outside 0 to 1 is refused", _gripper_range),
@@ -424,6 +474,7 @@ CHECKS = (
     Check("no_such_start", "a start that is not there is refused", _no_such_start),
     Check("moves", "the hand goes where it is sent", _moves),
     Check("moves_once", "a repeated command moves the hand once", _moves_once),
+    Check("max_turn", "a target turned too far from the reset is refused", _max_turn),
     Check("jointreset", "/jointreset ends ready", _joint_reset),
     Check("gripper", "the gripper opens and closes", _gripper),
     Check("move_gripper", "the gripper goes where it is sent, from 0 to 255", _move_gripper),
