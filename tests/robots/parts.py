@@ -231,6 +231,22 @@ class TurningArm(CompliantArm):
         self._velocity = _velocity(before, self._pose)
 
 
+class InterruptedArm(CompliantArm):
+    """Its way to the rest joints lasts until a stop comes."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self.is_moving, self.is_stopped = threading.Event(), threading.Event()
+        super().__init__(*arguments, **more)
+
+    def joint_reset(self) -> None:
+        self.is_moving.set()
+        assert self.is_stopped.wait(PATIENT_S)
+
+    def stop(self) -> None:
+        super().stop()
+        self.is_stopped.set()
+
+
 class BareArm(WatchedArm):
     """Without any extension."""
 
@@ -245,10 +261,11 @@ def faulty_server(
     clock: Callable[[], float] = time.monotonic,
     watchdog_s: float = PATIENT_S,
     make_arm: Callable[..., WatchedArm] = WatchedArm,
+    token: str = "",
     **more: Any,
 ) -> Iterator[FaultyServer]:
     arm = make_arm(simulated, watchdog_s=watchdog_s, clock=clock, **more)
-    server = FaultyServer(Controller(arm, clock=clock), arm)
+    server = FaultyServer(Controller(arm, clock=clock, token=token), arm)
     try:
         yield server
     finally:

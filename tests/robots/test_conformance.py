@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,19 +12,36 @@ from typing import Any
 
 import pytest
 
-from nightshift.envs.robot.messages import EXTENSIONS
+from nightshift.envs.robot.client import TOKEN_VARIABLE
+from nightshift.envs.robot.messages import EXTENSIONS, BadMessage, loads
 from nightshift.robot_server.conformance import CHECKS, DESCRIBE, READS_ONLY, Check, Result, run_checks
 from nightshift.robot_server.controller import Controller
 from nightshift.robot_server.probe import Probe
 from nightshift.robot_server.simulated import LIMITS
-from tests.robots.parts import BareArm, CompliantArm, ManualClock, TurningArm, WatchedArm, faulty_server
+from tests.robots.parts import (
+    PATIENT_S,
+    BareArm,
+    CompliantArm,
+    InterruptedArm,
+    ManualClock,
+    TurningArm,
+    WatchedArm,
+    faulty_server,
+)
 
 ROOT = Path(__file__).parents[2]
 TIGHT = replace(LIMITS, box_high=(2.0, 2.0, 3.0), linear_speed=4.0, angular_speed=2.0, max_turn=0.3)
 WATCHDOG_S = 2.0
+SLOW_S = 5.0
+TOKEN = "0123456789abcdef"
 
 Handle = Callable[[str, bytes], tuple[int, bytes]]
 Wrong = Callable[[Controller, Handle, str, dict[str, Any], bytes], tuple[int, bytes]]
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
 
 
 def checked(
@@ -30,20 +49,24 @@ def checked(
 ) -> dict[str, Result]:
     """Some checks on a real HTTP server; `wrong` answers in the place of the controller."""
     clock = ManualClock()
-    with faulty_server(clock=clock, watchdog_s=WATCHDOG_S, limits=TIGHT, make_arm=make_arm) as server:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    with faulty_server(clock=clock, watchdog_s=WATCHDOG_S, limits=TIGHT, make_arm=make_arm, token=token) as server:
         controller = server.controller
         if wrong is not None:
-            handle: Handle = controller.handle
+            controllers_own = controller.handle
 
-            def answered(endpoint: str, body: bytes, _: str = "") -> tuple[int, bytes]:
+            def answered(endpoint: str, body: bytes, authorization: str = "") -> tuple[int, bytes]:
+                def handle(endpoint: str, body: bytes) -> tuple[int, bytes]:
+                    return controllers_own(endpoint, body, authorization)
+
                 try:
                     content = json.loads(body)
                 except ValueError:
                     content = {}
                 return wrong(controller, handle, endpoint, content, body)
 
-            controller.handle = answered  # type: ignore[method-assign, assignment]
-        probe = Probe(server.url, timeout_s=60.0, sleep=clock.sleep)
+            controller.handle = answered  # type: ignore[method-assign]
+        probe = Probe(server.url, timeout_s=60.0, sleep=clock.sleep, now=clock.now)
         return {result.name: result for result in run_checks(probe, checks)}
 
 
@@ -54,6 +77,11 @@ def test_the_reference_server_passes_every_check_whatever_extensions_its_arm_has
     results = checked(make_arm=make_arm)
     assert [result for result in results.values() if not result.passed] == []
     assert results.keys() == {DESCRIBE.name, *(check.name for check in CHECKS)}
+
+
+def test_a_server_without_a_token_passes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    assert [result for result in checked().values() if not result.passed] == []
 
 
 READ_AND_STOP = {"describe", "getstate", "stop", "fly"}
@@ -222,10 +250,58 @@ def ready_at_once(controller: Controller, handle: Handle, endpoint: str, _: Any,
     return answer
 
 
+def obeys_readable_stops_alone(_: Controller, handle: Handle, endpoint: str, __: Any, body: bytes) -> tuple[int, bytes]:
+    try:
+        loads(body)
+    except BadMessage:
+        if endpoint == "stop":
+            return 400, b'{"error":"bad_request","what":"what?","seq":null}'
+    return handle(endpoint, body)
+
+
+def obeys_in_motion(controller: Controller, handle: Handle, endpoint: str, _: Any, body: bytes) -> tuple[int, bytes]:
+    """A correct server, which the stop reaches while the arm moves."""
+    if endpoint == "stop":
+        assert isinstance(controller._arm, InterruptedArm)
+        assert controller._arm.is_moving.wait(PATIENT_S)
+    return handle(endpoint, body)
+
+
+def ready_after_a_movement(
+    controller: Controller, handle: Handle, endpoint: str, content: dict[str, Any], body: bytes
+) -> tuple[int, bytes]:
+    """It forgets the stop that came meanwhile."""
+    answer = obeys_in_motion(controller, handle, endpoint, content, body)
+    if endpoint != "jointreset":
+        return answer
+    controller._mode = "ready"
+    return 200, json.dumps({**json.loads(handle("getstate", b"{}")[1]), "seq": content["seq"]}).encode()
+
+
+def stops_after_a_movement() -> Wrong:
+    """A server that does one thing after the other."""
+    stop_came, has_moved = threading.Event(), threading.Event()
+
+    def wrong(controller: Controller, handle: Handle, endpoint: str, _: Any, body: bytes) -> tuple[int, bytes]:
+        if endpoint == "stop":
+            stop_came.set()
+            assert has_moved.wait(PATIENT_S)
+        answer = handle(endpoint, body)
+        if endpoint == "jointreset":
+            assert stop_came.wait(PATIENT_S)
+            assert isinstance(controller._clock, ManualClock)
+            controller._clock.sleep(SLOW_S)
+            has_moved.set()
+        return answer
+
+    return wrong
+
+
 WRONG: dict[str, Wrong] = {
     "describe": changing(("describe",), protocol=0),
     "no_json": no_json_at_all,
     "unknown_endpoint": accepting("unknown"),
+    "token": accepting("unauthorized"),
     "one_session": accepting("busy"),
     "other_session": accepting("no_session"),
     "begins_held": ready_at_once,
@@ -251,6 +327,8 @@ WRONG: dict[str, Wrong] = {
     "stop": changing(("getstate",), mode="ready"),
     "stays_stopped": accepting("stopped"),
     "latched": accepting("latched"),
+    "unreadable_stop": obeys_readable_stops_alone,
+    "stop_in_motion": ready_after_a_movement,
     "watchdog": no_watchdog,
     "reading": reading_feeds,
     "silent_session": never_lets_go,
@@ -262,9 +340,9 @@ WRONG: dict[str, Wrong] = {
     "move_gripper": renamed("move_gripper", "open_gripper"),
     "same_start": noisy_start(),
 }
-ARMS = {"extensions": BareArm, "max_turn": TurningArm}
+ARMS = {"extensions": BareArm, "max_turn": TurningArm, "stop_in_motion": InterruptedArm}
 """Of checks that the others have nothing for."""
-ALONE = ("speed", "turn_speed", "max_turn")
+ALONE = ("token", "speed", "turn_speed", "max_turn", "unreadable_stop")
 """Checks of one thing that no other check looks at."""
 
 
@@ -289,6 +367,19 @@ def test_the_page_for_people_who_write_a_server_lists_every_check() -> None:
     page = (ROOT / "docs/robot_protocol.md").read_text()
     for check in CHECKS:
         assert f"\n| `{check.name}` | {check.about} | {'yes' if check.reads_only else '–'} |" in page
+
+
+def test_a_stop_that_comes_while_the_arm_moves_ends_the_movement() -> None:
+    assert checked(obeys_in_motion, only("stop_in_motion"), InterruptedArm)["stop_in_motion"].passed
+
+
+def test_a_stop_that_waits_for_the_end_of_a_movement_is_caught() -> None:
+    late = checked(stops_after_a_movement(), only("stop_in_motion"))["stop_in_motion"]
+    assert (late.passed, late.sent, late.expected) == (
+        False,
+        "/stop during /jointreset",
+        "an end of the movement at once",
+    )
 
 
 def only(name: str) -> list[Check]:

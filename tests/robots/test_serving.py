@@ -210,7 +210,7 @@ def answers(url: str) -> bool:
 def test_the_commands_serve_check_stop_release_and_the_section_that_serve_prints(project: Path) -> None:
     request = RolloutRequest(task="near", split="train", init_state=4, controller="expert", seed=1)
     with served_by_command(project, "--suite", "fake") as (url, env):
-        assert "passes 7 checks; the robot is stopped now" in run(project, "check", url)
+        assert "passes 8 checks; the robot is stopped now" in run(project, "check", url)
         assert_same(
             play(FAKE.model_copy(update={"cameras": env.cameras.model_copy(update={"size": 32})}), [request]),
             play(env, [request]),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,12 @@ _FRESH_S = 0.5
 """Seconds by which an image may be older than its state."""
 _TRIES = 60
 """Control steps in which a small movement has to be half done."""
+
+_UNDER_WAY_S = 0.3
+"""Seconds after which an arm that was sent to its rest joints moves."""
+_AT_ONCE_S = 1.0
+"""Seconds within which a movement has ended after a stop; one to the rest joints takes longer."""
+_UNREADABLE = (b"{this is no JSON", b"[]", b'{"reason": NaN}')
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,15 @@ def _no_json(probe: Probe, _: Description) -> None:
 def _unknown_endpoint(probe: Probe, _: Description) -> None:
     status, answer = probe.ask("fly")
     probe.expect_refusal("unknown", "/fly", status, answer)
+
+
+def _token(probe: Probe, _: Description) -> None:
+    if not probe.has_token:
+        return
+    for sent, authorization in (("no token", ""), ("a wrong token", f"Bearer {secrets.token_hex()}")):
+        for endpoint in ("describe", "getstate", "stop"):
+            status, data = probe.post(endpoint, b"{}", {"Authorization": authorization})
+            probe.expect_refusal("unauthorized", f"/{endpoint} with {sent}", status, loads(data))
 
 
 def _one_session(probe: Probe, _: Description) -> None:
@@ -325,6 +342,33 @@ def _latched(probe: Probe, _: Description) -> None:
     probe.done("clearerr")
 
 
+def _unreadable_stop(probe: Probe, described: Description) -> None:
+    for body in _UNREADABLE:
+        probe.done("clearerr")
+        probe.post("stop", body)
+        mode = probe.look(described).mode
+        _require(mode == "stopped", f"/stop with the body {body.decode()}", "the mode stopped", mode)
+
+
+def _stop_in_motion(probe: Probe, described: Description) -> None:
+    """Nothing more is asked of a movement that ended before the stop came, as in a simulator."""
+    with ThreadPoolExecutor(1) as other:
+        moving = other.submit(probe.command, "jointreset")
+        probe.sleep(_UNDER_WAY_S)
+        began, is_under_way = probe.now(), not moving.done()
+        stopping, answer = probe.ask("stop", reason="nightshift robot check")
+        status, moved = moving.result()
+    sent = "/stop during /jointreset"
+    _require(stopping == http.client.OK, sent, "status 200", f"status {stopping}: {shown(answer)}")
+    if status != http.client.OK:
+        probe.expect_refusal("stopped", f"/jointreset, {sent}", status, moved, probe.seq)
+    waited_s = probe.now() - began
+    is_late = is_under_way and status == http.client.OK and waited_s > _AT_ONCE_S
+    _require(not is_late, sent, "an end of the movement at once", f"the movement was done, {waited_s:.1f} s later")
+    mode = probe.look(described).mode
+    _require(mode == "stopped", f"/getstate after {sent}", "the mode stopped", mode)
+
+
 def _watchdog(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
     probe.done("pose", **still)
@@ -444,6 +488,7 @@ DESCRIBE = Check("describe", "/describe says what the server is", lambda probe, 
 CHECKS = (
     Check("no_json", "a body that is no JSON is refused", _no_json, reads_only=True),
     Check("unknown_endpoint", "an endpoint that is not there is refused", _unknown_endpoint, reads_only=True),
+    Check("token", "without the token, or with a wrong one, every request is refused", _token, reads_only=True),
     Check("state", "a state is complete and finite", _state, reads_only=True),
     Check("clock", "the time of states goes forward", _clock, reads_only=True),
     Check("pictures", "images are fresh and new", _pictures, reads_only=True),
@@ -468,6 +513,7 @@ CHECKS = (
     Check("scene", "/scene has all that a scripted expert reads", _scene),
     Check("stays_stopped", "a robot that was stopped does nothing until /clearerr", _stays_stopped),
     Check("latched", "a stop by a person lasts until /release", _latched),
+    Check("unreadable_stop", "a /stop whose body cannot be read stops the robot, too", _unreadable_stop),
     Check("watchdog", "without commands the robot is held", _watchdog),
     Check("reading", "reading states does not keep the robot ready", _reading_is_no_command),
     Check("silent_session", "a silent session can be taken over, and is over then", _silent_session),
@@ -475,6 +521,7 @@ CHECKS = (
     Check("moves", "the hand goes where it is sent", _moves),
     Check("moves_once", "a repeated command moves the hand once", _moves_once),
     Check("max_turn", "a target turned too far from the reset is refused", _max_turn),
+    Check("stop_in_motion", "a stop waits for no movement, and has the last word", _stop_in_motion),
     Check("jointreset", "/jointreset ends ready", _joint_reset),
     Check("gripper", "the gripper opens and closes", _gripper),
     Check("move_gripper", "the gripper goes where it is sent, from 0 to 255", _move_gripper),

@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nightshift.envs.robot.client import connect, headers
@@ -30,18 +30,30 @@ class Surprise(Exception):
 class Probe:
     """One client of a server under test. Unlike `RobotClient` it can send what no client should."""
 
-    def __init__(self, url: str, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._url = url
         self._timeout_s = timeout_s
         self.sleep = sleep
+        self.now = now
         self.session = ""
         self.seq = 0
         self.last_body = b""
 
-    def post(self, endpoint: str, body: bytes) -> tuple[int, bytes]:
+    @property
+    def has_token(self) -> bool:
+        return "Authorization" in headers()
+
+    def post(self, endpoint: str, body: bytes, more_headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """`more_headers` are sent in the place of the usual ones of these names."""
         timeout_s = _RESET_TIMEOUT_S if endpoint in ("jointreset", "reset") else self._timeout_s
         with contextlib.closing(connect(self._url, timeout_s)) as connection:
-            connection.request("POST", f"/{endpoint}", body, headers())
+            connection.request("POST", f"/{endpoint}", body, {**headers(), **(more_headers or {})})
             response = connection.getresponse()
             return response.status, response.read()
 
