@@ -22,7 +22,7 @@ from nightshift.envs.robot.poses import Vector
 from nightshift.envs.robot.suite import ROBOT
 from nightshift.robot_server.app import make_app
 from nightshift.robot_server.controller import Controller
-from nightshift.robot_server.simulated import LIMITS, SCALE, SimulatedArm
+from nightshift.robot_server.simulated import LIMITS, SCALE, SimulatedArm, _velocity
 
 NO_CAMERAS = config.Cameras(names=(), size=32, shadows=False)
 ONE_CAMERA = config.Cameras(names=("agentview",), size=32, shadows=False)
@@ -230,6 +230,32 @@ class CompliantArm(WatchedArm):
         )
 
 
+class TurningArm(CompliantArm):
+    """Its hand turns as it is sent, which that of the fake suite does not."""
+
+    def move(self, target: Vector, gripper: float | None, action: Vector | None) -> None:
+        before = self._pose
+        super().move(target, gripper, action)
+        self._pose = np.concatenate([self._pose[:3], target[3:]])
+        self._velocity = _velocity(before, self._pose)
+
+
+class InterruptedArm(CompliantArm):
+    """Its way to the rest joints lasts until a stop comes."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self.is_moving, self.is_stopped = threading.Event(), threading.Event()
+        super().__init__(*arguments, **more)
+
+    def joint_reset(self) -> None:
+        self.is_moving.set()
+        assert self.is_stopped.wait(PATIENT_S)
+
+    def stop(self) -> None:
+        super().stop()
+        self.is_stopped.set()
+
+
 class BareArm(WatchedArm):
     """Without any extension."""
 
@@ -244,10 +270,11 @@ def faulty_server(
     clock: Callable[[], float] = time.monotonic,
     watchdog_s: float = PATIENT_S,
     make_arm: Callable[..., WatchedArm] = WatchedArm,
+    token: str = "",
     **more: Any,
 ) -> Iterator[FaultyServer]:
     arm = make_arm(simulated, watchdog_s=watchdog_s, clock=clock, **more)
-    server = FaultyServer(Controller(arm, clock=clock), arm)
+    server = FaultyServer(Controller(arm, clock=clock, token=token), arm)
     try:
         yield server
     finally:

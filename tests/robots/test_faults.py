@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from http.client import OK
 from typing import Any
 
 import pytest
@@ -270,9 +271,33 @@ def test_after_a_network_that_failed_for_a_while_the_episode_is_played_again() -
         assert client.command("clearerr").mode == "ready"
 
 
-def test_a_client_whose_robot_was_taken_over_leaves_it_to_the_other() -> None:
+def without_seq(_: str, status: int, body: bytes, send: Send) -> None:
+    content = json.loads(body)
+    send(status, json.dumps({**content, "seq": None} if status != OK else content).encode())
+
+
+REFUSALS = pytest.mark.parametrize("refusing", [well_behaved, without_seq])
+
+
+@REFUSALS
+def test_a_stop_by_a_person_ends_the_run_and_no_other_stop_is_sent(
+    server: FaultyServer, refusing: Misbehaviour
+) -> None:
+    client = server.client(settings(server.url, server.arm.description))
+    client.open()
+    client.command("clearerr")
+    server.controller.stop("a hand is in the way", latched=True)
+    server.misbehave = refusing
+    with pytest.raises(SimulatorError, match="a hand is in the way"):
+        client.command("open_gripper")
+    assert server.arm.told == ["stop"]
+
+
+@REFUSALS
+def test_a_client_whose_robot_was_taken_over_leaves_it_to_the_other(refusing: Misbehaviour) -> None:
     clock = ManualClock()
     with faulty_server(clock=clock, watchdog_s=2.0) as server:
+        server.misbehave = refusing
         first, second = (server.client(settings(server.url, server.arm.description), clock) for _ in range(2))
         first.open()
         first.command("clearerr")

@@ -25,7 +25,7 @@ from nightshift.envs.robot.client import RobotClient, connect
 from nightshift.envs.robot.env import RobotEnv
 from nightshift.envs.robot.poses import Vector
 from nightshift.envs.robot.suite import ROBOT
-from nightshift.errors import ConfigError, SimulatorError
+from nightshift.errors import ConfigError, SimulatorError, StreamError
 from nightshift.robot_server.app import LARGEST_BODY, check_address, make_app
 from nightshift.robot_server.controller import Controller
 from nightshift.types import Array, RolloutRequest
@@ -155,6 +155,8 @@ def test_over_http_a_token_is_asked_for_and_a_long_body_is_refused() -> None:
 def test_an_open_address_needs_a_token_and_a_free_port() -> None:
     with pytest.raises(ConfigError, match="can be reached from other machines"):
         check_address("0.0.0.0", 0, "")
+    with pytest.raises(StreamError, match="short enough to guess"):
+        check_address("0.0.0.0", 0, TOKEN[:-1])
     check_address("0.0.0.0", 0, TOKEN)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
@@ -210,7 +212,7 @@ def answers(url: str) -> bool:
 def test_the_commands_serve_check_stop_release_and_the_section_that_serve_prints(project: Path) -> None:
     request = RolloutRequest(task="near", split="train", init_state=4, controller="expert", seed=1)
     with served_by_command(project, "--suite", "fake") as (url, env):
-        assert "passes 7 checks; the robot is stopped now" in run(project, "check", url)
+        assert "passes 8 checks; the robot is stopped now" in run(project, "check", url)
         assert_same(
             play(FAKE.model_copy(update={"cameras": env.cameras.model_copy(update={"size": 32})}), [request]),
             play(env, [request]),

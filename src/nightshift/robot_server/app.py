@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from nightshift.access import Access, is_loopback
+from nightshift.access import Access, check_token, is_loopback
 from nightshift.envs.robot.messages import Refusal, dumps
 from nightshift.errors import ConfigError
 from nightshift.project import packages
@@ -95,12 +95,14 @@ def serve(controller: Controller, executor: ThreadPoolExecutor, address: tuple[s
 
 
 def check_address(host: str, port: int, token: str) -> None:
-    """ConfigError before a simulator is built: an open address needs a token, and the port has to be free."""
+    """Before a simulator is built: ConfigError if an open address has no token or the port is not free, StreamError if
+    the token is short enough to guess."""
     if not is_loopback(host) and not token:
         raise ConfigError(
             f"{host} can be reached from other machines, and no token is set",
             "set NIGHTSHIFT_ROBOT_TOKEN here and on the client, or serve on 127.0.0.1",
         )
+    check_token(token or None)
     with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

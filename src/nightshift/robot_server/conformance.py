@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +21,27 @@ from nightshift.envs.robot.messages import (
     scene_of,
     state_of,
 )
+from nightshift.envs.robot.poses import Vector, angle_between, multiply, quaternion_of, turned_at_most
 from nightshift.robot_server.probe import Probe, Surprise, shown
 
 Try = Callable[[Probe, Description], None]
 _MOVE_M = 0.02
 _OUTSIDE_M = 0.01
+_OUTSIDE_RAD = 0.02
+_FASTER = 1.2
+"""Times the speed limit: refused, and little more than what is allowed if it is not."""
+_LARGEST_TURN = 1.0
+"""Radians by which the hand is turned for a check; an arm with a wider limit is not twisted up to it."""
 _FRESH_S = 0.5
 """Seconds by which an image may be older than its state."""
 _TRIES = 60
 """Control steps in which a small movement has to be half done."""
+
+_UNDER_WAY_S = 0.3
+"""Seconds after which an arm that was sent to its rest joints moves."""
+_AT_ONCE_S = 1.0
+"""Seconds within which a movement has ended after a stop; one to the rest joints takes longer."""
+_UNREADABLE = (b"{this is no JSON", b"[]", b'{"reason": NaN}')
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,15 @@ def _unknown_endpoint(probe: Probe, _: Description) -> None:
     probe.expect_refusal("unknown", "/fly", status, answer)
 
 
+def _token(probe: Probe, _: Description) -> None:
+    if not probe.has_token:
+        return
+    for sent, authorization in (("no token", ""), ("a wrong token", f"Bearer {secrets.token_hex()}")):
+        for endpoint in ("describe", "getstate", "stop"):
+            status, data = probe.post(endpoint, b"{}", {"Authorization": authorization})
+            probe.expect_refusal("unauthorized", f"/{endpoint} with {sent}", status, loads(data))
+
+
 def _one_session(probe: Probe, _: Description) -> None:
     status, answer = probe.ask("open", client="another")
     probe.expect_refusal("busy", "/open while another session is ready", status, answer)
@@ -108,8 +131,9 @@ def _one_session(probe: Probe, _: Description) -> None:
 
 def _other_session(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
-    status, answer = probe.ask("pose", **still, session="not-yours", seq=probe.seq + 1)
-    probe.expect_refusal("no_session", "/pose with another session", status, answer)
+    seq = probe.seq + 1
+    status, answer = probe.ask("pose", **still, session="not-yours", seq=seq)
+    probe.expect_refusal("no_session", "/pose with another session", status, answer, seq)
 
 
 def _begins_held(probe: Probe, described: Description) -> None:
@@ -120,9 +144,10 @@ def _begins_held(probe: Probe, described: Description) -> None:
     probe.refused("held", "pose", **probe.hold_still(described))
 
 
-def _echo(probe: Probe, _: Description) -> None:
-    answer = probe.done("getstate")
-    _require(answer.get("seq") == probe.seq, f"/getstate with seq {probe.seq}", "the same seq", answer.get("seq"))
+def _echo(probe: Probe, described: Description) -> None:
+    still = probe.hold_still(described)
+    probe.done("pose", **still)
+    probe.refused("bad_request", "pose", **{**still, "arr": still["arr"][:6]})
 
 
 def _state(probe: Probe, described: Description) -> None:
@@ -145,14 +170,15 @@ def _seq_conflict(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
     probe.done("pose", **still)
     status, answer = probe.ask("open_gripper", session=probe.session, seq=probe.seq)
-    probe.expect_refusal("seq_conflict", "/open_gripper with the seq of a /pose", status, answer)
+    probe.expect_refusal("seq_conflict", "/open_gripper with the seq of a /pose", status, answer, probe.seq)
 
 
 def _old_seq(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
     probe.done("pose", **still)
-    status, answer = probe.ask("pose", **still, session=probe.session, seq=probe.seq - 1)
-    probe.expect_refusal("old_seq", "/pose with a seq below the last", status, answer)
+    seq = probe.seq - 1
+    status, answer = probe.ask("pose", **still, session=probe.session, seq=seq)
+    probe.expect_refusal("old_seq", "/pose with a seq below the last", status, answer, seq)
 
 
 def _not_finite(probe: Probe, described: Description) -> None:
@@ -182,10 +208,53 @@ def _just_outside(pose: list[float], limits: Limits) -> list[float]:
 def _speed(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
     limits = described.limits
-    far = 1.2 * limits.linear_speed / described.control_hz
+    far = _FASTER * limits.linear_speed / described.control_hz
     inside = still["arr"][2] + far <= limits.box_high[2]
     target = [*still["arr"][:2], still["arr"][2] + (far if inside else -far), *still["arr"][3:]]
     probe.refused("outside_limits", "pose", **{**still, "arr": target})
+
+
+def _turn_speed(probe: Probe, described: Description) -> None:
+    """In both directions: one of them may exceed max_turn, too."""
+    reach = described.limits.angular_speed / described.control_hz
+    if reach >= np.pi:
+        return  # no orientation is farther away
+    for angle in (_FASTER * reach, -_FASTER * reach):
+        still = probe.hold_still(described)
+        orientation = _about_z(np.clip(angle, -np.pi, np.pi), np.array(still["arr"][3:]))
+        probe.refused("outside_limits", "pose", **{**still, "arr": [*still["arr"][:3], *orientation.tolist()]})
+
+
+def _max_turn(probe: Probe, described: Description) -> None:
+    """From close to the limit: from farther away the target would exceed the speed limit, too."""
+    limits = described.limits
+    if limits.max_turn > _LARGEST_TURN:
+        return
+    reach = limits.angular_speed / described.control_hz
+    home = state_of(probe.done("jointreset"), described, ()).pose[3:]
+    beyond = _about_z(limits.max_turn + min(_OUTSIDE_RAD, reach / 4), home)
+    _turn(probe, described, _about_z(max(limits.max_turn - reach / 4, 0.0), home))
+    still = probe.hold_still(described)
+    if angle_between(beyond, np.array(still["arr"][3:])) <= reach:  # not so where a hand cannot turn
+        probe.refused("outside_limits", "pose", **{**still, "arr": [*still["arr"][:3], *beyond.tolist()]})
+
+
+def _turn(probe: Probe, described: Description, goal: Vector) -> None:
+    """Towards an orientation, at half the speed limit, until the hand is almost there or does not get there."""
+    limits = described.limits
+    step = limits.angular_speed / described.control_hz / 2
+    for _ in range(_TRIES + round(2 * limits.max_turn / step)):
+        now = probe.state(described)
+        if angle_between(goal, now.pose[3:]) <= step / 2:
+            return
+        target = [*now.pose[:3].tolist(), *turned_at_most(now.pose[3:], goal, step).tolist()]
+        probe.done("pose", arr=target, based_on=now.time)
+        if described.realtime:
+            probe.sleep(1 / described.control_hz)
+
+
+def _about_z(angle: float, orientation: Vector) -> Vector:
+    return multiply(quaternion_of(np.array([0.0, 0.0, angle])), orientation)
 
 
 def _stale(probe: Probe, described: Description) -> None:
@@ -273,6 +342,33 @@ def _latched(probe: Probe, _: Description) -> None:
     probe.done("clearerr")
 
 
+def _unreadable_stop(probe: Probe, described: Description) -> None:
+    for body in _UNREADABLE:
+        probe.done("clearerr")
+        probe.post("stop", body)
+        mode = probe.look(described).mode
+        _require(mode == "stopped", f"/stop with the body {body.decode()}", "the mode stopped", mode)
+
+
+def _stop_in_motion(probe: Probe, described: Description) -> None:
+    """Nothing more is asked of a movement that ended before the stop came, as in a simulator."""
+    with ThreadPoolExecutor(1) as other:
+        moving = other.submit(probe.command, "jointreset")
+        probe.sleep(_UNDER_WAY_S)
+        began, is_under_way = probe.now(), not moving.done()
+        stopping, answer = probe.ask("stop", reason="nightshift robot check")
+        status, moved = moving.result()
+    sent = "/stop during /jointreset"
+    _require(stopping == http.client.OK, sent, "status 200", f"status {stopping}: {shown(answer)}")
+    if status != http.client.OK:
+        probe.expect_refusal("stopped", f"/jointreset, {sent}", status, moved, probe.seq)
+    waited_s = probe.now() - began
+    is_late = is_under_way and status == http.client.OK and waited_s > _AT_ONCE_S
+    _require(not is_late, sent, "an end of the movement at once", f"the movement was done, {waited_s:.1f} s later")
+    mode = probe.look(described).mode
+    _require(mode == "stopped", f"/getstate after {sent}", "the mode stopped", mode)
+
+
 def _watchdog(probe: Probe, described: Description) -> None:
     still = probe.hold_still(described)
     probe.done("pose", **still)
@@ -296,9 +392,9 @@ def _silent_session(probe: Probe, described: Description) -> None:
     expected = "status 200: a silent session may be taken over"
     _require(status == http.client.OK, "/open after silence", expected, f"status {status}: {shown(answer)}")
     old, probe.session = probe.session, str(answer["session"])
-    status, answer = probe.ask("clearerr", session=old, seq=probe.seq + 1)
-    probe.seq = 0
-    probe.expect_refusal("no_session", "/clearerr with the old session", status, answer)
+    seq, probe.seq = probe.seq + 1, 0
+    status, answer = probe.ask("clearerr", session=old, seq=seq)
+    probe.expect_refusal("no_session", "/clearerr with the old session", status, answer, seq)
 
 
 def _moves(probe: Probe, described: Description) -> None:
@@ -392,6 +488,7 @@ DESCRIBE = Check("describe", "/describe says what the server is", lambda probe, 
 CHECKS = (
     Check("no_json", "a body that is no JSON is refused", _no_json, reads_only=True),
     Check("unknown_endpoint", "an endpoint that is not there is refused", _unknown_endpoint, reads_only=True),
+    Check("token", "without the token, or with a wrong one, every request is refused", _token, reads_only=True),
     Check("state", "a state is complete and finite", _state, reads_only=True),
     Check("clock", "the time of states goes forward", _clock, reads_only=True),
     Check("pictures", "images are fresh and new", _pictures, reads_only=True),
@@ -399,7 +496,7 @@ CHECKS = (
     Check("one_session", "one session commands, others are refused", _one_session),
     Check("other_session", "a command of another session is refused", _other_session),
     Check("begins_held", "nothing moves before /clearerr of the session", _begins_held),
-    Check("echo", "an answer has the seq of its request", _echo),
+    Check("echo", "an answer has the seq of its request, a refusal too", _echo),
     Check("repeat", "a repeated command gets the first answer", _repeat),
     Check("seq_conflict", "a seq is not used for two commands", _seq_conflict),
     Check("old_seq", "a seq never goes back", _old_seq),
@@ -407,6 +504,7 @@ CHECKS = (
     Check("shape", "a target of another size is refused", _shape),
     Check("box", "a target outside the safety box is refused", _box),
     Check("speed", "a target beyond the speed limit is refused", _speed),
+    Check("turn_speed", "a target beyond the angular speed limit is refused", _turn_speed),
     Check("stale", "a command decided on an old state is refused", _stale),
     Check("mismatch", "an action that stands for another target is refused", _mismatch),
     Check("gripper_range", "a gripper target outside 0 to 1 is refused", _gripper_range),
@@ -415,12 +513,15 @@ CHECKS = (
     Check("scene", "/scene has all that a scripted expert reads", _scene),
     Check("stays_stopped", "a robot that was stopped does nothing until /clearerr", _stays_stopped),
     Check("latched", "a stop by a person lasts until /release", _latched),
+    Check("unreadable_stop", "a /stop whose body cannot be read stops the robot, too", _unreadable_stop),
     Check("watchdog", "without commands the robot is held", _watchdog),
     Check("reading", "reading states does not keep the robot ready", _reading_is_no_command),
     Check("silent_session", "a silent session can be taken over, and is over then", _silent_session),
     Check("no_such_start", "a start that is not there is refused", _no_such_start),
     Check("moves", "the hand goes where it is sent", _moves),
     Check("moves_once", "a repeated command moves the hand once", _moves_once),
+    Check("max_turn", "a target turned too far from the reset is refused", _max_turn),
+    Check("stop_in_motion", "a stop waits for no movement, and has the last word", _stop_in_motion),
     Check("jointreset", "/jointreset ends ready", _joint_reset),
     Check("gripper", "the gripper opens and closes", _gripper),
     Check("move_gripper", "the gripper goes where it is sent, from 0 to 255", _move_gripper),

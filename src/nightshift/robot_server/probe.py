@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nightshift.envs.robot.client import connect, headers
@@ -15,6 +15,8 @@ from nightshift.envs.robot.messages import Description, RobotState, description_
 Content = dict[str, Any]
 _RESET_TIMEOUT_S = 60.0
 """An arm takes its time to the rest joints."""
+_MAY_LACK_SEQ = ("not_finite", "unknown")
+"""Codes of refusals for which a server need not have read the body."""
 
 
 class Surprise(Exception):
@@ -28,18 +30,30 @@ class Surprise(Exception):
 class Probe:
     """One client of a server under test. Unlike `RobotClient` it can send what no client should."""
 
-    def __init__(self, url: str, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._url = url
         self._timeout_s = timeout_s
         self.sleep = sleep
+        self.now = now
         self.session = ""
         self.seq = 0
         self.last_body = b""
 
-    def post(self, endpoint: str, body: bytes) -> tuple[int, bytes]:
+    @property
+    def has_token(self) -> bool:
+        return "Authorization" in headers()
+
+    def post(self, endpoint: str, body: bytes, more_headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """`more_headers` are sent in the place of the usual ones of these names."""
         timeout_s = _RESET_TIMEOUT_S if endpoint in ("jointreset", "reset") else self._timeout_s
         with contextlib.closing(connect(self._url, timeout_s)) as connection:
-            connection.request("POST", f"/{endpoint}", body, headers())
+            connection.request("POST", f"/{endpoint}", body, {**headers(), **(more_headers or {})})
             response = connection.getresponse()
             return response.status, response.read()
 
@@ -65,17 +79,26 @@ class Probe:
         status, answer = self.command(endpoint, **content)
         if status != http.client.OK:
             raise Surprise(f"/{endpoint}", "status 200", f"status {status}: {shown(answer)}")
+        self.expect_seq(f"/{endpoint}", self.seq, answer)
         return answer
 
     def refused(self, code: str, endpoint: str, **content: Any) -> None:
         """A command that has to be refused with this code."""
         status, answer = self.command(endpoint, **content)
-        self.expect_refusal(code, f"/{endpoint} {shown(content)}", status, answer)
+        self.expect_refusal(code, f"/{endpoint} {shown(content)}", status, answer, self.seq)
 
-    @staticmethod
-    def expect_refusal(code: str, sent: str, status: int, answer: Content) -> None:
+    def expect_refusal(self, code: str, sent: str, status: int, answer: Content, seq: int | None = None) -> None:
+        """`seq`: of the request, if it was one of a session."""
         if status == http.client.OK or answer.get("error") != code:
             raise Surprise(sent, f"a refusal with the code {code}", f"status {status}: {shown(answer)}")
+        was_read = answer.get("seq") is not None or code not in _MAY_LACK_SEQ
+        if seq is not None and was_read:
+            self.expect_seq(sent, seq, answer)
+
+    @staticmethod
+    def expect_seq(sent: str, seq: int, answer: Content) -> None:
+        if answer.get("seq") != seq:
+            raise Surprise(f"{sent} with seq {seq}", "an answer with the same seq", shown(answer))
 
     def state(self, described: Description, *cameras: str) -> RobotState:
         return state_of(self.done("getstate", cameras=list(cameras)), described, cameras)

@@ -213,12 +213,14 @@ class RobotClient:
         self._disconnect()
 
     def _ask(self, endpoint: str, content: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """The answer to a request of this session, which has to have its sequence number."""
+        """The answer to a request of this session, which has to have its sequence number.
+
+        A session that is lost and a person's stop end the run, whatever the number: both last, so no later answer can
+        contradict them.
+        """
         self._seq += 1
         sent = {**content, "session": self._session, "seq": self._seq}
         status, reply = self._exchange(endpoint, sent, deadline_s)
-        if reply.get("seq") != self._seq:
-            raise self.fault(f"{endpoint} with seq {self._seq} was answered as seq {reply.get('seq')}")
         if reply.get("error") == "no_session":  # no /stop: it would stop the robot of the one who commands it now
             self._session = ""
             raise SimulatorError(
@@ -228,6 +230,8 @@ class RobotClient:
             )
         if reply.get("error") == "latched":
             raise SimulatorError(f"the robot is stopped: {_said(reply)}", "look at it, then nightshift robot release")
+        if reply.get("seq") != self._seq:
+            raise self.fault(f"{endpoint} with seq {self._seq} was answered as seq {reply.get('seq')}")
         if status != http.client.OK:
             raise self._refusal(endpoint, reply)
         return reply
