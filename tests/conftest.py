@@ -306,6 +306,12 @@ def params(project: Path) -> config.Params:
     return config.load(project / "params.yaml")
 
 
+def start_from_scratch(root: Path) -> None:
+    """As a run leaves the folder of the stage `start`, which is skipped then."""
+    with files.new_folder(root / paths.START) as folder:
+        files.write_json(folder / paths.SKIPPED, {"skipped": config.skip_reason(config.START)})
+
+
 @contextlib.contextmanager
 def jobs(root: Path) -> Iterator[Callable[[str], Job]]:
     """Makes a job for a stage of a project, with simulators in this process and metrics in a file."""
@@ -316,6 +322,8 @@ def jobs(root: Path) -> Iterator[Callable[[str], Job]]:
     pools: dict[config.Env, Pool] = {}
 
     def make(stage: str) -> Job:
+        if stage == "sft" and not (root / paths.START).exists():
+            start_from_scratch(root)
         state = root / ".state" / stage / "test"
         return Job(
             stage=stage,

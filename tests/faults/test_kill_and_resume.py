@@ -58,7 +58,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> P
     edit(root, "rloo", iterations=12)
     with pytest.MonkeyPatch.context() as patch, Session(root) as session:
         enter(root, patch)
-        for stage in ("states", "collect", "dataset", "choose"):
+        for stage in ("states", "start", "collect", "dataset", "choose"):
             run_stage(stage, session)
     return root
 

@@ -38,7 +38,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, migrated_store: Path) -> P
 
 @pytest.fixture(scope="module")
 def undisturbed(project: Path) -> Outcome:
-    completed(project, "states", "collect", "dataset", "sft", "choose", "rloo")
+    completed(project, "states", "collect", "dataset", "start", "sft", "choose", "rloo")
     history = json.loads((project / paths.RLOO_HISTORY).read_text())["iterations"]
     learned = [iteration["update/loss"] for iteration in history]
     assert any(learned), "nothing was learned: the test would show nothing"

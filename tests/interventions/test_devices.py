@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import struct
+import sys
+import termios
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +18,13 @@ import pytest
 from nightshift import config
 from nightshift.errors import ConfigError, DeviceError
 from nightshift.interventions.base import Moment
+from nightshift.interventions.devices import gamepad
 from nightshift.interventions.devices.base import CONTROL_SECONDS, DeviceIntervention, DeviceState
 from nightshift.interventions.devices.gamepad import GamepadSource, GamepadState
 from nightshift.interventions.devices.keyboard import KeyboardSource, KeyboardState
 from nightshift.interventions.devices.spacemouse import SpaceMouseSource, SpaceMouseState
-from nightshift.interventions.opening import check_person
-from nightshift.types import Scene, Task
+from nightshift.interventions.opening import _open_device, check_device, check_person
+from nightshift.types import InterventionSource, Scene, Task
 from tests.conftest import REPOSITORY
 from tests.waiting import wait_until
 
@@ -265,3 +271,168 @@ def test_a_person_cannot_follow_other_processes_or_several_episodes() -> None:
     with pytest.raises(ConfigError, match="one episode at a time") as raised:
         check_person(by_person, alone.model_copy(update={"actors": 2}))
     assert raised.value.next_step == "set machine.actors: 0 in params.yaml"
+
+
+CAP = bytes([1, 0x5E, 0x01, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+"""The cap of a SpaceMouse, pushed to the right."""
+SPACEMOUSE = {"path": b"/dev/hidraw3", "vendor_id": 0x256F, "product_string": "SpaceMouse Compact"}
+OTHERS = [
+    {"path": b"/dev/hidraw0", "vendor_id": 0x046D, "product_string": "G502 Mouse"},
+    {"path": b"/dev/hidraw1", "vendor_id": 0x1234, "product_string": "Space Keyboard"},
+    {"path": b"/dev/hidraw2", "vendor_id": 0x256F, "product_string": None},
+]
+
+
+class HidDevice:
+    """As hidapi's: a report is a list of numbers, an empty one if none came in time."""
+
+    def __init__(self, hid: Hid) -> None:
+        self._hid = hid
+
+    def open_path(self, path: bytes) -> None:
+        if self._hid.refuses:
+            raise OSError("open failed")
+        self._hid.opened.append(path)
+
+    def read(self, max_length: int, timeout_ms: int) -> list[int]:
+        assert timeout_ms > 0, "0 waits for ever"
+        if not self._hid.reports:
+            raise OSError("read error")
+        return list(self._hid.reports.pop(0)[:max_length])
+
+    def close(self) -> None:
+        self._hid.closed += 1
+
+
+class Hid(ModuleType):
+    """In the place of hidapi's module, which is optional."""
+
+    def __init__(self, *connected: dict[str, Any]) -> None:
+        super().__init__("hid")
+        self.connected = connected
+        self.reports: list[bytes] = []
+        self.opened: list[bytes] = []
+        self.closed = 0
+        self.refuses = False
+
+    def enumerate(self) -> list[dict[str, Any]]:
+        return list(self.connected)
+
+    def device(self) -> HidDevice:
+        return HidDevice(self)
+
+
+def with_hidapi(monkeypatch: pytest.MonkeyPatch, *connected: dict[str, Any]) -> Hid:
+    hid = Hid(*connected)
+    monkeypatch.setitem(sys.modules, "hid", hid)
+    return hid
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """What this process reads its keys from; the other end of it."""
+    other, ours = os.openpty()
+    with open(ours) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        yield other
+    os.close(other)
+
+
+def test_the_first_spacemouse_among_other_devices_is_read_report_by_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    hid = with_hidapi(monkeypatch, *OTHERS, SPACEMOUSE, {**SPACEMOUSE, "path": b"/dev/hidraw4"})
+    hid.reports = [CAP, b""]
+    source = SpaceMouseSource()
+    assert hid.opened == [b"/dev/hidraw3"]
+    assert source.read() == CAP, "all of the longest report"
+    assert source.read() == b""
+    with pytest.raises(OSError, match="read error"):
+        source.read()
+    source.close()
+    assert hid.closed == 1
+
+
+def test_logitechs_spacenavigator_is_a_spacemouse(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = {"path": b"/dev/hidraw5", "vendor_id": 0x046D, "product_string": "SpaceNavigator"}
+    hid = with_hidapi(monkeypatch, *OTHERS, older)
+    SpaceMouseSource().close()
+    assert hid.opened == [b"/dev/hidraw5"]
+
+
+def test_every_source_opens_its_own_device_and_reads_it_in_its_own_format(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, terminal: int
+) -> None:
+    with_hidapi(monkeypatch, SPACEMOUSE).reports = [CAP]
+    (tmp_path / "js0").write_bytes(js_event(-32767, 2, 1))
+    monkeypatch.setattr(gamepad, "DEVICE", tmp_path / "js0")
+    expected: dict[InterventionSource, list[float]] = {
+        "spacemouse": [0, 1.0, 0, 0, 0, 0],
+        "gamepad": [-1.0, 0, 0, 0, 0, 0],
+        "keyboard": [0, 0, 1.0, 0, 0, 0],
+    }
+    for name, command in expected.items():
+        source, state = _open_device(name, 0.3)
+        os.write(terminal, b"r")  # what was typed before counts for nothing
+        assert fed(state, source.read()) == command, name
+        source.close()
+
+
+def interventions(source: str) -> config.Interventions:
+    return PARAMS.rlpd.interventions.model_copy(update={"source": source})
+
+
+@pytest.mark.parametrize("source", ["none", "scripted", "browser"])
+def test_where_nobody_has_an_input_device_none_is_looked_for(source: str) -> None:
+    check_device(interventions(source), in_run=True)
+
+
+def test_a_run_without_a_terminal_is_refused_the_keyboard_and_a_plan_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdin in (sys.stdin, None):
+        monkeypatch.setattr("sys.stdin", stdin)
+        check_device(interventions("keyboard"), in_run=False)
+        with pytest.raises(DeviceError, match="this process has none") as refused:
+            check_device(interventions("keyboard"), in_run=True)
+        assert "run nightshift in a terminal" in refused.value.next_step
+
+
+def test_a_terminal_is_left_as_it_was(terminal: int) -> None:
+    before = termios.tcgetattr(sys.stdin)
+    check_device(interventions("keyboard"), in_run=True)
+    assert termios.tcgetattr(sys.stdin) == before
+
+
+@pytest.mark.parametrize("in_run", [False, True])
+def test_a_gamepad_that_is_not_connected_is_missed_before_the_first_stage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_run: bool
+) -> None:
+    monkeypatch.setattr(gamepad, "DEVICE", tmp_path / "js0")
+    with pytest.raises(DeviceError, match="the gamepad cannot be opened") as refused:
+        check_device(interventions("gamepad"), in_run=in_run)
+    assert "connect it" in refused.value.next_step
+    (tmp_path / "js0").touch()
+    check_device(interventions("gamepad"), in_run=in_run)
+
+
+@pytest.mark.parametrize("in_run", [False, True])
+def test_a_spacemouse_that_is_not_connected_and_a_missing_hidapi_are_missed_before_the_first_stage(
+    monkeypatch: pytest.MonkeyPatch, in_run: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "hid", None)  # as if it were not installed
+    with pytest.raises(DeviceError, match="hidapi, which is not installed here") as refused:
+        check_device(interventions("spacemouse"), in_run=in_run)
+    assert "pip install -e '.[teleop]'" in refused.value.next_step
+    with_hidapi(monkeypatch, *OTHERS)
+    with pytest.raises(DeviceError, match="no SpaceMouse is connected"):
+        check_device(interventions("spacemouse"), in_run=in_run)
+    hid = with_hidapi(monkeypatch, *OTHERS, SPACEMOUSE)
+    check_device(interventions("spacemouse"), in_run=in_run)
+    assert len(hid.opened) == hid.closed == in_run
+
+
+def test_a_spacemouse_that_cannot_be_opened_is_refused_in_a_run_and_not_while_another_process_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_hidapi(monkeypatch, SPACEMOUSE).refuses = True
+    check_device(interventions("spacemouse"), in_run=False)
+    with pytest.raises(DeviceError, match="the SpaceMouse /dev/hidraw3 cannot be opened: open failed") as refused:
+        check_device(interventions("spacemouse"), in_run=True)
+    assert "udev" in refused.value.next_step

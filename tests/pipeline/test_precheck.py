@@ -181,6 +181,34 @@ def test_a_port_for_actors_that_is_taken_is_refused_before_the_first_stage_unles
     check(chosen, "rlpd")
 
 
+BY_KEYBOARD: dict[str, Any] = {
+    "algorithms": ["rlpd"],
+    "policy": {"head": "tanh_gaussian"},
+    "machine": {"workers": 0, "actors": 0, "requests_at_once": 1},
+    "rlpd": {"interventions": {"source": "keyboard"}},
+}
+
+
+def test_an_input_device_that_is_not_there_is_missed_only_where_rlpd_runs() -> None:
+    by_spacemouse = merged(BY_KEYBOARD, {"rlpd": {"interventions": {"source": "spacemouse"}}})
+    with pytest.raises(DeviceError, match="SpaceMouse"):
+        check(params(**by_spacemouse))
+    check(params(**by_spacemouse), *BEFORE_A_POLICY)
+    check(params(**{**by_spacemouse, "algorithms": []}))
+
+
+def test_a_run_without_a_terminal_for_its_person_is_refused_before_the_first_stage_and_a_plan_is_not(
+    project: Path,
+) -> None:
+    values = config.read_yaml(project / paths.PARAMS)
+    (project / paths.PARAMS).write_text(yaml.safe_dump(merged(values, BY_KEYBOARD)))
+    planned = nightshift(project, "plan")
+    assert planned.returncode == 0, planned.stderr
+    with Session(project) as session, pytest.raises(DeviceError, match="this process has none"):
+        ensure("states", session)
+    assert not (project / paths.INIT_STATES).exists()
+
+
 def test_a_gpu_that_is_not_there_is_missed_where_policies_act_or_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     chosen = params(machine={"device": "cuda"})

@@ -9,10 +9,10 @@ import pytest
 import ray
 import torch
 
-from nightshift import config, policies
+from nightshift import config, files, policies
 from nightshift.adapters.tracking import JsonlTracker
 from nightshift.data import dataset_store
-from nightshift.errors import ConfigError, DeviceError, RolloutError
+from nightshift.errors import ConfigError, DataError, DeviceError, RolloutError
 from nightshift.learners import checkpoint
 from nightshift.learners.ranks import RayLearners
 from nightshift.pipeline.job import Job
@@ -58,6 +58,19 @@ def test_the_policy_comes_closer_to_the_demos(job: Callable[[str], Job], params:
     steps = dataset_store.read(paths.DATASET).steps("train", params.policy.inputs)
     cloned = policies.load(paths.SFT_POLICY).act(steps.observe(np.arange(len(steps.actions))))
     assert np.square(cloned - steps.actions).mean() < 0.3 * np.square(steps.actions).mean()
+
+
+@pytest.mark.usefixtures("data")
+def test_it_is_not_guessed_that_training_starts_from_scratch(job: Callable[[str], Job], params: config.Params) -> None:
+    ready = job("sft")
+    files.remove_folder(paths.START)
+    with pytest.raises(DataError, match="data/champion/start") as refused:
+        sft.run(ready, seed=0, policy=params.policy, sft=params.sft)
+    assert "nightshift stage start" in refused.value.next_step
+    paths.START.mkdir(parents=True)  # as a copy that broke off leaves it
+    with pytest.raises(DataError, match="the folder is not complete"):
+        sft.run(ready, seed=0, policy=params.policy, sft=params.sft)
+    assert not paths.SFT_POLICY.exists()
 
 
 @pytest.mark.usefixtures("data")

@@ -24,6 +24,7 @@ from nightshift.teleop import messages, session
 from nightshift.teleop.driver import Driver
 from nightshift.teleop.library import FILM_SUFFIX, Library, read_film
 from nightshift.teleop.pilot import DEAD_MAN_SECONDS, LEASE_SECONDS
+from nightshift.teleop.recorder import Recorder
 from nightshift.types import Array, Observation
 from tests.data import examples
 from tests.teleop.parts import (
@@ -276,6 +277,43 @@ def test_a_crash_loses_the_episode_in_the_making_alone_and_says_so(params: confi
         again = Library(NAME, RANGES)
         assert again.lost == "", "it is said once"
         again.close()
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_an_episode_that_was_saved_right_before_a_kill_is_not_told_as_lost(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch, success: bool
+) -> None:
+    def killed(_: Recorder) -> None:
+        raise KeyboardInterrupt
+
+    with rig(params) as one:
+        one.demonstrate()
+        one.begin()
+        one.drive(FORWARD)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Recorder, "forget", killed)
+            one.order(mark(success=success))
+            one.settle()
+        assert one.library.journal.exists()
+        one.library._claim.release()  # as the kernel does for a process that dies
+        after = Library(NAME, RANGES)
+        assert [entry.number for entry in after.entries] == [0, 1]
+        assert (after.lost, after.journal.exists()) == ("", False)
+        after.close()
+
+
+def test_the_same_moves_again_are_another_episode_that_may_be_lost(params: config.Params) -> None:
+    with rig(params) as one:
+        for _ in range(2):
+            one.pilot.claim(ALICE, "Alice")
+            one.order(messages.Choose(type="reset", task="near", init_state=3))
+            one.begin()
+            one.drive(FORWARD)
+            if not one.library.entries:
+                one.order(mark(success=False))
+                one.settle()
+    with rig(params) as two:
+        assert "(of near from init state 3 by Alice, 1 steps): that episode is lost" in two.library.lost
 
 
 def test_a_full_disk_keeps_the_episode_in_memory_until_it_can_be_saved(

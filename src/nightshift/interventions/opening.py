@@ -12,7 +12,7 @@ from nightshift.interventions.base import Intervention, PageSettings
 from nightshift.interventions.devices.base import ByteSource, DeviceIntervention, DeviceState
 from nightshift.interventions.scripted import ScriptedIntervention
 from nightshift.project import ports
-from nightshift.types import Array, InterventionSettings, Scene
+from nightshift.types import Array, InterventionSettings, InterventionSource, Scene
 
 if TYPE_CHECKING:
     from nightshift.interventions.browser import BrowserIntervention
@@ -42,6 +42,24 @@ def check_page(interventions: config.Interventions, machine: config.Machine) -> 
         from nightshift.teleop.server import listen
 
         listen(*machine.page_address, "change machine.page in params.yaml").close()
+
+
+def check_device(interventions: config.Interventions, *, in_run: bool) -> None:
+    """DeviceError if the input device of a person is not there, or, in the process that will run, cannot be opened.
+
+    Elsewhere a missing terminal means nothing, and a SpaceMouse that cannot be opened may be in use by a run."""
+    match interventions.source:
+        case "keyboard" | "gamepad" | "spacemouse" if in_run:
+            source, _ = _open_device(interventions.source, interventions.release_seconds)
+            source.close()
+        case "gamepad":
+            from nightshift.interventions.devices import gamepad
+
+            gamepad.GamepadSource(gamepad.DEVICE).close()
+        case "spacemouse":
+            from nightshift.interventions.devices import spacemouse
+
+            spacemouse.find()
 
 
 def served_page(interventions: config.Interventions, machine: config.Machine) -> str:
@@ -88,24 +106,25 @@ class InterventionSources:
 
     def _open(self, settings: InterventionSettings) -> DeviceIntervention | BrowserIntervention:
         if settings.source != "browser":
-            return DeviceIntervention(*_open_device(settings), settings.release_seconds)
+            device = _open_device(settings.source, settings.release_seconds)
+            return DeviceIntervention(*device, settings.release_seconds)
         from nightshift.interventions.browser import BrowserIntervention
 
         return BrowserIntervention(self._env, self._page, access.token_of_user(), is_let_go=self._is_let_go.is_set)
 
 
-def _open_device(settings: InterventionSettings) -> tuple[ByteSource, DeviceState]:
+def _open_device(source: InterventionSource, release_seconds: float) -> tuple[ByteSource, DeviceState]:
     """Its modules are imported where it is used: termios is not on every system, and hidapi is optional."""
-    match settings.source:
+    match source:
         case "spacemouse":
             from nightshift.interventions.devices.spacemouse import SpaceMouseSource, SpaceMouseState
 
             return SpaceMouseSource(), SpaceMouseState()
         case "gamepad":
-            from nightshift.interventions.devices.gamepad import GamepadSource, GamepadState
+            from nightshift.interventions.devices import gamepad
 
-            return GamepadSource(), GamepadState()
+            return gamepad.GamepadSource(gamepad.DEVICE), gamepad.GamepadState()
         case _:
             from nightshift.interventions.devices.keyboard import KeyboardSource, KeyboardState
 
-            return KeyboardSource(), KeyboardState(settings.release_seconds)
+            return KeyboardSource(), KeyboardState(release_seconds)

@@ -37,7 +37,7 @@ from nightshift.errors import (
     Problems,
     ProjectError,
 )
-from nightshift.interventions.opening import check_page, check_person
+from nightshift.interventions.opening import check_device, check_page, check_person
 from nightshift.policies import device, readable
 from nightshift.policies.start import cannot_be_loaded, check_same_network, no_champion
 from nightshift.project import packages, paths
@@ -62,18 +62,20 @@ _SMALL_FAMILIES = (config.GaussianMlp, config.Cnn, config.Vla, config.Flow)
 """Their weights take megabytes, and their settings tell what they can read."""
 
 
-def check(params: config.Params, stages: Iterable[Definition]) -> None:
-    """Raise the problem that was found, or Problems if there are several. Untested versions are a warning."""
+def check(params: config.Params, stages: Iterable[Definition], *, in_run: bool = False) -> None:
+    """Raise the problem that was found, or Problems if there are several. Untested versions are a warning.
+
+    `in_run`: this process will run the stages, so that what it has itself counts, too, as a terminal."""
     chosen = list(stages)
     _warn_of_untested(chosen)
-    if found := problems(params, chosen):
+    if found := problems(params, chosen, in_run=in_run):
         raise Problems.of(found)
 
 
-def problems(params: config.Params, stages: Iterable[Definition]) -> list[NightshiftError]:
+def problems(params: config.Params, stages: Iterable[Definition], *, in_run: bool = False) -> list[NightshiftError]:
     """All that stands in the way of these stages, each once."""
     found: dict[str, NightshiftError] = {}
-    for each in _checks(list(stages)):
+    for each in _checks(list(stages), in_run=in_run):
         try:
             each(params)
         except NightshiftError as error:
@@ -208,7 +210,7 @@ def _warn_of_untested(stages: list[Definition]) -> None:
         _log.warning("other versions than %s has: %s; make setup installs those", paths.CONSTRAINTS, ", ".join(other))
 
 
-def _checks(stages: list[Definition]) -> Iterator[Check]:
+def _checks(stages: list[Definition], *, in_run: bool) -> Iterator[Check]:
     yield lambda params: _check_disks(params, stages)
     if any(map(_comes_before_policies, stages)):
         yield check_policy
@@ -224,6 +226,8 @@ def _checks(stages: list[Definition]) -> Iterator[Check]:
     for section, each in _BY_SECTION.items():
         if section in named:
             yield each
+    if "rlpd" in named:
+        yield lambda params: _check_input_device(params, in_run=in_run)
 
 
 def _check_sources(params: config.Params) -> None:
@@ -310,6 +314,11 @@ def _check_rlpd(params: config.Params) -> None:
         check_reward(params.rlpd.reward, params.env)
         check_person(params.rlpd.interventions, params.machine)
         check_page(params.rlpd.interventions, params.machine)
+
+
+def _check_input_device(params: config.Params, *, in_run: bool) -> None:
+    if "rlpd" in params.algorithms:
+        check_device(params.rlpd.interventions, in_run=in_run)
 
 
 def _check_start(params: config.Params) -> None:

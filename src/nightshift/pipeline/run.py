@@ -189,7 +189,7 @@ class Session:
         if definitions:
             from nightshift.pipeline import precheck
 
-            precheck.check(self.params, definitions)
+            precheck.check(self.params, definitions, in_run=True)
             self._prechecked.update(stage.name for stage in definitions)
 
     def check_unchanged(self) -> None:

@@ -55,9 +55,9 @@ def _fresh_policy(policy: config.Policy, data: dataset_store.EpisodeDataset) -> 
 
 def _start(fresh: Policy) -> Policy:
     """The policy that cloning begins with: the champion's weights and normalisation, if the stage `start` took it."""
-    if not (paths.START / paths.CHAMPION_VERSION).exists():
+    files.verify_folder(paths.START, f"nightshift stage start, or copy {paths.START} from where that was done")
+    if (paths.START / paths.SKIPPED).exists():
         return fresh
-    files.verify_folder(paths.START, "nightshift stage start")
     champion = policies.load(paths.START)
     check_same_network(champion, fresh)
     return policies.build(fresh.spec, champion.state_dict())

@@ -71,10 +71,11 @@ class Library:
         self._claim = locks.Claim(self.state, DataError)
         self._films, self._undone = self.state / "films", self.state / "undone"
         shutil.rmtree(self._undone, ignore_errors=True)
+        self.entries: list[Entry] = sorted(self._listed(), key=lambda entry: entry.number)
+        self.next_number = self._first_new = 1 + max((entry.number for entry in self.entries), default=-1)
+        """Of the episode that is saved next."""
         self.lost = self._lost()
         """A sentence about the episode in the middle of which the session before this one ended, or nothing."""
-        self.entries: list[Entry] = sorted(self._listed(), key=lambda entry: entry.number)
-        self._next = self._first_new = 1 + max((entry.number for entry in self.entries), default=-1)
 
     def close(self) -> None:
         """What was undone is gone for good."""
@@ -84,7 +85,7 @@ class Library:
     @property
     def unsaved(self) -> str:
         """Which episode is in the making, in words; after a session, the one that was not kept."""
-        return unsaved_episode(self.journal)
+        return unsaved_episode(self.journal, [entry.number for entry in self.entries])
 
     def is_new(self, entry: Entry) -> bool:
         """Whether it was recorded in this session."""
@@ -97,7 +98,7 @@ class Library:
 
     def save(self, episode: Episode) -> Entry:
         """When this returns, the episode is durable and part of its source."""
-        number = self._next
+        number = self.next_number
         key = _key(number)
         self._film_path(number).unlink(missing_ok=True)  # of an episode that was undone as the power failed
         if episode.success:
@@ -106,7 +107,7 @@ class Library:
             EpisodeStore(self.failures, ranges=self._ranges).put(key, episode)
         entry = _entry(number, episode)
         self.entries.append(entry)
-        self._next += 1
+        self.next_number += 1
         return entry
 
     def keep_film(self, entry: Entry, film: Film) -> None:

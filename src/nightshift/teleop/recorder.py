@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class Ending:
 class Recorder:
     """N observations and N - 1 decisions so far."""
 
+    number: int
+    """That the episode gets in its source."""
     task: str
     init_state: int
     who: str
@@ -53,7 +55,8 @@ class Recorder:
         """Before the first step. From here on the journal says that there is an episode to lose."""
         self.observations = [_kept(observation)]
         self.journal.unlink(missing_ok=True)
-        files.append_json(self.journal, {"task": self.task, "init_state": self.init_state, "who": self.who})
+        header = {"number": self.number, "task": self.task, "init_state": self.init_state, "who": self.who}
+        files.append_json(self.journal, header)
 
     def add(self, decision: Decision, after: Observation) -> None:
         self.decisions.append(decision)
@@ -106,15 +109,18 @@ class Recorder:
         )
 
 
-def unsaved_episode(journal: Path) -> str:
-    """Which episode a session ended in the middle of, in words; empty if in none."""
+def unsaved_episode(journal: Path, saved: Container[int]) -> str:
+    """Which episode a session ended in the middle of, in words; empty if in none, or if its number is among those that
+    are saved: a kill may leave the journal of an episode that is on disk."""
     if not journal.exists():
         return ""
     try:
         first, *steps = journal.read_text().splitlines()
         header = json.loads(first)
+        if header.get("number") in saved:
+            return ""
         return f"of {header['task']} from init state {header['init_state']} by {header['who']}, {len(steps)} steps"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return "whose journal cannot be read"
 
 

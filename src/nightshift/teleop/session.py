@@ -360,6 +360,7 @@ class Session:
             raise SimulatorError(f"an episode cannot be started: the session is {self._phase}")
         driver = self._setup.driver
         recorder = Recorder(
+            number=self._library.next_number,
             task=self._task.name,
             init_state=self._init_state,
             who=holder.who,
@@ -555,7 +556,13 @@ class Session:
 
     def _trial(self) -> Episode:
         """Such an episode as this session records, of one step."""
-        recorder = Recorder(task=self._task.name, init_state=self._init_state, who="", journal=self._library.journal)
+        recorder = Recorder(
+            number=self._library.next_number,
+            task=self._task.name,
+            init_state=self._init_state,
+            who="",
+            journal=self._library.journal,
+        )
         nothing = np.zeros(self._setup.suite.action_space.size, np.float32)
         space = envs.observation_space(self._setup.env)
         cameras = self._setup.env.cameras.names

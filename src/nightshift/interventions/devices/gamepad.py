@@ -68,7 +68,7 @@ def _scaled(value: int) -> float:
 
 
 class GamepadSource:
-    def __init__(self, path: Path = DEVICE) -> None:
+    def __init__(self, path: Path) -> None:
         try:
             self._file = os.open(path, os.O_RDONLY)
         except OSError as error:

@@ -72,7 +72,7 @@ class KeyboardSource:
     """The terminal gives single keys until `close`."""
 
     def __init__(self) -> None:
-        if not sys.stdin.isatty():
+        if sys.stdin is None or not sys.stdin.isatty():  # None: the process was started without one
             raise DeviceError(
                 "the keyboard takes over from a terminal, and this process has none",
                 "run nightshift in a terminal, or change rlpd.interventions.source in params.yaml",

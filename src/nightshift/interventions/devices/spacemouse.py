@@ -11,6 +11,7 @@ axes are those of robosuite's driver: its x is the cap's second axis, and so on.
 from __future__ import annotations
 
 import struct
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -74,26 +75,44 @@ class SpaceMouseSource:
     """Example: SpaceMouseSource() opens the first one that is connected."""
 
     def __init__(self) -> None:
+        path = find()
+        self._device = _hidapi().device()
         try:
-            import hid
-        except ModuleNotFoundError:
+            self._device.open_path(path)
+        except OSError as error:
             raise DeviceError(
-                "a SpaceMouse is read with hidapi, which is not installed here", "pip install -e '.[teleop]'"
+                f"the SpaceMouse {path.decode(errors='replace')} cannot be opened: {error}",
+                "end what else uses it, allow this user to read and write it (a udev rule), or change "
+                "rlpd.interventions.source in params.yaml",
             ) from None
-
-        found = [one for one in hid.enumerate() if _is_spacemouse(one)]
-        if not found:
-            raise DeviceError(
-                "no SpaceMouse is connected", "connect it, or change rlpd.interventions.source in params.yaml"
-            )
-        self._device = hid.device()
-        self._device.open_path(found[0]["path"])
 
     def read(self) -> bytes:
         return bytes(self._device.read(_WITH_ROTATION, _READ_MS))
 
     def close(self) -> None:
         self._device.close()
+
+
+def find() -> bytes:
+    """The path of the first SpaceMouse that is connected."""
+    found: list[bytes] = [one["path"] for one in _hidapi().enumerate() if _is_spacemouse(one)]
+    if not found:
+        raise DeviceError(
+            "no SpaceMouse is connected", "connect it, or change rlpd.interventions.source in params.yaml"
+        )
+    return found[0]
+
+
+def _hidapi() -> ModuleType:
+    try:
+        import hid
+    except ImportError:
+        raise DeviceError(
+            "a SpaceMouse is read with hidapi, which is not installed here",
+            "pip install -e '.[teleop]', or change rlpd.interventions.source in params.yaml",
+        ) from None
+    module: ModuleType = hid
+    return module
 
 
 def _is_spacemouse(described: dict[str, Any]) -> bool:
