@@ -21,6 +21,8 @@ from websockets.sync.connection import Connection
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _PATIENCE_SECONDS = 120
+_PRESSING = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, "")}
+"""Keys that a browser itself does something with: their number and what they type."""
 
 
 def executable() -> str:
@@ -81,14 +83,17 @@ class Page:
         """Show the page as paper would."""
         self._call("Emulation.setEmulatedMedia", media="print")
 
-    def press(self, key: str, code: int) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
-
     def key(self, code: str, *, down: bool) -> None:
         """Hold or release a key by its place on the keyboard, as KeyW."""
-        kind = "rawKeyDown" if down else "keyUp"
-        self._call("Input.dispatchKeyEvent", type=kind, key=code.removeprefix("Key").lower(), code=code)
+        number, text = _PRESSING.get(code, (0, ""))
+        kind = ("keyDown" if text else "rawKeyDown") if down else "keyUp"
+        name = code if number else code.removeprefix("Key").lower()
+        pressed = {"windowsVirtualKeyCode": number, "text": text if down else ""}
+        self._call("Input.dispatchKeyEvent", type=kind, key=name, code=code, **pressed)
+
+    def press(self, code: str) -> None:
+        self.key(code, down=True)
+        self.key(code, down=False)
 
     def click(self, selector: str) -> None:
         """With a mouse, in the middle of an element."""

@@ -55,6 +55,14 @@ class User:
         self.rig.session.tick()
         self.rig.settle()
 
+    def ordered(self) -> list[str]:
+        """What the page has ordered and nobody has carried out; this does. Messages arrive in the order of sending."""
+        seq = self.page.evaluate("drive(), sequence")
+        until(lambda: self._seq() >= seq)
+        kinds = [order.type for _, order in self.rig.session._orders]
+        self.rig.session.tick()
+        return kinds
+
     def start_after_reset(self, words: str) -> None:
         """Start an episode on a robot, whose reset waits until the page has said that the scene is back."""
         pressing = threading.Thread(target=self.rig.session.tick)
@@ -233,6 +241,22 @@ def test_a_connection_that_drops_ends_a_drag_and_cmd_ends_a_held_key(tab: Page, 
         until(lambda: user._wanted()[:1] == [-1.0])
         tab.evaluate("document.dispatchEvent(new KeyboardEvent('keyup', {key: 'Meta', code: 'MetaLeft'}))")
         until(lambda: user._wanted() == [0.0] * 6)
+        assert not tab.complaints()
+
+
+def test_enter_on_the_link_that_skips_to_the_robot_skips_and_orders_nothing(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        tab.reload()  # the first Tab of a page goes to its first control
+        tab.wait("isPilot && welcome !== null && !document.getElementById('start').disabled")
+        tab.press("Tab")
+        assert tab.evaluate("document.activeElement.className") == "skip"
+        tab.press("Enter")
+        tab.wait("document.activeElement.id === 'cockpit'")
+        assert user.ordered() == []
+        tab.press("Enter")
+        assert user.ordered() == ["start"]
         assert not tab.complaints()
 
 

@@ -366,13 +366,13 @@ function isTyping(target) { return target.matches("input:not([type=range]), sele
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) { letGoOfAll(); return; } // macOS tells of no keyup under Cmd
   if (isTyping(event.target)) return;
-  const onButton = event.target.matches("button");
+  const onControl = event.target.matches("button, a"); // that Space and Enter press
   if (KEYS[event.code]) hold(event.code, along(...KEYS[event.code]));
   else if (event.repeat) return;
-  else if (event.code === "KeyG" || (event.code === "Space" && !onButton)) toggleGripper();
+  else if (event.code === "KeyG" || (event.code === "Space" && !onControl)) toggleGripper();
   else if (event.key === "+" || event.key === "=") setSpeed(Number($("speed").value) + 0.05);
   else if (event.key === "-") setSpeed(Number($("speed").value) - 0.05);
-  else if (SHORTCUTS[event.code] && !(event.code === "Enter" && onButton)) act(SHORTCUTS[event.code]);
+  else if (SHORTCUTS[event.code] && !(event.code === "Enter" && onControl)) act(SHORTCUTS[event.code]);
   else return;
   event.preventDefault();
 });
