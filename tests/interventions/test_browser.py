@@ -761,6 +761,32 @@ def test_in_a_real_browser_a_person_takes_over_with_keys_and_hands_back(params: 
         assert not tab.complaints()
 
 
+def test_in_a_real_browser_esc_stops_what_rlpd_plays_also_in_a_field_and_enter_on_the_link_resumes_nothing(
+    params: config.Params,
+) -> None:
+    with closing(Play(params.env)) as play, browser() as tab:
+        play.begin()
+        tab.visit(play.url, 1440)
+        tab.wait("welcome !== null")
+        tab.evaluate("document.getElementById('who').value = 'Ada'")
+        tab.click("#controls")
+        tab.wait("isPilot && state.phase === 'running'")
+        tab.evaluate("document.getElementById('who').focus()")
+        tab.press("Escape")
+        until(play.source._is_stop_ordered)
+        play.begin()  # an episode whose stop was ordered before it
+        assert play.phase == "paused"
+        play.source._hub.tell(play.source.state())
+        tab.wait("!document.getElementById('start').disabled")
+        tab.evaluate("document.querySelector('.skip').focus()")
+        tab.press("Enter")
+        tab.wait("document.activeElement.id === 'cockpit'")
+        sequence = tab.evaluate("drive(), sequence")
+        until(lambda: play.seq >= sequence)
+        assert not play.source._orders
+        assert not tab.complaints()
+
+
 def _axes(play: Play) -> list[float]:
     command: messages.Drive | None = play.source._pilot.command
     return list(command.axes) if command else []

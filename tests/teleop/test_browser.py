@@ -260,6 +260,43 @@ def test_enter_on_the_link_that_skips_to_the_robot_skips_and_orders_nothing(tab:
         assert not tab.complaints()
 
 
+def test_esc_stops_wherever_the_focus_is_and_closes_a_replay(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        user.demonstrate()
+        tab.wait("episodes.length === 1")
+        for field in ("init-state", "task", "who", "speed", "start"):
+            user.press("Enter")
+            tab.wait("state.phase === 'running'")
+            tab.evaluate(f"document.getElementById('{field}').focus()")
+            tab.press("Escape")
+            assert user.ordered() == ["pause"], field
+            assert at.rig.phase == "paused"
+            tab.wait("state.phase === 'paused'")
+            tab.evaluate("document.getElementById('cockpit').focus()")
+        user.press("Enter")
+        tab.wait("state.phase === 'running'")
+        tab.click("#episodes button")
+        tab.wait("document.getElementById('replay').open")
+        tab.press("Escape")
+        assert user.ordered() == ["pause"] and at.rig.phase == "paused"
+        assert not tab.evaluate("document.getElementById('replay').open")
+        assert not tab.complaints()
+
+
+def test_esc_right_after_enter_stops_what_the_page_has_not_heard_of_yet(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        tab.wait("!document.getElementById('start').disabled")
+        tab.press("Enter")
+        tab.press("Escape")
+        assert user.ordered() == ["start", "pause"]
+        assert at.rig.phase == "paused"
+        assert not tab.complaints()
+
+
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_nothing_is_wider_than_the_screen_and_every_control_has_a_name(
     tab: Page, params: config.Params, width: int

@@ -336,13 +336,18 @@ const ACTIONS = {
   go: () => send({ type: "reset", task: $("task").value,
     init_state: $("init-state").value === "" ? null : Number($("init-state").value) }),
 };
-const SHORTCUTS = { Enter: "start", Escape: "pause", KeyY: "success", KeyN: "failure", KeyT: "handover", KeyX: "reset",
-  KeyZ: "undo" };
+const SHORTCUTS = { Enter: "start", KeyY: "success", KeyN: "failure", KeyT: "handover", KeyX: "reset", KeyZ: "undo" };
 
 function act(name) {
   if ($(name).disabled || $(name).hidden) return;
   drive(); // the order comes after a command: the pilot is here
   ACTIONS[name]();
+}
+
+function stopRobot() { // whatever the state says: a start may be on its way
+  if (!isPilot) return;
+  drive();
+  ACTIONS.pause();
 }
 
 for (const name of Object.keys(ACTIONS)) {
@@ -364,6 +369,12 @@ $("pilot-form").addEventListener("submit", (event) => {
 function isTyping(target) { return target.matches("input:not([type=range]), select, textarea") || $("replay").open; }
 
 document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") { // wherever the focus is
+    if (!event.repeat) stopRobot();
+    $("replay").close();
+    event.preventDefault();
+    return;
+  }
   if (event.ctrlKey || event.metaKey || event.altKey) { letGoOfAll(); return; } // macOS tells of no keyup under Cmd
   if (isTyping(event.target)) return;
   const onControl = event.target.matches("button, a"); // that Space and Enter press
@@ -418,7 +429,7 @@ function steerByDragging(image) {
 
 /* Gamepad: left stick moves, right stick height and turn, A gripper, B stop, X failure, Y success, start, LB hand over */
 
-const PAD_BUTTONS = { 0: toggleGripper, 1: () => act("pause"), 2: () => act("failure"), 3: () => act("success"),
+const PAD_BUTTONS = { 0: toggleGripper, 1: stopRobot, 2: () => act("failure"), 3: () => act("success"),
   4: () => act("handover"), 9: () => act("start") };
 
 function pollGamepad() {
