@@ -297,6 +297,24 @@ def test_esc_right_after_enter_stops_what_the_page_has_not_heard_of_yet(tab: Pag
         assert not tab.complaints()
 
 
+def test_a_server_of_another_source_at_the_same_address_shows_its_own_thumbnails(
+    tab: Page, params: config.Params
+) -> None:
+    shown = "document.querySelector('#episodes img[src^=blob]')?.src || ''"
+    with served(params, name="first") as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        user.demonstrate()
+        tab.wait(shown)
+        first = tab.evaluate(shown)
+        tab.evaluate("window.before = episodes, sessionStorage.removeItem('piloting')")  # she only watches from now on
+    with served(params, name="second", port=at.port) as other:
+        other.rig.demonstrate()
+        tab.wait(f"welcome.source === 'second' && episodes !== before && episodes.length === 1 && ({shown})")
+        assert tab.evaluate(shown) != first
+        assert tab.requests().count(f"{at.url}episodes/0/thumbnail") == 2
+
+
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_nothing_is_wider_than_the_screen_and_every_control_has_a_name(
     tab: Page, params: config.Params, width: int

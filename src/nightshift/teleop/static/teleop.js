@@ -77,6 +77,7 @@ function heard(message) {
 
 function begin(message) {
   welcome = message;
+  forgetThumbnails();
   $("source").textContent = { record: `${message.suite} → data/imports/${message.source}`, train: `${message.suite}: rlpd trains`,
     ask: "what a run asks the person beside the robot" }[message.mode];
   for (const element of document.querySelectorAll("[data-modes]"))
@@ -461,14 +462,20 @@ function taskChosen() {
 }
 $("task").addEventListener("change", taskChosen);
 
-const thumbnails = new Map();
+let thumbnails = new Map(); // of this connection: another server may have other episodes of the same numbers
+
+function forgetThumbnails() {
+  for (const url of thumbnails.values()) URL.revokeObjectURL(url);
+  thumbnails = new Map();
+}
 
 function headers() { return token() ? { Authorization: `Bearer ${token()}` } : {}; }
 
 async function thumbnail(number) {
+  const found = thumbnails; // an answer that comes after its connection counts for that one
   const answer = await fetch(`/episodes/${number}/thumbnail`, { headers: headers() });
-  if (answer.ok) thumbnails.set(number, URL.createObjectURL(await answer.blob()));
-  return thumbnails.get(number);
+  if (answer.ok) found.set(number, URL.createObjectURL(await answer.blob()));
+  return found.get(number);
 }
 
 function listEpisodes() {
