@@ -21,7 +21,7 @@ from websockets.sync.connection import Connection
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _PATIENCE_SECONDS = 120
-_PRESSING = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, "")}
+_PRESSING = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "ArrowLeft": (37, ""), "ArrowRight": (39, "")}
 """Keys that a browser itself does something with: their number and what they type."""
 
 
@@ -111,6 +111,11 @@ class Page:
         """Release the mouse's button."""
         self._call("Input.dispatchMouseEvent", type="mouseReleased", x=0, y=0, button="left", clickCount=1)
 
+    def wheel(self, selector: str, down: int) -> None:
+        """Turn the mouse's wheel over the middle of an element, by pixels."""
+        x, y = self._middle(selector)
+        self._call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=down)
+
     def _middle(self, selector: str) -> tuple[float, float]:
         """Of an element, in the window."""
         box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
@@ -129,8 +134,9 @@ class Page:
         return [json.dumps(event) for event in self._events if event["method"] in bad]
 
     def requests(self) -> list[str]:
-        """What was asked for besides the file itself and data inside it."""
+        """What was asked for besides the file itself and data inside it, with the addresses of WebSockets."""
         asked = [e["params"]["request"]["url"] for e in self._events if e["method"] == "Network.requestWillBeSent"]
+        asked += [e["params"]["url"] for e in self._events if e["method"] == "Network.webSocketCreated"]
         return [url for url in asked if not url.startswith(("data:", "file:"))]
 
     def wait(self, condition: str) -> None:
