@@ -21,6 +21,8 @@ from websockets.sync.connection import Connection
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _PATIENCE_SECONDS = 120
+_PRESSING = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "ArrowLeft": (37, ""), "ArrowRight": (39, "")}
+"""Keys that a browser itself does something with: their number and what they type."""
 
 
 def executable() -> str:
@@ -81,14 +83,17 @@ class Page:
         """Show the page as paper would."""
         self._call("Emulation.setEmulatedMedia", media="print")
 
-    def press(self, key: str, code: int) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
-
     def key(self, code: str, *, down: bool) -> None:
         """Hold or release a key by its place on the keyboard, as KeyW."""
-        kind = "rawKeyDown" if down else "keyUp"
-        self._call("Input.dispatchKeyEvent", type=kind, key=code.removeprefix("Key").lower(), code=code)
+        number, text = _PRESSING.get(code, (0, ""))
+        kind = ("keyDown" if text else "rawKeyDown") if down else "keyUp"
+        name = code if number else code.removeprefix("Key").lower()
+        pressed = {"windowsVirtualKeyCode": number, "text": text if down else ""}
+        self._call("Input.dispatchKeyEvent", type=kind, key=name, code=code, **pressed)
+
+    def press(self, code: str) -> None:
+        self.key(code, down=True)
+        self.key(code, down=False)
 
     def click(self, selector: str) -> None:
         """With a mouse, in the middle of an element."""
@@ -105,6 +110,11 @@ class Page:
     def drop(self) -> None:
         """Release the mouse's button."""
         self._call("Input.dispatchMouseEvent", type="mouseReleased", x=0, y=0, button="left", clickCount=1)
+
+    def wheel(self, selector: str, down: int) -> None:
+        """Turn the mouse's wheel over the middle of an element, by pixels."""
+        x, y = self._middle(selector)
+        self._call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=down)
 
     def _middle(self, selector: str) -> tuple[float, float]:
         """Of an element, in the window."""
@@ -124,8 +134,9 @@ class Page:
         return [json.dumps(event) for event in self._events if event["method"] in bad]
 
     def requests(self) -> list[str]:
-        """What was asked for besides the file itself and data inside it."""
+        """What was asked for besides the file itself and data inside it, with the addresses of WebSockets."""
         asked = [e["params"]["request"]["url"] for e in self._events if e["method"] == "Network.requestWillBeSent"]
+        asked += [e["params"]["url"] for e in self._events if e["method"] == "Network.webSocketCreated"]
         return [url for url in asked if not url.startswith(("data:", "file:"))]
 
     def wait(self, condition: str) -> None:

@@ -32,6 +32,7 @@ from nightshift.policies.snapshot import snapshot
 from nightshift.rollouts.engine import ONE_AT_A_TIME
 from nightshift.rollouts.local import LocalPool
 from nightshift.teleop import messages
+from nightshift.teleop.mirror import SCENE
 from nightshift.teleop.pilot import DEAD_MAN_SECONDS
 from nightshift.teleop.server import listen
 from nightshift.types import Array, InterventionSettings, RolloutRequest, Scene, Task
@@ -71,6 +72,8 @@ class Play:
     def __init__(self, env: config.Env, page: PageSettings = PAGE, **options: Any) -> None:
         self.clock = Clock()
         self.drawn = 0
+        self.drawing_s = 0.0
+        """That a picture takes."""
         self.stands_still = False
         """Time, while the source waits."""
         self.on_wait: Callable[[], object] = lambda: None
@@ -129,6 +132,7 @@ class Play:
 
     def _draw(self) -> Any:
         self.drawn += 1
+        self.clock.now += self.drawing_s
         return np.zeros((16, 16, 3), np.uint8)
 
     def _sleep(self, seconds: float) -> None:
@@ -173,6 +177,16 @@ def test_a_page_takes_over_and_hands_back_and_acts_at_exactly_those_steps(play: 
         assert page.pictures and play.drawn == 6
         play.source.end()
         page.hear_until("state", lambda state: state["phase"] == "waiting")
+
+
+def test_a_picture_is_as_old_as_the_request_for_it(play: Play) -> None:
+    play.begin()
+    play.drawing_s = 3.0
+    with visitor(play) as page:
+        page.hear("welcome")
+        asked = play.clock.now
+        play.override()
+        assert play.source._hub._newest[SCENE].time == asked
 
 
 def test_an_episode_begins_with_the_policy_whoever_drove_the_one_before(play: Play) -> None:
@@ -771,6 +785,32 @@ def test_in_a_real_browser_a_person_takes_over_with_keys_and_hands_back(params: 
         assert play.override() is None
         tab.wait("document.getElementById('phase-detail').textContent.includes('3 steps taken over')")
         tab.wait("pictures[0].naturalWidth > 0")
+        assert not tab.complaints()
+
+
+def test_in_a_real_browser_esc_stops_what_rlpd_plays_also_in_a_field_and_enter_on_the_link_resumes_nothing(
+    params: config.Params,
+) -> None:
+    with closing(Play(params.env)) as play, browser() as tab:
+        play.begin()
+        tab.visit(play.url, 1440)
+        tab.wait("welcome !== null")
+        tab.evaluate("document.getElementById('who').value = 'Ada'")
+        tab.click("#controls")
+        tab.wait("isPilot && state.phase === 'running'")
+        tab.evaluate("document.getElementById('who').focus()")
+        tab.press("Escape")
+        until(play.source._is_stop_ordered)
+        play.begin()  # an episode whose stop was ordered before it
+        assert play.phase == "paused"
+        play.source._hub.tell(play.source.state())
+        tab.wait("!document.getElementById('start').disabled")
+        tab.evaluate("document.querySelector('.skip').focus()")
+        tab.press("Enter")
+        tab.wait("document.activeElement.id === 'cockpit'")
+        sequence = tab.evaluate("drive(), sequence")
+        until(lambda: play.seq >= sequence)
+        assert not play.source._orders
         assert not tab.complaints()
 
 

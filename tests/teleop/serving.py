@@ -18,7 +18,7 @@ from nightshift.envs.robot.people import FolderPerson
 from nightshift.teleop.driver import Driver
 from nightshift.teleop.hub import Hub
 from nightshift.teleop.server import Server, Station, listen
-from tests.teleop.parts import Rig, setup_of
+from tests.teleop.parts import NAME, Rig, setup_of
 
 _PATIENCE_SECONDS = 120
 
@@ -48,9 +48,17 @@ class Served:
 
 
 @contextmanager
-def served(params: config.Params, *, token: str | None = None, driver: Driver | None = None) -> Iterator[Served]:
+def served(
+    params: config.Params,
+    *,
+    token: str | None = None,
+    driver: Driver | None = None,
+    name: str = NAME,
+    port: int = 0,
+) -> Iterator[Served]:
+    """`port` 0 is a free one."""
     hub = Hub()
-    rig = Rig(setup_of(params, driver), listener=hub)
+    rig = Rig(setup_of(params, driver), listener=hub, name=name)
     station = Station(
         watched=rig.session,
         pilot=rig.pilot,
@@ -59,7 +67,7 @@ def served(params: config.Params, *, token: str | None = None, driver: Driver | 
         access=Access(token),
         person=FolderPerson() if params.env.robot else None,
     )
-    server = Server(station, listen("127.0.0.1", 0))
+    server = Server(station, listen("127.0.0.1", port))
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:

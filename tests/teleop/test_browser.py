@@ -11,12 +11,14 @@ import pytest
 
 from nightshift import config
 from nightshift.data.episode_store import EpisodeStore
+from nightshift.teleop.mirror import to_jpeg
 from tests.browser import Page, browser
 from tests.robots import parts as robots
 from tests.teleop.parts import FULL_STEP, Rig, assert_replays, stored, straight
 from tests.teleop.serving import Served, served, until
 
 pytestmark = pytest.mark.usefixtures("project")
+TOKEN = "0123456789abcdef0123456789abcdef"
 SPEED = np.float32(0.35)
 """Of the slider as the page opens."""
 MOVES = {"KeyW": (0, -1), "KeyS": (0, 1), "KeyA": (1, -1), "KeyD": (1, 1), "KeyR": (2, 1), "KeyF": (2, -1)}
@@ -54,6 +56,14 @@ class User:
         until(lambda: bool(self.rig.session._orders))
         self.rig.session.tick()
         self.rig.settle()
+
+    def ordered(self) -> list[str]:
+        """What the page has ordered and nobody has carried out; this does. Messages arrive in the order of sending."""
+        seq = self.page.evaluate("drive(), sequence")
+        until(lambda: self._seq() >= seq)
+        kinds = [order.type for _, order in self.rig.session._orders]
+        self.rig.session.tick()
+        return kinds
 
     def start_after_reset(self, words: str) -> None:
         """Start an episode on a robot, whose reset waits until the page has said that the scene is back."""
@@ -233,6 +243,173 @@ def test_a_connection_that_drops_ends_a_drag_and_cmd_ends_a_held_key(tab: Page, 
         until(lambda: user._wanted()[:1] == [-1.0])
         tab.evaluate("document.dispatchEvent(new KeyboardEvent('keyup', {key: 'Meta', code: 'MetaLeft'}))")
         until(lambda: user._wanted() == [0.0] * 6)
+        assert not tab.complaints()
+
+
+def test_enter_on_the_link_that_skips_to_the_robot_skips_and_orders_nothing(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        tab.reload()  # the first Tab of a page goes to its first control
+        tab.wait("isPilot && welcome !== null && !document.getElementById('start').disabled")
+        tab.press("Tab")
+        assert tab.evaluate("document.activeElement.className") == "skip"
+        tab.press("Enter")
+        tab.wait("document.activeElement.id === 'cockpit'")
+        assert user.ordered() == []
+        tab.press("Enter")
+        assert user.ordered() == ["start"]
+        assert not tab.complaints()
+
+
+def test_esc_stops_wherever_the_focus_is_and_closes_a_replay(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        user.demonstrate()
+        tab.wait("episodes.length === 1")
+        for field in ("init-state", "task", "who", "speed", "start"):
+            user.press("Enter")
+            tab.wait("state.phase === 'running'")
+            tab.evaluate(f"document.getElementById('{field}').focus()")
+            tab.press("Escape")
+            assert user.ordered() == ["pause"], field
+            assert at.rig.phase == "paused"
+            tab.wait("state.phase === 'paused'")
+            tab.evaluate("document.getElementById('cockpit').focus()")
+        user.press("Enter")
+        tab.wait("state.phase === 'running'")
+        tab.click("#episodes button")
+        tab.wait("document.getElementById('replay').open")
+        tab.press("Escape")
+        assert user.ordered() == ["pause"] and at.rig.phase == "paused"
+        assert not tab.evaluate("document.getElementById('replay').open")
+        assert not tab.complaints()
+
+
+def test_esc_right_after_enter_stops_what_the_page_has_not_heard_of_yet(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        tab.wait("!document.getElementById('start').disabled")
+        tab.press("Enter")
+        tab.press("Escape")
+        assert user.ordered() == ["start", "pause"]
+        assert at.rig.phase == "paused"
+        assert not tab.complaints()
+
+
+def test_a_server_of_another_source_at_the_same_address_shows_its_own_thumbnails(
+    tab: Page, params: config.Params
+) -> None:
+    shown = "document.querySelector('#episodes img[src^=blob]')?.src || ''"
+    with served(params, name="first") as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        user.demonstrate()
+        tab.wait(shown)
+        first = tab.evaluate(shown)
+        tab.evaluate("window.before = episodes, sessionStorage.removeItem('piloting')")  # she only watches from now on
+    with served(params, name="second", port=at.port) as other:
+        other.rig.demonstrate()
+        tab.wait(f"welcome.source === 'second' && episodes !== before && episodes.length === 1 && ({shown})")
+        assert tab.evaluate(shown) != first
+        assert tab.requests().count(f"{at.url}episodes/0/thumbnail") == 2
+
+
+def test_a_page_asks_for_the_token_and_sends_it_in_no_url(tab: Page, params: config.Params) -> None:
+    with served(params, token=TOKEN) as at:
+        at.rig.demonstrate()
+        tab.visit("about:blank", 1440)
+        tab.visit(at.url, 1440)
+
+        def give(token: str) -> None:
+            tab.wait("!document.getElementById('token-form').hidden")
+            tab.evaluate(f"document.getElementById('token').value = '{token}'")
+            tab.click("#token-form button")
+
+        give("a wrong one")
+        tab.wait("document.getElementById('notice').textContent === 'the server refused this token'")
+        assert tab.evaluate("welcome === null")
+        give(TOKEN)
+        tab.wait("welcome !== null && document.getElementById('token-form').hidden")
+        tab.wait("document.querySelectorAll('#episodes img[src^=blob]').length === 1")
+        tab.click("#episodes button")
+        tab.wait("document.getElementById('replay-picture').naturalWidth > 0")
+        asked = tab.requests()
+        assert {f"{at.url}episodes/0/{kind}" for kind in ("thumbnail", "film")} <= set(asked)
+        assert any(url.startswith("ws:") for url in asked) and not [url for url in asked if TOKEN in url]
+        tab.reload()
+        tab.wait("welcome !== null")
+        assert tab.evaluate("document.getElementById('token-form').hidden"), "it is known until the tab is closed"
+        assert not tab.complaints()
+
+
+def test_a_user_goes_to_a_task_and_state_and_changes_speed_and_height(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        user = User(tab, at)
+        user.fly("Ada")
+        tab.evaluate("document.getElementById('task').value = 'far'")
+        tab.evaluate("document.getElementById('task').dispatchEvent(new Event('change'))")
+        assert "reach far" in tab.evaluate("document.getElementById('instruction').textContent")
+        for written, expected in (("7", 7), ("", 8)):
+            tab.evaluate(f"document.getElementById('init-state').value = '{written}'")
+            tab.wait("!document.getElementById('go').disabled")
+            tab.click("#go")
+            assert user.ordered() == ["reset"]
+            tab.wait(f"state.phase === 'ready' && state.task === 'far' && state.init_state === {expected}")
+
+        def speed() -> float | None:
+            return command.speed if (command := at.rig.pilot.command) else None
+
+        for key, expected_speed in (("+", 0.4), ("-", 0.35), ("-", 0.3)):
+            tab.press(key)
+            until(lambda expected=expected_speed: speed() == expected)  # type: ignore[misc]
+        tab.evaluate("document.getElementById('speed').focus()")
+        tab.press("ArrowRight")
+        until(lambda: speed() == 0.35)
+        assert tab.evaluate("document.getElementById('speed-value').textContent") == "35 %"
+        tab.wait("pictures[0].naturalWidth > 0")
+        for down, height in ((-100, 1.0), (100, -1.0)):
+            tab.evaluate("performance.now = () => 1000, 0")  # time that the test moves
+            tab.wheel("#views img", down)
+            until(lambda height=height: user._wanted() == [0, 0, height, 0, 0, 0])  # type: ignore[misc]
+            tab.evaluate("performance.now = () => 1000 + WHEEL_MS, 0")
+            until(lambda: user._wanted() == [0.0] * 6)
+        assert not tab.complaints()
+
+
+def test_a_replay_plays_on_pauses_and_is_moved_by_its_slider(tab: Page, params: config.Params) -> None:
+    with served(params) as at:
+        at.rig.demonstrate()
+        later = 10**6  # so that the film stays at its second picture
+        film = [(step, to_jpeg(np.zeros((8, width, 3), np.uint8))) for step, width in ((0, 16), (1, 32), (later, 48))]
+        at.rig.library.keep_film(at.rig.library.entries[0], film)
+        enter(tab, at, 1440)
+
+        def shows(width: int, word: str) -> None:
+            picture, button = "document.getElementById('replay-picture')", "document.getElementById('replay-play')"
+            tab.wait(f"{picture}.naturalWidth === {width} && {button}.textContent === '{word}'")
+
+        tab.wait("episodes.length === 1")
+        tab.click("#episodes button")
+        shows(32, "Pause")
+        tab.click("#replay-play")
+        shows(32, "Play")
+        tab.evaluate("document.getElementById('replay-position').focus()")
+        tab.press("ArrowRight")
+        shows(48, "Play")
+        tab.press("ArrowLeft")
+        tab.press("ArrowLeft")
+        shows(16, "Play")
+        tab.click("#replay-play")
+        shows(32, "Pause")
+        tab.evaluate("film.frames[2].step = 2, 0")
+        tab.click("#replay-play")
+        tab.click("#replay-play")
+        shows(48, "Again")
+        tab.click("#replay-close")
+        tab.wait("!document.getElementById('replay').open && film.frames.length === 0")
         assert not tab.complaints()
 
 

@@ -127,6 +127,25 @@ def test_nothing_moves_before_a_pilot_says_so_and_its_cameras_are_live_all_the_s
     assert server.mode == "held", "the session is closed"
 
 
+def test_a_picture_is_as_old_as_the_request_for_it(server: FaultyServer, params: config.Params) -> None:
+    with rig_on(server, params) as one:
+        asked: list[float] = []
+
+        def takes_long(endpoint: str, status: int, body: bytes, send: Any) -> None:
+            asked.append(one.clock.now)
+            one.clock.now += 0.1
+            send(status, body)
+
+        server.misbehave = takes_long
+        one.clock.now += IDLE_SECONDS
+        one.tick()
+        assert len(asked) == 1 and one.ear.frames[-1].time == asked[-1], "nothing is commanded"
+        one.begin()
+        one.drive(FORWARD)
+        assert one.ear.frames[-1].step == one.steps == 1
+        assert one.ear.frames[-1].time == asked[-1]
+
+
 def test_undo_failure_and_the_next_place(server: FaultyServer, params: config.Params) -> None:
     with rig_on(server, params) as one:
         one.demonstrate()

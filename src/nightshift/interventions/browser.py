@@ -173,9 +173,10 @@ class BrowserIntervention(Closing):
         return any(isinstance(order, messages.Pause) for _, order in list(self._orders))  # the server's thread adds
 
     def _show(self, moment: Moment) -> None:
+        asked = self._clock()
         image = moment.picture()
         if image is not None:
-            self._hub.show(Frame(view=SCENE, step=moment.step, time=self._clock(), jpeg=to_jpeg(image)))
+            self._hub.show(Frame(view=SCENE, step=moment.step, time=asked, jpeg=to_jpeg(image)))
 
     def _action(self, controls: Controls) -> Array:
         return action_of(controls.command, self._suite.action_space, self._gripper).astype(np.float32)

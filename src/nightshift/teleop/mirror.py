@@ -44,7 +44,7 @@ class Frame:
     step: int
     """Control steps since the reset."""
     time: float
-    """When the simulator was in this state, on the session's clock."""
+    """When the simulator was in this state or a camera was asked, on the session's clock."""
     jpeg: bytes
 
 

@@ -125,7 +125,8 @@ class Robot:
         if self._clock() - self._looked < IDLE_SECONDS or not self._env.is_connected:
             return
         with _as_plant_fault():
-            self._show(self._env.watch(self._views), max(0, len(self._shots) - 1))
+            asked = self._clock()
+            self._show(self._env.watch(self._views), max(0, len(self._shots) - 1), asked)
 
     def stop(self, why: str) -> bool:
         return self._env.halt(why)
@@ -158,16 +159,17 @@ class Robot:
         return self._envs[task.name]
 
     def _shot(self, step: int) -> _Shot:
+        asked = self._clock()
         self._newest = self._env.camera_images(self._cameras)
         recorded = {camera: self._newest[camera] for camera in self._config.cameras.names}
-        return _Shot(recorded, self._show(self._newest, step))
+        return _Shot(recorded, self._show(self._newest, step, asked))
 
-    def _show(self, images: Mapping[str, Image], step: int) -> bytes:
-        """To people; JPEG of the first view."""
-        now = self._looked = self._clock()
+    def _show(self, images: Mapping[str, Image], step: int, asked: float) -> bytes:
+        """To people; JPEG of the first view. `asked`: when, because what a slow server answers is not new any more."""
+        self._looked = self._clock()
         pictures = [to_jpeg(self._env.upright(view, images[view])) for view in self._views]
         for view, jpeg in zip(self._views, pictures, strict=True):
-            self._on_frame(Frame(view=view, step=step, time=now, jpeg=jpeg))
+            self._on_frame(Frame(view=view, step=step, time=asked, jpeg=jpeg))
         return pictures[0] if pictures else b""
 
     @contextmanager

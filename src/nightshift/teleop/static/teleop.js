@@ -77,6 +77,7 @@ function heard(message) {
 
 function begin(message) {
   welcome = message;
+  forgetThumbnails();
   $("source").textContent = { record: `${message.suite} → data/imports/${message.source}`, train: `${message.suite}: rlpd trains`,
     ask: "what a run asks the person beside the robot" }[message.mode];
   for (const element of document.querySelectorAll("[data-modes]"))
@@ -336,13 +337,18 @@ const ACTIONS = {
   go: () => send({ type: "reset", task: $("task").value,
     init_state: $("init-state").value === "" ? null : Number($("init-state").value) }),
 };
-const SHORTCUTS = { Enter: "start", Escape: "pause", KeyY: "success", KeyN: "failure", KeyT: "handover", KeyX: "reset",
-  KeyZ: "undo" };
+const SHORTCUTS = { Enter: "start", KeyY: "success", KeyN: "failure", KeyT: "handover", KeyX: "reset", KeyZ: "undo" };
 
 function act(name) {
   if ($(name).disabled || $(name).hidden) return;
   drive(); // the order comes after a command: the pilot is here
   ACTIONS[name]();
+}
+
+function stopRobot() { // whatever the state says: a start may be on its way
+  if (!isPilot) return;
+  drive();
+  ACTIONS.pause();
 }
 
 for (const name of Object.keys(ACTIONS)) {
@@ -364,15 +370,21 @@ $("pilot-form").addEventListener("submit", (event) => {
 function isTyping(target) { return target.matches("input:not([type=range]), select, textarea") || $("replay").open; }
 
 document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") { // wherever the focus is
+    if (!event.repeat) stopRobot();
+    $("replay").close();
+    event.preventDefault();
+    return;
+  }
   if (event.ctrlKey || event.metaKey || event.altKey) { letGoOfAll(); return; } // macOS tells of no keyup under Cmd
   if (isTyping(event.target)) return;
-  const onButton = event.target.matches("button");
+  const onControl = event.target.matches("button, a"); // that Space and Enter press
   if (KEYS[event.code]) hold(event.code, along(...KEYS[event.code]));
   else if (event.repeat) return;
-  else if (event.code === "KeyG" || (event.code === "Space" && !onButton)) toggleGripper();
+  else if (event.code === "KeyG" || (event.code === "Space" && !onControl)) toggleGripper();
   else if (event.key === "+" || event.key === "=") setSpeed(Number($("speed").value) + 0.05);
   else if (event.key === "-") setSpeed(Number($("speed").value) - 0.05);
-  else if (SHORTCUTS[event.code] && !(event.code === "Enter" && onButton)) act(SHORTCUTS[event.code]);
+  else if (SHORTCUTS[event.code] && !(event.code === "Enter" && onControl)) act(SHORTCUTS[event.code]);
   else return;
   event.preventDefault();
 });
@@ -418,7 +430,7 @@ function steerByDragging(image) {
 
 /* Gamepad: left stick moves, right stick height and turn, A gripper, B stop, X failure, Y success, start, LB hand over */
 
-const PAD_BUTTONS = { 0: toggleGripper, 1: () => act("pause"), 2: () => act("failure"), 3: () => act("success"),
+const PAD_BUTTONS = { 0: toggleGripper, 1: stopRobot, 2: () => act("failure"), 3: () => act("success"),
   4: () => act("handover"), 9: () => act("start") };
 
 function pollGamepad() {
@@ -450,14 +462,20 @@ function taskChosen() {
 }
 $("task").addEventListener("change", taskChosen);
 
-const thumbnails = new Map();
+let thumbnails = new Map(); // of this connection: another server may have other episodes of the same numbers
+
+function forgetThumbnails() {
+  for (const url of thumbnails.values()) URL.revokeObjectURL(url);
+  thumbnails = new Map();
+}
 
 function headers() { return token() ? { Authorization: `Bearer ${token()}` } : {}; }
 
 async function thumbnail(number) {
+  const found = thumbnails; // an answer that comes after its connection counts for that one
   const answer = await fetch(`/episodes/${number}/thumbnail`, { headers: headers() });
-  if (answer.ok) thumbnails.set(number, URL.createObjectURL(await answer.blob()));
-  return thumbnails.get(number);
+  if (answer.ok) found.set(number, URL.createObjectURL(await answer.blob()));
+  return found.get(number);
 }
 
 function listEpisodes() {
