@@ -61,7 +61,7 @@ class User:
         """What the page has ordered and nobody has carried out; this does. Messages arrive in the order of sending."""
         seq = self.page.evaluate("drive(), sequence")
         until(lambda: self._seq() >= seq)
-        kinds = [order.type for _, order in self.rig.session._orders]
+        kinds: list[str] = [order.type for _, order in self.rig.session._orders]
         self.rig.session.tick()
         return kinds
 
