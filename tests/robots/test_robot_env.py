@@ -355,6 +355,20 @@ def test_no_answer_of_a_person_ends_the_run_with_the_question(server: FaultyServ
     client.command("clearerr")
     with pytest.raises(SimulatorError, match=r"no answer came within 5 s to: Put everything at place 7 \(eval\)"):
         PersonReset(FolderPerson(tmp_path), 60.0, 5.0).reset(client, NEAR, "eval", 7)
+    assert server.mode == "stopped", "while hands may be near it"
+
+
+def test_a_person_is_not_asked_to_reach_in_where_the_stop_was_not_confirmed(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    person = FolderPerson(tmp_path)
+    client = server.client(settings_of(server), Answering(person, True))
+    client.open()
+    client.command("clearerr")
+    server.loses = lambda endpoint: endpoint == "stop"
+    with pytest.raises(RobotFault, match="was not confirmed"):
+        PersonReset(person, 60.0, 60.0).reset(client, NEAR, "train", 7)
+    assert person.question() is None
 
 
 @pytest.mark.parametrize("verdict", [True, False])

@@ -150,6 +150,8 @@ def test_over_http_a_token_is_asked_for_and_a_long_body_is_refused() -> None:
         assert post(url, "describe", Authorization=f"Bearer {TOKEN}")[0] == 200
         status, answer = post(url, "getstate", b" " * (LARGEST_BODY + 1), Authorization=f"Bearer {TOKEN}")
         assert (status, answer["error"]) == (413, "too_long")
+        status, answer = post(url, "stop", b" " * (LARGEST_BODY + 1), Authorization=f"Bearer {TOKEN}")
+        assert (status, answer["mode"]) == (200, "stopped"), "a stop of any length stops"
 
 
 def test_an_open_address_needs_a_token_and_a_free_port() -> None:

@@ -53,10 +53,11 @@ def make_app(controller: Controller, executor: ThreadPoolExecutor, token: str = 
         refusal = _refusal(access, request)
         if refusal is not None:
             return _refused(refusal)
-        body = await _body(request)
+        endpoint, body = request.path_params["endpoint"], await _body(request)
+        if body is None and endpoint == "stop":
+            body = b""  # stops, too, as any that cannot be read
         if body is None:
             return _refused(Refusal("too_long", f"the body has more than {LARGEST_BODY} bytes"))
-        endpoint = request.path_params["endpoint"]
         pool = immediate if endpoint in IMMEDIATE else executor  # a stop waits for no command
         authorization = request.headers.get("authorization", "")
         status, content = await get_running_loop().run_in_executor(

@@ -31,7 +31,7 @@ class ScriptedReset:
 
 
 class PersonReset:
-    """The arm goes to its rest joints and is held there, until a person says that everything is in place."""
+    """The arm goes to its rest joints and is stopped there, until a person says that everything is in place."""
 
     def __init__(self, person: Person, deadline_s: float, answer_within_s: float) -> None:
         self._person = person
@@ -40,6 +40,8 @@ class PersonReset:
 
     def reset(self, robot: RobotClient, task: Task, split: str, init_state: int) -> RobotState:
         robot.command("jointreset", deadline_s=self._deadline_s)
+        if not robot.halt("a person puts the scene back"):
+            raise robot.fault("the stop before a person puts the scene back was not confirmed")
         words = f"Put everything at place {init_state} ({split}) for: {task.language}. Is it in place?"
         question = Question(kind="reset", words=words)
         while not wait_for_answer(self._person, question, self._answer_within_s, robot.clock):
