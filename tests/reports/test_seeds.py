@@ -180,6 +180,6 @@ def test_every_setting_of_a_documented_command_is_in_valid_params(
     chosen = seeds.arguments(words[words.index("scripts/seeds.py") + 1 :])
     content = config.merged(yaml.safe_load(paths.PARAMS.read_text()), seeds.chosen_recipe(chosen))
     (tmp_path / paths.PARAMS).write_text(yaml.safe_dump(content))
-    params = config.load(tmp_path / paths.PARAMS).model_dump(mode="json")
+    params = config.load(tmp_path / paths.PARAMS).model_dump(mode="json", by_alias=True)
     for name, _, value in (word.partition("=") for word in words if "=" in word):
         assert reduce(getitem, name.split("."), params) == yaml.safe_load(value), name
