@@ -4,7 +4,7 @@ It stands for a checkpoint that is still to be downloaded: with it a machine sho
 an iteration takes, and in how much memory. Its sizes and the words of its tokenizer are those of the recipe.
 
 Example:
-    scripts/random_checkpoint.py /data/random --recipe recipes/openvla_oft_7b.yaml --device cuda
+    python scripts/random_checkpoint.py /data/random --recipe recipes/openvla_oft_7b.yaml --device cuda
 """
 
 from __future__ import annotations

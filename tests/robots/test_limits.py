@@ -89,6 +89,21 @@ def test_a_hand_outside_the_box_may_come_back_to_it_and_goes_no_farther_than_its
     assert "outside the box" in target_problem(pose, back, HOME, LIMITS, HZ), "and not away from it"
     at_once = pose_at(np.array([0.0, 0.0, 0.0]), np.zeros(3))
     assert "1.000 m/s" in target_problem(at_once, pose, HOME, LIMITS, HZ)
+    along = pose_at(np.array([0.01, 0.0, -0.05 + 1e-9]), np.zeros(3))
+    assert "outside the box" in target_problem(along, pose, HOME, LIMITS, HZ), "nor along it"
+    beside = pose_at(np.array([0.25, 0.2, 0.2]), np.zeros(3))
+    out = pose_at(np.array([0.242, 0.205, 0.2]), np.zeros(3))
+    assert "outside the box" in target_problem(out, beside, HOME, LIMITS, HZ), "nor out through another face"
+
+
+def test_turns_at_exactly_the_limit_keep_their_bits() -> None:
+    pose = pose_at(np.array([0.0, 0.1, 0.2]), np.array([0.1, 0.0, 0.1]))
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        axis = random.standard_normal(3)
+        turn = Rotation.from_rotvec(axis / np.linalg.norm(axis) * LIMITS.angular_speed / HZ)
+        target = np.concatenate([pose[:3], (turn * Rotation.from_quat(pose[3:])).as_quat()])
+        assert within(target, pose, HOME, LIMITS, HZ).tobytes() == target.tobytes()
 
 
 @given(place=places_outside, turn=wide_turns, action=actions, tighter=st.floats(0, 0.1))

@@ -461,3 +461,15 @@ def test_the_sections_on_the_page_about_robots_are_some_of_params() -> None:
     small, robot = (yaml.safe_load(block.split("```")[0]) for block in page.split("```yaml\n")[1:])
     config.Params.model_validate(config.merged(config.read_yaml(REPOSITORY / "params.yaml"), small))
     assert config.Env.model_validate(robot["env"]).robot is not None
+
+
+def test_what_a_stopped_robot_shows_is_seen_and_the_next_command_is_refused(server: FaultyServer) -> None:
+    """A pilot who leaves while a person judges the last step stops the robot, and the episode is complete."""
+    env = make(server, settings_of(server))
+    env.reset("train", 0)
+    env.step(np.zeros(7, np.float32))
+    assert env.halt("the pilot is gone")
+    camera = FAKE.cameras.names[0]
+    assert env.camera_images([camera])[camera].any()
+    with pytest.raises(RobotFault):
+        env.step(np.zeros(7, np.float32))

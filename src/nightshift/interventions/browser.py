@@ -97,8 +97,9 @@ class BrowserIntervention(Closing):
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._server.serve, name="intervention-page", daemon=True)
         self._thread.start()
+        self._attendance = threading.Thread(target=self._watch_robot, name="intervention-attendance", daemon=True)
         if self._robot_url is not None:
-            threading.Thread(target=self._watch_robot, name="intervention-attendance", daemon=True).start()
+            self._attendance.start()
         console.print(f"{page_url(page.address[0], self.port)}  watch the policy and take over", soft_wrap=True)
 
     @property
@@ -109,6 +110,8 @@ class BrowserIntervention(Closing):
         self._is_closed.set()
         self._server.stop()
         self._thread.join()
+        if self._robot_url is not None:
+            self._attendance.join()
         if self._lock is not None:
             self._lock.release()
 

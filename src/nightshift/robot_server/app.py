@@ -136,13 +136,17 @@ def _response(content: bytes, status: int) -> Response:
 
 
 async def _body(request: Request) -> bytes | None:
-    """None if it is too long."""
+    """None if it is too long, or breaks off."""
+    from starlette.requests import ClientDisconnect
+
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_BODY:
-            return None
-    return bytes(body)
+    with contextlib.suppress(ClientDisconnect):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LARGEST_BODY:
+                return None
+        return bytes(body)
+    return None
 
 
 @contextlib.contextmanager

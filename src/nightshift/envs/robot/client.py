@@ -37,6 +37,8 @@ TOKEN_VARIABLE = "NIGHTSHIFT_ROBOT_TOKEN"
 """The environment variable with the server's token: secrets are not in params.yaml."""
 _LARGEST = 1 << 26
 """Bytes of an answer; more is refused."""
+_SHORTEST_S = 1e-3
+"""A socket takes 0 s for no waiting at all."""
 _STOP_TIMEOUT_S = 1.0
 _BUSY_POLL_S = 0.1
 
@@ -261,7 +263,7 @@ class RobotClient:
                 self._connection.connect()
                 self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = self._connection.sock
-            stream.settimeout(timeout_s)
+            stream.settimeout(max(until - time.monotonic(), _SHORTEST_S))
             self._connection.request("POST", f"/{endpoint}", body, headers())
             response = self._connection.getresponse()
             data = _read(response, stream, until)
@@ -311,6 +313,8 @@ def _read(response: http.client.HTTPResponse, stream: socket.socket, until: floa
         if not part:
             break
         content += part
+    if response.length:
+        raise http.client.IncompleteRead(bytes(content))
     response.close()  # read1 leaves it open at its end, and the connection would take no other request
     return bytes(content)
 

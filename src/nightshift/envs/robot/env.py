@@ -98,7 +98,8 @@ class RobotEnv:
     def camera_images(self, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         if not cameras:
             return {}
-        seen = self._client.command("getstate", cameras=cameras)
+        # Of a robot that was stopped, too: the next command is refused, and after the last one nothing follows.
+        seen = self._client.watch(cameras)
         found = {camera: seen.images[camera].pixels for camera in cameras}
         self._images.update(found)
         return found

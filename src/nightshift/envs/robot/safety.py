@@ -11,6 +11,8 @@ TOLERANCE = 1e-6
 """Of a target at a limit: the client computes it in floating point."""
 _SLACK = TOLERANCE / 2
 """Beyond a limit of speed that the client leaves as it is: rounding moves no target."""
+_BACK = 0.01
+"""Of the distance to the box, in one step: a client whose box is smaller goes back to that, a metre away at most."""
 _UNIT = 1e-3
 """How far the length of a quaternion may be from 1."""
 
@@ -23,7 +25,7 @@ def within(target: Vector, pose: Vector, home: Vector, limits: Limits, hz: float
     """
     reach, turn = limits.linear_speed / hz, limits.angular_speed / hz
     inside = np.clip(_moved_at_most(pose[:3], target[:3], reach), limits.box_low, limits.box_high)
-    upright = turned_at_most(home, turned_at_most(pose[3:], target[3:], turn), limits.max_turn)
+    upright = turned_at_most(home, turned_at_most(pose[3:], target[3:], turn + _SLACK), limits.max_turn)
     return np.concatenate([_moved_at_most(pose[:3], inside, reach), turned_at_most(pose[3:], upright, turn + _SLACK)])
 
 
@@ -31,11 +33,10 @@ def target_problem(target: Vector, pose: Vector, home: Vector, limits: Limits, h
     """Why a target may not be executed, in words; empty if it may. The way back inside the limits is free."""
     if abs(np.linalg.norm(target[3:]) - 1) > _UNIT:
         return "the quaternion of the target is not of length 1"
-    outside = _outside(target, limits)
-    if not (outside <= TOLERANCE or outside < _outside(pose, limits)):  # nor may it be NaN
+    if not _is_inside_or_on_the_way_back(target, pose, limits):
         return f"the target {_shown(target[:3])} is outside the box {list(limits.box_low)} to {list(limits.box_high)}"
     speed = float(np.linalg.norm(target[:3] - pose[:3])) * hz
-    if not speed <= limits.linear_speed + TOLERANCE * hz:
+    if not speed <= limits.linear_speed + TOLERANCE * hz:  # nor may it be NaN
         return f"the target asks for {speed:.3f} m/s, and {limits.linear_speed:g} is the limit"
     turning = angle_between(target[3:], pose[3:]) * hz
     if not turning <= limits.angular_speed + TOLERANCE * hz:
@@ -52,9 +53,19 @@ def _moved_at_most(start: Vector, goal: Vector, reach: float) -> Vector:
     return goal if length <= reach + _SLACK else start + step * (reach / length)
 
 
-def _outside(pose: Vector, limits: Limits) -> float:
-    """Metres to the box; 0 inside it."""
-    return float(np.linalg.norm(pose[:3] - np.clip(pose[:3], limits.box_low, limits.box_high)))
+def _is_inside_or_on_the_way_back(target: Vector, pose: Vector, limits: Limits) -> bool:
+    """On the way back no axis goes further out, and the whole distance shrinks by _BACK at least: a hand outside does
+    not travel there."""
+    after, before = _outside(target, limits), _outside(pose, limits)
+    if (after <= TOLERANCE).all():
+        return True
+    shrinks = bool(np.linalg.norm(after) <= (1 - _BACK) * np.linalg.norm(before))
+    return shrinks and bool((after <= np.maximum(before, TOLERANCE)).all())
+
+
+def _outside(pose: Vector, limits: Limits) -> Vector:
+    """Metres to the box along each axis [3]; 0 inside it."""
+    return np.abs(pose[:3] - np.clip(pose[:3], limits.box_low, limits.box_high))
 
 
 def state_problem(state: RobotState, limits: Limits) -> str:
