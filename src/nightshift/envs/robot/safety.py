@@ -12,7 +12,8 @@ TOLERANCE = 1e-6
 _SLACK = TOLERANCE / 2
 """Beyond a limit of speed that the client leaves as it is: rounding moves no target."""
 _BACK = 0.01
-"""Of the distance to the box, in one step: a client whose box is smaller goes back to that, a metre away at most."""
+"""Of the distance to the box, or of the longest step: by so much it shrinks on the way back. No more is asked, because
+a client whose box is smaller goes back to that."""
 _UNIT = 1e-3
 """How far the length of a quaternion may be from 1."""
 
@@ -33,7 +34,7 @@ def target_problem(target: Vector, pose: Vector, home: Vector, limits: Limits, h
     """Why a target may not be executed, in words; empty if it may. The way back inside the limits is free."""
     if abs(np.linalg.norm(target[3:]) - 1) > _UNIT:
         return "the quaternion of the target is not of length 1"
-    if not _is_inside_or_on_the_way_back(target, pose, limits):
+    if not _is_inside_or_on_the_way_back(target, pose, limits, limits.linear_speed / hz):
         return f"the target {_shown(target[:3])} is outside the box {list(limits.box_low)} to {list(limits.box_high)}"
     speed = float(np.linalg.norm(target[:3] - pose[:3])) * hz
     if not speed <= limits.linear_speed + TOLERANCE * hz:  # nor may it be NaN
@@ -53,13 +54,13 @@ def _moved_at_most(start: Vector, goal: Vector, reach: float) -> Vector:
     return goal if length <= reach + _SLACK else start + step * (reach / length)
 
 
-def _is_inside_or_on_the_way_back(target: Vector, pose: Vector, limits: Limits) -> bool:
-    """On the way back no axis goes further out, and the whole distance shrinks by _BACK at least: a hand outside does
-    not travel there."""
+def _is_inside_or_on_the_way_back(target: Vector, pose: Vector, limits: Limits, reach: float) -> bool:
+    """On the way back no axis goes further out, and the whole distance shrinks: a hand outside does not travel there."""
     after, before = _outside(target, limits), _outside(pose, limits)
     if (after <= TOLERANCE).all():
         return True
-    shrinks = bool(np.linalg.norm(after) <= (1 - _BACK) * np.linalg.norm(before))
+    distance = float(np.linalg.norm(before))
+    shrinks = bool(np.linalg.norm(after) <= distance - _BACK * min(distance, reach))
     return shrinks and bool((after <= np.maximum(before, TOLERANCE)).all())
 
 
