@@ -55,7 +55,7 @@ def _moved_at_most(start: Vector, goal: Vector, reach: float) -> Vector:
 
 
 def _is_inside_or_on_the_way_back(target: Vector, pose: Vector, limits: Limits, reach: float) -> bool:
-    """On the way back no axis goes further out, and the whole distance shrinks: a hand outside does not travel there."""
+    """On the way back no axis goes further out, and the distance shrinks: a hand outside does not travel there."""
     after, before = _outside(target, limits), _outside(pose, limits)
     if (after <= TOLERANCE).all():
         return True
