@@ -74,6 +74,32 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost(
     assert capfd.readouterr().err == "", "no traceback"
 
 
+SIGNALLED_IN_A_SERIALIZER = """
+import os, signal
+from nightshift.cli import app
+from pydantic import BaseModel, model_serializer
+
+class Signalled(BaseModel):
+    @model_serializer
+    def serialize(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+app.app = lambda: Signalled().{dump}()
+app.main()
+"""
+
+
+@pytest.mark.parametrize("dump", ["model_dump", "model_dump_json"])
+def test_a_signal_that_pydantic_turns_into_an_error_stops_a_command_as_any_other(dump: str) -> None:
+    code = SIGNALLED_IN_A_SERIALIZER.format(dump=dump)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "stopped; run again to resume\n")
+
+
+def test_an_error_that_a_signal_did_not_cause_is_none_of_one() -> None:
+    assert not interrupts.caused(ValueError("the disk is full"))
+
+
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_in_the_block_is_handled_once_after_it(number: signal.Signals) -> None:
     def stop(_: int, __: FrameType | None) -> None:

@@ -44,6 +44,17 @@ def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
     again.start()
 
 
+def caused(error: BaseException) -> bool:
+    """Whether a signal is behind the error: pydantic turns what a handler raises in a serializer into an error of its
+    own, and where it serializes to JSON only the text of that still names it."""
+    seen: BaseException | None = error
+    while seen:
+        if any(name in repr(seen) for name in (KeyboardInterrupt.__name__, _RAISED_BY_PREFECT)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
 def end_with(parent: int) -> None:
     """Stop this process when its parent is gone, however that ended: as SIGTERM does, and after a while for certain."""
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()

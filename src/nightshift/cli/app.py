@@ -486,6 +486,10 @@ def main() -> None:
         if end.code not in (INTERRUPTED, signal.SIGTERM):  # while Ray starts, its handler exits with the latter
             raise
         _stop()
+    except Exception as error:
+        if not interrupts.caused(error):
+            raise
+        _stop()
 
 
 def _fail(error: Exception) -> NoReturn:
