@@ -25,6 +25,7 @@ from torch import Tensor
 from nightshift import config, envs
 from nightshift.policies.modalities import select
 from nightshift.policies.openvla_oft import opening
+from nightshift.policies.openvla_oft.architecture import MODEL_TYPE, TIMM_IDS
 from nightshift.policies.openvla_oft.checkpoint import INDEX
 from nightshift.policies.openvla_oft.network import LM_HEAD, TOWERS, OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.spec import OpenVlaOftSpec
@@ -36,7 +37,6 @@ STD = 0.02
 """Of weights, as Llama's are drawn."""
 SHARD_BYTES = 5_000_000_000
 ACTION_DIM = 7
-TIMM_MODELS = ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224")
 
 
 def write(folder: Path, params: config.Params, device: str) -> None:
@@ -113,7 +113,7 @@ def _drawn(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
 def _config(spec: OpenVlaOftSpec) -> Mapping[str, Any]:
     llama = spec["network"]["llama"]
     text = {"num_attention_heads": llama["heads"], "vocab_size": llama["vocabulary"]}
-    return {"model_type": "openvla", "timm_model_ids": TIMM_MODELS, "text_config": text}
+    return {"model_type": MODEL_TYPE, "timm_model_ids": TIMM_IDS, "text_config": text}
 
 
 def _pixels(spec: OpenVlaOftSpec) -> list[Mapping[str, Any]]:

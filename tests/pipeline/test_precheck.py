@@ -24,7 +24,7 @@ from nightshift.project import graph, packages, paths, ports
 from nightshift.teleop.server import listen
 from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, install, nightshift, small_params
-from tests.policies.openvla_oft import published
+from tests.policies.openvla_oft import published, tiny
 from tests.stages.test_opponent import edited_policy, register_champion, rename_layers
 
 SEEING: dict[str, Any] = {
@@ -41,21 +41,6 @@ SEEING: dict[str, Any] = {
         "head": "gaussian",
         "augmentation": {"crop": 2, "jitter": 0.1},
     },
-}
-TRANSFORMER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
-LARGE: dict[str, Any] = {
-    "family": "openvla-oft",
-    "inputs": ["agentview", "instruction"],
-    "variant": "simplevla-rl",
-    "checkpoint": None,
-    "size": {"image_size": 28, "dinov2": TRANSFORMER, "siglip": TRANSFORMER, "llama": TRANSFORMER},
-    "max_tokens": 16,
-    "chunk": 4,
-    "head": "tokens",
-    "dtype": "float32",
-    "lora": None,
-    "reuse_vision_features": False,
-    "augmentation": {"crop": 2, "jitter": 0.1},
 }
 
 STAGES = graph.load(REPOSITORY)
@@ -315,7 +300,7 @@ def test_a_clone_that_does_not_fit_on_the_gpu_is_refused_before_it_learns(
 def test_a_disk_that_the_policies_of_a_run_do_not_fit_on_is_refused_before_the_first_stage(
     project_without_code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {**SEEING, "policy": LARGE, "algorithms": ["rloo"], "machine": {"free_disk_gb": 0.0}}
+    changes = {**SEEING, "policy": tiny.section(), "algorithms": ["rloo"], "machine": {"free_disk_gb": 0.0}}
     large = config.Params.model_validate(merged(small_params(), changes))
     shapes = {name: spec.shape for name, spec in envs.observation_space(large.env).items()}
     each = policies.fresh(large.policy, shapes, 2)

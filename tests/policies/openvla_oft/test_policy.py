@@ -17,30 +17,16 @@ from nightshift.policies.openvla_oft.policy import OpenVlaOft
 from nightshift.policies.openvla_oft.variants import PRESETS
 from nightshift.types import INSTRUCTION
 from tests.policies.examples import ACTION_DIM, NETWORK, OPENVLA_OFT, SHAPES, generators, make, observe
+from tests.policies.openvla_oft import tiny
 
 ROWS = 6
 TOLERANCE = 1e-5
 """Of log-probs in float32: sums over another number of rows or keys round differently."""
-TRANSFORMER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
-SIZE = {"image_size": 28, "dinov2": TRANSFORMER, "siglip": TRANSFORMER, "llama": {**TRANSFORMER, "width": 32}}
+SIZE = {**tiny.section()["size"], "llama": {**tiny.TRANSFORMER, "width": 32}}
 
 
 def section(**changes: Any) -> dict[str, Any]:
-    return {
-        "family": "openvla-oft",
-        "inputs": ["agentview", INSTRUCTION],
-        "variant": "rlinf",
-        "checkpoint": None,
-        "size": SIZE,
-        "max_tokens": 20,
-        "chunk": 2,
-        "head": "tokens",
-        "dtype": "float32",
-        "lora": None,
-        "reuse_vision_features": False,
-        "augmentation": {"crop": 2, "jitter": 0.2},
-        **changes,
-    }
+    return tiny.section(**{"variant": "rlinf", "size": SIZE, "max_tokens": 20, "chunk": 2, **changes})
 
 
 def fresh(**changes: Any) -> OpenVlaOft:

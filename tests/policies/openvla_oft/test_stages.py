@@ -27,24 +27,11 @@ from nightshift.stages import collect, dataset, rloo, sft
 from nightshift.types import RolloutRequest, Trajectory
 from tests.conftest import small_params
 from tests.policies import examples
-from tests.policies.openvla_oft import published
+from tests.policies.openvla_oft import published, tiny
 
-TRANSFORMER = {"width": 16, "mlp": 32, "depth": 1, "heads": 2}
 CHANGES: dict[str, Any] = {
     "env": {"cameras": {"names": ["agentview"], "size": 32, "shadows": True}},
-    "policy": {
-        "family": "openvla-oft",
-        "inputs": ["agentview", "proprio", "instruction"],
-        "variant": "simplevla-rl",
-        "checkpoint": None,
-        "size": {"image_size": 28, "dinov2": TRANSFORMER, "siglip": TRANSFORMER, "llama": TRANSFORMER},
-        "max_tokens": 16,
-        "chunk": 4,
-        "dtype": "float32",
-        "lora": None,
-        "reuse_vision_features": False,
-        "augmentation": {"crop": 2, "jitter": 0.1},
-    },
+    "policy": tiny.section(inputs=["agentview", "proprio", "instruction"]),
     "sft": {"steps": 40, "batch_size": 16, "learning_rate": 5.0e-3},
     "rloo": {"iterations": 2, "groups": 2, "group_size": 4, "epochs": 1, "target_kl": None, "validation": {"every": 2}},
 }
@@ -75,7 +62,7 @@ def test_a_prompt_that_is_too_long_and_a_camera_that_is_not_there_are_found_befo
     changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(NightshiftError, match=sentence):
-        precheck.check_policy(with_policy(policy={"head": "tokens", **changes}))
+        precheck.check_policy(with_policy(policy=changes))
 
 
 @pytest.mark.parametrize(("steps", "algorithms"), [(1, []), (0, ["rloo"])])
@@ -98,10 +85,10 @@ ADAPTERS = {"rank": 2, "alpha": 4.0, "targets": ["q_proj"]}
 @pytest.mark.parametrize(
     ("stored", "policy", "start", "sentence"),
     [
-        ("adapter", {"head": "tokens"}, "scratch", "register.weights is adapter, and policy has no adapter"),
-        ("merged", {"head": "tokens"}, "scratch", "register.weights is merged, and policy has no adapter"),
-        ("adapter", {"head": "tokens", "lora": ADAPTERS}, "scratch", "its base, policy.checkpoint, is null"),
-        ("merged", {"head": "tokens", "lora": ADAPTERS}, "champion", "merged leaves no adapter that could be trained"),
+        ("adapter", {}, "scratch", "register.weights is adapter, and policy has no adapter"),
+        ("merged", {}, "scratch", "register.weights is merged, and policy has no adapter"),
+        ("adapter", {"lora": ADAPTERS}, "scratch", "its base, policy.checkpoint, is null"),
+        ("merged", {"lora": ADAPTERS}, "champion", "merged leaves no adapter that could be trained"),
     ],
 )
 def test_what_cannot_be_registered_as_asked_is_refused_with_the_params(
@@ -114,7 +101,7 @@ def test_what_cannot_be_registered_as_asked_is_refused_with_the_params(
 def test_a_learner_refuses_to_train_bfloat16_weights() -> None:
     """Also where the cloned policy is older than the params, and no stage before it is checked."""
     policy = examples.make("openvla-oft tokens").bfloat16()
-    algorithm = OnPolicy(settings=with_policy(policy={"head": "tokens"}).rloo, demos=None)
+    algorithm = OnPolicy(settings=with_policy().rloo, demos=None)
     with pytest.raises(NightshiftError, match="are no float32"):
         algorithm.learner(policy, seed=0, microbatch_size=1, strategy=SingleProcess())
 
@@ -132,13 +119,12 @@ def from_checkpoint(folder: Path) -> dict[str, Any]:
         "checkpoint": source,
         "size": None,
         "max_tokens": 80,
-        "head": "tokens",
     }
 
 
 def test_random_weights_have_to_be_cloned() -> None:
     with pytest.raises(ValidationError, match=r"sft\.steps is 0, and the policy has no checkpoint"):
-        with_policy(policy={"head": "tokens"}, sft={"steps": 0})
+        with_policy(sft={"steps": 0})
 
 
 @pytest.mark.usefixtures("project")
@@ -196,7 +182,7 @@ def test_adapters_are_cloned_and_reinforced_and_their_base_stays(
 ) -> None:
     adapters = {"rank": 2, "alpha": 4.0, "targets": targets}
     params = with_policy(
-        policy={"head": "tokens", "lora": adapters, **changes},
+        policy={"lora": adapters, **changes},
         sft={"steps": 4},
         rloo={"kl": {"coef": 0.1}},
         machine={"gradient_checkpointing": True, "checkpoint_every": {"sft_steps": 2}},

@@ -12,8 +12,8 @@ from nightshift.policies.openvla_oft.network import TOWERS, Sizes
 from nightshift.policies.openvla_oft.vit import PATCH, TowerSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
-_MODEL_TYPE = "openvla"
-_TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
+MODEL_TYPE = "openvla"
+TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
 _TOWER_HEADS = 16
 """Of both. Shapes do not tell it."""
 _LLAMA_DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu"}
@@ -24,10 +24,10 @@ _OTHER = "this family loads OpenVLA-OFT and its variants; choose another policy.
 
 def check_config(config: Mapping[str, Any]) -> None:
     """DataError if config.json is that of another architecture."""
-    wanted = {"model_type": _MODEL_TYPE, "timm_model_ids": _TIMM_IDS}
+    wanted = {"model_type": MODEL_TYPE, "timm_model_ids": TIMM_IDS}
     text = config.get("text_config") or {}
     heads = text.get("num_attention_heads", _LLAMA_HEADS)
-    found = {"model_type": config.get("model_type"), "timm_model_ids": config.get("timm_model_ids", _TIMM_IDS)}
+    found = {"model_type": config.get("model_type"), "timm_model_ids": config.get("timm_model_ids", TIMM_IDS)}
     for name, default in {**_LLAMA_DEFAULTS, "num_key_value_heads": heads}.items():
         wanted[f"text_config.{name}"], found[f"text_config.{name}"] = default, text.get(name, default)
     for name, value in wanted.items():
