@@ -109,6 +109,10 @@ class Trickle(bytes):
     """An answer that is sent byte by byte, each soon after the one before."""
 
 
+class CutOff(bytes):
+    """The part that is sent of an answer that was announced as longer."""
+
+
 class FaultyServer:
     """A real HTTP server whose answers go through `misbehave`, which a test may set at any time."""
 
@@ -168,8 +172,9 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
 
         def _send(self, status: int, body: bytes) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) + isinstance(body, CutOff)))
             self.end_headers()
+            self.close_connection |= isinstance(body, CutOff)
             if not isinstance(body, Trickle):
                 self.wfile.write(body)
                 return

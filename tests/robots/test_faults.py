@@ -23,6 +23,7 @@ from nightshift.telemetry.experience import INVALID
 from nightshift.types import RolloutRequest
 from tests.robots.parts import (
     FAKE,
+    CutOff,
     FaultyServer,
     ManualClock,
     Misbehaviour,
@@ -82,6 +83,10 @@ def hangs(server: FaultyServer) -> Misbehaviour:
 def trickles(_: str, status: int, body: bytes, send: Send) -> None:
     """Every byte comes in time, and the answer does not."""
     send(status, Trickle(body))
+
+
+def breaks_off(_: str, status: int, body: bytes, send: Send) -> None:
+    send(status, CutOff(body))
 
 
 def void(_: object) -> None:
@@ -163,6 +168,7 @@ FAULTS: dict[str, tuple[Callable[[FaultyServer], Misbehaviour], str]] = {
     "it dies": (lambda _: dies, "was not answered within"),
     "it hangs": (hangs, "was not answered within"),
     "it trickles": (lambda _: trickles, "was not answered within"),
+    "it breaks off": (lambda _: breaks_off, "was not answered within"),
     "NaN in the state": (lambda _: with_nan, "a number is not finite"),
     "infinity in an observation": (lambda _: with_nan_observation, "a number is not finite"),
     "a number that no double holds": (lambda _: with_a_huge_number, "a number is not finite"),

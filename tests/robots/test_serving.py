@@ -154,6 +154,14 @@ def test_over_http_a_token_is_asked_for_and_a_long_body_is_refused() -> None:
         assert (status, answer["mode"]) == (200, "stopped"), "a stop of any length stops"
 
 
+def test_a_stop_that_breaks_off_stops_the_arm() -> None:
+    arm = BlockingArm(PATIENT_S)
+    with serving(arm) as url:
+        with contextlib.closing(connect(url, PATIENT_S)) as connection:
+            connection.request("POST", "/stop", b"{", {**JSON, "Content-Length": "99"})
+        until(lambda: arm.told == ["stop"])
+
+
 def test_an_open_address_needs_a_token_and_a_free_port() -> None:
     with pytest.raises(ConfigError, match="can be reached from other machines"):
         check_address("0.0.0.0", 0, "")
