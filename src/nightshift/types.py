@@ -136,6 +136,7 @@ class Trajectory:
     beside: tuple[str, ...] = ()  # the observations that the policy did not see: from `request.cameras`
     valid: bool = True  # False: the simulator itself failed, so the episode says nothing about the controller
     frames: NDArray[np.uint8] | None = None  # [F, H, W, 3]
+    reached: Mapping[str, float] = field(default_factory=dict)  # strengths that a scene had less room for, by name
 
     @classmethod
     def lost(cls, request: RolloutRequest, member: int) -> Trajectory:

@@ -19,7 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,7 +28,7 @@ import torch
 
 from nightshift import config, envs
 from nightshift.envs.base import Fleet
-from nightshift.envs.perturbations.fleet import perturbed
+from nightshift.envs.perturbations.fleet import PerturbedFleet, perturbed
 from nightshift.envs.perturbations.randomisation import randomised
 from nightshift.errors import NightshiftError, RolloutError
 from nightshift.interventions.base import PageSettings
@@ -203,7 +203,7 @@ class Engine:
             elif slot.group.done:
                 self._give_back(slot)
                 cohort.slots.remove(slot)
-                yield Answer(slot.number, slot.group.trajectories(version))
+                yield Answer(slot.number, _played(slot, version))
 
     def _drawing_error(self, slot: _Slot) -> Exception | None:
         try:
@@ -303,6 +303,13 @@ class Engine:
         if slot.perturbed is not slot.fleet:
             slot.perturbed.close()
         self._fleets.give_back(slot.fleet)
+
+
+def _played(slot: _Slot, version: int) -> list[Trajectory]:
+    trajectories = slot.group.trajectories(version)
+    if not isinstance(slot.perturbed, PerturbedFleet):
+        return trajectories
+    return [replace(trajectory, reached=slot.perturbed.reached) for trajectory in trajectories]
 
 
 def _failed(number: int, request: RolloutRequest, error: BaseException) -> Answer:

@@ -41,6 +41,10 @@ ON_TABLE = 0.03
 """An object stands on the table if what is below it is at most so many metres higher than the lowest of those."""
 STACKED = 0.06
 """An object above another one stands on it if they are horizontally so near."""
+BEHIND = 1e-6
+"""Metres below a surface from which the next one is looked for: less than the gap under an object that rests."""
+SUNK = 0.02
+"""Metres that an object may reach into what it stands on: where LIBERO places it, and where it has settled."""
 
 
 class Furnished(NamedTuple):
@@ -57,8 +61,7 @@ def furnish(domain: Any, model: mujoco.MjModel) -> Furnished:
     spec = mujoco.MjSpec.from_string(domain.model.get_xml())
     for number, (shape, size) in enumerate(SPARES):
         body = spec.worldbody.add_body(name=f"spare_{number}", pos=[0, 0, 0])
-        hidden = {"contype": 0, "conaffinity": 0, "group": 1, "rgba": [0, 0, 0, 0]}
-        body.add_geom(name=f"spare_{number}", type=shape, size=size, **hidden)
+        body.add_geom(name=f"spare_{number}", type=shape, size=size, group=1, rgba=[0, 0, 0, 0])
     made = spec.compile()
     for name in ("body_pos", "body_quat", "geom_rgba", "site_rgba"):  # what robosuite and LIBERO set after compiling
         values = getattr(model, name)
@@ -66,7 +69,17 @@ def furnish(domain: Any, model: mujoco.MjModel) -> Furnished:
     for name in ("center", "extent", "meansize", "meanmass", "meaninertia"):
         setattr(made.stat, name, getattr(model.stat, name))
     made.vis.global_.offwidth, made.vis.global_.offheight = model.vis.global_.offwidth, model.vis.global_.offheight
-    return Furnished(ModelCopies(made), np.array([made.body(f"spare_{number}").id for number in range(len(SPARES))]))
+    spares = np.array([made.body(f"spare_{number}").id for number in range(len(SPARES))])
+    _set_solid(made, spares, False)
+    return Furnished(ModelCopies(made), spares)
+
+
+def _set_solid(model: mujoco.MjModel, spares: Ids | int, solid: bool) -> None:
+    """Whether anything collides with them. They are compiled as solid: MuJoCo makes the trees in which it looks for
+    contacts for what collides, and for nothing else."""
+    for mask in ("contype", "conaffinity"):
+        getattr(model, f"body_{mask}")[spares] = solid
+        getattr(model, f"geom_{mask}")[model.body_geomadr[spares]] = solid
 
 
 class SceneModel:
@@ -185,8 +198,8 @@ class SceneModel:
         for material in sorted(materials):
             self.blend_material(material, color, weight)
 
-    def scale_objects(self, factor: float) -> None:
-        """About their origins; they are lifted or lowered so that they stand where they stood.
+    def scale_objects(self, factor: float) -> bool:
+        """About their origins; they are lifted or lowered so that they stand where they stood. False if there are none.
 
         Containers of the goal stay as they are: LIBERO judges by the size that their regions have in the XML, so in a
         container of another size success would mean something else.
@@ -200,6 +213,7 @@ class SceneModel:
             self._qpos(body)[2] = height + (factor - 1) * (height - bottoms[body])
         self._is_scaled = True
         self._update()
+        return bool(self._resized)
 
     def _goal_containers(self, domain: Any) -> set[int]:
         """The objects that have a region in which, or on which, the goal wants something."""
@@ -219,31 +233,37 @@ class SceneModel:
 
     def move_objects(self, vector: Vector) -> None:
         """Horizontally, those on the table and what stands on them."""
-        for body in self._on_table():
+        for body in self.movable():
             self._qpos(body)[:2] += vector
         self._update()
 
     def can_move_objects(self, vector: Vector) -> bool:
         """Whether they stand on the table there as well, and reach into nothing that stays."""
-        moved, start = self._on_table(), self.start.copy()
-        before = [self._support(body) for body in moved]
+        table, start = self.table_height(), self.start.copy()
+        moved, standing = self.movable(), self._standing()
         self.move_objects(vector)
-        after = [self._support(body) for body in moved]
-        refused = self._touches(moved) or any(map(self._is_over_an_edge, moved))
+        refused = (
+            self._touches(moved)
+            or any(abs(self._support(body) - table) >= ON_TABLE for body in standing)
+            or any(map(self._is_over_an_edge, standing))
+        )
         self.start[:] = start
         self._update()
-        return not refused and np.abs(np.array(after) - before).max() < ON_TABLE
+        return not refused
 
-    def _on_table(self) -> list[int]:
-        below = {body: self._support(body) for body in self.objects.values()}
-        found = [body for body, height in below.items() if height - min(below.values()) < ON_TABLE]
-        places = self._data.xpos[found, :2]
-        stacked = [
-            body
-            for body in sorted(set(below) - set(found))
-            if (np.linalg.norm(places - self._data.xpos[body, :2], axis=1) < STACKED).any()
+    def movable(self) -> list[int]:
+        """The bodies of the objects on the table and of what stands on them."""
+        standing = self._standing()
+        places = self._data.xpos[standing, :2]
+        others = (body for body in self.objects.values() if body not in standing)
+        return standing + [
+            body for body in others if (np.linalg.norm(places - self._data.xpos[body, :2], axis=1) < STACKED).any()
         ]
-        return found + stacked
+
+    def _standing(self) -> list[int]:
+        """The bodies of the objects on the table itself."""
+        below = {body: self._support(body) for body in self.objects.values()}
+        return [body for body, height in below.items() if height - min(below.values()) < ON_TABLE]
 
     def _is_over_an_edge(self, root: int) -> bool:
         """Whether a part of an object is where what it stands on has ended."""
@@ -254,9 +274,10 @@ class SceneModel:
         return any(self._surface(point)[0] < height - ON_TABLE for point in points)
 
     def _touches(self, moved: list[int]) -> bool:
-        """Whether one of these objects reaches into a robot, furniture or another object."""
+        """Whether one of these objects reaches into a robot, furniture, an added object or another one."""
         own = {body for root in moved for body in self._bodies(root)}
-        other = {*self._robot_bodies(), *(body for root in self._entities for body in self._bodies(root))} - own
+        entities = (body for root in self._entities for body in self._bodies(root))
+        other = {*self._robot_bodies(), *self._spares.tolist(), *entities} - own
         data = self._collided(self._positions)
         pairs = self.model.geom_bodyid[data.contact.geom]
         crossing = np.isin(pairs, sorted(own)).any(axis=1) & np.isin(pairs, sorted(other)).any(axis=1)
@@ -275,21 +296,27 @@ class SceneModel:
         """The lowest surface that an object stands on; those of LIBERO's init states are still above it."""
         return min(self._support(body) for body in self.objects.values())
 
-    def place_spare(self, number: int, color: Vector, random: np.random.Generator) -> None:
-        """Show one of `SPARES` on the table; not if there is no room."""
+    def place_spare(self, number: int, color: Vector, random: np.random.Generator) -> bool:
+        """Put one of `SPARES` on the table, fixed to it; False if there is no room.
+
+        Flat objects start inside the table in some of LIBERO's init states, where rays do not see them.
+        """
         body = int(self._spares[number])
         geom = int(self.model.body_geomadr[body])
         lowest, radius = self.model.geom_aabb[geom, 5], float(np.linalg.norm(self.model.geom_aabb[geom, 3:5]))
         table, middle = self.table_height(), self.centre()[:2]
+        circles = [(self._data.xpos[other, :2], self._reach(other)) for other in self._standing()]
         for attempt in range(SPARE_ATTEMPTS):
-            reach = np.interp(attempt, (0, SPARE_ATTEMPTS), SPARE_REACH)
-            place = middle + random.uniform(-reach, reach, 2)
-            if self._is_empty(place, radius + SPARE_GAP, table):
+            within = np.interp(attempt, (0, SPARE_ATTEMPTS), SPARE_REACH)
+            place = middle + random.uniform(-within, within, 2)
+            is_apart = all(np.linalg.norm(place - there) > radius + reach for there, reach in circles)
+            if is_apart and self._is_empty(place, radius + SPARE_GAP, table):
                 self.model.body_pos[body] = (*place, table + lowest)
                 self.model.geom_rgba[geom] = color
-                self.model.geom_contype[geom] = self.model.geom_conaffinity[geom] = 1
+                _set_solid(self.model, body, True)
                 self._update()
-                return
+                return True
+        return False
 
     def _is_empty(self, place: Vector, radius: float, table: float) -> bool:
         """Whether nothing but the table lies below a circle."""
@@ -402,19 +429,20 @@ class SceneModel:
         return self._geoms_of[root]
 
     def _support(self, root: int) -> float:
-        """Height of what is below the middle of an object, which may reach a little into it in LIBERO's init states."""
+        """Height of what is below the middle of an object, which may reach a little into it."""
         own, above = set(self._geoms(root)), self._data.xpos[root].copy()
+        above[2] = max(above[2], self._bottom(root) + SUNK)
         while True:
             height, geom = self._surface(above)
             if geom not in own:
                 return height
-            above[2] = height - SAME_HEIGHT / 10
+            above[2] = height - BEHIND
 
     def _surface(self, above: Vector) -> tuple[float, int]:
-        """Height of the first surface below a point, and its geom."""
+        """Height of the first surface below a point, and its geom; where there is none, -inf and -1."""
         found, down = np.zeros(1, np.int32), np.array([0.0, 0.0, -1.0])
         distance = mujoco.mj_ray(self.model, self._data, above, down, None, 1, -1, found)
-        return float(above[2] - distance), int(found[0])
+        return (float(above[2] - distance) if found[0] >= 0 else -np.inf), int(found[0])
 
     def _reach(self, root: int) -> float:
         """The largest horizontal distance of what collides from the middle of an object."""

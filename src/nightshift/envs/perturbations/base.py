@@ -53,6 +53,8 @@ class Perturbation:
     def __init__(self, spec: PerturbationSpec, key: EpisodeKey) -> None:
         self.spec = spec
         self.key = key
+        self.reached = spec.strength
+        """Less where a scene has no room for its strength, or nothing that it could change: `change_scene` says so."""
 
     @property
     def strength(self) -> float:
@@ -87,12 +89,14 @@ class Perturbation:
 def clear_way(steps: Sequence[NDArray[Any]], is_free: Callable[[NDArray[Any]], bool]) -> tuple[NDArray[Any], float]:
     """The first of `steps`, each the way at strength 1, along which all strengths are free, and the highest of them.
 
-    Where there is none: the first one, and the strength up to which it is free.
+    Where there is none: the one that is free the furthest, and the strength up to which it is.
     """
     for step in steps:
         if is_free(MAX_STRENGTH * step) and _room(step, is_free) == MAX_STRENGTH:
             return step, MAX_STRENGTH
-    return steps[0], _room(steps[0], is_free)
+    rooms = [_room(step, is_free) for step in steps]
+    furthest = int(np.argmax(rooms))
+    return steps[furthest], rooms[furthest]
 
 
 def _room(step: NDArray[Any], is_free: Callable[[NDArray[Any]], bool]) -> float:

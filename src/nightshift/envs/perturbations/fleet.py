@@ -56,6 +56,11 @@ class PerturbedFleet:
         """Control steps of each simulator since the reset."""
 
     @property
+    def reached(self) -> dict[str, float]:
+        """The strength of each perturbation that the scene had no room for, as far as it went; after a reset."""
+        return {one.name: one.reached for one in self._perturbations if one.reached < one.strength}
+
+    @property
     def task(self) -> Task:
         told = reduce(lambda words, one: one.change_instruction(words), self._perturbations, self._fleet.task.language)
         return replace(self._fleet.task, language=told)

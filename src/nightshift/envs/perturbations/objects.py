@@ -43,7 +43,8 @@ class ObjectSizes(Perturbation):
     def change_scene(self, scene: SceneModel) -> None:
         grows = self.random().choice([True, False]) and scene.room_to_grow() > 1 + SCALE_PER_LEVEL * MAX_STRENGTH
         sign = 1.0 if grows else -1.0
-        scene.scale_objects(1 + sign * SCALE_PER_LEVEL * self.strength)
+        if not scene.scale_objects(1 + sign * SCALE_PER_LEVEL * self.strength):
+            self.reached = 0.0
 
 
 class ObjectPositions(Perturbation):
@@ -51,7 +52,7 @@ class ObjectPositions(Perturbation):
     furniture stays there.
 
     A direction counts if they stand on the table and in nothing else all the way to full strength, so all strengths
-    share it. Where there is none, they go in the first one as far as the strength says, or as there is room.
+    share it. Where there is none, they go in the one with most room, as far as the strength says or as there is room.
     """
 
     name = "object_positions"
@@ -62,12 +63,14 @@ class ObjectPositions(Perturbation):
     def change_scene(self, scene: SceneModel) -> None:
         steps = [METRES_PER_LEVEL * unit_vector(self.random(*range(attempt)), 2) for attempt in range(ATTEMPTS)]
         step, room = clear_way(steps, scene.can_move_objects)
-        scene.move_objects(min(self.strength, room) * step)
+        self.reached = min(self.strength, room)
+        scene.move_objects(self.reached * step)
 
 
 class ConfoundingObjects(Perturbation):
     """Objects of random shapes and colours that do not belong to the task stand on the table, fixed to it, where
-    nothing else stands. As many as the strength says, or as there is room for."""
+    nothing else stands. As many as the strength says, or as there is room for. They are solid, and the scripted expert
+    does not know of them."""
 
     name = "confounding_objects"
     kind = "scene"
@@ -76,7 +79,9 @@ class ConfoundingObjects(Perturbation):
     summary = "one more object on the table"
 
     def change_scene(self, scene: SceneModel) -> None:
-        for number in range(int(self.strength)):
-            random = self.random(number)
-            color = np.append(random.uniform(0.0, 1.0, 3), 1.0)
-            scene.place_spare(number, color, random)
+        self.reached = float(sum(self._is_placed(scene, number) for number in range(int(self.strength))))
+
+    def _is_placed(self, scene: SceneModel, number: int) -> bool:
+        random = self.random(number)
+        color = np.append(random.uniform(0.0, 1.0, 3), 1.0)
+        return scene.place_spare(number, color, random)

@@ -18,7 +18,7 @@ class RobotInitialStates(Perturbation):
     """The arm starts in another pose: its joints are moved in a random direction of joint space.
 
     A direction counts if the arm touches nothing all the way to full strength, so all strengths share it. Where there
-    is none, it goes in the first one as far as the strength says, or as it touches nothing.
+    is none, it goes in the one with most room, as far as the strength says or as it touches nothing.
     """
 
     name = "robot_initial_states"
@@ -30,4 +30,5 @@ class RobotInitialStates(Perturbation):
         joints = scene.arm_joints()
         steps = [RADIANS_PER_LEVEL * unit_vector(self.random(attempt), len(joints)) for attempt in range(ATTEMPTS)]
         step, room = clear_way(steps, lambda change: scene.arm_is_free(joints + change))
-        scene.set_arm_joints(joints + min(self.strength, room) * step)
+        self.reached = min(self.strength, room)
+        scene.set_arm_joints(joints + self.reached * step)

@@ -1,0 +1,126 @@
+"""Where objects stand, in scenes of every kind, in LIBERO's evaluation states and in settled ones for training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nightshift import config, envs
+from nightshift.envs.libero.env import LiberoEnv
+from nightshift.envs.libero.fleet import LiberoFleet
+from nightshift.envs.libero.scene_model import SPARES, SceneModel
+from nightshift.envs.mini.suite import LIBERO_MINI
+from nightshift.envs.perturbations import registry
+from nightshift.envs.perturbations.base import MAX_STRENGTH, EpisodeKey, Perturbation
+from nightshift.envs.perturbations.objects import METRES_PER_LEVEL
+from nightshift.envs.protocols import DEFAULT
+from nightshift.types import PerturbationSpec
+from tests.envs.test_suites import needs_assets
+
+CAMERAS = config.Cameras(names=(), size=32, shadows=False)
+MINI_TABLE = 0.9
+STATES = 3
+BESIDE = np.array([0.005, 0.01, 0.03])
+"""From the middle of a shape, in metres: MuJoCo finds no contact of two that have one middle, or cross each other."""
+SCENES = [
+    *(pytest.param("libero_mini", task.name, MINI_TABLE, id=task.name) for task in LIBERO_MINI.tasks()),
+    *(
+        pytest.param(suite, words, height, id=words, marks=marks)
+        for suite, words, height, *marks in (
+            ("libero_spatial", "on_the_ramekin", 0.9, needs_assets),
+            ("libero_object", "pick_up_the_butter", 0.0, needs_assets),
+            ("libero_goal", "put_the_wine_bottle_on_the_rack", 0.9, needs_assets, pytest.mark.slow),
+            ("libero_10", "LIVING_ROOM_SCENE5", 0.437, needs_assets, pytest.mark.slow),
+            ("libero_10", "STUDY_SCENE1", 0.885, needs_assets, pytest.mark.slow),
+        )
+    ),
+]
+"""Suite, task or words of its name, and the height of the table."""
+with_scenes = pytest.mark.parametrize(("suite", "words", "height"), SCENES, scope="module")
+
+
+@pytest.fixture(scope="module")
+def env(suite: str, words: str) -> Iterator[LiberoEnv]:
+    task = next(task for task in envs.suite(suite).tasks() if words in task.name)
+    fleet = envs.suite(suite).make_fleet(task, DEFAULT, CAMERAS)
+    assert isinstance(fleet, LiberoFleet)
+    yield fleet._lanes[0]
+    fleet.close()
+
+
+def scenes(env: LiberoEnv) -> Iterator[SceneModel]:
+    furnished = env._furnish()
+    for start in starts(env):
+        scene = SceneModel(env._domain, furnished, start)
+        yield scene
+        furnished.copies.give_back(scene.model)
+
+
+def starts(env: LiberoEnv) -> list[NDArray[np.float64]]:
+    drawn = (env.sample_state(seed) for seed in count())
+    settled = (state for state in drawn if state is not None)
+    return [*(env._state("eval", number) for number in range(STATES)), *(next(settled) for _ in range(STATES))]
+
+
+def strongest(name: str, number: int) -> Perturbation:
+    return registry.find(name)(PerturbationSpec(name=name, strength=MAX_STRENGTH), EpisodeKey("", number, 0))
+
+
+def places(scene: SceneModel) -> NDArray[np.float64]:
+    return np.stack([scene._qpos(body)[:2] for body in scene.movable()])
+
+
+@with_scenes
+def test_everything_on_the_table_is_found_and_moved_to_full_strength(env: LiberoEnv, height: float) -> None:
+    for number, scene in enumerate(scenes(env)):
+        assert scene.table_height() == pytest.approx(height, abs=0.001)
+        before, movable = places(scene), scene.movable()
+        assert set(movable) == set(scene.objects.values())
+        change = strongest("object_positions", number)
+        change.change_scene(scene)
+        moved = np.linalg.norm(places(scene) - before, axis=1)
+        assert change.reached == MAX_STRENGTH
+        assert moved == pytest.approx(METRES_PER_LEVEL * MAX_STRENGTH)
+
+
+@with_scenes
+def test_added_objects_are_solid_and_moved_objects_keep_clear_of_them(env: LiberoEnv, height: float) -> None:
+    for number, scene in enumerate(scenes(env)):
+        confounding = strongest("confounding_objects", number)
+        confounding.change_scene(scene)
+        assert confounding.reached == len(SPARES)
+        assert not touched(scene)
+        strongest("object_positions", number).change_scene(scene)
+        assert not touched(scene)
+        for spare in scene._spares:
+            push_into(scene, spare)
+            assert int(spare) in touched(scene)
+
+
+def push_into(scene: SceneModel, spare: int) -> None:
+    """A part of an object: some are hollow."""
+    body = scene.movable()[0]
+    part = next(geom for geom in scene._geoms(body) if scene.model.geom_contype[geom])
+    scene._update()
+    beside = np.minimum(BESIDE, 0.8 * scene.model.geom_aabb[scene.model.body_geomadr[spare], 3:])
+    scene._qpos(body)[:] += scene.model.body_pos[spare] + beside - scene._data.geom_xpos[part]
+
+
+def touched(scene: SceneModel) -> set[int]:
+    """Added objects that something reaches into."""
+    found = scene._collided(scene._positions).contact
+    pairs = scene.model.geom_bodyid[found.geom[found.dist < 0]]
+    return set(np.intersect1d(pairs, scene._spares).tolist())
+
+
+def test_what_there_is_nothing_to_resize_of_reaches_no_strength() -> None:
+    for task in LIBERO_MINI.tasks():
+        fleet = LIBERO_MINI.make_fleet(task, DEFAULT, CAMERAS)
+        change = strongest("object_sizes", 0)
+        fleet.altered([change], "eval", 0).close()
+        assert change.reached == (0.0 if task.name == "open_drawer" else MAX_STRENGTH)
+        fleet.close()
