@@ -101,6 +101,22 @@ def test_added_objects_are_solid_and_moved_objects_keep_clear_of_them(env: Liber
             assert int(spare) in touched(scene)
 
 
+def test_no_object_is_added_where_the_goal_wants_something() -> None:
+    task = next(task for task in LIBERO_MINI.tasks() if task.name == "push_block_to_zone")
+    fleet = LIBERO_MINI.make_fleet(task, DEFAULT, CAMERAS)
+    env = fleet._lanes[0]
+    zone = env._model.site("main_table_zone")
+    furnished = env._furnish()
+    for number in range(20):
+        scene = SceneModel(env._domain, furnished, env._state("eval", number))
+        strongest("confounding_objects", number).change_scene(scene)
+        middle = scene._data.site_xpos[zone.id, :2]
+        apart = np.linalg.norm(scene.model.body_pos[scene._spares, :2] - middle, axis=1)
+        assert (apart > np.linalg.norm(zone.size[:2])).all()
+        furnished.copies.give_back(scene.model)
+    fleet.close()
+
+
 def push_into(scene: SceneModel, spare: int) -> None:
     """A part of an object: some are hollow."""
     body = scene.movable()[0]

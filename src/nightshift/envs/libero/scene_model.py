@@ -104,7 +104,8 @@ class SceneModel:
         self._bodies_of: dict[int, list[int]] = {}
         """Of each root that was asked for; `_geoms_of` likewise. The tree stays as it is."""
         self._geoms_of: dict[int, list[int]] = {}
-        self._resized = self._without(self._goal_containers(domain))
+        self._goal_sites = self._sites_of_goal(domain)
+        self._resized = self._without(self._goal_containers())
         self._data = mujoco.MjData(self.model)
         self._update()
 
@@ -215,11 +216,14 @@ class SceneModel:
         self._update()
         return bool(self._resized)
 
-    def _goal_containers(self, domain: Any) -> set[int]:
-        """The objects that have a region in which, or on which, the goal wants something."""
+    def _sites_of_goal(self, domain: Any) -> list[int]:
+        """The regions in which, or on which, the goal wants something."""
         names = [place for _, *places in domain.parsed_problem["goal_state"] for place in places]
-        sites = [self.model.site(name).id for name in names if name in domain.object_sites_dict]
-        holders = self.model.site_bodyid[sites].tolist()
+        return [self.model.site(name).id for name in names if name in domain.object_sites_dict]
+
+    def _goal_containers(self) -> set[int]:
+        """The objects that have such a region."""
+        holders = self.model.site_bodyid[self._goal_sites].tolist()
         return {root for root in self.objects.values() if any(self._is_within(body, [root]) for body in holders)}
 
     def _without(self, kept: set[int]) -> list[int]:
@@ -305,7 +309,7 @@ class SceneModel:
         geom = int(self.model.body_geomadr[body])
         lowest, radius = self.model.geom_aabb[geom, 5], float(np.linalg.norm(self.model.geom_aabb[geom, 3:5]))
         table, middle = self.table_height(), self.centre()[:2]
-        circles = [(self._data.xpos[other, :2], self._reach(other)) for other in self._standing()]
+        circles = self._kept_free()
         for attempt in range(SPARE_ATTEMPTS):
             within = np.interp(attempt, (0, SPARE_ATTEMPTS), SPARE_REACH)
             place = middle + random.uniform(-within, within, 2)
@@ -317,6 +321,12 @@ class SceneModel:
                 self._update()
                 return True
         return False
+
+    def _kept_free(self) -> list[tuple[Vector, float]]:
+        """Circles on the table, by middle and radius: what stands there, and the regions of the goal."""
+        objects = [(self._data.xpos[body, :2], self._reach(body)) for body in self._standing()]
+        sizes = np.linalg.norm(self.model.site_size[self._goal_sites, :2], axis=1).tolist()
+        return objects + list(zip(self._data.site_xpos[self._goal_sites, :2], sizes, strict=True))
 
     def _is_empty(self, place: Vector, radius: float, table: float) -> bool:
         """Whether nothing but the table lies below a circle."""
