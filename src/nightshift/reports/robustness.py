@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nightshift.errors import RolloutError
 from nightshift.project.robustness_grid import UNPERTURBED
 from nightshift.statistics.intervals import Rate
-from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
+from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, Repeated, solved
 
 
 class PerturbedOutcome(EpisodeOutcome):
@@ -69,23 +69,13 @@ def _rate(episodes: Outcomes) -> Rate:
 def comparison(ours: Outcomes, theirs: Outcomes) -> dict[str, Any]:
     """One policy against another, paired by init state: by perturbation over all strengths, and for each of them."""
     mine, other = by_cell(ours), by_cell(theirs)
-    pairs = {cell: Paired.between(solved(mine[cell]), solved(other[cell])) for cell in mine if cell in other}
+    pairs = {cell: (solved(mine[cell]), solved(other[cell])) for cell in mine if cell in other}
     found: dict[str, Any] = {}
     for name in dict.fromkeys(cell.perturbation for cell in pairs):
         own = {cell.strength: pair for cell, pair in pairs.items() if cell.perturbation == name}
-        rows = [{"strength": strength, **pair.to_json()} for strength, pair in own.items()]
-        found[name] = {"overall": _pooled(own.values()).to_json(), "strengths": rows}
+        rows = [{"strength": strength, **Paired.between(*pair).to_json()} for strength, pair in own.items()]
+        found[name] = {"overall": Repeated.between(list(own.values())).to_json(), "strengths": rows}
     return found
-
-
-def _pooled(pairs: Iterable[Paired]) -> Paired:
-    """The strengths of a perturbation together. They share init states, so its p and interval are a little narrow."""
-    known = list(pairs)
-    return Paired(
-        states=sum(pair.states for pair in known),
-        won=sum(pair.won for pair in known),
-        lost=sum(pair.lost for pair in known),
-    )
 
 
 def typical_failures(outcomes: Outcomes, count: int) -> list[PerturbedOutcome]:
