@@ -273,7 +273,7 @@ def test_the_list_says_what_the_suite_can_do(reaching: Path, capsys: pytest.Capt
         ({"perturbations": ["object_sizes"]}, "fake cannot do object_sizes"),
         ({"perturbations": ["action_delay"], "strengths": [0.5]}, "its strengths are whole numbers"),
         ({"perturbations": ["language_instructions"], "strengths": [5.0]}, "paraphrases miss the task near"),
-        ({"init_states": 5000}, "evaluation init states, 5000 are asked for"),
+        ({"init_states": 5000}, "5000 are asked for\n.*lower robustness.init_states"),
         ({"strengths": [6.0]}, "less than or equal to 5"),
         ({"strengths": [2.0, 1.0]}, "strengths should ascend"),
     ],

@@ -152,7 +152,7 @@ def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> dict[st
 def grid(params: config.Params, chosen: Mapping[str, Sequence[float]]) -> list[RolloutRequest]:
     """Every held-out state of every task without a perturbation, then under each of `chosen` in its strengths."""
     env, settings = params.env, params.robustness
-    states = cells(env, settings.init_states)
+    states = cells(env, settings.init_states, "robustness.init_states")
     calm = [_request(params, task, state, ()) for task, state in states]
     return calm + [
         _request(params, task, state, (registry.spec(env, name, strength, task, settings.paraphrases),))
