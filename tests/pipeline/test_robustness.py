@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from nightshift import config, envs, files, policies
 from nightshift.cli import app, robustness_command
-from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell
+from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell, RolloutError
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
 from nightshift.pipeline.report import robustness as robustness_page
@@ -222,6 +223,48 @@ def test_episodes_without_a_perturbation_are_no_comparison_under_perturbations()
     noisy = report.comparison([*after, *outcomes("a", 1.0, "ss")], [*before, *outcomes("a", 1.0, "ss")])
     found = Robustness.of({"policies": both, "against": {"perturbations": noisy}})
     assert found and found.fallen(0.1) == {}
+
+
+def test_a_cell_without_a_valid_episode_is_empty_in_tables_and_on_the_page(
+    reaching: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = robustness.evaluate(reaching, "models/good")
+    played = [
+        *outcomes(UNPERTURBED, 0.0, "ssss"),
+        *outcomes("action_noise", 1.0, "iiii"),
+        *outcomes("action_noise", 5.0, "ssff"),
+    ]
+    for task in ("near", "far"):
+        played += [{**one, "task": task} for one in outcomes("sensor_noise", 1.0, "ii" if task == "far" else "sf")]
+    (player,) = found["policies"]
+    found |= {"tasks": ["near"], "policies": [player | report.summary(played)]}
+    assert json.loads(json.dumps(found))["policies"][0]["perturbations"]["action_noise"][0]["overall"]["rate"] is None
+    robustness_command._show(reaching, found)
+    printed = capsys.readouterr().out
+    assert "6 episodes were lost to the simulator; – stands where none was valid" in printed and " – " in printed
+    written = (reaching / paths.ROBUSTNESS_PAGE).read_text()
+    assert written.count('title="no valid episode">–</td>') == 1
+    assert "6 episodes were lost to the simulator; – stands where none was valid." in written
+    assert "50 % under the worst, action noise" in written
+    assert "Success under action_noise: strength 0: 100 %; strength 5: 50 %" in written
+
+
+@pytest.mark.parametrize(
+    ("calm", "perturbed", "words"),
+    [
+        ("ssss", "iiii", r"failed in every episode under a\n.* leave a out"),
+        ("iiii", "ssss", r"failed in every episode without a perturbation\n.*machine.workers 0[^,]*$"),
+    ],
+)
+def test_nothing_valid_of_a_whole_perturbation_is_an_error_that_names_it(calm: str, perturbed: str, words: str) -> None:
+    with pytest.raises(RolloutError, match=words):
+        report.summary([*outcomes(UNPERTURBED, 0.0, calm), *outcomes("a", 1.0, perturbed)])
+
+
+def test_two_policies_without_a_common_state_under_a_perturbation_are_not_compared() -> None:
+    ours, theirs = ([*outcomes(UNPERTURBED, 0.0, "ssss"), *outcomes("a", 1.0, letters)] for letters in ("ssii", "iiss"))
+    with pytest.raises(RolloutError, match="on no init state did both policies have a valid episode under a"):
+        report.comparison(ours, theirs)
 
 
 def test_the_film_shows_a_state_that_is_solved_without_the_perturbation() -> None:
