@@ -30,6 +30,7 @@ from tests.command import Command
 from tests.compute_node import Node, forking_python, make_site
 from tests.conftest import edit, make_project
 from tests.pipeline.test_precheck import SEEING
+from tests.robots.parts import served
 from tests.rollouts.parts import policy
 from tests.waiting import wait_until
 
@@ -326,6 +327,18 @@ def test_what_cannot_be_played_is_said_before_anything_is(reaching: Path, change
     with pytest.raises(NightshiftError, match=words):
         robustness.evaluate(reaching, "models/good")
     assert not (reaching / paths.STATE / "robustness").exists()
+
+
+def test_a_suite_that_can_do_no_perturbation_plays_nothing(reaching: Path) -> None:
+    """A real robot would be moved through a grid of unperturbed episodes."""
+    edit(reaching, "robustness", perturbations=[])
+    params = config.load(reaching / paths.PARAMS)
+    good = robustness.find(reaching, params, "models/good")
+    with (
+        served(params.env) as robot,
+        pytest.raises(ConfigError, match="no perturbation can be played here: robot can do none"),
+    ):
+        robustness.perturbations(params.model_copy(update={"env": robot}), [good])
 
 
 def leave_reader(root: Path, max_words: int) -> None:

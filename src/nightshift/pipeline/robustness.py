@@ -142,11 +142,27 @@ def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> dict[st
         registry.check(env, settings.perturbations, settings.strengths, settings.paraphrases)
         return dict.fromkeys(settings.perturbations, settings.strengths)
     observed = {name for entrant in entrants for name in entrant.policy.observations}
-    return {
-        name: found
+    found = {
+        name: levels
         for name in registry.reaching(env, observed)
-        if (found := registry.levels(env, name, settings.strengths, settings.paraphrases))
+        if (levels := registry.levels(env, name, settings.strengths, settings.paraphrases))
     }
+    if not found:
+        raise _nothing_to_play(env.suite, settings.strengths)
+    return found
+
+
+def _nothing_to_play(suite: str, strengths: Iterable[float]) -> ConfigError:
+    """Rather than to play unperturbed episodes alone, on a robot perhaps."""
+    can = ", ".join(registry.of_suite(suite))
+    why = f"of {can} none reaches the policy in the strengths {_numbers(strengths)}" if can else f"{suite} can do none"
+    return ConfigError(
+        f"no perturbation can be played here: {why}", "edit env.suite or robustness.strengths in params.yaml"
+    )
+
+
+def _numbers(strengths: Iterable[float]) -> str:
+    return ", ".join(f"{strength:g}" for strength in strengths)
 
 
 def grid(params: config.Params, chosen: Mapping[str, Sequence[float]]) -> list[RolloutRequest]:
