@@ -14,6 +14,7 @@ import pytest
 
 from nightshift import config, envs, files, policies
 from nightshift.cli import app, robustness_command
+from nightshift.envs.perturbations import registry
 from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell, RolloutError
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
@@ -339,6 +340,35 @@ def test_a_suite_that_can_do_no_perturbation_plays_nothing(reaching: Path) -> No
         pytest.raises(ConfigError, match="no perturbation can be played here: robot can do none"),
     ):
         robustness.perturbations(params.model_copy(update={"env": robot}), [good])
+
+
+@pytest.mark.parametrize(
+    ("observed", "name", "is_noticed"),
+    [
+        (("wrist", "instruction"), "camera_viewpoints", False),
+        (("wrist", "instruction"), "field_of_view", False),
+        (("wrist", "instruction"), "light_conditions", True),
+        (("wrist", "instruction"), "object_colors", True),
+        (("agentview", "egocentric"), "camera_viewpoints", True),
+        (("agentview", "egocentric"), "language_instructions", False),
+    ],
+)
+def test_a_camera_that_a_policy_does_not_read_is_not_noticed(
+    params: config.Params, observed: tuple[str, ...], name: str, is_noticed: bool
+) -> None:
+    env = params.env.model_copy(update={"suite": "libero_mini"})
+    assert (name in registry.reaching(env, observed)) == is_noticed
+
+
+def test_a_named_perturbation_that_no_policy_can_notice_is_refused(reaching: Path) -> None:
+    edit(reaching, "robustness", perturbations=["action_noise", "language_instructions"], strengths=[1.0])
+    with pytest.raises(
+        ConfigError,
+        match=r"^language_instructions in robustness.perturbations cannot be noticed: models/good reads "
+        r"\w+.*; models/slow reads .*\n.*leave it out, or name any of action_delay, action_noise, sensor_noise$",
+    ):
+        robustness.evaluate(reaching, "models/good", "models/slow")
+    assert not (reaching / paths.STATE / "robustness").exists()
 
 
 def leave_reader(root: Path, max_words: int) -> None:

@@ -140,16 +140,32 @@ def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> dict[st
     env, settings = params.env, params.robustness
     if settings.perturbations:
         registry.check(env, settings.perturbations, settings.strengths, settings.paraphrases)
+        _check_noticed(env, settings.perturbations, entrants)
         return dict.fromkeys(settings.perturbations, settings.strengths)
-    observed = {name for entrant in entrants for name in entrant.policy.observations}
     found = {
         name: levels
-        for name in registry.reaching(env, observed)
+        for name in _noticed(env, entrants)
         if (levels := registry.levels(env, name, settings.strengths, settings.paraphrases))
     }
     if not found:
         raise _nothing_to_play(env.suite, settings.strengths)
     return found
+
+
+def _noticed(env: config.Env, entrants: Iterable[Entrant]) -> list[str]:
+    """Those that the suite can do and one of the policies can notice."""
+    return registry.reaching(env, {name for entrant in entrants for name in entrant.policy.observations})
+
+
+def _check_noticed(env: config.Env, chosen: Iterable[str], entrants: Sequence[Entrant]) -> None:
+    """ConfigError if no policy can notice one of them: its rate would be the unperturbed one, and its gate open."""
+    noticed = _noticed(env, entrants)
+    if unnoticed := [name for name in chosen if name not in noticed]:
+        reads = "; ".join(f"{one.name} reads {', '.join(sorted(one.policy.observations))}" for one in entrants)
+        raise ConfigError(
+            f"{', '.join(unnoticed)} in robustness.perturbations cannot be noticed: {reads}",
+            f"leave it out, or name any of {', '.join(noticed)}",
+        )
 
 
 def _nothing_to_play(suite: str, strengths: Iterable[float]) -> ConfigError:

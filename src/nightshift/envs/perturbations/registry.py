@@ -58,7 +58,12 @@ def of_suite(suite: str) -> list[str]:
 def reaching(env: config.Env, observations: Collection[str]) -> list[str]:
     """Those that the suite can do and that change what a policy with these observations sees or does."""
     cameras = set(envs.selected(env).cameras) & set(observations)
-    sensed = {"any": True, "images": bool(cameras), "instruction": INSTRUCTION in observations}
+    sensed = {
+        "any": True,
+        "images": bool(cameras),
+        "agentview": "agentview" in cameras,
+        "instruction": INSTRUCTION in observations,
+    }
     return [name for name in of_suite(env.suite) if sensed[find(name).sense]]
 
 
