@@ -175,6 +175,24 @@ def test_where_none_is_named_each_is_played_in_the_strengths_that_it_has(reachin
     assert "<td></td>" in (reaching / paths.ROBUSTNESS_PAGE).read_text()
 
 
+def test_a_named_one_with_fewer_levels_is_played_in_those_that_it_has_beside_others(
+    reaching: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_reader(reaching, max_words=12)
+    names, strengths = ["sensor_noise", "language_instructions"], [1.0, 2.0, 3.0, 4.0, 5.0]
+    edit(reaching, "robustness", perturbations=names, strengths=strengths)
+    params = config.load(reaching / paths.PARAMS)
+    chosen = robustness.perturbations(params, [robustness.find(reaching, params, "models/reader")])
+    assert chosen == {"sensor_noise": strengths, "language_instructions": [1.0, 2.0, 3.0]}
+    assert caplog.messages == ["language_instructions has no strength 4, 5: played in 1, 2, 3"]
+    edit(reaching, "robustness", strengths=[1.0, 1.5])
+    with pytest.raises(ConfigError, match=r"language_instructions has the strength 1\.5, but its strengths are whole"):
+        robustness.evaluate(reaching, "models/reader")
+    edit(reaching, "robustness", strengths=[4.0, 5.0])
+    with pytest.raises(ConfigError, match="paraphrases miss the task near: there are 3, and strength 4"):
+        robustness.evaluate(reaching, "models/reader")
+
+
 def test_two_policies_are_compared_episode_by_episode(reaching: Path) -> None:
     found = robustness.evaluate(reaching, "models/good", "models/slow")
     compared = found["against"]["perturbations"]

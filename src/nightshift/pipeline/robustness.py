@@ -134,19 +134,19 @@ def _check_paraphrases(env: config.Env, entrant: Entrant, requests: Sequence[Rol
         ) from None
 
 
-def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> dict[str, Sequence[float]]:
-    """Those of params.yaml with their strengths, checked; if it names none, all that the suite can do and the policies
-    can notice, each in the strengths that it has."""
+def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> Mapping[str, Sequence[float]]:
+    """Those of params.yaml, checked; if it names none, all that the suite can do and the policies can notice. Each in
+    the strengths that it has."""
     env, settings = params.env, params.robustness
     if settings.perturbations:
         registry.check(env, settings.perturbations, settings.strengths, settings.paraphrases)
         _check_noticed(env, settings.perturbations, entrants)
-        return dict.fromkeys(settings.perturbations, settings.strengths)
-    found = {
-        name: levels
-        for name in _noticed(env, entrants)
-        if (levels := registry.levels(env, name, settings.strengths, settings.paraphrases))
-    }
+    names = settings.perturbations or _noticed(env, entrants)
+    levels = {name: registry.levels(env, name, settings.strengths, settings.paraphrases) for name in names}
+    for name in settings.perturbations:
+        if missing := [strength for strength in settings.strengths if strength not in levels[name]]:
+            _log.warning("%s has no strength %s: played in %s", name, _numbers(missing), _numbers(levels[name]))
+    found = {name: own for name, own in levels.items() if own}
     if not found:
         raise _nothing_to_play(env.suite, settings.strengths)
     return found
