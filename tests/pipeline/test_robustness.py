@@ -14,7 +14,7 @@ import pytest
 
 from nightshift import config, envs, files, policies
 from nightshift.cli import app, robustness_command
-from nightshift.envs.perturbations import registry
+from nightshift.envs.perturbations import paraphrases, registry
 from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell, RolloutError
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
@@ -85,6 +85,24 @@ def test_the_grid_has_every_perturbation_strength_and_task_with_intervals(reachi
     assert player["perturbations"]["sensor_noise"][1]["overall"]["rate"] < 1.0
     assert files.verify_folder(reaching / paths.ROBUSTNESS, "")
     assert found["films"] and (reaching / paths.ROBUSTNESS / found["films"][0]["file"]).exists()
+
+
+def test_the_caption_of_a_film_says_what_it_cannot_show(reaching: Path) -> None:
+    found = robustness.evaluate(reaching, "models/good")
+    (film,) = found["films"]
+    params = config.load(reaching / paths.PARAMS)
+    shown = {}
+    for name in ("action_noise", "sensor_noise", "language_instructions"):
+        outcome: PerturbedOutcome = {**outcomes(name, 2.0, "f")[0]}
+        request = robustness._again(params, outcome)
+        robustness_page.write(reaching, {**found, "films": [{**film, **robustness._unseen(request)}]})
+        shown[name] = (reaching / paths.ROBUSTNESS_PAGE).read_text().rpartition("<figcaption>")[2]
+    told = paraphrases.read("fake", None)["near"][1]
+    assert f"Told: “{told}”" in shown["language_instructions"]
+    assert "The film shows the scene as it is; the noise is in what the policy reads" in shown["sensor_noise"]
+    assert not [name for name in ("action_noise", "sensor_noise") if "Told" in shown[name]]
+    assert "The film shows" not in shown["action_noise"] + shown["language_instructions"]
+    assert {"told", "is_of_sensors"} <= film.keys()
 
 
 def test_a_killed_grid_goes_on_with_the_same_numbers(reaching: Path, tmp_path: Path) -> None:

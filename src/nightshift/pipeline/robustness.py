@@ -297,8 +297,14 @@ def _film(
             one = chosen[index]
             file = Path(paths.FILMS) / f"{one['perturbation']}-{one['strength']:g}-{one['task']}.mp4"
             films.write(folder / file, trajectory.frames, envs.suite(params.env.suite).control_hz)
-            made.append({**one, "success": trajectory.success, "file": file.as_posix()})
+            made.append({**one, **_unseen(requests[index]), "success": trajectory.success, "file": file.as_posix()})
     return sorted(made, key=lambda film: film["file"])
+
+
+def _unseen(request: RolloutRequest) -> dict[str, Any]:
+    """Of the perturbation, what a film cannot show: it is of the scene, not of what the policy reads."""
+    (spec,) = request.perturbations
+    return {"told": spec.instruction, "is_of_sensors": registry.find(spec.name).kind == "observation"}
 
 
 def _again(params: config.Params, outcome: PerturbedOutcome) -> RolloutRequest:
