@@ -456,6 +456,9 @@ def test_the_page_has_curves_a_heat_map_and_films_and_fits_every_screen(reaching
     assert written.count('class="band sampled"') == written.count('class="band greedy"') == len(NAMES)
     assert written.count('class="cell"') == 2 * 3 * 2 * len(NAMES), "policies, rows of all and of two tasks, strengths"
     assert "<video" in written
+    overall = found["policies"][1]["perturbations"]["sensor_noise"][1]["overall"]
+    interval = f"{100 * overall['low']:.0f}–{100 * overall['high']:.0f}"
+    assert f"{100 * overall['rate']:.0f}<small>{interval}</small></td>" in written, "without a pointer, too"
     with browser() as tab:
         for width in WIDTHS:
             tab.open(reaching / paths.ROBUSTNESS_PAGE, width)
