@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,7 +14,8 @@ import pytest
 
 from nightshift import config, envs, files, policies
 from nightshift.cli import app, robustness_command
-from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell
+from nightshift.envs.perturbations import paraphrases, registry
+from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell, RolloutError
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
 from nightshift.pipeline.report import robustness as robustness_page
@@ -29,6 +31,7 @@ from tests.command import Command
 from tests.compute_node import Node, forking_python, make_site
 from tests.conftest import edit, make_project
 from tests.pipeline.test_precheck import SEEING
+from tests.robots.parts import served
 from tests.rollouts.parts import policy
 from tests.waiting import wait_until
 
@@ -82,6 +85,24 @@ def test_the_grid_has_every_perturbation_strength_and_task_with_intervals(reachi
     assert player["perturbations"]["sensor_noise"][1]["overall"]["rate"] < 1.0
     assert files.verify_folder(reaching / paths.ROBUSTNESS, "")
     assert found["films"] and (reaching / paths.ROBUSTNESS / found["films"][0]["file"]).exists()
+
+
+def test_the_caption_of_a_film_says_what_it_cannot_show(reaching: Path) -> None:
+    found = robustness.evaluate(reaching, "models/good")
+    (film,) = found["films"]
+    params = config.load(reaching / paths.PARAMS)
+    shown = {}
+    for name in ("action_noise", "sensor_noise", "language_instructions"):
+        outcome: PerturbedOutcome = {**outcomes(name, 2.0, "f")[0]}
+        request = robustness._again(params, outcome)
+        robustness_page.write(reaching, {**found, "films": [{**film, **robustness._unseen(request)}]})
+        shown[name] = (reaching / paths.ROBUSTNESS_PAGE).read_text().rpartition("<figcaption>")[2]
+    told = paraphrases.read("fake", None)["near"][1]
+    assert f"Told: “{told}”" in shown["language_instructions"]
+    assert "The film shows the scene as it is; the noise is in what the policy reads" in shown["sensor_noise"]
+    assert not [name for name in ("action_noise", "sensor_noise") if "Told" in shown[name]]
+    assert "The film shows" not in shown["action_noise"] + shown["language_instructions"]
+    assert {"told", "is_of_sensors"} <= film.keys()
 
 
 def test_a_killed_grid_goes_on_with_the_same_numbers(reaching: Path, tmp_path: Path) -> None:
@@ -172,6 +193,24 @@ def test_where_none_is_named_each_is_played_in_the_strengths_that_it_has(reachin
     assert "<td></td>" in (reaching / paths.ROBUSTNESS_PAGE).read_text()
 
 
+def test_a_named_one_with_fewer_levels_is_played_in_those_that_it_has_beside_others(
+    reaching: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_reader(reaching, max_words=12)
+    names, strengths = ["sensor_noise", "language_instructions"], [1.0, 2.0, 3.0, 4.0, 5.0]
+    edit(reaching, "robustness", perturbations=names, strengths=strengths)
+    params = config.load(reaching / paths.PARAMS)
+    chosen = robustness.perturbations(params, [robustness.find(reaching, params, "models/reader")])
+    assert chosen == {"sensor_noise": strengths, "language_instructions": [1.0, 2.0, 3.0]}
+    assert caplog.messages == ["language_instructions has no strength 4, 5: played in 1, 2, 3"]
+    edit(reaching, "robustness", strengths=[1.0, 1.5])
+    with pytest.raises(ConfigError, match=r"language_instructions has the strength 1\.5, but its strengths are whole"):
+        robustness.evaluate(reaching, "models/reader")
+    edit(reaching, "robustness", strengths=[4.0, 5.0])
+    with pytest.raises(ConfigError, match="paraphrases miss the task near: there are 3, and strength 4"):
+        robustness.evaluate(reaching, "models/reader")
+
+
 def test_two_policies_are_compared_episode_by_episode(reaching: Path) -> None:
     found = robustness.evaluate(reaching, "models/good", "models/slow")
     compared = found["against"]["perturbations"]
@@ -224,6 +263,48 @@ def test_episodes_without_a_perturbation_are_no_comparison_under_perturbations()
     assert found and found.fallen(0.1) == {}
 
 
+def test_a_cell_without_a_valid_episode_is_empty_in_tables_and_on_the_page(
+    reaching: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = robustness.evaluate(reaching, "models/good")
+    played = [
+        *outcomes(UNPERTURBED, 0.0, "ssss"),
+        *outcomes("action_noise", 1.0, "iiii"),
+        *outcomes("action_noise", 5.0, "ssff"),
+    ]
+    for task in ("near", "far"):
+        played += [{**one, "task": task} for one in outcomes("sensor_noise", 1.0, "ii" if task == "far" else "sf")]
+    (player,) = found["policies"]
+    found |= {"tasks": ["near"], "policies": [player | report.summary(played)]}
+    assert json.loads(json.dumps(found))["policies"][0]["perturbations"]["action_noise"][0]["overall"]["rate"] is None
+    robustness_command._show(reaching, found)
+    printed = capsys.readouterr().out
+    assert "6 episodes were lost to the simulator; – stands where none was valid" in printed and " – " in printed
+    written = (reaching / paths.ROBUSTNESS_PAGE).read_text()
+    assert written.count('title="no valid episode">–</td>') == 1
+    assert "6 episodes were lost to the simulator; – stands where none was valid." in written
+    assert "50 % under the worst, action noise" in written
+    assert "Success under action_noise: strength 0: 100 %; strength 5: 50 %" in written
+
+
+@pytest.mark.parametrize(
+    ("calm", "perturbed", "words"),
+    [
+        ("ssss", "iiii", r"failed in every episode under a\n.* leave a out"),
+        ("iiii", "ssss", r"failed in every episode without a perturbation\n.*machine.workers 0[^,]*$"),
+    ],
+)
+def test_nothing_valid_of_a_whole_perturbation_is_an_error_that_names_it(calm: str, perturbed: str, words: str) -> None:
+    with pytest.raises(RolloutError, match=words):
+        report.summary([*outcomes(UNPERTURBED, 0.0, calm), *outcomes("a", 1.0, perturbed)])
+
+
+def test_two_policies_without_a_common_state_under_a_perturbation_are_not_compared() -> None:
+    ours, theirs = ([*outcomes(UNPERTURBED, 0.0, "ssss"), *outcomes("a", 1.0, letters)] for letters in ("ssii", "iiss"))
+    with pytest.raises(RolloutError, match="on no init state did both policies have a valid episode under a"):
+        report.comparison(ours, theirs)
+
+
 def test_the_film_shows_a_state_that_is_solved_without_the_perturbation() -> None:
     played = [
         *outcomes(UNPERTURBED, 0.0, "fsss"),
@@ -273,7 +354,7 @@ def test_the_list_says_what_the_suite_can_do(reaching: Path, capsys: pytest.Capt
         ({"perturbations": ["object_sizes"]}, "fake cannot do object_sizes"),
         ({"perturbations": ["action_delay"], "strengths": [0.5]}, "its strengths are whole numbers"),
         ({"perturbations": ["language_instructions"], "strengths": [5.0]}, "paraphrases miss the task near"),
-        ({"init_states": 5000}, "evaluation init states, 5000 are asked for"),
+        ({"init_states": 5000}, "5000 are asked for\n.*lower robustness.init_states"),
         ({"strengths": [6.0]}, "less than or equal to 5"),
         ({"strengths": [2.0, 1.0]}, "strengths should ascend"),
     ],
@@ -282,6 +363,47 @@ def test_what_cannot_be_played_is_said_before_anything_is(reaching: Path, change
     edit(reaching, "robustness", **changes)
     with pytest.raises(NightshiftError, match=words):
         robustness.evaluate(reaching, "models/good")
+    assert not (reaching / paths.STATE / "robustness").exists()
+
+
+def test_a_suite_that_can_do_no_perturbation_plays_nothing(reaching: Path) -> None:
+    """A real robot would be moved through a grid of unperturbed episodes."""
+    edit(reaching, "robustness", perturbations=[])
+    params = config.load(reaching / paths.PARAMS)
+    good = robustness.find(reaching, params, "models/good")
+    with (
+        served(params.env) as robot,
+        pytest.raises(ConfigError, match="no perturbation can be played here: robot can do none"),
+    ):
+        robustness.perturbations(params.model_copy(update={"env": robot}), [good])
+
+
+@pytest.mark.parametrize(
+    ("observed", "name", "is_noticed"),
+    [
+        (("wrist", "instruction"), "camera_viewpoints", False),
+        (("wrist", "instruction"), "field_of_view", False),
+        (("wrist", "instruction"), "light_conditions", True),
+        (("wrist", "instruction"), "object_colors", True),
+        (("agentview", "egocentric"), "camera_viewpoints", True),
+        (("agentview", "egocentric"), "language_instructions", False),
+    ],
+)
+def test_a_camera_that_a_policy_does_not_read_is_not_noticed(
+    params: config.Params, observed: tuple[str, ...], name: str, is_noticed: bool
+) -> None:
+    env = params.env.model_copy(update={"suite": "libero_mini"})
+    assert (name in registry.reaching(env, observed)) == is_noticed
+
+
+def test_a_named_perturbation_that_no_policy_can_notice_is_refused(reaching: Path) -> None:
+    edit(reaching, "robustness", perturbations=["action_noise", "language_instructions"], strengths=[1.0])
+    with pytest.raises(
+        ConfigError,
+        match=r"^language_instructions in robustness.perturbations cannot be noticed: models/good reads "
+        r"\w+.*; models/slow reads .*\n.*leave it out, or name any of action_delay, action_noise, sensor_noise$",
+    ):
+        robustness.evaluate(reaching, "models/good", "models/slow")
     assert not (reaching / paths.STATE / "robustness").exists()
 
 
@@ -334,6 +456,9 @@ def test_the_page_has_curves_a_heat_map_and_films_and_fits_every_screen(reaching
     assert written.count('class="band sampled"') == written.count('class="band greedy"') == len(NAMES)
     assert written.count('class="cell"') == 2 * 3 * 2 * len(NAMES), "policies, rows of all and of two tasks, strengths"
     assert "<video" in written
+    overall = found["policies"][1]["perturbations"]["sensor_noise"][1]["overall"]
+    interval = f"{100 * overall['low']:.0f}–{100 * overall['high']:.0f}"
+    assert f"{100 * overall['rate']:.0f}<small>{interval}</small></td>" in written, "without a pointer, too"
     with browser() as tab:
         for width in WIDTHS:
             tab.open(reaching / paths.ROBUSTNESS_PAGE, width)

@@ -23,7 +23,15 @@ def test_the_file_holds_the_release_of_every_package_that_a_stage_names(
     monkeypatch.syspath_prepend(install(tmp_path / "other", torch="9.8.7+cu130", numba="1.10"))
     found = packages.record(tmp_path, GRAPH)
     assert found["torch"] == "9.8.7", "a build for a GPU computes the same release"
-    assert set(found) - set(packages.PLUG_INS) == {"hf-libero", "mujoco", "numba", "numpy", "robosuite", "torch"}
+    assert set(found) - set(packages.PLUG_INS) == {
+        "hf-libero",
+        "mujoco",
+        "numba",
+        "numpy",
+        "robosuite",
+        "scipy",
+        "torch",
+    }
     assert {found[name] for name in packages.PLUG_INS} == {packages.NONE}
     assert yaml.safe_load((tmp_path / paths.VERSIONS).read_text()) == found
     assert found["numba"] == "1.10", "a version is no number"

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
+from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, Repeated, solved
 
 pairs = st.tuples(*[st.integers(0, 60)] * 3).map(lambda n: Paired(states=sum(n), won=n[0], lost=n[1]))
 outcomes = st.dictionaries(st.tuples(st.sampled_from(["near", "far"]), st.integers(0, 9)), st.booleans())
+
+rounds = st.lists(st.tuples(outcomes, outcomes), min_size=1, max_size=5)
 
 
 def test_golden_p_value() -> None:
@@ -73,3 +75,47 @@ def test_an_invalid_episode_is_not_an_outcome() -> None:
 
     played = [episode(0, True, True), episode(1, False, True), episode(2, False, False)]
     assert solved(played) == {("near", 0): True, ("near", 1): False}
+
+
+@given(outcomes, outcomes, st.integers(1, 5))
+def test_the_same_outcomes_again_say_nothing_new(ours: dict[Cell, bool], theirs: dict[Cell, bool], times: int) -> None:
+    """With one time: played once, it is the paired test itself."""
+    once, repeated = Paired.between(ours, theirs), Repeated.between([(ours, theirs)] * times)
+    assert repeated.interval == pytest.approx(once.interval, abs=1e-9)
+    assert repeated.p_value == pytest.approx(once.p_value, rel=1e-9)
+    assert repeated.total == Paired(states=times * once.states, won=times * once.won, lost=times * once.lost)
+    assert repeated.to_json()["gain"] == pytest.approx(once.gain)
+
+
+@given(rounds)
+def test_repeated_states_are_never_surer_than_independent_ones(
+    played: list[tuple[dict[Cell, bool], dict[Cell, bool]]],
+) -> None:
+    repeated = Repeated.between(played)
+    (low, high), (alone_low, alone_high) = repeated.interval, repeated.total.interval
+    assert high - low >= alone_high - alone_low - 1e-12
+    assert low - 1e-12 <= repeated.total.gain <= high + 1e-12
+    assert 1 <= repeated.design_effect <= len(played)
+
+
+@given(rounds)
+def test_the_sign_flip_test_counts_all_signs_of_the_states(
+    played: list[tuple[dict[Cell, bool], dict[Cell, bool]]],
+) -> None:
+    repeated = Repeated.between(played)
+    sums = [sum(own) for own in repeated.differences.values()]
+    flipped = [0]
+    for one in sums[:12]:
+        flipped = [total + sign * one for total in flipped for sign in (-1, 1)]
+    if len(sums) <= 12:
+        expected = sum(total >= sum(sums) for total in flipped) / len(flipped)
+        assert repeated.p_value == pytest.approx(expected, rel=1e-9)
+
+
+def test_three_states_won_at_every_of_five_strengths_are_three_states() -> None:
+    ours = {("near", state): True for state in range(50)}
+    theirs = {("near", state): state >= 3 for state in range(50)}
+    found = Repeated.between([(ours, theirs)] * 5).to_json()
+    assert (found["won"], found["lost"], found["states"]) == (15, 0, 250)
+    assert (found["low"], found["high"]) == pytest.approx((-0.0251, 0.1405), abs=1e-4)
+    assert found["p_value"] == 0.125

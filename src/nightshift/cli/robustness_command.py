@@ -84,10 +84,13 @@ def _print_rates(found: Mapping[str, Any], player: Mapping[str, Any]) -> None:
     calm = player["unperturbed"]["overall"]
     table.add_row("unperturbed", *[""] * len(columns), _with_interval(calm))
     for name, cells in player["perturbations"].items():
-        lowest = min((cell["overall"] for cell in cells), key=lambda rate: rate["rate"])
-        known = {cell["strength"]: f"{100 * cell['overall']['rate']:.0f}" for cell in cells}
+        rates = {cell["strength"]: cell["overall"] for cell in cells}
+        lowest = min((rate for rate in rates.values() if rate["episodes"]), key=lambda rate: rate["rate"])
+        known = {strength: f"{100 * rate['rate']:.0f}" if rate["episodes"] else "–" for strength, rate in rates.items()}
         table.add_row(name, *(known.get(strength, "") for strength in found["strengths"]), _with_interval(lowest))
     console.print(table)
+    if player["invalid"]:
+        console.print(f"{player['invalid']} episodes were lost to the simulator; – stands where none was valid")
 
 
 def _with_interval(rate: Mapping[str, Any]) -> str:

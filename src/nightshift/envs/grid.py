@@ -18,9 +18,13 @@ _PLAYING = ("envs", "rollouts")
 """Folders of this package whose code plays episodes."""
 
 
-def cells(env: config.Env, init_states: config.CountOrAuto) -> list[tuple[str, int]]:
-    """Every task with its first held-out states."""
-    return [(task.name, state) for task in envs.tasks(env) for state in evaluation_states(task, env, init_states)]
+def cells(
+    env: config.Env, init_states: config.CountOrAuto, parameter: str = "evaluate.init_states"
+) -> list[tuple[str, int]]:
+    """Every task with its first held-out states; `parameter` of params.yaml says how many."""
+    return [
+        (task.name, state) for task in envs.tasks(env) for state in evaluation_states(task, env, init_states, parameter)
+    ]
 
 
 def conditions(env: config.Env, evaluate: config.Evaluate, cameras: Sequence[str]) -> dict[str, Any]:

@@ -32,14 +32,16 @@ def planned_training_states(task: Task, states: config.States) -> TrainingStates
     return _split(task, count, states)
 
 
-def evaluation_states(task: Task, env: config.Env, init_states: config.CountOrAuto) -> range:
-    """The first `init_states` held-out states of a task."""
+def evaluation_states(
+    task: Task, env: config.Env, init_states: config.CountOrAuto, parameter: str = "evaluate.init_states"
+) -> range:
+    """The first `init_states` held-out states of a task; `parameter` of params.yaml says how many."""
     wanted = protocols.find(env.protocol).trials if init_states == "auto" else init_states
     available = envs.init_state_count(task, "eval")
     if wanted > available:
         raise SimulatorError(
             f"{task.name} has {available} evaluation init states, {wanted} are asked for",
-            "lower evaluate.init_states in params.yaml",
+            f"lower {parameter} in params.yaml",
         )
     return range(wanted)
 

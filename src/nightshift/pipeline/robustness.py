@@ -134,25 +134,57 @@ def _check_paraphrases(env: config.Env, entrant: Entrant, requests: Sequence[Rol
         ) from None
 
 
-def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> dict[str, Sequence[float]]:
-    """Those of params.yaml with their strengths, checked; if it names none, all that the suite can do and the policies
-    can notice, each in the strengths that it has."""
+def perturbations(params: config.Params, entrants: Sequence[Entrant]) -> Mapping[str, Sequence[float]]:
+    """Those of params.yaml, checked; if it names none, all that the suite can do and the policies can notice. Each in
+    the strengths that it has."""
     env, settings = params.env, params.robustness
     if settings.perturbations:
         registry.check(env, settings.perturbations, settings.strengths, settings.paraphrases)
-        return dict.fromkeys(settings.perturbations, settings.strengths)
-    observed = {name for entrant in entrants for name in entrant.policy.observations}
-    return {
-        name: found
-        for name in registry.reaching(env, observed)
-        if (found := registry.levels(env, name, settings.strengths, settings.paraphrases))
-    }
+        _check_noticed(env, settings.perturbations, entrants)
+    names = settings.perturbations or _noticed(env, entrants)
+    levels = {name: registry.levels(env, name, settings.strengths, settings.paraphrases) for name in names}
+    for name in settings.perturbations:
+        if missing := [strength for strength in settings.strengths if strength not in levels[name]]:
+            _log.warning("%s has no strength %s: played in %s", name, _numbers(missing), _numbers(levels[name]))
+    found = {name: own for name, own in levels.items() if own}
+    if not found:
+        raise _nothing_to_play(env.suite, settings.strengths)
+    return found
+
+
+def _noticed(env: config.Env, entrants: Iterable[Entrant]) -> list[str]:
+    """Those that the suite can do and one of the policies can notice."""
+    return registry.reaching(env, {name for entrant in entrants for name in entrant.policy.observations})
+
+
+def _check_noticed(env: config.Env, chosen: Iterable[str], entrants: Sequence[Entrant]) -> None:
+    """ConfigError if no policy can notice one of them: its rate would be the unperturbed one, and its gate open."""
+    noticed = _noticed(env, entrants)
+    if unnoticed := [name for name in chosen if name not in noticed]:
+        reads = "; ".join(f"{one.name} reads {', '.join(sorted(one.policy.observations))}" for one in entrants)
+        raise ConfigError(
+            f"{', '.join(unnoticed)} in robustness.perturbations cannot be noticed: {reads}",
+            f"leave it out, or name any of {', '.join(noticed)}",
+        )
+
+
+def _nothing_to_play(suite: str, strengths: Iterable[float]) -> ConfigError:
+    """Rather than to play unperturbed episodes alone, on a robot perhaps."""
+    can = ", ".join(registry.of_suite(suite))
+    why = f"of {can} none reaches the policy in the strengths {_numbers(strengths)}" if can else f"{suite} can do none"
+    return ConfigError(
+        f"no perturbation can be played here: {why}", "edit env.suite or robustness.strengths in params.yaml"
+    )
+
+
+def _numbers(strengths: Iterable[float]) -> str:
+    return ", ".join(f"{strength:g}" for strength in strengths)
 
 
 def grid(params: config.Params, chosen: Mapping[str, Sequence[float]]) -> list[RolloutRequest]:
     """Every held-out state of every task without a perturbation, then under each of `chosen` in its strengths."""
     env, settings = params.env, params.robustness
-    states = cells(env, settings.init_states)
+    states = cells(env, settings.init_states, "robustness.init_states")
     calm = [_request(params, task, state, ()) for task, state in states]
     return calm + [
         _request(params, task, state, (registry.spec(env, name, strength, task, settings.paraphrases),))
@@ -265,8 +297,14 @@ def _film(
             one = chosen[index]
             file = Path(paths.FILMS) / f"{one['perturbation']}-{one['strength']:g}-{one['task']}.mp4"
             films.write(folder / file, trajectory.frames, envs.suite(params.env.suite).control_hz)
-            made.append({**one, "success": trajectory.success, "file": file.as_posix()})
+            made.append({**one, **_unseen(requests[index]), "success": trajectory.success, "file": file.as_posix()})
     return sorted(made, key=lambda film: film["file"])
+
+
+def _unseen(request: RolloutRequest) -> dict[str, Any]:
+    """Of the perturbation, what a film cannot show: it is of the scene, not of what the policy reads."""
+    (spec,) = request.perturbations
+    return {"told": spec.instruction, "is_of_sensors": registry.find(spec.name).kind == "observation"}
 
 
 def _again(params: config.Params, outcome: PerturbedOutcome) -> RolloutRequest:

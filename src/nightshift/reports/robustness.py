@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nightshift.errors import RolloutError
 from nightshift.project.robustness_grid import UNPERTURBED
 from nightshift.statistics.intervals import Rate
-from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
+from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, Repeated, solved
 
 
 class PerturbedOutcome(EpisodeOutcome):
@@ -25,6 +25,9 @@ class GridCell(NamedTuple):
 
 Outcomes = Sequence[PerturbedOutcome]
 
+NO_RATE = {"successes": 0, "episodes": 0, "rate": None, "low": None, "high": None}
+"""Of a cell without a valid episode."""
+
 
 def by_cell(outcomes: Outcomes) -> dict[GridCell, list[PerturbedOutcome]]:
     found: dict[GridCell, list[PerturbedOutcome]] = {}
@@ -34,12 +37,18 @@ def by_cell(outcomes: Outcomes) -> dict[GridCell, list[PerturbedOutcome]]:
 
 
 def summary(outcomes: Outcomes) -> dict[str, Any]:
-    """Rates with intervals: without a perturbation, and by perturbation for every strength, overall and by task."""
+    """Rates with intervals: without a perturbation, and by perturbation for every strength, overall and by task.
+
+    A rate is None where no episode was valid. RolloutError if that is so for a whole perturbation, or without one.
+    """
     cells = by_cell(outcomes)
     curves: dict[str, list[dict[str, Any]]] = {}
     for cell, episodes in cells.items():
-        if cell.perturbation != UNPERTURBED:
-            curves.setdefault(cell.perturbation, []).append({"strength": cell.strength, **_rates(episodes)})
+        curves.setdefault(cell.perturbation, []).append({"strength": cell.strength, **_rates(episodes)})
+    for name, found in curves.items():
+        if not any(cell["overall"]["episodes"] for cell in found):
+            raise _nothing_valid(f"the simulator failed in every episode {_under(name)}", name)
+    del curves[UNPERTURBED]
     return {
         "unperturbed": _rates(cells[GridCell(UNPERTURBED, 0.0)]),
         "perturbations": curves,
@@ -47,45 +56,45 @@ def summary(outcomes: Outcomes) -> dict[str, Any]:
     }
 
 
+def _nothing_valid(what: str, name: str) -> RolloutError:
+    """The worlds are the same every time, so another try alone may well end as this one."""
+    without = "" if name == UNPERTURBED else f", or leave {name} out: nightshift robustness plays nothing again"
+    return RolloutError(what, f"machine.workers 0 in params.yaml shows what the simulator says{without}")
+
+
+def _under(name: str) -> str:
+    return "without a perturbation" if name == UNPERTURBED else f"under {name}"
+
+
 def _rates(episodes: Outcomes) -> dict[str, Any]:
     tasks = dict.fromkeys(one["task"] for one in episodes)
     return {
-        "overall": _rate(episodes).to_json(),
-        "tasks": {task: _rate([one for one in episodes if one["task"] == task]).to_json() for task in tasks},
+        "overall": _rate(episodes),
+        "tasks": {task: _rate([one for one in episodes if one["task"] == task]) for task in tasks},
     }
 
 
-def _rate(episodes: Outcomes) -> Rate:
+def _rate(episodes: Outcomes) -> Mapping[str, float | int | None]:
     valid = [one["success"] for one in episodes if one["valid"]]
-    if not valid:
-        one = episodes[0]
-        raise RolloutError(
-            f"the simulator failed in every episode of {one['task']} under {one['perturbation']} {one['strength']:g}",
-            "run again: invalid episodes are played again; machine.workers 0 in params.yaml shows the output",
-        )
-    return Rate(sum(valid), len(valid))
+    return Rate(sum(valid), len(valid)).to_json() if valid else NO_RATE
 
 
 def comparison(ours: Outcomes, theirs: Outcomes) -> dict[str, Any]:
-    """One policy against another, paired by init state: by perturbation over all strengths, and for each of them."""
+    """One policy against another, paired by init state: by perturbation over all strengths, and for each of them.
+
+    RolloutError if under a perturbation they have no state in common: the gate would take it for a draw.
+    """
     mine, other = by_cell(ours), by_cell(theirs)
-    pairs = {cell: Paired.between(solved(mine[cell]), solved(other[cell])) for cell in mine if cell in other}
+    pairs = {cell: (solved(mine[cell]), solved(other[cell])) for cell in mine if cell in other}
     found: dict[str, Any] = {}
     for name in dict.fromkeys(cell.perturbation for cell in pairs):
         own = {cell.strength: pair for cell, pair in pairs.items() if cell.perturbation == name}
-        rows = [{"strength": strength, **pair.to_json()} for strength, pair in own.items()]
-        found[name] = {"overall": _pooled(own.values()).to_json(), "strengths": rows}
+        rows = [{"strength": strength, **Paired.between(*pair).to_json()} for strength, pair in own.items()]
+        overall = Repeated.between(list(own.values())).to_json()
+        if not overall["states"]:
+            raise _nothing_valid(f"on no init state did both policies have a valid episode {_under(name)}", name)
+        found[name] = {"overall": overall, "strengths": rows}
     return found
-
-
-def _pooled(pairs: Iterable[Paired]) -> Paired:
-    """The strengths of a perturbation together. They share init states, so its p and interval are a little narrow."""
-    known = list(pairs)
-    return Paired(
-        states=sum(pair.states for pair in known),
-        won=sum(pair.won for pair in known),
-        lost=sum(pair.lost for pair in known),
-    )
 
 
 def typical_failures(outcomes: Outcomes, count: int) -> list[PerturbedOutcome]:

@@ -74,12 +74,7 @@ class Paired:
 
         Unlike the conditional exact interval it does not shrink to a point when there are no discordant states.
         """
-        from scipy.stats import norm
-
-        states = self.states + 2
-        won, lost = (self.won + 1) / states, (self.lost + 1) / states
-        reach = norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt((won + lost - (won - lost) ** 2) / states)
-        return max(-1.0, won - lost - float(reach)), min(1.0, won - lost + float(reach))
+        return _bonett_price(self.states, self.won, self.lost)
 
     def to_json(self) -> dict[str, float | int]:
         low, high = self.interval
@@ -92,6 +87,78 @@ class Paired:
             "high": high,
             "p_value": self.p_value,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """A policy against another one on states that both played several times, such as at every strength.
+
+    The episodes of one state are alike, so only its sum is independent of the others.
+    """
+
+    times: int
+    """How often a state was played at most."""
+    differences: Mapping[Cell, Sequence[int]]
+    """By state, of the times when both had a valid episode: 1 won, -1 lost, 0 neither."""
+
+    @classmethod
+    def between(cls, rounds: Sequence[tuple[Mapping[Cell, bool], Mapping[Cell, bool]]]) -> Repeated:
+        found: dict[Cell, list[int]] = {}
+        for ours, theirs in rounds:
+            for cell in ours.keys() & theirs.keys():
+                found.setdefault(cell, []).append(ours[cell] - theirs[cell])
+        return cls(times=len(rounds), differences=found)
+
+    @property
+    def total(self) -> Paired:
+        """Every time counted."""
+        every = [one for own in self.differences.values() for one in own]
+        return Paired(states=len(every), won=every.count(1), lost=every.count(-1))
+
+    @property
+    def design_effect(self) -> float:
+        """By how much the variance of the gain is larger than if a state's episodes were independent, at least 1.
+
+        It is the number of times if a state's outcome is always the same, and where no difference can tell.
+        """
+        gain = self.total.gain
+        alone = sum((one - gain) ** 2 for own in self.differences.values() for one in own)
+        clustered = sum((sum(own) - len(own) * gain) ** 2 for own in self.differences.values())
+        return min(max(1.0, clustered / alone), float(self.times)) if alone else float(self.times)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """As that of single pairs, of as many pairs as would be worth as much if they were independent (Rao and Scott,
+        1992)."""
+        total, effect = self.total, self.design_effect
+        return _bonett_price(total.states / effect, total.won / effect, total.lost / effect)
+
+    @property
+    def p_value(self) -> float:
+        """One-sided exact sign-flip test of "the policy is better": if the two are equally good, each state's sum has
+        either sign with the same probability. For states that were played once this is the sign test of `Paired`."""
+        import numpy as np
+
+        sums = [sum(own) for own in self.differences.values()]
+        sizes = [abs(one) for one in sums if one]
+        chances = np.ones(1)  # of the sum of those that are positive, from 0 on
+        for size in sizes:
+            chances = np.convolve(chances, [0.5, *[0.0] * (size - 1), 0.5])
+        return min(1.0, float(chances[sum(one for one in sums if one > 0) :].sum()))
+
+    def to_json(self) -> dict[str, float | int]:
+        """As of `Paired`: every time is counted, and interval and p are those of states."""
+        low, high = self.interval
+        return {**self.total.to_json(), "low": low, "high": high, "p_value": self.p_value}
+
+
+def _bonett_price(states: float, won: float, lost: float) -> tuple[float, float]:
+    from scipy.stats import norm
+
+    states, won, lost = states + 2, won + 1, lost + 1
+    gain = (won - lost) / states
+    reach = float(norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt(((won + lost) / states - gain**2) / states)
+    return max(-1.0, gain - reach), min(1.0, gain + reach)
 
 
 def by_task(ours: Mapping[Cell, bool], theirs: Mapping[Cell, bool]) -> dict[str, Paired]:

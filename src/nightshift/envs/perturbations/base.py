@@ -20,8 +20,8 @@ MAX_STRENGTH = 5.0
 WAY_STEPS = 20
 """Places on the way to full strength that have to be free: 5 mm apart for objects, which are wider than that."""
 
-Sense = Literal["any", "images", "instruction"]
-"""What a policy has to read for a perturbation to reach it."""
+Sense = Literal["any", "images", "agentview", "instruction"]
+"""What a policy has to read for a perturbation to reach it; images are those of any camera."""
 
 
 class EpisodeKey(NamedTuple):

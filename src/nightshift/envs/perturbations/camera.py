@@ -27,7 +27,7 @@ class CameraViewpoints(Perturbation):
 
     name = "camera_viewpoints"
     kind = "scene"
-    sense = "images"
+    sense = "agentview"
     source = "LIBERO-Plus"
     summary = (
         "agentview 6° around the scene, 3° higher or 5 % further away (shares of a random direction), turned by 1°"
@@ -48,7 +48,7 @@ class FieldOfView(Perturbation):
 
     name = "field_of_view"
     kind = "scene"
-    sense = "images"
+    sense = "agentview"
     source = "part of Camera Viewpoints in LIBERO-Plus"
     summary = "the field of view of agentview 6 % wider or narrower"
 

@@ -58,12 +58,18 @@ def of_suite(suite: str) -> list[str]:
 def reaching(env: config.Env, observations: Collection[str]) -> list[str]:
     """Those that the suite can do and that change what a policy with these observations sees or does."""
     cameras = set(envs.selected(env).cameras) & set(observations)
-    sensed = {"any": True, "images": bool(cameras), "instruction": INSTRUCTION in observations}
+    sensed = {
+        "any": True,
+        "images": bool(cameras),
+        "agentview": "agentview" in cameras,
+        "instruction": INSTRUCTION in observations,
+    }
     return [name for name in of_suite(env.suite) if sensed[find(name).sense]]
 
 
 def check(env: config.Env, chosen: Sequence[str], strengths: Sequence[float], file: str | None) -> None:
-    """ConfigError if the suite cannot do one of `chosen`, a strength is out of range, or a task has no paraphrase."""
+    """ConfigError if the suite cannot do one of `chosen`, a strength is out of range or not whole, or a task has no
+    paraphrase for even the lowest."""
     for name in chosen:
         found = find(name)
         if name not in of_suite(env.suite):
@@ -72,9 +78,7 @@ def check(env: config.Env, chosen: Sequence[str], strengths: Sequence[float], fi
         for strength in strengths:
             check_strength(found, strength)
         if found.kind == "instruction":
-            sentences = paraphrases.read(env.suite, file)
-            for strength in strengths:
-                paraphrases.check(sentences, envs.tasks(env), int(strength))
+            paraphrases.check(paraphrases.read(env.suite, file), envs.tasks(env), int(min(strengths)))
 
 
 def levels(env: config.Env, name: str, strengths: Sequence[float], file: str | None) -> list[float]:

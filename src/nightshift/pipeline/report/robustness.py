@@ -39,7 +39,9 @@ def verdict(report: Report) -> str:
     calm = first["unperturbed"]["overall"]["rate"]
     if not first["perturbations"]:
         return f"{first['name']} solves {100 * calm:.0f} % without a perturbation"
-    lowest = {name: min(cell["overall"]["rate"] for cell in cells) for name, cells in first["perturbations"].items()}
+    lowest = {
+        name: min(rate.rate for strength, rate in _points(first, name) if strength) for name in first["perturbations"]
+    }
     worst = min(lowest, key=lambda name: lowest[name])
     return (
         f"{first['name']} solves {100 * calm:.0f} % without a perturbation, and {100 * lowest[worst]:.0f} % under the "
@@ -58,9 +60,10 @@ def _curve(report: Report, name: str, player: Report, other: Report | None) -> d
 
 
 def _points(player: Report, name: str) -> list[tuple[float, Rate]]:
+    """Without a perturbation and under it, at the strengths that have a valid episode."""
     cells = [(0.0, player["unperturbed"]["overall"])]
     cells += [(cell["strength"], cell["overall"]) for cell in player["perturbations"][name]]
-    return [(strength, Rate(rate["successes"], rate["episodes"])) for strength, rate in cells]
+    return [(strength, Rate(rate["successes"], rate["episodes"])) for strength, rate in cells if rate["episodes"]]
 
 
 def _heat(report: Report, player: Report) -> list[dict[str, Any]]:
