@@ -25,6 +25,7 @@ from nightshift.envs.perturbations.base import EpisodeKey, Perturbation
 from nightshift.envs.perturbations.fleet import PerturbedFleet, perturbed
 from nightshift.envs.protocols import DEFAULT
 from nightshift.errors import ConfigError, SimulatorError
+from nightshift.rollouts.local import LocalPool
 from nightshift.types import Array, Body, PerturbationSpec, RolloutRequest
 from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
@@ -282,6 +283,15 @@ def test_a_container_of_the_goal_keeps_its_size_with_the_region_that_decides_suc
     tray.close()
     same_size = {name for name in before if np.allclose(before[name], after[name])}
     assert same_size >= {"tray_1", "tray_1_inside"} and "can_1" not in same_size
+
+
+def test_an_episode_says_how_far_a_perturbation_came_where_the_scene_has_nothing_for_it() -> None:
+    env = config.load(REPOSITORY / "params.yaml").env.model_copy(update={"tasks": ("open_drawer",), "horizon": 2})
+    pool = LocalPool(env)
+    asked = request(("object_sizes", 2.0), ("field_of_view", 2.0), task="open_drawer", controller="expert")
+    ((_, (episode,)),) = pool.run([asked])
+    assert episode.reached == {"object_sizes": 0.0}
+    pool.close()
 
 
 def test_the_arm_starts_in_another_pose_and_nothing_else_does(fleet: LiberoFleet, calm: Seen) -> None:

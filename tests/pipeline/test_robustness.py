@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -231,6 +232,7 @@ def outcomes(name: str, strength: float, letters: str) -> list[PerturbedOutcome]
         {
             "perturbation": name,
             "strength": strength,
+            "reached": strength,
             "task": "near",
             "init_state": state,
             "success": letter == "s",
@@ -239,6 +241,22 @@ def outcomes(name: str, strength: float, letters: str) -> list[PerturbedOutcome]
         }
         for state, letter in enumerate(letters)
     ]
+
+
+def test_a_perturbation_that_a_scene_had_no_room_for_is_named_in_the_terminal_and_on_the_page(
+    reaching: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = [*outcomes(UNPERTURBED, 0.0, "ss"), *outcomes("a", 1.0, "sss"), *outcomes("b", 1.0, "ss")]
+    played = copy.deepcopy(full)
+    for one in played[3:5]:
+        one["reached"] = 0.5
+    assert report.limited(full) == {}
+    found = robustness.evaluate(reaching, "models/good")
+    assert found["limited"] == {}
+    robustness_command._show(reaching, {**found, "limited": report.limited(played)})
+    sentence = "a: the scene did not allow the whole strength in 2 episodes of near"
+    assert sentence in capsys.readouterr().out.replace("\n", " ")
+    assert sentence in (reaching / paths.ROBUSTNESS_PAGE).read_text()
 
 
 def test_a_drop_under_one_perturbation_beyond_the_margin_is_a_fall() -> None:

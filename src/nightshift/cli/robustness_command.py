@@ -15,6 +15,7 @@ from nightshift.cli.model_commands import new_table
 from nightshift.errors import ConfigError, RobustnessFell
 from nightshift.pipeline import results
 from nightshift.project import packages, paths
+from nightshift.reports.robustness import limits
 from nightshift.telemetry.console import console
 
 TEMPLATES = "jinja2"
@@ -60,6 +61,8 @@ def _show(root: Path, found: Mapping[str, Any]) -> None:
     """As tables, and as a page. RobustnessFell if the first policy fell below the second."""
     for player in found["policies"]:
         _print_rates(found, player)
+    for sentence in limits(found):
+        console.print(sentence)
     if found["against"]:
         _print_comparison(found)
     _write_page(root, found)

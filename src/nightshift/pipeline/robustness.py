@@ -239,6 +239,7 @@ def _outcome(trajectory: Trajectory) -> PerturbedOutcome:
     return {
         "perturbation": name,
         "strength": strength,
+        "reached": trajectory.reached.get(name, strength),
         "task": task,
         "init_state": state,
         "success": trajectory.success,
@@ -264,6 +265,7 @@ def _report(
         "init_states": settings.init_states,
         "strengths": list(settings.strengths),
         "perturbations": {name: _described(name) for name in chosen},
+        "limited": report.limited(outcomes[0]),
         "policies": players,
         "against": None,
     }

@@ -16,6 +16,8 @@ class PerturbedOutcome(EpisodeOutcome):
 
     perturbation: str
     strength: float
+    reached: float
+    """The strength that the scene had room for."""
 
 
 class GridCell(NamedTuple):
@@ -77,6 +79,25 @@ def _rates(episodes: Outcomes) -> dict[str, Any]:
 def _rate(episodes: Outcomes) -> Mapping[str, float | int | None]:
     valid = [one["success"] for one in episodes if one["valid"]]
     return Rate(sum(valid), len(valid)).to_json() if valid else NO_RATE
+
+
+def limited(outcomes: Outcomes) -> dict[str, dict[str, int]]:
+    """By perturbation and task: episodes whose scene had no room for the whole strength, or nothing to change."""
+    found: dict[str, dict[str, int]] = {}
+    for one in outcomes:
+        if one["reached"] < one["strength"]:
+            counts = found.setdefault(one["perturbation"], {})
+            counts[one["task"]] = counts.get(one["task"], 0) + 1
+    return found
+
+
+def limits(report: Mapping[str, Any]) -> list[str]:
+    """A sentence for each perturbation that a scene was too full for, or had nothing for."""
+    return [
+        f"{name}: the scene did not allow the whole strength in "
+        + ", ".join(f"{episodes} episodes of {task}" for task, episodes in counts.items())
+        for name, counts in report.get("limited", {}).items()  # reports of earlier releases do not say it
+    ]
 
 
 def comparison(ours: Outcomes, theirs: Outcomes) -> dict[str, Any]:

@@ -43,7 +43,7 @@ STACKED = 0.06
 """An object above another one stands on it if they are horizontally so near."""
 BEHIND = 1e-6
 """Metres below a surface from which the next one is looked for: less than the gap under an object that rests."""
-SUNK = 0.02
+SUNK = 0.04
 """Metres that an object may reach into what it stands on: where LIBERO places it, and where it has settled."""
 
 

@@ -10,6 +10,7 @@ from nightshift import files
 from nightshift.pipeline.report import svg
 from nightshift.pipeline.report.templating import data_uri, environment
 from nightshift.project import paths
+from nightshift.reports.robustness import limits
 from nightshift.statistics.intervals import Rate
 
 Report = Mapping[str, Any]
@@ -27,6 +28,7 @@ def shown(root: Path, report: Report) -> dict[str, Any]:
     return {
         "report": report,
         "verdict": verdict(report),
+        "limits": limits(report),
         "curves": [_curve(report, name, first, others[0] if others else None) for name in first["perturbations"]],
         "heat": [{"player": player, "rows": _heat(report, player)} for player in report["policies"]],
         "films": [_film(root, film) for film in report["films"] if _strip(root, film).exists()],
