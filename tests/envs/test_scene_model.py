@@ -27,20 +27,21 @@ STATES = 3
 BESIDE = np.array([0.005, 0.01, 0.03])
 """From the middle of a shape, in metres: MuJoCo finds no contact of two that have one middle, or cross each other."""
 SCENES = [
-    *(pytest.param("libero_mini", task.name, MINI_TABLE, id=task.name) for task in LIBERO_MINI.tasks()),
+    *(pytest.param("libero_mini", task.name, MINI_TABLE, set(), id=task.name) for task in LIBERO_MINI.tasks()),
     *(
-        pytest.param(suite, words, height, id=words, marks=marks)
-        for suite, words, height, *marks in (
-            ("libero_spatial", "on_the_ramekin", 0.9, needs_assets),
-            ("libero_object", "pick_up_the_butter", 0.0, needs_assets),
-            ("libero_goal", "put_the_wine_bottle_on_the_rack", 0.9, needs_assets, pytest.mark.slow),
-            ("libero_10", "LIVING_ROOM_SCENE5", 0.437, needs_assets, pytest.mark.slow),
-            ("libero_10", "STUDY_SCENE1", 0.885, needs_assets, pytest.mark.slow),
+        pytest.param(suite, words, height, stays, id=words, marks=[needs_assets, *marks])
+        for suite, words, height, stays, *marks in (
+            ("libero_spatial", "on_the_ramekin", 0.9, set()),
+            ("libero_spatial", "on_the_stove", 0.9, {"akita_black_bowl_1", "akita_black_bowl_2"}, pytest.mark.slow),
+            ("libero_object", "pick_up_the_butter", 0.0, set()),
+            ("libero_goal", "put_the_wine_bottle_on_the_rack", 0.9, set(), pytest.mark.slow),
+            ("libero_10", "LIVING_ROOM_SCENE5", 0.437, set(), pytest.mark.slow),
+            ("libero_10", "STUDY_SCENE1", 0.885, set(), pytest.mark.slow),
         )
     ),
 ]
-"""Suite, task or words of its name, and the height of the table."""
-with_scenes = pytest.mark.parametrize(("suite", "words", "height"), SCENES, scope="module")
+"""Suite, task or words of its name, the height of the table, and what stands on furniture."""
+with_scenes = pytest.mark.parametrize(("suite", "words", "height", "stays"), SCENES, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +76,13 @@ def places(scene: SceneModel) -> NDArray[np.float64]:
 
 
 @with_scenes
-def test_everything_on_the_table_is_found_and_moved_to_full_strength(env: LiberoEnv, height: float) -> None:
+def test_everything_on_the_table_is_found_and_moved_to_full_strength(
+    env: LiberoEnv, height: float, stays: set[str]
+) -> None:
     for number, scene in enumerate(scenes(env)):
         assert scene.table_height() == pytest.approx(height, abs=0.001)
         before, movable = places(scene), scene.movable()
-        assert set(movable) == set(scene.objects.values())
+        assert {name for name, body in scene.objects.items() if body not in movable} == stays
         change = strongest("object_positions", number)
         change.change_scene(scene)
         moved = np.linalg.norm(places(scene) - before, axis=1)
@@ -88,7 +91,9 @@ def test_everything_on_the_table_is_found_and_moved_to_full_strength(env: Libero
 
 
 @with_scenes
-def test_added_objects_are_solid_and_moved_objects_keep_clear_of_them(env: LiberoEnv, height: float) -> None:
+def test_added_objects_are_solid_and_moved_objects_keep_clear_of_them(
+    env: LiberoEnv, height: float, stays: set[str]
+) -> None:
     for number, scene in enumerate(scenes(env)):
         confounding = strongest("confounding_objects", number)
         confounding.change_scene(scene)

@@ -104,6 +104,8 @@ class SceneModel:
         self._bodies_of: dict[int, list[int]] = {}
         """Of each root that was asked for; `_geoms_of` likewise. The tree stays as it is."""
         self._geoms_of: dict[int, list[int]] = {}
+        self._bottoms: dict[int, float] = {}
+        """Of each that was asked for since the last change."""
         self._goal_sites = self._sites_of_goal(domain)
         self._resized = self._without(self._goal_containers())
         self._data = mujoco.MjData(self.model)
@@ -247,7 +249,8 @@ class SceneModel:
         moved, standing = self.movable(), self._standing()
         self.move_objects(vector)
         refused = (
-            self._touches(moved)
+            not moved
+            or self._touches(moved)
             or any(abs(self._support(body) - table) >= ON_TABLE for body in standing)
             or any(map(self._is_over_an_edge, standing))
         )
@@ -265,9 +268,15 @@ class SceneModel:
         ]
 
     def _standing(self) -> list[int]:
-        """The bodies of the objects on the table itself."""
-        below = {body: self._support(body) for body in self.objects.values()}
-        return [body for body, height in below.items() if height - min(below.values()) < ON_TABLE]
+        """The bodies of the objects on the table itself. A stove is hardly higher, and what stands on it stays."""
+        raised = {body for root in self._entities for body in self._bodies(root)}
+        below = {body: self._below(body) for body in self.objects.values()}
+        table = min(height for height, _ in below.values())
+        return [
+            body
+            for body, (height, geom) in below.items()
+            if height - table < ON_TABLE and int(self.model.geom_bodyid[geom]) not in raised
+        ]
 
     def _is_over_an_edge(self, root: int) -> bool:
         """Whether a part of an object is where what it stands on has ended."""
@@ -401,6 +410,7 @@ class SceneModel:
         return self.start[1 : 1 + self.model.nq]
 
     def _update(self) -> None:
+        self._bottoms.clear()
         self._data.qpos[:] = self._positions
         mujoco.mj_kinematics(self.model, self._data)
         mujoco.mj_camlight(self.model, self._data)
@@ -439,13 +449,23 @@ class SceneModel:
         return self._geoms_of[root]
 
     def _support(self, root: int) -> float:
-        """Height of what is below the middle of an object, which may reach a little into it."""
-        own, above = set(self._geoms(root)), self._data.xpos[root].copy()
-        above[2] = max(above[2], self._bottom(root) + SUNK)
+        return self._below(root)[0]
+
+    def _below(self, root: int) -> tuple[float, int]:
+        """Height and geom of what is below the middle of an object, which may reach a little into it; not of what
+        stands on the object."""
+        bottom, above = self._bottom(root), self._data.xpos[root].copy()
+        passed = {
+            geom
+            for body in self.objects.values()
+            if body == root or self._bottom(body) > bottom
+            for geom in self._geoms(body)
+        }
+        above[2] = max(above[2], bottom + SUNK)
         while True:
             height, geom = self._surface(above)
-            if geom not in own:
-                return height
+            if geom not in passed:
+                return height, geom
             above[2] = height - BEHIND
 
     def _surface(self, above: Vector) -> tuple[float, int]:
@@ -467,6 +487,11 @@ class SceneModel:
 
     def _bottom(self, root: int) -> float:
         """The lowest point of what collides."""
+        if root not in self._bottoms:
+            self._bottoms[root] = self._lowest(root)
+        return self._bottoms[root]
+
+    def _lowest(self, root: int) -> float:
         lowest = float(self._data.xpos[root, 2])
         for geom in self._geoms(root):
             if self.model.geom_contype[geom] or self.model.geom_conaffinity[geom]:
