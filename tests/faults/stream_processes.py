@@ -42,7 +42,9 @@ def learner(folder: Path, port: int) -> None:
     endpoint = open_endpoint(folder)
     server = Server(endpoint, port=port, timeout=5)
     while server.port:
-        version = endpoint.publisher.publish({"w": np.full(7, endpoint.publisher.version + 1, np.float32)})
+        next_version = endpoint.publisher.version + 1
+        _journal(folder / "announced", str(next_version))  # an actor may have it before it is known to be published
+        version = endpoint.publisher.publish({"w": np.full(7, next_version, np.float32)})
         _journal(folder / "published", str(version))
         time.sleep(0.05)
 

@@ -21,7 +21,7 @@ from nightshift.stream.message import MessageHeader
 from nightshift.stream.weights import WEIGHTS, WeightPublisher
 from tests.faults.stream_processes import actor, cable, episode, learner, play, publish_and_die
 from tests.forks import fork
-from tests.ports import free_port
+from tests.ports import free_ports
 from tests.stream.parts import RUN, contents
 
 ACTORS = ("left", "middle", "right")
@@ -32,7 +32,7 @@ class Processes:
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
-        learner_port, cable_port = free_port(), free_port()
+        learner_port, cable_port = free_ports(2)
         self.roles: dict[str, tuple[Any, ...]] = {
             "learner": (learner, folder / "learner", learner_port),
             "cable": (cable, cable_port, learner_port),
@@ -125,8 +125,10 @@ def check(processes: Processes, count: int) -> None:
     assert set(seeds) == {(name, seed) for name in ACTORS for seed in range(count)}
     versions = [int(line) for line in lines(folder / "learner" / "published")]
     assert versions == sorted(set(versions))
+    announced = set(map(int, lines(folder / "learner" / "announced")))
+    assert set(versions) <= announced
     for name in ACTORS:
-        assert set(map(int, lines(folder / name / "acted"))) <= {-1, *versions, versions[-1] + 1}
+        assert set(map(int, lines(folder / name / "acted"))) <= {NO_POLICY, *announced}
     inbox.close()
 
 
