@@ -140,8 +140,9 @@ def play(sender: Sender, steps: int, learn: threading.Event) -> Episode:
         if weights is not None:
             versions[step], actions[step] = weights.version, weights.arrays()["w"]
         if step % 5 == 4:
+            newer = sender.version + 1  # before the learner makes it
             learn.set()
-            wait_for_version(sender, sender.version + 1)
+            wait_for_version(sender, newer)
     return replace(make(steps=steps), actions=actions, policy_actions=actions, policy_versions=versions)
 
 
