@@ -23,6 +23,7 @@ from tests.faults.stream_processes import actor, cable, episode, learner, play, 
 from tests.forks import fork
 from tests.ports import free_ports
 from tests.stream.parts import RUN, contents
+from tests.waiting import SECONDS
 
 ACTORS = ("left", "middle", "right")
 
@@ -47,9 +48,9 @@ class Processes:
         self.running[name].kill()
         self.running[name].join()
 
-    def wait_for_actors(self, seconds: float) -> None:
+    def wait_for_actors(self) -> None:
         for name in ACTORS:
-            self.running[name].join(seconds)
+            self.running[name].join(SECONDS)
             assert self.running[name].exitcode == 0, (self.folder / "log").read_text()[-5000:]
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ def kill_at_random(processes: Processes, kills: int) -> Counter[str]:
 
 
 def check(processes: Processes, count: int) -> None:
-    processes.wait_for_actors(90)
+    processes.wait_for_actors()
     processes.kill("learner")
     folder = processes.folder
     inbox = Inbox(folder / "learner" / "inbox", run=RUN)
