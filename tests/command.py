@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from nightshift.errors import DataError
 from tests.forks import fork, read_prefect_variables
+from tests.waiting import SECONDS
 
 
 class Command:
@@ -112,5 +114,24 @@ def _failing() -> None:
     _nightshift()
 
 
+def _signalled() -> None:
+    """nightshift, where SIGTERM lands in the task that asks Prefect for runs to start, and again while that ends."""
+    import asyncio
+
+    from prefect.client.orchestration import PrefectClient
+
+    async def ask(*_: object, **__: object) -> list[object]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(SECONDS)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    setattr(PrefectClient, "get_scheduled_flow_runs_for_deployments", ask)  # noqa: B010
+    _nightshift()
+
+
 FAILING = "failing"
-_MAINS = {"nightshift": _nightshift, "dvc": _dvc, FAILING: _failing}
+SIGNALLED = "signalled"
+_MAINS = {"nightshift": _nightshift, "dvc": _dvc, FAILING: _failing, SIGNALLED: _signalled}

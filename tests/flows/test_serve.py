@@ -18,7 +18,7 @@ from prefect.states import Cancelling
 from flows.server import answers, local_url
 from nightshift.pipeline import notify
 from nightshift.pipeline.run import Session
-from tests.command import Command
+from tests.command import SIGNALLED, Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project
 from tests.faults.test_interrupt import inhabitants
 from tests.flows.conftest import PrefectServer
@@ -168,6 +168,15 @@ def test_a_cancel_in_prefect_ends_a_run_as_cancelled_and_sigterm_ends_the_server
     assert "Traceback" not in ended.stdout + ended.stderr
     assert "▶ rloo" in ended.stdout
     wait_until(lambda: not answers(local_url(port)))
+
+
+def test_sigterm_in_the_middle_of_a_question_for_runs_ends_serve_without_a_word(
+    root: Path, prefect_server: PrefectServer
+) -> None:
+    """Wherever it lands. A second one, while the first is handled, changes nothing."""
+    ended = Command(root, "serve", program=SIGNALLED, PREFECT_API_URL=prefect_server.url).wait()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "waiting for runs of pipeline/pipeline and nightly/nightly" in ended.stdout
 
 
 @pytest.mark.slow
