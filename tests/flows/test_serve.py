@@ -151,7 +151,7 @@ def test_a_healthy_server_is_used_and_outlives_a_closed_terminal_of_its_user(
     assert len([line for line in inhabitants(root) if "flows.server" in line]) == 1
     os.kill(beside.pid, signal.SIGHUP)
     assert "Traceback" not in beside.wait().stderr
-    assert answers(local_url(port)), "the server belongs to the other"
+    wait_until(lambda: answers(local_url(port)))  # the server belongs to the other
 
 
 def test_a_cancel_in_prefect_ends_a_run_as_cancelled_and_sigterm_ends_the_server_without_a_traceback(
