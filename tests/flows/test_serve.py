@@ -101,8 +101,8 @@ def order(port: int) -> UUID:
     return run.id
 
 
-def trains(root: Path) -> bool:
-    return bool(list(root.glob(".state/rloo/*/step-*")))
+def checkpoints(root: Path) -> set[Path]:
+    return set(root.glob(".state/rloo/*/step-*"))
 
 
 def engines(root: Path) -> list[str]:
@@ -157,8 +157,9 @@ def test_a_healthy_server_is_used_and_outlives_a_closed_terminal_of_its_user(
 def test_a_cancel_in_prefect_ends_a_run_as_cancelled_and_sigterm_ends_the_server_without_a_traceback(
     root: Path, port: int, server: Command
 ) -> None:
+    before = checkpoints(root)
     run = order(port)
-    wait_until(lambda: trains(root))
+    wait_until(lambda: checkpoints(root) - before)
     ask(local_url(port), lambda client: client.set_flow_run_state(run, Cancelling()))
     wait_until(lambda: not engines(root))
     wait_until(lambda: state(local_url(port), run) == "Cancelled")
