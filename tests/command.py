@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 from nightshift.errors import DataError
 from tests.forks import fork, read_prefect_variables
@@ -132,6 +133,21 @@ def _signalled() -> None:
     _nightshift()
 
 
+def _killed() -> None:
+    """nightshift, which is killed as soon as it has written a checkpoint."""
+    from nightshift.learners import checkpoint
+
+    save = checkpoint.save
+
+    def save_and_die(*arguments: Any, **named: Any) -> None:
+        save(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    vars(checkpoint)["save"] = save_and_die
+    _nightshift()
+
+
 FAILING = "failing"
+KILLED = "killed"
 SIGNALLED = "signalled"
-_MAINS = {"nightshift": _nightshift, "dvc": _dvc, FAILING: _failing, SIGNALLED: _signalled}
+_MAINS = {"nightshift": _nightshift, "dvc": _dvc, FAILING: _failing, KILLED: _killed, SIGNALLED: _signalled}
