@@ -28,7 +28,7 @@ test: setup
 	$(PYTEST) -m "not slow"
 
 test-all: setup
-	$(PYTEST)
+	$(PYTEST) --hypothesis-profile random
 
 check: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

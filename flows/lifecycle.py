@@ -97,9 +97,10 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
             # Who calls this flow in the same process, as `nightly` does, gets the data of the state raised.
             return cast(R, Cancelled(name=REFUSED, message=busy.what, data=busy))
         except (*Stopped, CancelledRun):
-            _end_tasks(StateType.CANCELLED)
-            return cast(R, Cancelled(message=STOPPED))
+            return cast(R, _stopped())
         except Exception as error:
+            if interrupts.caused(error):
+                return cast(R, _stopped())
             if not isinstance(error, TransportError):  # the server is gone
                 with contextlib.suppress(PrefectHTTPStatusError):  # nor can it store that: `error` is what to tell
                     _end_tasks(StateType.FAILED)
@@ -114,6 +115,11 @@ def orderly(function: Callable[P, R]) -> Callable[P, R]:
     run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
     run.__annotations__ = inspect.get_annotations(function, eval_str=True)
     return run
+
+
+def _stopped() -> State[None]:
+    _end_tasks(StateType.CANCELLED)
+    return Cancelled(message=STOPPED)
 
 
 def _begin() -> None:

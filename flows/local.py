@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -11,11 +13,12 @@ from types import FrameType
 from typing import Any, cast
 
 from httpx import TransportError
-from prefect import Flow, serve, tags
+from prefect import Flow, tags
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import CancelledRun, PrefectHTTPStatusError, TerminationSignal
 from prefect.logging.handlers import APILogWorker
+from prefect.runner import Runner
 from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
@@ -29,6 +32,7 @@ from nightshift.errors import ConfigError, NightshiftError, ServerGone
 from nightshift.pipeline.run import LOCK, Choice, StageResult
 from nightshift.project import locks, paths
 from nightshift.project.environment import without_password
+from nightshift.telemetry.console import console
 
 _DRAIN_SECONDS = 5
 _STATED = ("description", "tags")
@@ -88,11 +92,36 @@ def serve_forever(url: str) -> None:
     """Wait for runs asked for by hand (`prefect deployment run pipeline/pipeline`) and start one every night."""
     os.environ["PREFECT_API_URL"] = url  # for the processes of the runs
     os.environ[SERVED_BY] = str(os.getpid())
+    signal.signal(signal.SIGINT, _terminate)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _terminate)
     with temporary_settings({PREFECT_API_URL: url}):
         report_leftovers()
-        serve(*deployments(), limit=1, pause_on_shutdown=False)
+        runner = _Runner(limit=1, pause_on_shutdown=False)
+        served = deployments()
+        for deployment in served:
+            runner.add_deployment(deployment)
+        names = " and ".join(f"{deployment.flow_name}/{deployment.name}" for deployment in served)
+        console.print(f"waiting for runs of {names}", soft_wrap=True)
+        runner.wait_for_runs()
+
+
+class _Runner(Runner):
+    """Signals end it by cancelling its task. Prefect's handler exits wherever the signal lands: pydantic turns that
+    into an error of its own, and a group of tasks into a group of errors, whose traceback asyncio prints."""
+
+    def wait_for_runs(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self.start())
+        interrupts.handle()  # for signals that come while the server ends
+
+    async def start(self, run_once: bool = False, webserver: bool | None = None) -> None:
+        self._task = asyncio.current_task()
+        await super().start(run_once, webserver)
+
+    def handle_sigterm(self, *_: Any, **__: Any) -> None:
+        if self._task is not None and not (loop := self._task.get_loop()).is_closed():
+            loop.call_soon_threadsafe(self._task.cancel)
 
 
 def deployments() -> list[RunnerDeployment]:
@@ -129,5 +158,5 @@ def _deployment(flow: Flow[..., Any], stated: dict[str, Any]) -> RunnerDeploymen
 
 
 def _terminate(_: int, __: FrameType | None) -> None:
-    """A closed terminal ends us as `kill` does."""
+    """Ctrl-C and a closed terminal end us as `kill` does."""
     os.kill(os.getpid(), signal.SIGTERM)

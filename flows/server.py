@@ -102,7 +102,7 @@ def lasting_server(port: int) -> Iterator[str]:
     if address := os.environ.get(ADDRESS):
         check(address)
         yield address
-    elif answers(local_url(port)):
+    elif answers(local_url(port), _SECONDS_TO_ANSWER):
         check(local_url(port))
         yield local_url(port)
     else:

@@ -13,6 +13,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed
 from prefect.task_engine import TaskRunTimeoutError
 
+from nightshift import interrupts
 from nightshift.errors import RolloutError, Unreachable
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session, StageResult
@@ -72,6 +73,10 @@ def ensure(stage: str, session: Session) -> Result:
         with shown(stage):
             result = run.ensure(stage, session)
     except Stopped:
+        return Cancelled(message=STOPPED)
+    except Exception as error:
+        if not interrupts.caused(error):
+            raise
         return Cancelled(message=STOPPED)
     create_markdown_artifact(_markdown(result, session), key=f"stage-{stage}", description=f"{stage}: {result.status}")
     if result.status != "ran":

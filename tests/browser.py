@@ -19,6 +19,8 @@ import pytest
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
+from tests.waiting import SECONDS
+
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _PATIENCE_SECONDS = 120
 _PRESSING = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "ArrowLeft": (37, ""), "ArrowRight": (39, "")}
@@ -173,7 +175,7 @@ def browser() -> Iterator[Page]:
                 yield Page(socket)
         finally:
             os.killpg(process.pid, signal.SIGTERM)  # the command may be a script that started the browser
-            process.wait(timeout=30)
+            process.wait(timeout=SECONDS)
 
 
 def _tab(profile: Path, process: subprocess.Popen[bytes]) -> str:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 from nightshift.errors import DataError
 from tests.forks import fork, read_prefect_variables
+from tests.waiting import SECONDS
 
 
 class Command:
@@ -112,5 +115,39 @@ def _failing() -> None:
     _nightshift()
 
 
+def _signalled() -> None:
+    """nightshift, where SIGTERM lands in the task that asks Prefect for runs to start, and again while that ends."""
+    import asyncio
+
+    from prefect.client.orchestration import PrefectClient
+
+    async def ask(*_: object, **__: object) -> list[object]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(SECONDS)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    setattr(PrefectClient, "get_scheduled_flow_runs_for_deployments", ask)  # noqa: B010
+    _nightshift()
+
+
+def _killed() -> None:
+    """nightshift, which is killed as soon as it has written a checkpoint."""
+    from nightshift.learners import checkpoint
+
+    save = checkpoint.save
+
+    def save_and_die(*arguments: Any, **named: Any) -> None:
+        save(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    vars(checkpoint)["save"] = save_and_die
+    _nightshift()
+
+
 FAILING = "failing"
-_MAINS = {"nightshift": _nightshift, "dvc": _dvc, FAILING: _failing}
+KILLED = "killed"
+SIGNALLED = "signalled"
+_MAINS = {"nightshift": _nightshift, "dvc": _dvc, FAILING: _failing, KILLED: _killed, SIGNALLED: _signalled}

@@ -10,6 +10,14 @@ _FIRST, _LAST = 20_000, 29_999
 19,999): one of these would take a port between the question and the server's start."""
 
 
+def free_ports(count: int) -> list[int]:
+    """As many, no two of them the same."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
+
+
 def free_port() -> int:
     """A port of loopback that nobody listens at."""
     while True:

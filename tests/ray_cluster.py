@@ -16,6 +16,7 @@ from unittest import mock
 
 from tests import handover
 from tests.forks import fork
+from tests.waiting import SECONDS
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -35,11 +36,15 @@ def cluster(**settings: Any) -> Iterator[Cluster]:
     from ray.cluster_utils import Cluster
 
     head = {**_NO_SIDE_PROCESSES, "_system_config": _HEALTH_CHECKS, **SMALL, **settings}
-    with _keep_signal_handlers(), mock.patch.object(Node, "start_api_server"):
-        started = Cluster(initialize_head=True, head_node_args=head)
-    yield started
-    with _keep_signal_handlers():
-        started.shutdown()
+    with (
+        mock.patch.object(Cluster._wait_for_node, "__defaults__", (SECONDS,)),  # 30 by default
+        mock.patch.object(Cluster.wait_for_nodes, "__defaults__", (SECONDS,)),
+    ):
+        with _keep_signal_handlers(), mock.patch.object(Node, "start_api_server"):
+            started = Cluster(initialize_head=True, head_node_args=head)
+        yield started
+        with _keep_signal_handlers():
+            started.shutdown()
 
 
 @contextlib.contextmanager

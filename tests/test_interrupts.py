@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from types import FrameType
 
 import pytest
+from pydantic import BaseModel, model_serializer
+from pydantic_core import PydanticSerializationError
 
 from nightshift import interrupts
+from nightshift.errors import RolloutError
 from nightshift.interrupts import deferred
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -96,8 +99,34 @@ def test_a_signal_that_pydantic_turns_into_an_error_stops_a_command_as_any_other
     assert (done.returncode, done.stderr) == (130, "stopped; run again to resume\n")
 
 
-def test_an_error_that_a_signal_did_not_cause_is_none_of_one() -> None:
-    assert not interrupts.caused(ValueError("the disk is full"))
+class Exits(BaseModel):
+    """As Ray's handler of SIGTERM does."""
+
+    @model_serializer
+    def serialize(self) -> None:
+        sys.exit(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("dump", ["model_dump", "model_dump_json"])
+def test_an_exit_by_a_signal_that_pydantic_turns_into_an_error_is_seen(dump: str) -> None:
+    with pytest.raises(PydanticSerializationError) as raised:
+        getattr(Exits(), dump)()
+    assert interrupts.caused(raised.value)
+
+
+def worker_was_stopped() -> Exception:
+    return RolloutError("a worker ended: KeyboardInterrupt", "look at its log")
+
+
+def a_library_gave_up() -> Exception:
+    error = ValueError("cannot parse")
+    error.__context__ = SystemExit(2)
+    return error
+
+
+@pytest.mark.parametrize("error", [ValueError("the disk is full"), worker_was_stopped(), a_library_gave_up()], ids=str)
+def test_an_error_that_a_signal_did_not_cause_is_none_of_one(error: Exception) -> None:
+    assert not interrupts.caused(error)
 
 
 @pytest.mark.parametrize("number", STOPPING)

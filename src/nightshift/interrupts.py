@@ -17,6 +17,7 @@ SECONDS_TO_STOP = 15.0
 _SECONDS_UNTIL_AGAIN = 0.1
 _RAISED_BY_PREFECT = "TerminationSignal"
 """By its handler of SIGTERM, which replaces ours while a flow runs."""
+_RAISED_BY_PYDANTIC = "PydanticSerializationError"
 
 
 def handle() -> None:
@@ -46,13 +47,24 @@ def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 def caused(error: BaseException) -> bool:
     """Whether a signal is behind the error: pydantic turns what a handler raises in a serializer into an error of its
-    own, and where it serializes to JSON only the text of that still names it."""
+    own, and where it serializes to JSON only the text of that still names it. The text of any other error may quote a
+    process that was stopped, which is no reason to be stopped too."""
     seen: BaseException | None = error
     while seen:
-        if any(name in repr(seen) for name in (KeyboardInterrupt.__name__, _RAISED_BY_PREFECT)):
+        if _raised_by_a_handler(seen) or (type(seen).__name__ == _RAISED_BY_PYDANTIC and _names_one(str(seen))):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def _raised_by_a_handler(error: BaseException) -> bool:
+    if isinstance(error, SystemExit):
+        return error.code == signal.SIGTERM  # as Ray's handler exits while it starts
+    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == _RAISED_BY_PREFECT
+
+
+def _names_one(text: str) -> bool:
+    return any(name in text for name in (KeyboardInterrupt.__name__, SystemExit.__name__, _RAISED_BY_PREFECT))
 
 
 def end_with(parent: int) -> None:

@@ -25,6 +25,7 @@ from nightshift.stream.tcp_link import TcpLink
 from nightshift.stream.weights import WeightPublisher
 from tests.data.examples import make
 from tests.stream.parts import RUN, open_endpoint
+from tests.waiting import SECONDS
 
 STEPS = 400
 CUT_AFTER = 200_000
@@ -42,7 +43,9 @@ def learner(folder: Path, port: int) -> None:
     endpoint = open_endpoint(folder)
     server = Server(endpoint, port=port, timeout=5)
     while server.port:
-        version = endpoint.publisher.publish({"w": np.full(7, endpoint.publisher.version + 1, np.float32)})
+        next_version = endpoint.publisher.version + 1
+        _journal(folder / "announced", str(next_version))  # an actor may have it before it is known to be published
+        version = endpoint.publisher.publish({"w": np.full(7, next_version, np.float32)})
         _journal(folder / "published", str(version))
         time.sleep(0.05)
 
@@ -57,14 +60,14 @@ class Recording(Spool):
 
 def actor(folder: Path, port: int, count: int) -> None:
     """Puts `count` episodes, except those that it put before it was killed."""
-    spool = Recording(folder, run=RUN, actor=folder.name, limits=SpoolLimits(max_episodes=8, timeout=60))
+    spool = Recording(folder, run=RUN, actor=folder.name, limits=SpoolLimits(max_episodes=8, timeout=SECONDS))
     sender = Sender(spool, TcpLink("127.0.0.1", port, timeout=5), poll_interval=0.05, max_backoff=0.2)
     journal = folder / "put"
     for seed in range(len(journal.read_text().splitlines()) if journal.exists() else 0, count):
         episode_id = spool.put(episode(folder.name, seed))
         _journal(folder / "acted", str(sender.version))
         _journal(journal, episode_id.key)
-    spool.wait_until_empty(timeout=60)
+    spool.wait_until_empty(timeout=SECONDS)
     sender.close()
 
 

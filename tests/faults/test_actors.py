@@ -45,6 +45,7 @@ from nightshift.stream.weights import Weights
 from tests import forks
 from tests.faults import actor_processes
 from tests.faults.actor_processes import AT_ONCE
+from tests.waiting import SECONDS
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -342,7 +343,7 @@ def test_an_actor_of_another_machine_whose_simulator_hangs_ends_although_its_sen
         )
         actor.start()
         experience._orders.append(Order(tickets=range(AT_ONCE), controller="sample", policy=policy))
-        for _ in range(600):
+        for _ in range(10 * SECONDS):
             experience._announce()
             actor.join(0.1)
             if not actor.is_alive():

@@ -16,8 +16,8 @@ from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.project import paths
 from tests.command import Command
 from tests.conftest import add_store, edit, git, make_project, nightshift
+from tests.waiting import SECONDS
 
-SECONDS = 60
 ITERATIONS = 20
 
 
@@ -52,7 +52,7 @@ def interrupt(root: Path, *arguments: str, number: signal.Signals) -> list[str]:
     """Start a command and end it while it trains; returns who worked in the project then."""
     command = Command(root, *arguments)
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + SECONDS
         while not list(root.glob(".state/rloo/*/step-*")):
             assert command.is_running() and time.monotonic() < deadline
             time.sleep(0.05)

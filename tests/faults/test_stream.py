@@ -21,8 +21,9 @@ from nightshift.stream.message import MessageHeader
 from nightshift.stream.weights import WEIGHTS, WeightPublisher
 from tests.faults.stream_processes import actor, cable, episode, learner, play, publish_and_die
 from tests.forks import fork
-from tests.ports import free_port
+from tests.ports import free_ports
 from tests.stream.parts import RUN, contents
+from tests.waiting import SECONDS
 
 ACTORS = ("left", "middle", "right")
 
@@ -32,7 +33,7 @@ class Processes:
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
-        learner_port, cable_port = free_port(), free_port()
+        learner_port, cable_port = free_ports(2)
         self.roles: dict[str, tuple[Any, ...]] = {
             "learner": (learner, folder / "learner", learner_port),
             "cable": (cable, cable_port, learner_port),
@@ -47,9 +48,9 @@ class Processes:
         self.running[name].kill()
         self.running[name].join()
 
-    def wait_for_actors(self, seconds: float) -> None:
+    def wait_for_actors(self) -> None:
         for name in ACTORS:
-            self.running[name].join(seconds)
+            self.running[name].join(SECONDS)
             assert self.running[name].exitcode == 0, (self.folder / "log").read_text()[-5000:]
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ def kill_at_random(processes: Processes, kills: int) -> Counter[str]:
 
 
 def check(processes: Processes, count: int) -> None:
-    processes.wait_for_actors(90)
+    processes.wait_for_actors()
     processes.kill("learner")
     folder = processes.folder
     inbox = Inbox(folder / "learner" / "inbox", run=RUN)
@@ -125,8 +126,10 @@ def check(processes: Processes, count: int) -> None:
     assert set(seeds) == {(name, seed) for name in ACTORS for seed in range(count)}
     versions = [int(line) for line in lines(folder / "learner" / "published")]
     assert versions == sorted(set(versions))
+    announced = set(map(int, lines(folder / "learner" / "announced")))
+    assert set(versions) <= announced
     for name in ACTORS:
-        assert set(map(int, lines(folder / name / "acted"))) <= {-1, *versions, versions[-1] + 1}
+        assert set(map(int, lines(folder / name / "acted"))) <= {NO_POLICY, *announced}
     inbox.close()
 
 

@@ -19,6 +19,7 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.states import Completed, Pending, Running, Scheduled
 from prefect.task_engine import TaskRunTimeoutError
+from pydantic import BaseModel, model_serializer
 
 from flows import lifecycle
 from flows.lifecycle import REFUSED
@@ -181,6 +182,27 @@ def test_a_stage_that_was_stopped_shows_nothing_of_an_earlier_run(
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(flow_run_filter=named(f"stopped in {stopped_in}"))
     assert key not in {artifact.key for artifact in found}
+
+
+class Interrupted(BaseModel):
+    """pydantic turns what the handler of a signal raises here into an error of its own."""
+
+    @model_serializer
+    def serialize(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize("where", ["nightshift.pipeline.run.ensure", "flows.pipeline.summarise"])
+def test_a_signal_that_pydantic_turns_into_an_error_stops_a_run_and_nobody_is_told_of_a_failure(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, lambda *_: Interrupted().model_dump_json())
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        ended: Any = pipeline.with_options(flow_run_name=f"stopped in {where}")(return_state=True)
+    assert (ended.name, messages, quiet_nights.read(Path.cwd())) == ("Cancelled", [], [])
+    assert "Failed" not in {task.state_name for task in runs_of(f"stopped in {where}").values()}
 
 
 def test_people_are_told_once_how_a_night_ended_and_the_address_is_written_nowhere(

@@ -18,7 +18,7 @@ from prefect.states import Cancelling
 from flows.server import answers, local_url
 from nightshift.pipeline import notify
 from nightshift.pipeline.run import Session
-from tests.command import Command
+from tests.command import SIGNALLED, Command
 from tests.conftest import REPOSITORY, add_store, edit, make_project
 from tests.faults.test_interrupt import inhabitants
 from tests.flows.conftest import PrefectServer
@@ -101,8 +101,8 @@ def order(port: int) -> UUID:
     return run.id
 
 
-def trains(root: Path) -> bool:
-    return bool(list(root.glob(".state/rloo/*/step-*")))
+def checkpoints(root: Path) -> set[Path]:
+    return set(root.glob(".state/rloo/*/step-*"))
 
 
 def engines(root: Path) -> list[str]:
@@ -151,14 +151,15 @@ def test_a_healthy_server_is_used_and_outlives_a_closed_terminal_of_its_user(
     assert len([line for line in inhabitants(root) if "flows.server" in line]) == 1
     os.kill(beside.pid, signal.SIGHUP)
     assert "Traceback" not in beside.wait().stderr
-    assert answers(local_url(port)), "the server belongs to the other"
+    wait_until(lambda: answers(local_url(port)))  # the server belongs to the other
 
 
 def test_a_cancel_in_prefect_ends_a_run_as_cancelled_and_sigterm_ends_the_server_without_a_traceback(
     root: Path, port: int, server: Command
 ) -> None:
+    before = checkpoints(root)
     run = order(port)
-    wait_until(lambda: trains(root))
+    wait_until(lambda: checkpoints(root) - before)
     ask(local_url(port), lambda client: client.set_flow_run_state(run, Cancelling()))
     wait_until(lambda: not engines(root))
     wait_until(lambda: state(local_url(port), run) == "Cancelled")
@@ -168,6 +169,15 @@ def test_a_cancel_in_prefect_ends_a_run_as_cancelled_and_sigterm_ends_the_server
     assert "Traceback" not in ended.stdout + ended.stderr
     assert "▶ rloo" in ended.stdout
     wait_until(lambda: not answers(local_url(port)))
+
+
+def test_sigterm_in_the_middle_of_a_question_for_runs_ends_serve_without_a_word(
+    root: Path, prefect_server: PrefectServer
+) -> None:
+    """Wherever it lands. A second one, while the first is handled, changes nothing."""
+    ended = Command(root, "serve", program=SIGNALLED, PREFECT_API_URL=prefect_server.url).wait()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "waiting for runs of pipeline/pipeline and nightly/nightly" in ended.stdout
 
 
 @pytest.mark.slow

@@ -81,7 +81,10 @@ def test_a_line_is_inside_a_box_between_its_crossings_and_nowhere_else(seed: int
     steps = np.linspace(-3, 3, 601)
     for index in range(3):
         within = (steps >= enter[0, index]) & (steps <= leave[0, index])
-        np.testing.assert_array_equal(inside(shape, origin + steps[:, None] * direction, index), within)
+        ends = np.array([enter[0, index], leave[0, index]])
+        clear = (np.abs(steps[:, None] - ends) > 1e-6).all(axis=1)  # of rounding
+        points = origin + steps[clear, None] * direction
+        np.testing.assert_array_equal(inside(shape, points, index), within[clear])
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0.001, 0.5)), min_size=1, max_size=20), st.floats(0, 0.2))

@@ -43,8 +43,8 @@ from tests.stages.test_rlpd import (
 )
 
 REQUEST = RolloutRequest(task="near", split="train", init_state=4, controller="expert", seed=1)
-SHORT_S = 0.4
-"""Long enough for no answer to come: the server waits for the end of the test."""
+SHORT_S = 2.0
+"""For an answer that never comes: the server waits for the end of the test. Others have to come within it."""
 
 
 @pytest.fixture

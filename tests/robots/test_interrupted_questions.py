@@ -22,6 +22,7 @@ from nightshift.pipeline.job import Job
 from nightshift.policies.snapshot import snapshot
 from nightshift.rollouts.engine import ONE_AT_A_TIME
 from nightshift.rollouts.local import LocalPool
+from nightshift.stages import _experience
 from nightshift.types import RolloutRequest
 from tests.robots.parts import FAKE, PATIENT_S, served
 from tests.robots.test_serving import post
@@ -128,8 +129,9 @@ def test_who_waits_for_a_person_does_not_count_as_hanging() -> None:
 
 @pytest.mark.usefixtures("clone", "forked_processes")
 def test_ctrl_c_ends_rlpd_while_its_actor_waits_for_a_person_and_the_actor_holds_the_robot(
-    job: Callable[[str], Job], params: config.Params
+    job: Callable[[str], Job], params: config.Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_experience, "_STOP_SECONDS", PATIENT_S)  # a busy machine may need more than two
     validated = {
         str(place) for task in envs.tasks(params.env) for place in split_training_states(task, params.states).validation
     }

@@ -24,10 +24,10 @@ from nightshift.rollouts.experts import ExpertProcesses
 from nightshift.rollouts.local import LocalPool
 from nightshift.types import RolloutRequest, Scene
 from tests.rollouts.parts import NO_CAMERAS, assert_same
+from tests.waiting import SECONDS
 
 ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
 IN_PROCESSES = EngineSettings(device=torch.device("cpu"), threads=2, requests_at_once=2)
-SECONDS = 30
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 

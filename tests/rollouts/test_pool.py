@@ -1,7 +1,6 @@
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.pool import RayPool
 from nightshift.types import RolloutRequest, Trajectory
 from tests.rollouts.parts import NO_CAMERAS
+from tests.waiting import wait_until
 
 ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
 POLICY = snapshot(GaussianMlp(inputs={"objects": 3, "task": 2}, hidden=[8], chunk=1, action_dim=7))
@@ -103,7 +103,7 @@ def test_weights_are_put_once_per_policy_and_let_go_with_the_next(
             list(pool.run(requests(1), policy))
     first, second = references
     assert second in held()
-    assert gone(first)
+    wait_until(lambda: first not in held())  # workers let go of what they borrowed a little later than they answer
 
 
 def fresh_policy() -> PolicySnapshot:
@@ -114,15 +114,6 @@ def held() -> set[str]:
     """Objects that this process keeps alive, for itself or for others."""
     counts: dict[bytes, Any] = ray._private.worker.global_worker.core_worker.get_all_reference_counts()
     return {reference.decode() for reference in counts}
-
-
-def gone(reference: str) -> bool:
-    """Workers let go of what they borrowed a little later than they answer."""
-    for _ in range(100):
-        if reference not in held():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_an_error_in_a_worker_arrives_as_it_was_raised(pool: RayPool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nightshift.errors import DataError
@@ -66,6 +66,7 @@ def test_a_target_that_mistakes_put_out_of_reach_is_refused_with_what_was_reache
     cases=st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60),
     precision=st.floats(0.05, 0.95),
 )
+@example(cases=[(5e-324, True), (0.0, False)], precision=0.15)  # their mean is rounded to 0
 def test_a_threshold_reaches_the_target_and_every_lower_one_that_finds_more_does_not(
     cases: list[tuple[float, bool]], precision: float
 ) -> None:

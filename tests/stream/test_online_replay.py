@@ -21,7 +21,7 @@ from nightshift.stream.link import LearnerEndpoint, LocalLink
 from nightshift.stream.online_replay import OnlineReplay
 from nightshift.stream.sender import Sender
 from nightshift.stream.server import Server
-from nightshift.stream.spool import Spool, SpoolLimits
+from nightshift.stream.spool import SPOOLED, Spool, SpoolLimits
 from nightshift.stream.tcp_link import TcpLink
 from tests.data.examples import make
 from tests.data.replay.examples import record_opened_files
@@ -254,6 +254,7 @@ def test_a_put_that_times_out_says_that_the_learner_does_not_sample(tmp_path: Pa
         open_replay(endpoint.inbox)
         with pytest.raises(StreamError, match=r"is full: .*; the learner takes no more episodes until it has sampled"):
             for seed in range(20):
+                wait_until(lambda: spool._obstacle or not spool.metrics()[SPOOLED])
                 spool.put(make(seed=seed))
 
 

@@ -16,6 +16,7 @@ from nightshift.stream.spool import SpoolLimits
 from nightshift.stream.weights import Weights
 from tests.data.examples import make
 from tests.stream.parts import contents, open_endpoint, open_spool
+from tests.waiting import wait_until
 
 
 class Switch(LocalLink):
@@ -58,6 +59,7 @@ def test_while_the_link_is_down_the_spool_fills_and_put_says_why(tmp_path: Path)
     link.up = False
     sender = Sender(spool, link)
     made = [spool.put(make(seed=seed)) for seed in range(3)]
+    wait_until(lambda: spool.metrics()["stream/link_failures"])
     with pytest.raises(StreamError, match=r"is full.*the cable is out"):
         spool.put(make(seed=3))
     with pytest.raises(StreamError, match=r"3 episodes are still in.*the cable is out"):
@@ -138,8 +140,9 @@ def play(sender: Sender, steps: int, learn: threading.Event) -> Episode:
         if weights is not None:
             versions[step], actions[step] = weights.version, weights.arrays()["w"]
         if step % 5 == 4:
+            newer = sender.version + 1  # before the learner makes it
             learn.set()
-            wait_for_version(sender, sender.version + 1)
+            wait_for_version(sender, newer)
     return replace(make(steps=steps), actions=actions, policy_actions=actions, policy_versions=versions)
 
 

@@ -303,9 +303,14 @@ def test_random_bytes_do_not_stop_a_learner(
     link.close()
 
 
-def test_slow_and_silent_clients_time_out_and_block_no_others(endpoint: LearnerEndpoint) -> None:
-    with closing(Server(endpoint, timeout=0.5)) as server:
-        slow = [connect(server) for _ in range(5)]
+def test_slow_and_silent_clients_time_out_and_block_no_others(
+    endpoint: LearnerEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Server(endpoint)) as server:
+        with monkeypatch.context() as hasty:
+            hasty.setattr(server_module, "HANDSHAKE_TIMEOUT", 0.5)
+            slow = [connect(server) for _ in range(5)]
+            assert [connection.recv(len(MAGIC)) for connection in slow] == [MAGIC] * 5  # their timeout is set
         slow[0].sendall(HELLO_BACK + ASKED[:-1])
         slow[1].sendall(HELLO_BACK[:3])
         link = TcpLink("127.0.0.1", server.port)
@@ -322,10 +327,10 @@ def test_strangers_that_say_nothing_keep_actors_out_for_a_short_time_only(
     endpoint: LearnerEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_HANDSHAKES", 2)
-    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT", 0.2)
     with closing(Server(endpoint)) as server:
         links = [TcpLink("127.0.0.1", server.port) for _ in range(3)]
         assert [link.weights(-1) for link in links] == [None] * 3, "connections that are proved take no such place"
+        monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT", 0.2)
         with connect(server) as silent:
             assert disconnected(silent)
         for link in links:
@@ -391,7 +396,7 @@ def test_closing_leaves_no_thread_and_no_port(endpoint: LearnerEndpoint) -> None
     assert link.weights(-1) is None
     with connect(server):
         server.close()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     with pytest.raises(LinkDown):
         link.weights(-1)
     Server(endpoint, port=port).close()

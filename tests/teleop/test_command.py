@@ -23,7 +23,7 @@ from nightshift.data import sources
 from nightshift.errors import ConfigError
 from tests.command import Command
 from tests.conftest import edit, nightshift
-from tests.ports import free_port
+from tests.ports import free_port, free_ports
 from tests.servers import responds
 from tests.stages.test_opponent import register_champion
 from tests.teleop.serving import Visitor
@@ -102,7 +102,7 @@ def test_a_session_that_ends_in_mid_episode_loses_that_episode_alone_and_says_so
 
 
 def test_demos_are_recorded_on_a_served_robot_until_its_server_is_killed(project: Path) -> None:
-    port, robot_port = free_port(), free_port()
+    port, robot_port = free_ports(2)
     server = Command(project, "robot", "serve", "--suite", "fake", "--port", str(robot_port), "--watchdog", "60")
     wait_until(lambda: "answer_within_s" in server.printed())
     (section,) = yaml.safe_load(server.printed().split("client:\n")[1]).values()

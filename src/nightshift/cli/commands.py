@@ -15,7 +15,7 @@ from rich import box, filesize
 from rich.table import Table
 from rich.text import Text
 
-from nightshift import config
+from nightshift import config, interrupts
 from nightshift.adapters.dvc_store import NEVER_RUN, DvcStore, StageStatus
 from nightshift.errors import Busy, ProjectError
 from nightshift.pipeline import summary
@@ -86,7 +86,8 @@ def nightly() -> None:
         night.refused(root, started, busy)
         raise
     except Exception as error:
-        night.failed(root, started, error)
+        if not interrupts.caused(error):
+            night.failed(root, started, error)
         raise
 
 

@@ -80,8 +80,14 @@ def threshold_for(scores: Sequence[float], positive: Sequence[bool], precision: 
         found = Confusion.of(values.tolist(), actual.tolist(), candidate).precision
         if found is not None and found.low >= precision:
             below = values[values < candidate]
-            return float((candidate + below.max()) / 2) if below.size else candidate / 2
+            return _half_way(float(below.max()) if below.size else 0.0, candidate)
     raise _out_of_reach(values, actual, precision, candidates)
+
+
+def _half_way(lower: float, upper: float) -> float:
+    """Above `lower` also where no number lies between the two."""
+    middle = (lower + upper) / 2
+    return middle if middle > lower else upper
 
 
 def fewest_positives(precision: float) -> int:
