@@ -6,7 +6,6 @@ chunk. All attend to all, and the queries come out as the actions of the chunk, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -18,6 +17,7 @@ from nightshift.policies import readable
 from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.encoders import ConvStem
 from nightshift.policies.heads import HEADS, HeadPolicy
+from nightshift.policies.initialisation import grid_positions, initialise, residual_gain
 from nightshift.policies.instruction import PADDING, WordEmbedding
 from nightshift.policies.vision import VisionPolicy, VisionSpec, vision_spec
 from nightshift.types import INSTRUCTION
@@ -60,7 +60,7 @@ class PatchTokens(nn.Module):
         channels = [max(width >> power, min(_MIN_CHANNELS, width)) for power in halvings]
         self.stem = ConvStem(channels, strides, nn.GELU)
         self.project = nn.Conv2d([3, *channels][-1], width, 1)
-        self.position = nn.Parameter(_grid(image[0] // patch_size, image[1] // patch_size, width))
+        self.position = nn.Parameter(grid_positions(image[0] // patch_size, image[1] // patch_size, width))
 
     def forward(self, images: Tensor) -> Tensor:
         tokens: Tensor = self.project(self.stem(images)).flatten(2).transpose(1, 2)
@@ -104,11 +104,11 @@ class BlockLayers(nn.Module):
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp_hidden = nn.Linear(width, 4 * width)
         self.mlp_output = nn.Linear(4 * width, width)
-        added = 1 / math.sqrt(2 * depth)  # as in GPT-2: what all blocks add up to does not grow with depth
-        _initialise(self.queries_keys_values)
-        _initialise(self.attention_output, added)
-        _initialise(self.mlp_hidden)
-        _initialise(self.mlp_output, added)
+        added = residual_gain(depth)
+        initialise(self.queries_keys_values)
+        initialise(self.attention_output, added)
+        initialise(self.mlp_hidden)
+        initialise(self.mlp_output, added)
 
     def _transformed(self, tokens: Tensor, mask: Tensor | None, memory: KeysValues | None = None) -> Tensor:
         """`memory`: of tokens that these attend to as well; they come first in the mask."""
@@ -258,24 +258,6 @@ def blocks(kind: type[BlockLayers], spec: TransformerSpec) -> list[BlockLayers]:
 
 def _embedding(count: int, width: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, width), std=_INIT_STD))
-
-
-def _grid(height: int, width: int, size: int) -> Tensor:
-    """Where each patch of an image is, [1, height * width, size]: sines and cosines of its row and its column.
-
-    Position embeddings start from it and are learned. Small random ones take long to be heard beside the patches.
-    """
-    frequencies = torch.logspace(0, -2, math.ceil(size / 4))
-    rows = torch.arange(height)[:, None, None] * frequencies
-    columns = torch.arange(width)[None, :, None] * frequencies
-    waves = [wave.expand(height, width, -1) for angle in (rows, columns) for wave in (angle.sin(), angle.cos())]
-    return torch.cat(waves, dim=-1)[..., :size].reshape(1, height * width, size)
-
-
-def _initialise(layer: nn.Linear, gain: float = 1.0) -> None:
-    """Outputs start `gain` times as large as inputs, at any width."""
-    nn.init.trunc_normal_(layer.weight, std=gain / math.sqrt(layer.in_features))
-    nn.init.zeros_(layer.bias)
 
 
 def _prime_factors(number: int) -> list[int]:

@@ -179,3 +179,25 @@ def test_a_state_vector_is_scaled_to_the_demos_range_and_clipped() -> None:
 def _same(count: int) -> dict[str, Any]:
     """One observation, several times."""
     return {name: np.repeat(values, count, axis=0) for name, values in observe(1).items()}
+
+
+def test_random_weights_hear_where_a_thing_is_in_an_image() -> None:
+    """With torch's own random weights less than a thousandth of what actions are read from depends on the image, and a
+    clone learns nothing for a long time."""
+    heard = [share_that_depends_on_images(seed) for seed in range(3)]
+    assert min(heard) > 0.003
+
+
+def share_that_depends_on_images(seed: int) -> float:
+    """Of the power of hidden states at the places of actions; in each image the thing is elsewhere."""
+    transformer = {**tiny.TRANSFORMER, "width": 128, "mlp": 256, "depth": 2}
+    size = {"image_size": 56, "dinov2": transformer, "siglip": transformer, "llama": transformer}
+    torch.manual_seed(seed)
+    policy = fresh(size=size)
+    images = np.full((16, *SHAPES["agentview"]), 90, np.uint8)
+    for image, (row, column) in zip(images, np.random.default_rng(seed).integers(0, 28, (16, 2)), strict=True):
+        image[row : row + 4, column : column + 4] = (220, 30, 30)
+    inputs = policy.inputs({"agentview": images, INSTRUCTION: np.array(["lift"] * 16)})
+    with torch.no_grad():
+        hidden = policy.encode(inputs)
+    return float(hidden.var(0).mean() / hidden.square().mean())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nightshift.policies.initialisation import initialise, residual_gain
 from nightshift.policies.openvla_oft.vit import TransformerSpec
 
 _EPS = 1e-6
@@ -32,13 +33,13 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, added: float) -> None:
         super().__init__()
         self.heads = heads
         self.q_proj = _linear(width, width)
         self.k_proj = _linear(width, width)
         self.v_proj = _linear(width, width)
-        self.o_proj = _linear(width, width)
+        self.o_proj = _linear(width, width, added)
 
     def forward(self, tokens: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
         batch, count, width = tokens.shape
@@ -55,11 +56,11 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, added: float) -> None:
         super().__init__()
         self.gate_proj = _linear(width, hidden)
         self.up_proj = _linear(width, hidden)
-        self.down_proj = _linear(hidden, width)
+        self.down_proj = _linear(hidden, width, added)
 
     def forward(self, tokens: Tensor) -> Tensor:
         output: Tensor = self.down_proj(functional.silu(self.gate_proj(tokens)) * self.up_proj(tokens))
@@ -69,10 +70,11 @@ class Mlp(nn.Module):
 class DecoderLayer(nn.Module):
     def __init__(self, spec: LlamaSpec) -> None:
         super().__init__()
+        added = residual_gain(spec["depth"])
         self.input_layernorm = RmsNorm(spec["width"])
-        self.self_attn = Attention(spec["width"], spec["heads"])
+        self.self_attn = Attention(spec["width"], spec["heads"], added)
         self.post_attention_layernorm = RmsNorm(spec["width"])
-        self.mlp = Mlp(spec["width"], spec["mlp"])
+        self.mlp = Mlp(spec["width"], spec["mlp"], added)
 
     def forward(self, tokens: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
         tokens = tokens + self.self_attn(self.input_layernorm(tokens), rotation, mask)
@@ -120,7 +122,7 @@ def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
     return heads * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
+def _linear(inputs: int, outputs: int, gain: float = 1.0) -> nn.Linear:
     layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.normal_(layer.weight, std=_INIT_STD)
+    initialise(layer, gain)
     return layer

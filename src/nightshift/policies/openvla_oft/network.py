@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nightshift.policies.initialisation import initialise
 from nightshift.policies.openvla_oft.llama import Llama, LlamaSpec
 from nightshift.policies.openvla_oft.vit import TowerSpec, VisionTransformer
 from nightshift.policies.published import PublishedNetwork
@@ -87,6 +88,8 @@ class Projector(nn.Module):
         self.fc1 = nn.Linear(vision_width, 4 * vision_width)
         self.fc2 = nn.Linear(4 * vision_width, width)
         self.fc3 = nn.Linear(width, width)
+        for layer in (self.fc1, self.fc2, self.fc3):
+            initialise(layer)
 
     def forward(self, features: Tensor) -> Tensor:
         hidden = functional.gelu(self.fc2(functional.gelu(self.fc1(features))))
@@ -101,6 +104,8 @@ class ProprioProjector(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(size, width)
         self.fc2 = nn.Linear(width, width)
+        initialise(self.fc1)
+        initialise(self.fc2)
 
     def forward(self, vectors: Tensor) -> Tensor:
         token: Tensor = self.fc2(functional.gelu(self.fc1(vectors)))
@@ -129,7 +134,9 @@ class LanguageModel(nn.Module):
 class ResidualBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+        layer = nn.Linear(width, width)
+        initialise(layer)
+        self.ffn = nn.Sequential(nn.LayerNorm(width), layer, nn.ReLU())
 
     def forward(self, features: Tensor) -> Tensor:
         change: Tensor = self.ffn(features)
@@ -144,6 +151,8 @@ class MlpResNet(nn.Module):
         self.mlp_resnet_blocks = nn.ModuleList([ResidualBlock(width) for _ in range(2)])
         self.layer_norm2 = nn.LayerNorm(width)
         self.fc2 = nn.Linear(width, outputs)
+        initialise(self.fc1)
+        initialise(self.fc2)
 
     def forward(self, features: Tensor) -> Tensor:
         features = functional.relu(self.fc1(self.layer_norm1(features)))

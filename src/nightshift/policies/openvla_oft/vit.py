@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nightshift.policies.initialisation import grid_positions, initialise, residual_gain
+
 PATCH = 14
 """Pixels of a square patch, in both towers."""
 _EPS = 1e-6
@@ -37,6 +39,7 @@ class PatchEmbed(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, width, PATCH, PATCH)
+        initialise(self.proj)
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] to [B, N, width], row by row."""
@@ -93,8 +96,15 @@ class Block(nn.Module):
         self.attn = Attention(width, spec["heads"])
         self.norm2 = nn.LayerNorm(width, eps=_EPS)
         self.mlp = Mlp(width, spec["mlp"], functional.gelu)
+        self._initialise(residual_gain(spec["depth"]))
         self.ls1: nn.Module = LayerScale(width) if spec["layer_scale"] else nn.Identity()
         self.ls2: nn.Module = LayerScale(width) if spec["layer_scale"] else nn.Identity()
+
+    def _initialise(self, added: float) -> None:
+        initialise(self.attn.qkv)
+        initialise(self.attn.proj, added)
+        initialise(self.mlp.fc1)
+        initialise(self.mlp.fc2, added)
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = tokens + self.ls1(self.attn(self.norm1(tokens)))
@@ -112,7 +122,8 @@ class VisionTransformer(nn.Module):
         if self.prefix:
             self.cls_token = nn.Parameter(torch.randn(1, 1, self.width) * _INIT_STD)
             self.reg_token = nn.Parameter(torch.randn(1, spec["registers"], self.width) * _INIT_STD)
-        self.pos_embed = nn.Parameter(torch.randn(1, (image_size // PATCH) ** 2, self.width) * _INIT_STD)
+        side = image_size // PATCH
+        self.pos_embed = nn.Parameter(grid_positions(side, side, self.width))
         self.patch_embed = PatchEmbed(self.width)
         self.blocks = nn.Sequential(*[Block(spec) for _ in range(spec["depth"])])
 
