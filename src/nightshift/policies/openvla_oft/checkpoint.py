@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,14 @@ RIPT_HEADS = "openvla_headers.pt"
 _INCOMPLETE = "download the checkpoint again"
 _OTHER = "this family loads OpenVLA-OFT and its variants; choose another policy.family or another checkpoint"
 _NO_PART = "put the file in its place that OpenVLA-OFT's training saved, or remove it if the policy needs none"
+_WITHOUT_PART: Mapping[str, tuple[str, str]] = {
+    "action_head": ("policy.head is tokens", "set policy.head: l1 in params.yaml"),
+    "proprio_projector": ("policy.inputs has no state vector", "add state to policy.inputs in params.yaml"),
+}
+_OTHER_PARTS: Mapping[str, str] = {
+    "vision_backbone": "the vision backbone of FiLM",
+    "noisy_action_projector": "the projector of noisy actions of the diffusion head",
+}
 _UNUSED = re.compile(r"\.attn_pool\.|featurizer\.norm\.|rotary_emb\.inv_freq$")
 """Tensors of published files that nothing reads."""
 
@@ -204,9 +212,36 @@ def _part_files(part: str) -> str:
     return f"{part}--*_checkpoint.pt"
 
 
+def require_parts_used(folders: Sequence[Path], network: OpenVlaOftNetwork) -> None:
+    """DataError: a module was trained with the weights, and without it they mean nothing."""
+    for part, (settings, next_step) in _WITHOUT_PART.items():
+        files = [file for folder in folders for file in _files_of(folder, part)]
+        if files and part not in network.always_trained:
+            raise DataError(
+                f"{settings}, and the weights were trained with the {part} in {files[0]}",
+                f"{next_step}, or remove the file if the weights were trained further without it",
+            )
+
+
+def _files_of(folder: Path, part: str) -> list[Path]:
+    ript = folder / RIPT_HEADS
+    return [*sorted(folder.glob(_part_files(part))), *([ript] if part == "action_head" and ript.exists() else [])]
+
+
 def _parts(folder: Path) -> dict[str, Tensor]:
+    _refuse_other_parts(folder)
     saved = {name: tensor for part in PARTS for name, tensor in _part(folder, part).items()}
     return {**saved, **_ript_action_head(folder)}
+
+
+def _refuse_other_parts(folder: Path) -> None:
+    for file in sorted(folder.glob(_part_files("*"))):
+        part = file.name.split("--")[0]
+        if part not in PARTS:
+            raise DataError(
+                f"{file} is {_OTHER_PARTS.get(part, 'a module')}, which this family does not have",
+                "choose a checkpoint of OpenVLA-OFT that was trained without it",
+            )
 
 
 def _ript_action_head(folder: Path) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from nightshift.policies.base import Shapes
 from nightshift.policies.lora import lora_spec
 from nightshift.policies.modalities import Modalities
 from nightshift.policies.openvla_oft import architecture, norm_stats, tokenizer
-from nightshift.policies.openvla_oft.checkpoint import PublishedCheckpoint
+from nightshift.policies.openvla_oft.checkpoint import PublishedCheckpoint, require_parts_used
 from nightshift.policies.openvla_oft.jpeg import BLOCK
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import NetworkSpec, OpenVlaOftNetwork, Sizes
@@ -58,6 +58,7 @@ def published(settings: config.OpenVlaOft, inputs: Shapes, action_dim: int) -> t
     )
     with torch.device("meta"):
         network = OpenVlaOftNetwork(spec["network"])
+    require_parts_used([checkpoint.folder, *([] if folder is None else [folder])], network)
     checkpoint.check(network)
     adapter = None if folder is None else Adapter.open(folder, checkpoint.shapes)
     if torch.get_default_device().type != "meta":
