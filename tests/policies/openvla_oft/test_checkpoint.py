@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nightshift import config, policies
-from nightshift.errors import DataError, NightshiftError
+from nightshift.errors import ConfigError, DataError, NightshiftError
 from nightshift.policies.openvla_oft.checkpoint import INDEX, RIPT_HEADS, PublishedCheckpoint
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import LM_HEAD, PARTS, OpenVlaOftNetwork
@@ -109,6 +109,18 @@ def test_two_cameras_the_state_vector_and_the_continuous_head_are_loaded(with_pa
         for name, tensor in module.state_dict().items():
             assert torch.equal(tensor, own[part][name]), name
     assert policy.act(observations()).shape == (2, 8, 7)
+
+
+def test_the_vector_that_published_checkpoints_do_not_take_is_refused(with_parts: Path) -> None:
+    """It has as many numbers as theirs."""
+    shapes = {**SHAPES, "proprio": (8,)}
+    chosen = settings(with_parts, inputs=["agentview", "proprio", INSTRUCTION], head="l1")
+    with (
+        torch.device("meta"),
+        pytest.raises(ConfigError, match="published checkpoints take robosuite's rotation") as refused,
+    ):
+        policies.fresh(chosen, shapes, 7)
+    assert "write state in place of proprio" in refused.value.next_step
 
 
 def test_constants_come_from_the_checkpoint(written: Path) -> None:
