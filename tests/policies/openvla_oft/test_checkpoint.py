@@ -276,6 +276,23 @@ def truncate(folder: Path) -> None:
     (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
 
 
+def shard_as_folder(folder: Path) -> None:
+    (folder / SHARD).unlink()
+    (folder / SHARD).mkdir()
+
+
+def list_of_norm_stats(folder: Path) -> None:
+    (folder / "dataset_statistics.json").unlink()
+    rewrite(folder / "config.json", lambda config_json: {**config_json, "norm_stats": [1]})
+
+
+def changed_actions(**fields: Any) -> Callable[[Path], object]:
+    def change(statistics: dict[str, Any]) -> dict[str, Any]:
+        return {key: {**entry, "action": {**entry["action"], **fields}} for key, entry in statistics.items()}
+
+    return lambda folder: rewrite(folder / "dataset_statistics.json", change)
+
+
 LAYER = "language_model.model.layers.1.mlp.up_proj.weight"
 BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "missing shard": (lambda f: (f / SHARD).unlink(), {}, rf"the shard .*{SHARD} is missing"),
@@ -374,6 +391,76 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
         {},
         r"preprocessor_config\.json of .* does not normalise",
     ),
+    "config is a list": (
+        lambda f: (f / "config.json").write_text("[]"),
+        {},
+        r"config\.json is no JSON object",
+    ),
+    "text_config is a list": (
+        lambda f: rewrite(f / "config.json", lambda j: {**j, "text_config": [1]}),
+        {},
+        r"text_config in .*config\.json is no JSON object",
+    ),
+    "statistics are a list": (
+        lambda f: (f / "dataset_statistics.json").write_text("[]"),
+        {},
+        r"dataset_statistics\.json is no JSON object",
+    ),
+    "statistics of a dataset are null": (
+        lambda f: (f / "dataset_statistics.json").write_text('{"libero_x": null}'),
+        {},
+        r"libero_x in .*dataset_statistics\.json.* is no JSON object",
+    ),
+    "statistics of actions are a list": (
+        lambda f: rewrite(f / "dataset_statistics.json", lambda j: {"libero_x": {"action": [1]}}),
+        {},
+        r"action in .*dataset_statistics\.json.* is no JSON object",
+    ),
+    "statistics are words": (changed_actions(q01=["a"] * 7), {}, r"q01 of action in .* is no list of numbers"),
+    "a mask that is too short": (
+        changed_actions(mask=[True] * 3),
+        {},
+        r"mask of action in .*dataset_statistics\.json.* has 3 dimensions, and q01 has 7",
+    ),
+    "norm_stats in the config are a list": (
+        list_of_norm_stats,
+        {},
+        r"norm_stats in .*config\.json is no JSON object",
+    ),
+    "normalisation without std": (
+        lambda f: rewrite(
+            f / "preprocessor_config.json", lambda j: {"tvf_normalize_params": [{"mean": [1, 1, 1]}] * 2}
+        ),
+        {},
+        r"preprocessor_config\.json of .* does not normalise .*tvf_normalize_params: mean and std",
+    ),
+    "index is a list": (lambda f: (f / INDEX).write_text("[]"), {}, rf"{INDEX} is no JSON object"),
+    "index without weight_map": (
+        lambda f: (f / INDEX).write_text("{}"),
+        {},
+        rf"weight_map in .*{INDEX} is no JSON object",
+    ),
+    "weight_map is a list": (
+        lambda f: (f / INDEX).write_text('{"weight_map": []}'),
+        {},
+        rf"weight_map in .*{INDEX} is no JSON object",
+    ),
+    "weight_map without files": (
+        lambda f: (f / INDEX).write_text('{"weight_map": {"a": 1}}'),
+        {},
+        rf"weight_map in .*{INDEX} names no file for a",
+    ),
+    "tokenizer is no UTF-8": (
+        lambda f: (f / "tokenizer.json").write_bytes(b"\xff\xfe\x00"),
+        {},
+        r"tokenizer\.json is not a tokenizer by byte-pair encoding",
+    ),
+    "config is no UTF-8": (
+        lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"),
+        {},
+        r"config\.json is not JSON",
+    ),
+    "shard is a folder": (shard_as_folder, {}, rf"the shard .*{SHARD} cannot be read"),
     "unknown norm-stats key": (
         lambda f: None,
         {"checkpoint": {"unnorm_key": "bridge"}},

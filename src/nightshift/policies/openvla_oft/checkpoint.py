@@ -66,21 +66,21 @@ class PublishedCheckpoint:
         shapes.update({name: tuple(tensor.shape) for name, tensor in parts.items()})
         return cls(folder, shapes, files, parts)
 
-    def json(self, name: str) -> Any:
-        path = self.folder / name
-        try:
-            return json.loads(path.read_text())
-        except FileNotFoundError:
-            raise DataError(f"the checkpoint {self.folder} has no {name}", _INCOMPLETE) from None
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path} is not JSON: {error}", _INCOMPLETE) from None
+    def json(self, name: str) -> Mapping[str, Any]:
+        """DataError: it is missing, or no object."""
+        if not (self.folder / name).exists():
+            raise DataError(f"the checkpoint {self.folder} has no {name}", _INCOMPLETE)
+        return _json(self.folder / name)
+
+    def field(self, name: str, key: str) -> Mapping[str, Any]:
+        """An object in a JSON file; empty where there is none."""
+        return _object(self.json(name).get(key) or {}, f"{key} in {self.folder / name}")
 
     def norm_stats(self) -> Mapping[str, Any]:
         """Of every dataset that the model was trained on; fine-tuning writes them to a file, OpenVLA to its config."""
         if (self.folder / "dataset_statistics.json").exists():
-            found: Mapping[str, Any] = self.json("dataset_statistics.json")
-            return found
-        return dict(self.json("config.json").get("norm_stats") or {})
+            return self.json("dataset_statistics.json")
+        return self.field("config.json", "norm_stats")
 
     def check(self, network: OpenVlaOftNetwork) -> None:
         """DataError: a tensor is missing, has another shape, or belongs to another architecture."""
@@ -175,12 +175,28 @@ def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         raise DataError(
             f"{folder} has neither {SINGLE} nor {INDEX}", "set policy.checkpoint.path to a published checkpoint"
         )
-    try:
-        weight_map: Mapping[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
-    except (json.JSONDecodeError, KeyError) as error:
-        raise DataError(f"{folder / INDEX} is damaged: {error!r}", _INCOMPLETE) from None
+    weight_map = _object(_json(folder / INDEX).get("weight_map"), f"weight_map in {folder / INDEX}")
+    strange = next((name for name, file in weight_map.items() if not isinstance(file, str)), None)
+    if strange is not None:
+        raise DataError(f"weight_map in {folder / INDEX} names no file for {strange}", _INCOMPLETE)
     for shard in sorted(set(weight_map.values())):
         yield folder / shard, [name for name, file in weight_map.items() if file == shard]
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", _INCOMPLETE) from None
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise DataError(f"{path} is not JSON: {error}", _INCOMPLETE) from None
+    return _object(content, str(path))
+
+
+def _object(content: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(content, Mapping):
+        raise DataError(f"{where} is no JSON object", _INCOMPLETE)
+    return content
 
 
 def _header(path: Path) -> dict[str, Shape]:
@@ -189,6 +205,8 @@ def _header(path: Path) -> dict[str, Shape]:
             return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise DataError(f"the shard {path} is missing", _INCOMPLETE) from None
+    except OSError as error:
+        raise DataError(f"the shard {path} cannot be read: {error}", _INCOMPLETE) from None
     except SafetensorError as error:
         raise DataError(f"{path} is truncated or damaged: {error}", _INCOMPLETE) from None
 

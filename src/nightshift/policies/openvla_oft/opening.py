@@ -48,7 +48,7 @@ def published(settings: config.OpenVlaOft, inputs: Shapes, action_dim: int) -> t
     require_published_state(inputs)
     folder = None if settings.checkpoint.adapter is None else Path(settings.checkpoint.adapter)
     checkpoint = PublishedCheckpoint.open(Path(settings.checkpoint.path), folder)
-    config_json = checkpoint.json("config.json")
+    config_json = {**checkpoint.json("config.json"), "text_config": checkpoint.field("config.json", "text_config")}
     architecture.check_config(config_json)
     common = _common(settings, inputs, architecture.sizes(checkpoint.shapes, config_json), action_dim)
     spec = OpenVlaOftSpec(
@@ -152,14 +152,17 @@ def _transformer(size: config.Transformer) -> TransformerSpec:
 
 def _pixels(checkpoint: PublishedCheckpoint) -> PixelsSpec:
     towers = checkpoint.json("preprocessor_config.json").get("tvf_normalize_params") or []
-    values = {key: [float(v) for tower in towers for v in tower[key]] for key in ("mean", "std")}
-    if any(len(numbers) != len(_IMAGENET["mean"]) for numbers in values.values()):
+    try:
+        mean, std = ([float(v) for tower in towers for v in tower[key]] for key in ("mean", "std"))
+    except (KeyError, TypeError, ValueError):
+        mean, std = [], []
+    if not len(mean) == len(std) == len(_IMAGENET["mean"]):
         raise DataError(
             f"preprocessor_config.json of {checkpoint.folder} does not normalise the images of two towers "
-            "(tvf_normalize_params)",
+            "(tvf_normalize_params: mean and std of three channels each)",
             "copy the file from the checkpoint that this one was trained from",
         )
-    return {"mean": values["mean"], "std": values["std"]}
+    return {"mean": mean, "std": std}
 
 
 def _brought_along(
