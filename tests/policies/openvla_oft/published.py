@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,10 @@ def statistics() -> dict[str, Any]:
     return found
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor] | None = None, *, shards: int = 3) -> Path:
-    """The folder, with everything that the published ones have."""
+def write(
+    folder: Path, tensors: Mapping[str, Tensor] | None = None, *, shards: int = 3, own_files: Sequence[str] = ()
+) -> Path:
+    """The folder, with everything that the published ones have; `own_files` names the parts that it has."""
     tensors = weights() if tensors is None else tensors
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"model-{number + 1:05d}-of-{shards:05d}.safetensors" for number in range(shards)]
@@ -87,8 +89,9 @@ def write(folder: Path, tensors: Mapping[str, Tensor] | None = None, *, shards: 
     for file in names:
         save_file({name: tensors[name].contiguous() for name in tensors if placed[name] == file}, folder / file)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": placed}))
-    for part, own in parts().items():
-        torch.save({f"module.{n}": tensor for n, tensor in own.items()}, folder / f"{part}--150000_checkpoint.pt")
+    for part in own_files:
+        own = {f"module.{name}": tensor for name, tensor in parts()[part].items()}
+        torch.save(own, folder / f"{part}--150000_checkpoint.pt")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "preprocessor_config.json").write_text(json.dumps({"tvf_normalize_params": PIXELS}))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nightshift import config, policies
-from nightshift.errors import DataError, NightshiftError
+from nightshift.errors import ConfigError, DataError, NightshiftError
 from nightshift.policies.openvla_oft.checkpoint import INDEX, RIPT_HEADS, PublishedCheckpoint
 from nightshift.policies.openvla_oft.lora import Adapter
-from nightshift.policies.openvla_oft.network import LM_HEAD, OpenVlaOftNetwork
+from nightshift.policies.openvla_oft.network import LM_HEAD, PARTS, OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
 from nightshift.policies.precision import require_float32_where_trained
 from nightshift.types import INSTRUCTION
@@ -31,6 +31,11 @@ SHARD = "model-00002-of-00003.safetensors"
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return published.write(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture(scope="module")
+def with_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return published.write(tmp_path_factory.mktemp("with_parts"), own_files=PARTS)
 
 
 def settings(folder: Path, **changes: Any) -> config.OpenVlaOft:
@@ -76,8 +81,6 @@ def test_every_weight_is_the_published_one_and_the_output_layer_has_the_rows_of_
 
 def test_goldens_hold_for_weights_that_went_through_a_checkpoint(tmp_path: Path) -> None:
     published.write(tmp_path, {n: t for n, t in golden.published_weights().items() if "proprio" not in n})
-    for part in tmp_path.glob("*.pt"):
-        part.unlink()
     with torch.device("meta"):
         built = OpenVlaOftNetwork(golden.spec())
     opened = PublishedCheckpoint.open(tmp_path)
@@ -96,8 +99,8 @@ def test_a_checkpoint_in_one_file_is_the_same(written: Path, tmp_path: Path) -> 
     assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
-def test_two_cameras_the_state_vector_and_the_continuous_head_are_loaded(written: Path) -> None:
-    policy = load(written, inputs=["agentview", "wrist", "state", INSTRUCTION], head="l1")
+def test_two_cameras_the_state_vector_and_the_continuous_head_are_loaded(with_parts: Path) -> None:
+    policy = load(with_parts, inputs=["agentview", "wrist", "state", INSTRUCTION], head="l1")
     own = published.parts()
     for part, module in (
         ("proprio_projector", policy.network.proprio_projector),
@@ -106,6 +109,18 @@ def test_two_cameras_the_state_vector_and_the_continuous_head_are_loaded(written
         for name, tensor in module.state_dict().items():
             assert torch.equal(tensor, own[part][name]), name
     assert policy.act(observations()).shape == (2, 8, 7)
+
+
+def test_the_vector_that_published_checkpoints_do_not_take_is_refused(with_parts: Path) -> None:
+    """It has as many numbers as theirs."""
+    shapes = {**SHAPES, "proprio": (8,)}
+    chosen = settings(with_parts, inputs=["agentview", "proprio", INSTRUCTION], head="l1")
+    with (
+        torch.device("meta"),
+        pytest.raises(ConfigError, match="published checkpoints take robosuite's rotation") as refused,
+    ):
+        policies.fresh(chosen, shapes, 7)
+    assert "write state in place of proprio" in refused.value.next_step
 
 
 def test_constants_come_from_the_checkpoint(written: Path) -> None:
@@ -132,11 +147,11 @@ def test_bfloat16_weights_are_the_rounded_ones(written: Path) -> None:
     assert narrow.network.state_dict()[LM_HEAD].dtype == torch.bfloat16
 
 
-def test_what_is_trained_beside_a_bfloat16_base_is_float32_as_it_was_published(written: Path) -> None:
+def test_what_is_trained_beside_a_bfloat16_base_is_float32_as_it_was_published(with_parts: Path) -> None:
     """Rounded to bfloat16 it would lose what Adam's steps change."""
     lora = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "fc1"]}
     changes: dict[str, Any] = {"inputs": ["agentview", "wrist", "state", INSTRUCTION], "head": "l1", "lora": lora}
-    policy = load(written, **changes, dtype="bfloat16")
+    policy = load(with_parts, **changes, dtype="bfloat16")
     require_float32_where_trained(policy)
     assert {p.dtype for p in policy.network.parameters() if not p.requires_grad} == {torch.bfloat16}
     for part, tensors in published.parts().items():
@@ -145,7 +160,8 @@ def test_what_is_trained_beside_a_bfloat16_base_is_float32_as_it_was_published(w
     assert policy.act(observations()).shape == (2, 8, 7)
 
 
-def test_a_policy_whose_projector_of_the_state_was_saved_in_bfloat16_is_loaded_in_float32(written: Path) -> None:
+def test_a_policy_whose_projector_of_the_state_was_saved_in_bfloat16_is_loaded_in_float32(tmp_path: Path) -> None:
+    written = published.write(tmp_path, own_files=["proprio_projector"])
     lora = {"rank": 2, "alpha": 4.0, "targets": ["q_proj"]}
     policy = load(written, inputs=["agentview", "state", INSTRUCTION], lora=lora, dtype="bfloat16")
     saved = policy.state_dict()
@@ -193,25 +209,24 @@ def test_an_adapter_is_merged_into_the_weights(written: Path, tmp_path: Path) ->
 
 
 def test_the_adapter_that_training_saved_brings_the_modules_that_were_trained_whole(
-    written: Path, tmp_path: Path
+    with_parts: Path, tmp_path: Path
 ) -> None:
     """From the published checkpoint and the folder `adapter` alone, the policy acts as the trained one."""
     shape: dict[str, Any] = {"inputs": ["agentview", "wrist", "state", INSTRUCTION], "head": "l1"}
     lora = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "fc1"]}
-    trained = load(written, **shape, lora=lora)
+    trained = load(with_parts, **shape, lora=lora)
     torch.manual_seed(0)
     for parameter in trained.network.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)
     policies.save(trained, tmp_path)
-    merged = load(written, **shape, checkpoint={"adapter": str(tmp_path / "adapter")})
+    merged = load(with_parts, **shape, checkpoint={"adapter": str(tmp_path / "adapter")})
     np.testing.assert_allclose(merged.act(observations()), trained.act(observations()), rtol=0, atol=1e-4)
-    assert np.abs(load(written, **shape).act(observations()) - trained.act(observations())).max() > 1e-2
+    assert np.abs(load(with_parts, **shape).act(observations()) - trained.act(observations())).max() > 1e-2
 
 
-def test_the_action_head_of_ript_vla_beside_its_adapter_replaces_that_of_the_checkpoint(
-    written: Path, tmp_path: Path
-) -> None:
+def test_the_action_head_of_ript_vla_beside_its_adapter_replaces_that_of_the_checkpoint(tmp_path: Path) -> None:
+    written = published.write(tmp_path / "base", own_files=["action_head"])
     write_adapter(tmp_path / "adapter", ADAPTED)
     head = {name: torch.randn_like(tensor) for name, tensor in published.parts()["action_head"].items()}
     saved = {"action_header": {f"module.{name}": tensor for name, tensor in head.items()}, "scale_header": {}}
@@ -223,6 +238,17 @@ def test_the_action_head_of_ript_vla_beside_its_adapter_replaces_that_of_the_che
     torch.save({"scale_header": {}}, tmp_path / "adapter" / RIPT_HEADS)
     with pytest.raises(DataError, match=rf"{RIPT_HEADS} has no action_header"):
         load(written, **shape, checkpoint={"adapter": str(tmp_path / "adapter")})
+
+
+def test_an_action_head_beside_an_adapter_is_refused_where_the_policy_has_tokens(written: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", ADAPTED)
+    torch.save(published.parts()["action_head"], tmp_path / "adapter" / "action_head--7_checkpoint.pt")
+    with (
+        torch.device("meta"),
+        pytest.raises(DataError, match=r"the action_head in .*adapter/action_head--7_") as refused,
+    ):
+        load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
+    assert "set policy.head: l1" in refused.value.next_step
 
 
 def test_an_adapter_that_peft_saved_is_merged_as_peft_merges_it() -> None:
@@ -248,6 +274,23 @@ def with_tensor(name: str, tensor: Tensor) -> Callable[[Path], object]:
 
 def truncate(folder: Path) -> None:
     (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
+
+
+def shard_as_folder(folder: Path) -> None:
+    (folder / SHARD).unlink()
+    (folder / SHARD).mkdir()
+
+
+def list_of_norm_stats(folder: Path) -> None:
+    (folder / "dataset_statistics.json").unlink()
+    rewrite(folder / "config.json", lambda config_json: {**config_json, "norm_stats": [1]})
+
+
+def changed_actions(**fields: Any) -> Callable[[Path], object]:
+    def change(statistics: dict[str, Any]) -> dict[str, Any]:
+        return {key: {**entry, "action": {**entry["action"], **fields}} for key, entry in statistics.items()}
+
+    return lambda folder: rewrite(folder / "dataset_statistics.json", change)
 
 
 LAYER = "language_model.model.layers.1.mlp.up_proj.weight"
@@ -284,6 +327,36 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
         {},
         rf"model in action_header of .*{RIPT_HEADS} is a dict and no tensor",
     ),
+    "an action head, and tokens": (
+        lambda f: published.write(f, own_files=["action_head"]),
+        {},
+        r"policy\.head is tokens, and the weights were trained with the action_head in .*action_head--150000_check",
+    ),
+    "RIPT-VLA's action head, and tokens": (
+        lambda f: torch.save({"action_header": {}}, f / RIPT_HEADS),
+        {},
+        rf"policy\.head is tokens, and the weights were trained with the action_head in .*{RIPT_HEADS}",
+    ),
+    "a projector of the state, and no state": (
+        lambda f: published.write(f, own_files=PARTS),
+        {"head": "l1"},
+        r"policy\.inputs has no state vector, and the weights were trained with the proprio_projector in .*--15",
+    ),
+    "FiLM": (
+        lambda f: torch.save({}, f / "vision_backbone--150000_checkpoint.pt"),
+        {},
+        r"vision_backbone--150000_checkpoint\.pt is the vision backbone of FiLM, which this family does not have",
+    ),
+    "diffusion": (
+        lambda f: torch.save({}, f / "noisy_action_projector--150000_checkpoint.pt"),
+        {},
+        r"noisy_action_projector--150000_checkpoint\.pt is the projector of noisy actions of the diffusion head, which",
+    ),
+    "a part of another name": (
+        lambda f: torch.save({}, f / "value_head--150000_checkpoint.pt"),
+        {},
+        r"value_head--150000_checkpoint\.pt is a module, which this family does not have",
+    ),
     "missing tensor": (without(LAYER), {}, rf"has no {LAYER}"),
     "other shape": (
         with_tensor(LAYER, torch.zeros(95, 64)),
@@ -318,13 +391,83 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
         {},
         r"preprocessor_config\.json of .* does not normalise",
     ),
+    "config is a list": (
+        lambda f: (f / "config.json").write_text("[]"),
+        {},
+        r"config\.json is no JSON object",
+    ),
+    "text_config is a list": (
+        lambda f: rewrite(f / "config.json", lambda j: {**j, "text_config": [1]}),
+        {},
+        r"text_config in .*config\.json is no JSON object",
+    ),
+    "statistics are a list": (
+        lambda f: (f / "dataset_statistics.json").write_text("[]"),
+        {},
+        r"dataset_statistics\.json is no JSON object",
+    ),
+    "statistics of a dataset are null": (
+        lambda f: (f / "dataset_statistics.json").write_text('{"libero_x": null}'),
+        {},
+        r"libero_x in .*dataset_statistics\.json.* is no JSON object",
+    ),
+    "statistics of actions are a list": (
+        lambda f: rewrite(f / "dataset_statistics.json", lambda j: {"libero_x": {"action": [1]}}),
+        {},
+        r"action in .*dataset_statistics\.json.* is no JSON object",
+    ),
+    "statistics are words": (changed_actions(q01=["a"] * 7), {}, r"q01 of action in .* is no list of numbers"),
+    "a mask that is too short": (
+        changed_actions(mask=[True] * 3),
+        {},
+        r"mask of action in .*dataset_statistics\.json.* has 3 dimensions, and q01 has 7",
+    ),
+    "norm_stats in the config are a list": (
+        list_of_norm_stats,
+        {},
+        r"norm_stats in .*config\.json is no JSON object",
+    ),
+    "normalisation without std": (
+        lambda f: rewrite(
+            f / "preprocessor_config.json", lambda j: {"tvf_normalize_params": [{"mean": [1, 1, 1]}] * 2}
+        ),
+        {},
+        r"preprocessor_config\.json of .* does not normalise .*tvf_normalize_params: mean and std",
+    ),
+    "index is a list": (lambda f: (f / INDEX).write_text("[]"), {}, rf"{INDEX} is no JSON object"),
+    "index without weight_map": (
+        lambda f: (f / INDEX).write_text("{}"),
+        {},
+        rf"weight_map in .*{INDEX} is no JSON object",
+    ),
+    "weight_map is a list": (
+        lambda f: (f / INDEX).write_text('{"weight_map": []}'),
+        {},
+        rf"weight_map in .*{INDEX} is no JSON object",
+    ),
+    "weight_map without files": (
+        lambda f: (f / INDEX).write_text('{"weight_map": {"a": 1}}'),
+        {},
+        rf"weight_map in .*{INDEX} names no file for a",
+    ),
+    "tokenizer is no UTF-8": (
+        lambda f: (f / "tokenizer.json").write_bytes(b"\xff\xfe\x00"),
+        {},
+        r"tokenizer\.json is not a tokenizer by byte-pair encoding",
+    ),
+    "config is no UTF-8": (
+        lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"),
+        {},
+        r"config\.json is not JSON",
+    ),
+    "shard is a folder": (shard_as_folder, {}, rf"the shard .*{SHARD} cannot be read"),
     "unknown norm-stats key": (
         lambda f: None,
         {"checkpoint": {"unnorm_key": "bridge"}},
         "no statistics of bridge nor of bridge_no_noops; it has those of libero_x_no_noops",
     ),
     "no head": (
-        lambda f: (f / "action_head--150000_checkpoint.pt").unlink(),
+        lambda f: None,
         {"head": "l1"},
         r"has no action_head\.model\.layer_norm1\.weight",
     ),

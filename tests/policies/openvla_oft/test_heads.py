@@ -177,6 +177,19 @@ def test_the_continuous_head_is_cloned_with_the_l1_loss_of_normalised_actions() 
     torch.testing.assert_close(laplace.greedy(target[..., None]), actions)
 
 
+def test_cloning_clips_what_lies_beyond_the_statistics_to_their_range_and_log_probs_do_not() -> None:
+    """As OpenVLA's data pipeline does: one action in fifty lies beyond q01 and q99."""
+    laplace = LaplaceHead(7, "openvla", BOUNDS)
+    mask = torch.ones(1, 8, dtype=torch.bool)
+    beyond = laplace.action_scale.to_simulator(torch.full((1, 8, 7), 1.5))
+    outputs = torch.ones(1, 8, 7, 1)
+    assert laplace.bc_loss(outputs, beyond, mask).item() == 0
+    below = laplace.action_scale.to_simulator(torch.full((1, 8, 7), -1.5))
+    assert laplace.bc_loss(-outputs, below, mask).item() == 0
+    at_edge = laplace.action_scale.to_simulator(outputs[..., 0])
+    assert (laplace.log_prob(outputs, beyond, 1.0) < laplace.log_prob(outputs, at_edge, 1.0) - 9).all()
+
+
 @pytest.mark.parametrize("kind", [ActionTokensHead, LaplaceHead])
 def test_statistics_of_a_checkpoint_stay_and_those_of_demos_fill_their_absence(
     kind: type[ActionTokensHead] | type[LaplaceHead],

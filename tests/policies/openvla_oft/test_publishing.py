@@ -19,7 +19,7 @@ from nightshift.errors import DataError
 from nightshift.policies import publishing
 from nightshift.policies.base import Policy
 from nightshift.policies.openvla_oft.checkpoint import INDEX, SINGLE
-from nightshift.policies.openvla_oft.network import LM_HEAD
+from nightshift.policies.openvla_oft.network import LM_HEAD, PARTS
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
 from nightshift.types import INSTRUCTION
 from tests.conftest import make_project
@@ -64,7 +64,7 @@ def test_a_trained_adapter_is_merged_into_a_checkpoint_that_gives_the_same_actio
     tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "_SHARD_BYTES", 10**6)
-    source = published.write(tmp_path / "source")
+    source = published.write(tmp_path / "source", own_files=PARTS if changes else ())
     policy = trained(source, **changes)
     before, expected = load(source, **changes).act(observations()), policy.act(observations())
     folder = publish(policy, tmp_path / "merged")
@@ -95,8 +95,6 @@ def test_names_shapes_and_what_nothing_reads_are_those_of_the_source(tmp_path: P
     assert torch.equal(found[LM_HEAD], expected[LM_HEAD])
     for name in ("config.json", "tokenizer.json", "preprocessor_config.json", "dataset_statistics.json"):
         assert (folder / name).read_bytes() == (source / name).read_bytes()
-    part = "action_head--150000_checkpoint.pt"  # a policy with tokens has none of its own
-    assert (folder / part).read_bytes() == (source / part).read_bytes()
 
 
 def test_a_checkpoint_in_one_file_becomes_one_file(tmp_path: Path) -> None:
@@ -127,12 +125,15 @@ def test_an_adapter_beside_the_weights_of_the_source_is_not_copied_in_part(tmp_p
 
 
 def test_a_module_that_the_policy_lacks_is_taken_from_beside_the_adapter(tmp_path: Path) -> None:
-    """As it is loaded: what was trained with the adapter replaces what the checkpoint has."""
+    """For a policy that an older Nightshift loaded without it. What was trained with the adapter replaces what the
+    checkpoint has."""
     source = published.write(tmp_path / "source")
     write_adapter(tmp_path / "adapter", ADAPTED)
+    policy = trained(source, checkpoint={"adapter": str(tmp_path / "adapter")})
+    published.write(source, own_files=["action_head"])
     head = {name: tensor + 1 for name, tensor in published.parts()["action_head"].items()}
     torch.save(head, tmp_path / "adapter" / "action_head--7_checkpoint.pt")
-    folder = publish(trained(source, checkpoint={"adapter": str(tmp_path / "adapter")}), tmp_path / "merged")
+    folder = publish(policy, tmp_path / "merged")
     (found,) = folder.glob("action_head--*")
     assert found.read_bytes() == (tmp_path / "adapter" / found.name).read_bytes()
 
@@ -152,7 +153,7 @@ def test_an_adapter_of_the_source_is_merged_everywhere_also_where_nothing_here_r
 
 
 def test_a_bfloat16_policy_is_written_in_bfloat16_but_for_what_was_trained_whole(tmp_path: Path) -> None:
-    source = published.write(tmp_path / "source")
+    source = published.write(tmp_path / "source", own_files=PARTS)
     policy = trained(source, **SEES_ALL, dtype="bfloat16")
     trained_whole = {name: t.clone() for name, t in policy.network.action_head.state_dict().items()}
     folder = publish(policy, tmp_path / "merged")

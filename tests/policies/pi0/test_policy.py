@@ -253,6 +253,16 @@ def test_pi05_sees_no_state_and_scales_actions_between_quantiles(tmp_path: Path)
         policies.fresh(settings.model_copy(update={"inputs": ("agentview", "proprio", "instruction")}), shapes, 3)
 
 
+def test_the_vector_that_published_checkpoints_do_not_take_is_refused(tmp_path: Path) -> None:
+    """It has as many numbers as theirs."""
+    settings = config.Pi0.model_validate(section(tmp_path))
+    shapes = {"agentview": (32, 32, 3), "proprio": (8,), "state": (8,), "instruction": ()}
+    with torch.device("meta"):
+        policies.fresh(settings.model_copy(update={"inputs": ("agentview", "state", "instruction")}), shapes, 7)
+        with pytest.raises(NightshiftError, match="published checkpoints take robosuite's rotation, which is in state"):
+            policies.fresh(settings, shapes, 7)
+
+
 def test_actions_that_are_relative_to_the_state_need_one(tmp_path: Path) -> None:
     made = section(tmp_path)
     made["checkpoint"]["delta_actions"] = True

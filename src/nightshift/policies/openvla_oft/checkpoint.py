@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,14 @@ RIPT_HEADS = "openvla_headers.pt"
 _INCOMPLETE = "download the checkpoint again"
 _OTHER = "this family loads OpenVLA-OFT and its variants; choose another policy.family or another checkpoint"
 _NO_PART = "put the file in its place that OpenVLA-OFT's training saved, or remove it if the policy needs none"
+_WITHOUT_PART: Mapping[str, tuple[str, str]] = {
+    "action_head": ("policy.head is tokens", "set policy.head: l1 in params.yaml"),
+    "proprio_projector": ("policy.inputs has no state vector", "add state to policy.inputs in params.yaml"),
+}
+_OTHER_PARTS: Mapping[str, str] = {
+    "vision_backbone": "the vision backbone of FiLM",
+    "noisy_action_projector": "the projector of noisy actions of the diffusion head",
+}
 _UNUSED = re.compile(r"\.attn_pool\.|featurizer\.norm\.|rotary_emb\.inv_freq$")
 """Tensors of published files that nothing reads."""
 
@@ -58,21 +66,21 @@ class PublishedCheckpoint:
         shapes.update({name: tuple(tensor.shape) for name, tensor in parts.items()})
         return cls(folder, shapes, files, parts)
 
-    def json(self, name: str) -> Any:
-        path = self.folder / name
-        try:
-            return json.loads(path.read_text())
-        except FileNotFoundError:
-            raise DataError(f"the checkpoint {self.folder} has no {name}", _INCOMPLETE) from None
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path} is not JSON: {error}", _INCOMPLETE) from None
+    def json(self, name: str) -> Mapping[str, Any]:
+        """DataError: it is missing, or no object."""
+        if not (self.folder / name).exists():
+            raise DataError(f"the checkpoint {self.folder} has no {name}", _INCOMPLETE)
+        return _json(self.folder / name)
+
+    def field(self, name: str, key: str) -> Mapping[str, Any]:
+        """An object in a JSON file; empty where there is none."""
+        return _object(self.json(name).get(key) or {}, f"{key} in {self.folder / name}")
 
     def norm_stats(self) -> Mapping[str, Any]:
         """Of every dataset that the model was trained on; fine-tuning writes them to a file, OpenVLA to its config."""
         if (self.folder / "dataset_statistics.json").exists():
-            found: Mapping[str, Any] = self.json("dataset_statistics.json")
-            return found
-        return dict(self.json("config.json").get("norm_stats") or {})
+            return self.json("dataset_statistics.json")
+        return self.field("config.json", "norm_stats")
 
     def check(self, network: OpenVlaOftNetwork) -> None:
         """DataError: a tensor is missing, has another shape, or belongs to another architecture."""
@@ -167,12 +175,28 @@ def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         raise DataError(
             f"{folder} has neither {SINGLE} nor {INDEX}", "set policy.checkpoint.path to a published checkpoint"
         )
-    try:
-        weight_map: Mapping[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
-    except (json.JSONDecodeError, KeyError) as error:
-        raise DataError(f"{folder / INDEX} is damaged: {error!r}", _INCOMPLETE) from None
+    weight_map = _object(_json(folder / INDEX).get("weight_map"), f"weight_map in {folder / INDEX}")
+    strange = next((name for name, file in weight_map.items() if not isinstance(file, str)), None)
+    if strange is not None:
+        raise DataError(f"weight_map in {folder / INDEX} names no file for {strange}", _INCOMPLETE)
     for shard in sorted(set(weight_map.values())):
         yield folder / shard, [name for name, file in weight_map.items() if file == shard]
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", _INCOMPLETE) from None
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise DataError(f"{path} is not JSON: {error}", _INCOMPLETE) from None
+    return _object(content, str(path))
+
+
+def _object(content: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(content, Mapping):
+        raise DataError(f"{where} is no JSON object", _INCOMPLETE)
+    return content
 
 
 def _header(path: Path) -> dict[str, Shape]:
@@ -181,6 +205,8 @@ def _header(path: Path) -> dict[str, Shape]:
             return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise DataError(f"the shard {path} is missing", _INCOMPLETE) from None
+    except OSError as error:
+        raise DataError(f"the shard {path} cannot be read: {error}", _INCOMPLETE) from None
     except SafetensorError as error:
         raise DataError(f"{path} is truncated or damaged: {error}", _INCOMPLETE) from None
 
@@ -204,9 +230,36 @@ def _part_files(part: str) -> str:
     return f"{part}--*_checkpoint.pt"
 
 
+def require_parts_used(folders: Sequence[Path], network: OpenVlaOftNetwork) -> None:
+    """DataError: a module was trained with the weights, and without it they mean nothing."""
+    for part, (settings, next_step) in _WITHOUT_PART.items():
+        files = [file for folder in folders for file in _files_of(folder, part)]
+        if files and part not in network.always_trained:
+            raise DataError(
+                f"{settings}, and the weights were trained with the {part} in {files[0]}",
+                f"{next_step}, or remove the file if the weights were trained further without it",
+            )
+
+
+def _files_of(folder: Path, part: str) -> list[Path]:
+    ript = folder / RIPT_HEADS
+    return [*sorted(folder.glob(_part_files(part))), *([ript] if part == "action_head" and ript.exists() else [])]
+
+
 def _parts(folder: Path) -> dict[str, Tensor]:
+    _refuse_other_parts(folder)
     saved = {name: tensor for part in PARTS for name, tensor in _part(folder, part).items()}
     return {**saved, **_ript_action_head(folder)}
+
+
+def _refuse_other_parts(folder: Path) -> None:
+    for file in sorted(folder.glob(_part_files("*"))):
+        part = file.name.split("--")[0]
+        if part not in PARTS:
+            raise DataError(
+                f"{file} is {_OTHER_PARTS.get(part, 'a module')}, which this family does not have",
+                "choose a checkpoint of OpenVLA-OFT that was trained without it",
+            )
 
 
 def _ript_action_head(folder: Path) -> dict[str, Tensor]:

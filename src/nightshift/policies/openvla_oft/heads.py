@@ -65,12 +65,13 @@ class OpenVlaHead(ActionHead):
 
     def bc_loss(self, outputs: Tensor, actions: Tensor, mask: Tensor) -> Tensor:
         targets = torch.where(mask[..., None], actions, 0)  # before any arithmetic: the gradient of a masked NaN is NaN
-        errors = self._errors(outputs, self.action_scale.to_normalised(targets)).mean(-1)
+        clipped = self.action_scale.to_normalised(targets).clamp(-1, 1)  # q01 and q99 leave some outside, as in OpenVLA
+        errors = self._errors(outputs, clipped).mean(-1)
         return torch.where(mask, errors, 0).sum() / mask.sum()
 
     @abstractmethod
     def _errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[B, C, A], of normalised targets."""
+        """[B, C, A], of normalised targets in [-1, 1]."""
 
 
 class ActionTokensHead(OpenVlaHead):
@@ -125,7 +126,7 @@ class ActionTokensHead(OpenVlaHead):
 
     def _errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the token that OpenVLA's tokenizer gives a target: the number of edges up to it decides."""
-        edges = torch.bucketize(targets.clamp(-1, 1), self.edges, right=True)
+        edges = torch.bucketize(targets, self.edges, right=True)
         return functional.cross_entropy(outputs.movedim(-1, 1), ACTION_TOKENS - edges, reduction="none")
 
     def _bin_log_probs(self, outputs: Tensor, temperature: float) -> Tensor:

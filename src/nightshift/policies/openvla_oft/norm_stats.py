@@ -16,6 +16,8 @@ _KEYS: Mapping[str, tuple[str, str]] = {"q01_q99": ("q01", "q99"), "min_max": ("
 _NO_NOOPS = "_no_noops"
 """OpenVLA's LIBERO datasets are named after the suite, with this suffix where idle steps were removed."""
 _EPS = 1e-8
+_FILES = "the checkpoint's statistics (dataset_statistics.json, or norm_stats in config.json)"
+_DAMAGED = "copy the file from the checkpoint that this one was trained from"
 
 
 class BoundsSpec(TypedDict):
@@ -59,8 +61,7 @@ def entry(norm_stats: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The statistics of a dataset, by its name or by its name with the suffix for removed idle steps."""
     for candidate in (key, key + _NO_NOOPS):
         if candidate in norm_stats:
-            found: Mapping[str, Any] = norm_stats[candidate]
-            return found
+            return _fields(norm_stats[candidate], candidate)
     raise ConfigError(
         f"the checkpoint has no statistics of {key} nor of {key}{_NO_NOOPS}; it has those of {', '.join(norm_stats)}",
         "set policy.checkpoint.unnorm_key in params.yaml to one of them",
@@ -75,20 +76,22 @@ def bounds(statistics: Mapping[str, Any], field: str, size: int, kind: Range) ->
             "choose another policy.checkpoint.unnorm_key, or policy.inputs without a state vector, in params.yaml",
         )
     low_key, high_key = _KEYS[kind]
-    values: Mapping[str, Sequence[Any]] = statistics[field]
+    values = _fields(statistics[field], field)
     missing = [key for key in (low_key, high_key) if key not in values]
     if missing:
         raise DataError(
             f"the checkpoint's statistics of {field} have no {' and no '.join(missing)}; they have {', '.join(values)}",
             "change policy.checkpoint.range in params.yaml",
         )
-    low, high = ([float(value) for value in values[key]] for key in (low_key, high_key))
+    low, high = (_numbers(values[key], f"{key} of {field}") for key in (low_key, high_key))
     if not len(low) == len(high) == size:
         raise DataError(
             f"the checkpoint's statistics of {field} have {len(low)} dimensions, and the environment has {size}",
             "use a checkpoint that was made for this robot",
         )
-    mask = [bool(value) for value in values.get("mask", [True] * size)]
+    mask = [bool(value) for value in _numbers(values.get("mask", [True] * size), f"mask of {field}")]
+    if len(mask) != size:
+        raise DataError(f"mask of {field} in {_FILES} has {len(mask)} dimensions, and {low_key} has {size}", _DAMAGED)
     constant = [str(i) for i in range(size) if mask[i] and low[i] == high[i]]
     if constant:
         raise DataError(
@@ -96,3 +99,15 @@ def bounds(statistics: Mapping[str, Any], field: str, size: int, kind: Range) ->
             "change policy.checkpoint.range in params.yaml",
         )
     return {"low": low, "high": high, "mask": mask}
+
+
+def _fields(found: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        raise DataError(f"{name} in {_FILES} is no JSON object", _DAMAGED)
+    return found
+
+
+def _numbers(found: Any, name: str) -> list[float]:
+    if not isinstance(found, Sequence) or not all(isinstance(value, (int, float)) for value in found):
+        raise DataError(f"{name} in {_FILES} is no list of numbers", _DAMAGED)
+    return [float(value) for value in found]

@@ -12,14 +12,14 @@ from nightshift.policies.base import Shapes
 from nightshift.policies.lora import lora_spec
 from nightshift.policies.modalities import Modalities
 from nightshift.policies.openvla_oft import architecture, norm_stats, tokenizer
-from nightshift.policies.openvla_oft.checkpoint import PublishedCheckpoint
+from nightshift.policies.openvla_oft.checkpoint import PublishedCheckpoint, require_parts_used
 from nightshift.policies.openvla_oft.jpeg import BLOCK
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import NetworkSpec, OpenVlaOftNetwork, Sizes
 from nightshift.policies.openvla_oft.spec import CommonSpec, OpenVlaOftSpec, PixelsSpec, PublishedSpec
 from nightshift.policies.openvla_oft.variants import PRESETS, VariantSpec
 from nightshift.policies.openvla_oft.vit import PATCH, TowerSpec, TransformerSpec
-from nightshift.policies.published import BaseSpec
+from nightshift.policies.published import BaseSpec, require_published_state
 from nightshift.policies.vision import AugmentationSpec
 from nightshift.types import INSTRUCTION
 
@@ -45,9 +45,10 @@ def published(settings: config.OpenVlaOft, inputs: Shapes, action_dim: int) -> t
     """The spec of a checkpoint and its network. All is checked before the first weight is read, and where tensors are
     on the meta device none is."""
     assert settings.checkpoint is not None
+    require_published_state(inputs)
     folder = None if settings.checkpoint.adapter is None else Path(settings.checkpoint.adapter)
     checkpoint = PublishedCheckpoint.open(Path(settings.checkpoint.path), folder)
-    config_json = checkpoint.json("config.json")
+    config_json = {**checkpoint.json("config.json"), "text_config": checkpoint.field("config.json", "text_config")}
     architecture.check_config(config_json)
     common = _common(settings, inputs, architecture.sizes(checkpoint.shapes, config_json), action_dim)
     spec = OpenVlaOftSpec(
@@ -58,6 +59,7 @@ def published(settings: config.OpenVlaOft, inputs: Shapes, action_dim: int) -> t
     )
     with torch.device("meta"):
         network = OpenVlaOftNetwork(spec["network"])
+    require_parts_used([checkpoint.folder, *([] if folder is None else [folder])], network)
     checkpoint.check(network)
     adapter = None if folder is None else Adapter.open(folder, checkpoint.shapes)
     if torch.get_default_device().type != "meta":
@@ -150,14 +152,17 @@ def _transformer(size: config.Transformer) -> TransformerSpec:
 
 def _pixels(checkpoint: PublishedCheckpoint) -> PixelsSpec:
     towers = checkpoint.json("preprocessor_config.json").get("tvf_normalize_params") or []
-    values = {key: [float(v) for tower in towers for v in tower[key]] for key in ("mean", "std")}
-    if any(len(numbers) != len(_IMAGENET["mean"]) for numbers in values.values()):
+    try:
+        mean, std = ([float(v) for tower in towers for v in tower[key]] for key in ("mean", "std"))
+    except (KeyError, TypeError, ValueError):
+        mean, std = [], []
+    if not len(mean) == len(std) == len(_IMAGENET["mean"]):
         raise DataError(
             f"preprocessor_config.json of {checkpoint.folder} does not normalise the images of two towers "
-            "(tvf_normalize_params)",
+            "(tvf_normalize_params: mean and std of three channels each)",
             "copy the file from the checkpoint that this one was trained from",
         )
-    return {"mean": values["mean"], "std": values["std"]}
+    return {"mean": mean, "std": std}
 
 
 def _brought_along(

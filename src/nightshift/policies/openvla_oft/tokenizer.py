@@ -111,7 +111,7 @@ def read(path: Path) -> TokenizerSpec:
             f"{path.parent} has no {path.name}, which the checkpoint's prompts are made with",
             "copy it from the checkpoint that this one was trained from",
         ) from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:  # ValueError: no JSON, no UTF-8, a vocabulary without ids
         raise DataError(
             f"{path} is not a tokenizer by byte-pair encoding: {error!r}",
             "copy it from the checkpoint that this one was trained from",

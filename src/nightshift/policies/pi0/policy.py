@@ -23,7 +23,7 @@ from nightshift.policies.pi0.network import NetworkSpec, Pi0Network, Prefix
 from nightshift.policies.pi0.norm_stats import MomentsSpec
 from nightshift.policies.pi0.prompt import PAD, Prompts
 from nightshift.policies.pi0.siglip import PATCH, scaled
-from nightshift.policies.published import BaseSpec, PublishedPolicy, PublishedPolicySpec
+from nightshift.policies.published import BaseSpec, PublishedPolicy, PublishedPolicySpec, require_published_state
 from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
 
 def _vectors(settings: config.Pi0, inputs: Shapes, network: NetworkSpec) -> int:
     """The size of the state; ConfigError if these observations are not those of the checkpoint."""
+    require_published_state(inputs)
     found, is_pi05 = Modalities(inputs, 0), network["adaptive_norms"]
     if not found.cameras or not found.instruction or bool(found.vectors) == is_pi05:
         takes = "no state vector" if is_pi05 else "state vectors"
