@@ -111,9 +111,11 @@ class _Runner(Runner):
     into an error of its own, and a group of tasks into a group of errors, whose traceback asyncio prints."""
 
     def wait_for_runs(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self.start())
-        interrupts.handle()  # for signals that come while the server ends
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                asyncio.run(self.start())
+        finally:
+            interrupts.handle()  # for signals that come while the server ends
 
     async def start(self, run_once: bool = False, webserver: bool | None = None) -> None:
         self._task = asyncio.current_task()

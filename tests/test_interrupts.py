@@ -124,6 +124,12 @@ def a_library_gave_up() -> Exception:
     return error
 
 
+def test_an_error_that_is_its_own_cause_has_no_signal_behind_it() -> None:
+    error = ValueError("no port")
+    error.__cause__ = error
+    assert not interrupts.caused(error)
+
+
 @pytest.mark.parametrize("error", [ValueError("the disk is full"), worker_was_stopped(), a_library_gave_up()], ids=str)
 def test_an_error_that_a_signal_did_not_cause_is_none_of_one(error: Exception) -> None:
     assert not interrupts.caused(error)

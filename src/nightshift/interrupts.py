@@ -49,12 +49,20 @@ def caused(error: BaseException) -> bool:
     """Whether a signal is behind the error: pydantic turns what a handler raises in a serializer into an error of its
     own, and where it serializes to JSON only the text of that still names it. The text of any other error may quote a
     process that was stopped, which is no reason to be stopped too."""
-    seen: BaseException | None = error
-    while seen:
-        if _raised_by_a_handler(seen) or (type(seen).__name__ == _RAISED_BY_PYDANTIC and _names_one(str(seen))):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(
+        _raised_by_a_handler(each) or (type(each).__name__ == _RAISED_BY_PYDANTIC and _names_one(str(each)))
+        for each in chain(error)
+    )
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """The error and those that it came from. Some are their own cause: `raise error from error`."""
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found
 
 
 def _raised_by_a_handler(error: BaseException) -> bool:

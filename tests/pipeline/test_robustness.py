@@ -308,7 +308,7 @@ def test_a_cell_without_a_valid_episode_is_empty_in_tables_and_on_the_page(
 @pytest.mark.parametrize(
     ("calm", "perturbed", "words"),
     [
-        ("ssss", "iiii", r"failed in every episode under a\n.* leave a out"),
+        ("ssss", "iiii", r"failed in every episode under a\n.* name the others"),
         ("iiii", "ssss", r"failed in every episode without a perturbation\n.*machine.workers 0[^,]*$"),
     ],
 )

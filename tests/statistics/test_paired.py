@@ -98,6 +98,12 @@ def test_repeated_states_are_never_surer_than_independent_ones(
     assert 1 <= repeated.design_effect <= len(played)
 
 
+def test_one_state_at_several_strengths_is_one_state() -> None:
+    near = ("near", 0)
+    played = [({near: solved}, {near: False}) for solved in (True, True, True, False, False)]
+    assert Repeated.between(played).design_effect == len(played)
+
+
 @given(rounds)
 def test_the_sign_flip_test_counts_all_signs_of_the_states(
     played: list[tuple[dict[Cell, bool], dict[Cell, bool]]],

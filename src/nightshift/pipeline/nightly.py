@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from nightshift import config
+from nightshift import config, interrupts
 from nightshift.data import formats, importing
 from nightshift.errors import Busy, NightshiftError
 from nightshift.pipeline import notify
@@ -79,19 +79,9 @@ def refused(root: Path, started: datetime, busy: Busy) -> None:
 
 def _was_met(error: BaseException) -> bool:
     """Whether the error, or one that it came from, was passed here before; from now on it was."""
-    known = any(hasattr(each, _MET) for each in _chain(error))
+    known = any(hasattr(each, _MET) for each in interrupts.chain(error))
     setattr(error, _MET, True)
     return known
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """The error and those that it came from."""
-    found: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in found:
-        found.append(following)
-        following = following.__cause__ or following.__context__
-    return found
 
 
 def prepare(root: Path) -> list[str]:

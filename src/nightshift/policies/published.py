@@ -29,7 +29,7 @@ _IMAGES_ON_GPU = 256
 """All those of an iteration would take four times their memory."""
 _ON_GPU = threading.Lock()
 """One thread at a time prepares images on the GPU: several read demos ahead, and memory is short there."""
-_PROPRIO, _PROPRIO_SHAPE = "proprio", (8,)
+_PROPRIO, _STATE = "proprio", "state"
 """LIBERO's own vector. It has as many numbers as `state`, so that no shape tells them apart."""
 VISION_FEATURES = "vision_features"
 """The latent of that name, [B, N, width]: the vision encoder's features of N patches of all cameras."""
@@ -57,13 +57,13 @@ class PublishedPolicySpec(TypedDict):
     """Whether `decide` records them, and the update takes them in the place of images."""
 
 
-def require_published_state(inputs: Shapes) -> None:
+def require_published_state(inputs: Iterable[str], offered: Shapes) -> None:
     """ConfigError: a published checkpoint would read another vector than it was trained on."""
-    if tuple(inputs.get(_PROPRIO, ())) == _PROPRIO_SHAPE:
+    if _PROPRIO in inputs and _STATE in offered:
         raise ConfigError(
             f"policy.inputs has {_PROPRIO}, whose rotation is relative to facing down, and published checkpoints take "
-            "robosuite's rotation, which is in state",
-            f"write state in place of {_PROPRIO} in policy.inputs of params.yaml",
+            f"robosuite's rotation, which is in {_STATE}",
+            f"write {_STATE} in place of {_PROPRIO} in policy.inputs of params.yaml",
         )
 
 

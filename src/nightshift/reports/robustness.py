@@ -60,7 +60,11 @@ def summary(outcomes: Outcomes) -> dict[str, Any]:
 
 def _nothing_valid(what: str, name: str) -> RolloutError:
     """The worlds are the same every time, so another try alone may well end as this one."""
-    without = "" if name == UNPERTURBED else f", or leave {name} out: nightshift robustness plays nothing again"
+    without = (
+        ""
+        if name == UNPERTURBED
+        else ", or name the others in robustness.perturbations: finished episodes are not played again"
+    )
     return RolloutError(what, f"machine.workers 0 in params.yaml shows what the simulator says{without}")
 
 
@@ -95,7 +99,7 @@ def limits(report: Mapping[str, Any]) -> list[str]:
     """A sentence for each perturbation that a scene was too full for, or had nothing for."""
     return [
         f"{name}: the scene did not allow the whole strength in "
-        + ", ".join(f"{episodes} episodes of {task}" for task, episodes in counts.items())
+        + ", ".join(f"{count} {'episode' if count == 1 else 'episodes'} of {task}" for task, count in counts.items())
         for name, counts in report.get("limited", {}).items()  # reports of earlier releases do not say it
     ]
 

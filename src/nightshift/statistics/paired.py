@@ -124,7 +124,8 @@ class Repeated:
         gain = self.total.gain
         alone = sum((one - gain) ** 2 for own in self.differences.values() for one in own)
         clustered = sum((sum(own) - len(own) * gain) ** 2 for own in self.differences.values())
-        return min(max(1.0, clustered / alone), float(self.times)) if alone else float(self.times)
+        can_tell = alone and len(self.differences) > 1
+        return min(max(1.0, clustered / alone), float(self.times)) if can_tell else float(self.times)
 
     @property
     def interval(self) -> tuple[float, float]:

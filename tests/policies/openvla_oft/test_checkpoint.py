@@ -113,7 +113,7 @@ def test_two_cameras_the_state_vector_and_the_continuous_head_are_loaded(with_pa
 
 def test_the_vector_that_published_checkpoints_do_not_take_is_refused(with_parts: Path) -> None:
     """It has as many numbers as theirs."""
-    shapes = {**SHAPES, "proprio": (8,)}
+    shapes = {**SHAPES, "proprio": (8,), "state": (8,)}
     chosen = settings(with_parts, inputs=["agentview", "proprio", INSTRUCTION], head="l1")
     with (
         torch.device("meta"),

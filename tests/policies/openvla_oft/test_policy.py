@@ -72,7 +72,7 @@ def test_pixels_are_normalised_per_tower_and_cameras_follow_each_other() -> None
 
 
 @pytest.mark.parametrize(
-    ("family", "tolerance"), [("openvla-oft tokens", TOLERANCE), ("openvla-oft l1", 5 * TOLERANCE)]
+    ("family", "tolerance"), [("openvla-oft tokens", TOLERANCE), ("openvla-oft l1", 20 * TOLERANCE)]
 )
 def test_log_probs_depend_neither_on_the_microbatch_nor_on_the_place_in_it(family: str, tolerance: float) -> None:
     """The Laplace density has a scale of e⁻³: its log-probs change twenty times as much as the actions round."""
@@ -112,7 +112,7 @@ def test_weights_that_are_known_are_taken_as_they_are_and_none_are_drawn(family:
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 @pytest.mark.parametrize("stop_token", [True, False])
 def test_log_probs_do_not_depend_on_padding(attention: str, stop_token: bool) -> None:
-    """Padding between patches and prompt, in rows of different lengths."""
+    """Padding between patches and prompt, in rows of different lengths. Logits reach 20: they round more."""
     torch.manual_seed(0)
     network = {**NETWORK, "action_head": "tokens", "attention": attention, "stop_token": stop_token}
     policy = OpenVlaOft(**{**OPENVLA_OFT, "network": network})
@@ -125,9 +125,11 @@ def test_log_probs_do_not_depend_on_padding(attention: str, stop_token: bool) ->
         for row in range(3):
             alone = _rows(inputs, slice(row, row + 1))
             alone[INSTRUCTION] = alone[INSTRUCTION][:, -int(lengths[row]) :]
-            torch.testing.assert_close(policy.outputs(alone)[0], together[row], rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(policy.outputs(alone)[0], together[row], rtol=0, atol=5 * TOLERANCE)
         longer = torch.nn.functional.pad(inputs[INSTRUCTION], (9, 0), value=PAD)
-        torch.testing.assert_close(policy.outputs({**inputs, INSTRUCTION: longer}), together, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(
+            policy.outputs({**inputs, INSTRUCTION: longer}), together, rtol=0, atol=5 * TOLERANCE
+        )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from nightshift.policies.openvla_oft.network import NetworkSpec, OpenVlaOftNetwo
 from nightshift.policies.openvla_oft.spec import CommonSpec, OpenVlaOftSpec, PixelsSpec, PublishedSpec
 from nightshift.policies.openvla_oft.variants import PRESETS, VariantSpec
 from nightshift.policies.openvla_oft.vit import PATCH, TowerSpec, TransformerSpec
-from nightshift.policies.published import BaseSpec, require_published_state
+from nightshift.policies.published import BaseSpec
 from nightshift.policies.vision import AugmentationSpec
 from nightshift.types import INSTRUCTION
 
@@ -45,7 +45,6 @@ def published(settings: config.OpenVlaOft, inputs: Shapes, action_dim: int) -> t
     """The spec of a checkpoint and its network. All is checked before the first weight is read, and where tensors are
     on the meta device none is."""
     assert settings.checkpoint is not None
-    require_published_state(inputs)
     folder = None if settings.checkpoint.adapter is None else Path(settings.checkpoint.adapter)
     checkpoint = PublishedCheckpoint.open(Path(settings.checkpoint.path), folder)
     config_json = {**checkpoint.json("config.json"), "text_config": checkpoint.field("config.json", "text_config")}

@@ -22,7 +22,7 @@ from nightshift.policies.openvla_oft.norm_stats import Bounds
 from nightshift.policies.openvla_oft.spec import OpenVlaOftSpec
 from nightshift.policies.openvla_oft.tokenizer import HashTokenizer, LlamaTokenizer, Prompts
 from nightshift.policies.openvla_oft.vit import PATCH
-from nightshift.policies.published import ADAPTER, BaseSpec, PublishedPolicy
+from nightshift.policies.published import ADAPTER, BaseSpec, PublishedPolicy, require_published_state
 from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class OpenVlaOft(PublishedPolicy, HeadPolicy):
         inputs = select(settings.inputs, shapes)
         if settings.checkpoint is None:
             return cls(**opening.random_spec(settings, inputs, action_dim))
+        require_published_state(inputs, shapes)
         spec, network = opening.published(settings, inputs, action_dim)
         return cls(network, **spec)
 

@@ -82,6 +82,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
     def from_config(cls, settings: config.Pi0, shapes: Shapes, action_dim: int) -> Pi0:
         """All is checked before the first weight is read, and where tensors are on the meta device none is."""
         inputs = select(settings.inputs, shapes)
+        require_published_state(inputs, shapes)
         checkpoint = Pi0Checkpoint.open(Path(settings.checkpoint.path))
         network_spec = checkpoint.network_spec(settings.horizon)
         is_pi05, vectors = network_spec["adaptive_norms"], _vectors(settings, inputs, network_spec)
@@ -213,7 +214,6 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
 
 def _vectors(settings: config.Pi0, inputs: Shapes, network: NetworkSpec) -> int:
     """The size of the state; ConfigError if these observations are not those of the checkpoint."""
-    require_published_state(inputs)
     found, is_pi05 = Modalities(inputs, 0), network["adaptive_norms"]
     if not found.cameras or not found.instruction or bool(found.vectors) == is_pi05:
         takes = "no state vector" if is_pi05 else "state vectors"
