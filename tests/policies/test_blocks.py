@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from nightshift.algorithms.sft import DemoBatch
 from nightshift.errors import ConfigError
 from nightshift.policies.base import Policy
-from nightshift.policies.blocks import compile_blocks, recompute_activations, require_blocks
+from nightshift.policies.blocks import prepare_blocks, require_blocks
 from nightshift.policies.vla import Vla
 from tests.policies import examples
 
@@ -23,9 +25,9 @@ def as_they_are(_: Policy) -> None:
     """Blocks that nothing has changed."""
 
 
-def recomputed_and_compiled(policy: Policy) -> None:
-    recompute_activations(policy)
-    compile_blocks(policy)
+compiled_alone = functools.partial(prepare_blocks, compiled=True)
+recomputed_alone = functools.partial(prepare_blocks, recomputed=True)
+both = functools.partial(prepare_blocks, compiled=True, recomputed=True)
 
 
 def batch(policy: Any, count: int = 6) -> DemoBatch:
@@ -43,13 +45,13 @@ def gradients(family: str, prepare: Prepare) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("family", ["vla", "openvla-oft tokens"])
 def test_recomputed_activations_give_the_same_gradients(family: str) -> None:
-    kept, again = gradients(family, as_they_are), gradients(family, recompute_activations)
+    kept, again = gradients(family, as_they_are), gradients(family, recomputed_alone)
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at it
-@pytest.mark.parametrize("prepare", [compile_blocks, recomputed_and_compiled])
+@pytest.mark.parametrize("prepare", [compiled_alone, both])
 @pytest.mark.parametrize("family", ["vla", "openvla-oft tokens"])
 def test_compiled_blocks_give_the_same_gradients_but_for_rounding(family: str, prepare: Prepare) -> None:
     kept, compiled = gradients(family, as_they_are), gradients(family, prepare)
@@ -58,10 +60,21 @@ def test_compiled_blocks_give_the_same_gradients_but_for_rounding(family: str, p
         torch.testing.assert_close(compiled[name], gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at it
+def test_blocks_that_are_recomputed_are_compiled_too() -> None:
+    def graphs(prepare: Prepare) -> int:
+        torch.compiler.reset()
+        counters.clear()
+        gradients("vla", prepare)
+        return int(counters["stats"]["unique_graphs"])
+
+    assert graphs(both) == graphs(compiled_alone) > 0
+
+
 def test_compiling_changes_no_name_of_a_weight() -> None:
     policy = examples.make("vla")
     before = list(policy.state_dict())
-    compile_blocks(policy)
+    compiled_alone(policy)
     assert list(policy.state_dict()) == before
 
 
@@ -86,4 +99,4 @@ def test_recomputing_keeps_fewer_activations() -> None:
             policy.bc_loss(of.inputs, of.actions, of.mask)
         return sum(sizes)
 
-    assert saved(recompute_activations) < 0.6 * saved(as_they_are)
+    assert saved(recomputed_alone) < 0.6 * saved(as_they_are)

@@ -5,23 +5,24 @@ from __future__ import annotations
 
 import functools
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 from nightshift.errors import ConfigError
 from nightshift.policies.base import Policy
 
 
-def recompute_activations(policy: Policy) -> None:
-    """Memory for the activations of one block instead of all of them, for one more forward pass per update."""
-    for block in policy.transformer_blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+def prepare_blocks(policy: Policy, *, compiled: bool = False, recomputed: bool = False) -> None:
+    """`compiled`: with torch.compile, at the first call; blocks of one kind share what is compiled. Norms, rotations
+    and activations become few kernels, and what is cheap is recomputed in the backward pass instead of kept.
 
-
-def compile_blocks(policy: Policy) -> None:
-    """With torch.compile, at the first call; blocks of one kind share what is compiled. Norms, rotations and
-    activations become few kernels, and what is cheap is recomputed in the backward pass instead of kept."""
+    `recomputed`: memory for the activations of one block instead of all of them, for one more forward pass per update.
+    """
     for block in policy.transformer_blocks:
-        block.compile()
+        if compiled:
+            block.forward = torch.compile(block.forward)
+        if recomputed:  # around what is compiled: torch compiles nothing of a block whose forward is a checkpoint
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def decisions_within(policy: Policy, tokens: int) -> int:
