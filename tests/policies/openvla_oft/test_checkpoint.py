@@ -493,7 +493,11 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence_before_memory_is_taken(c
     ("changes", "sentence"),
     [
         ({"use_dora": True}, "is not that of a plain LoRA adapter: it has use_dora"),
-        ({"r": 0}, "is not that of a plain LoRA adapter: it has no r"),
+        ({"r": 0}, "is not that of a plain LoRA adapter: its r is 0, and has to be"),
+        ({"r": "4"}, "is not that of a plain LoRA adapter: its r is 4, and has to be a whole number"),
+        ({"lora_alpha": None}, "is not that of a plain LoRA adapter: its lora_alpha is None, and has to be a number"),
+        ({"peft_type": "IA3"}, "is not that of a plain LoRA adapter: its peft_type is IA3"),
+        ({"r": 8}, "with rank 4, and its adapter_config.json has r 8"),
     ],
 )
 def test_an_adapter_that_is_merged_otherwise_is_refused(
@@ -501,6 +505,16 @@ def test_an_adapter_that_is_merged_otherwise_is_refused(
 ) -> None:
     write_adapter(tmp_path / "adapter", ADAPTED, **changes)
     with torch.device("meta"), pytest.raises(NightshiftError, match=sentence):
+        load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("[]", "is no JSON object"), ("{", "is not JSON"), ("\xff", "is not JSON")]
+)
+def test_a_damaged_file_of_an_adapter_is_one_sentence(written: Path, tmp_path: Path, text: str, sentence: str) -> None:
+    write_adapter(tmp_path / "adapter", ADAPTED)
+    (tmp_path / "adapter" / "adapter_config.json").write_bytes(text.encode("latin-1"))
+    with torch.device("meta"), pytest.raises(NightshiftError, match=rf"adapter_config\.json {sentence}"):
         load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
 
 

@@ -22,6 +22,8 @@ from tests.policies.openvla_oft import tiny
 ROWS = 6
 TOLERANCE = 1e-5
 """Of log-probs in float32: sums over another number of rows or keys round differently."""
+BFLOAT16_TOLERANCE = {"tokens": 0.05, "l1": 0.5}
+"""Of log-probs in bfloat16, which has 8 bits: twice and three times the most that 12 random policies differed by."""
 SIZE = {**tiny.section()["size"], "llama": {**tiny.TRANSFORMER, "width": 32}}
 
 
@@ -90,6 +92,28 @@ def test_log_probs_depend_neither_on_the_microbatch_nor_on_the_place_in_it(famil
         )
 
 
+@pytest.mark.parametrize("head", BFLOAT16_TOLERANCE)
+def test_log_probs_in_bfloat16_depend_on_the_microbatch_and_on_padding_by_rounding_alone(head: str) -> None:
+    torch.manual_seed(0)
+    policy = OpenVlaOft(**{**OPENVLA_OFT, "network": {**NETWORK, "action_head": head, "dtype": "bfloat16"}})
+    inputs, tolerance = policy.inputs(observe(ROWS)), BFLOAT16_TOLERANCE[head]
+    with torch.no_grad():
+        actions, rollout = policy.sample(inputs, generators(ROWS), 1.6)
+        alone = [policy.log_prob(_without_padding(inputs, row), actions[row : row + 1], 1.6) for row in range(ROWS)]
+        turned = torch.arange(ROWS - 1, -1, -1)
+        backwards = policy.log_prob(_rows(inputs, turned), actions[turned], 1.6)
+    for again in (torch.cat(alone), backwards[turned]):
+        torch.testing.assert_close(again, rollout, rtol=0, atol=tolerance)
+    assert (backwards - rollout).abs().max() > 4 * tolerance  # it sees rows that are mixed up
+
+
+def _without_padding(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+    """One row, with the columns of its own prompt."""
+    alone = _rows(inputs, slice(row, row + 1))
+    length = int((alone[INSTRUCTION] != PAD).sum())
+    return {**alone, INSTRUCTION: alone[INSTRUCTION][:, -length:]}
+
+
 def _rows(inputs: dict[str, torch.Tensor], index: Any) -> dict[str, torch.Tensor]:
     return {name: tensor[index] for name, tensor in inputs.items()}
 
@@ -123,9 +147,8 @@ def test_log_probs_do_not_depend_on_padding(attention: str, stop_token: bool) ->
     with torch.no_grad():
         together = policy.outputs(inputs)
         for row in range(3):
-            alone = _rows(inputs, slice(row, row + 1))
-            alone[INSTRUCTION] = alone[INSTRUCTION][:, -int(lengths[row]) :]
-            torch.testing.assert_close(policy.outputs(alone)[0], together[row], rtol=0, atol=5 * TOLERANCE)
+            alone = policy.outputs(_without_padding(inputs, row))
+            torch.testing.assert_close(alone[0], together[row], rtol=0, atol=5 * TOLERANCE)
         longer = torch.nn.functional.pad(inputs[INSTRUCTION], (9, 0), value=PAD)
         torch.testing.assert_close(
             policy.outputs({**inputs, INSTRUCTION: longer}), together, rtol=0, atol=5 * TOLERANCE

@@ -33,7 +33,7 @@ class Adapter:
         settings = _settings(folder)
         shapes = _shapes(folder / WEIGHTS)
         for name in sorted({name.rpartition(".lora_")[0] for name in shapes}):
-            _check(folder, name, shapes, weights)
+            _check(folder, name, settings["r"], shapes, weights)
         return cls(folder / WEIGHTS, settings["lora_alpha"] / settings["r"], shapes)
 
     def merged(self, name: str, weight: Tensor, rows: slice | None) -> Tensor:
@@ -49,22 +49,38 @@ class Adapter:
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
+    path = folder / CONFIG
     try:
-        settings: Mapping[str, Any] = json.loads((folder / CONFIG).read_text())
+        settings = json.loads(path.read_text())
     except FileNotFoundError:
         raise DataError(
             f"{folder} has no {CONFIG}", "set policy.checkpoint.adapter to a folder that peft saved"
         ) from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{folder / CONFIG} is not JSON: {error}", "download the adapter again") from None
-    unusual = [name for name in _NOT_PLAIN if settings.get(name)]
-    if unusual or not settings.get("r") or "lora_alpha" not in settings:
-        why = f"it has {unusual[0]}" if unusual else "it has no r or no lora_alpha"
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}", "download the adapter again") from None
+    if not isinstance(settings, Mapping):
+        raise DataError(f"{path} is no JSON object", "download the adapter again")
+    why = _not_plain(settings)
+    if why is not None:
         raise DataError(
-            f"{folder / CONFIG} is not that of a plain LoRA adapter: {why}",
-            "merge it with peft, and give the merged checkpoint",
+            f"{path} is not that of a plain LoRA adapter: {why}", "merge it with peft, and give the merged checkpoint"
         )
     return settings
+
+
+def _not_plain(settings: Mapping[str, Any]) -> str | None:
+    """Why an adapter cannot be merged here."""
+    unusual = next((name for name in _NOT_PLAIN if settings.get(name)), None)
+    if unusual is not None:
+        return f"it has {unusual}"
+    kind, rank, alpha = (settings.get(name) for name in ("peft_type", "r", "lora_alpha"))
+    if kind not in (None, "LORA"):
+        return f"its peft_type is {kind}"
+    if type(rank) is not int or rank < 1:
+        return f"its r is {rank}, and has to be a whole number above 0"
+    if type(alpha) not in (int, float):
+        return f"its lora_alpha is {alpha}, and has to be a number"
+    return None
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -88,7 +104,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _check(
-    folder: Path, module: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, tuple[int, ...]]
+    folder: Path, module: str, rank: int, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, tuple[int, ...]]
 ) -> None:
     weight = weights.get(f"{module}.weight")
     a, b = (shapes.get(f"{module}.{part}", ()) for part in ("lora_A", "lora_B"))
@@ -97,4 +113,9 @@ def _check(
         raise DataError(
             f"the adapter {folder} adapts {module} by {list(a)} and {list(b)}, which {fits}",
             "give the adapter that was trained on this checkpoint",
+        )
+    if a[0] != rank:
+        raise DataError(
+            f"the adapter {folder} adapts {module} with rank {a[0]}, and its {CONFIG} has r {rank}",
+            "give the folder as peft saved it: the two files are of different adapters",
         )
