@@ -826,8 +826,10 @@ class Rloo(Section):
     critic: Critic
     epochs: Count
     """Passes over an iteration's episodes."""
-    minibatch_size: Count
-    """Decisions per gradient step."""
+    minibatch_size: Count | None
+    """Decisions per gradient step; the last one of an epoch has what is left. null = by num_minibatches."""
+    num_minibatches: Count | None
+    """Gradient steps per epoch, on equal parts of its decisions; null = by minibatch_size."""
     optimizer: Optimizer
     target_kl: Positive | None
     """An iteration's update ends early when the KL from its start exceeds this, measured on the whole batch after every
@@ -837,6 +839,8 @@ class Rloo(Section):
     def _consistent(self) -> Rloo:
         if self.kl.target is not None and not self.kl.coef:
             raise ValueError("kl.target has no effect while kl.coef is 0: give a coefficient to adapt")
+        if (self.minibatch_size is None) == (self.num_minibatches is None):
+            raise ValueError("set one of minibatch_size and num_minibatches to a number, and the other to null")
         return self
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from nightshift import config
 from nightshift.algorithms.batch import collate
+from nightshift.algorithms.collective import RankSlice
 from nightshift.algorithms.estimators import Groups
 from nightshift.algorithms.objectives import RatioLevel, elements
 from nightshift.algorithms.on_policy import Iteration, OnPolicyLearner
@@ -154,6 +156,7 @@ KNOBS: list[tuple[str, Any, dict[str, Any]]] = [
     ("critic.gae_lambda", 0.1, GAE),
     ("epochs", 2, {}),
     ("minibatch_size", 9, {}),
+    ("num_minibatches", 3, {"minibatch_size": None, "num_minibatches": 1}),
     ("optimizer.learning_rate", 0.02, {}),
     ("optimizer.weight_decay", 0.1, {}),
     ("optimizer.warmup_steps", 4, {}),
@@ -281,6 +284,25 @@ def test_without_a_target_kl_the_update_is_that_of_one_too_far_to_reach() -> Non
     assert of_free["update/kl"] > 0
 
 
+@pytest.mark.parametrize(
+    ("minibatch_size", "num_minibatches", "sizes"),
+    [(9, None, [9, 9, 2]), (20, None, [20]), (None, 3, [7, 7, 6]), (None, 1, [20]), (None, 30, [1] * 20)],
+)
+def test_an_epoch_is_split_by_size_with_a_rest_or_into_equal_parts(
+    minibatch_size: int | None, num_minibatches: int | None, sizes: list[int]
+) -> None:
+    chosen = settings(epochs=1, minibatch_size=minibatch_size, num_minibatches=num_minibatches)
+    parts = list(make_learner(policy(), chosen)._minibatches(RankSlice(0, 20, 20)))
+    assert [len(part) for part in parts] == sizes
+    assert sorted(torch.cat(parts).tolist()) == list(range(20))
+
+
+@pytest.mark.parametrize("both", [None, 4])
+def test_a_minibatch_has_either_a_size_or_a_number(both: int | None) -> None:
+    with pytest.raises(ValidationError, match="set one of minibatch_size and num_minibatches to a number"):
+        settings(minibatch_size=both, num_minibatches=both)
+
+
 def test_the_count_of_microbatches_rises_with_every_one_of_them() -> None:
     actor = policy()
     played = groups(actor, *MIXED[:2])
@@ -290,7 +312,7 @@ def test_the_count_of_microbatches_rises_with_every_one_of_them() -> None:
     gradients = learner.update(Iteration(played, 0.0))["update/gradients"]
     passes = 1 + 1 + chosen.epochs + 1 + chosen.epochs  # the critic's inputs, before, the policy's, after, the critic's
     finals = len(played) * 4
-    assert learner.microbatches == passes * decisions + finals + gradients * chosen.minibatch_size
+    assert learner.microbatches == passes * decisions + finals + gradients * 8
 
 
 class Counting(GaussianMlp):

@@ -6,6 +6,7 @@ ranks, so the update depends neither on the number of ranks nor on the size of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -152,7 +153,7 @@ class OnPolicyLearner:
         history: list[dict[str, float]] = []
         kl = 0.0
         for index in self._minibatches(local):
-            history.append(self._policy_step(batch, index, weights[index]))
+            history.append(self._policy_step(batch, index, weights[index], demos=self._minibatch_size(local.total)))
             if target_kl is not None and (kl := self._approx_kl(batch, start, local)) > target_kl:
                 break
         if target_kl is None and history:
@@ -170,8 +171,22 @@ class OnPolicyLearner:
         """This rank's part of every minibatch; the order is the same on all ranks."""
         for _ in range(self._settings.epochs if local.total else 0):
             order = torch.randperm(local.total, generator=self.generator)
-            for part in torch.split(order, self._settings.minibatch_size):
+            for part in self._parts(order):
                 yield local.local(part)
+
+    def _parts(self, order: Tensor) -> Sequence[Tensor]:
+        count = self._settings.num_minibatches
+        if count is not None:
+            return torch.tensor_split(order, min(count, len(order)))
+        return torch.split(order, self._minibatch_size(len(order)))
+
+    def _minibatch_size(self, decisions: int) -> int:
+        """The most that a minibatch of so many decisions has."""
+        size, count = self._settings.minibatch_size, self._settings.num_minibatches
+        if size is not None:
+            return size
+        assert count is not None  # one of the two is set
+        return math.ceil(decisions / count)
 
     def _weights(self, batch: DecisionBatch) -> Tensor:
         """The weight [N] of each element of a decision: 1, or 1 / the number of elements of its episode."""
@@ -183,8 +198,9 @@ class OnPolicyLearner:
         )
         return 1 / sizes[batch.episode]
 
-    def _policy_step(self, batch: DecisionBatch, minibatch: Tensor, weights: Tensor) -> dict[str, float]:
-        """One gradient step on the decisions `minibatch` [M] of the batch; the weighted mean of each loss term."""
+    def _policy_step(self, batch: DecisionBatch, minibatch: Tensor, weights: Tensor, *, demos: int) -> dict[str, float]:
+        """One gradient step on the decisions `minibatch` [M] of the batch, and on so many steps of demos; the weighted
+        mean of each loss term."""
         _, counted = elements(batch.log_probs[minibatch], batch.mask[minibatch], self._settings.ratio_level)
         total = torch.where(counted, weights[:, None], 0).sum()
         self._strategy.sum([total])
@@ -192,7 +208,7 @@ class OnPolicyLearner:
         for index in self._microbatches(len(minibatch)):
             own = weights[index] / total if len(index) else torch.zeros(1)
             sums += self._accumulate_gradient(self._or_idle(batch[minibatch[index]]), own).cpu()
-        self._accumulate_bc_gradient()
+        self._accumulate_bc_gradient(demos)
         self._strategy.sum([sums])
         norm = self.policy_optimizer.step()
         return {**dict(zip(_TERMS, sums.tolist(), strict=True)), "grad_norm": norm}
@@ -225,11 +241,11 @@ class OnPolicyLearner:
         objective.backward()  # type: ignore[no-untyped-call]
         return torch.stack(terms).detach()
 
-    def _accumulate_bc_gradient(self) -> None:
+    def _accumulate_bc_gradient(self, count: int) -> None:
         """Add the gradient of the BC loss on one draw of demos, which the ranks share out."""
         if self._demos is None or not self._settings.bc_weight:
             return
-        chosen = torch.randint(len(self._demos), (self._settings.minibatch_size,), generator=self.generator)
+        chosen = torch.randint(len(self._demos), (count,), generator=self.generator)
         draws = torch.rand(len(chosen), self.policy.loss_draws, generator=self.generator)
         total = self._demos.mask[chosen].sum()
         local = share_out(self._strategy, len(chosen))
