@@ -17,6 +17,7 @@ import yaml
 from nightshift import config, envs, files, policies
 from nightshift.access import TOKEN_VARIABLE
 from nightshift.config import merged
+from nightshift.envs.grid import check_inputs
 from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.pipeline import precheck
 from nightshift.pipeline.run import Session, ensure
@@ -551,7 +552,7 @@ def _misfit(chosen: config.Params, *, built: bool = False) -> str | None:
     try:
         if built:
             policy = precheck._weightless(chosen)
-            precheck.check_inputs(policy, chosen.env, precheck._instructions(chosen.env))
+            check_inputs(policy, chosen.env, precheck._instructions(chosen.env))
         else:
             precheck.check_policy(chosen)
     except NightshiftError as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlflow
 import pytest
+import yaml
 from safetensors.torch import load_file, save_file
 
 import nightshift
@@ -22,8 +23,9 @@ from nightshift.adapters.mlflow_registration import Proposal
 from nightshift.config import merged
 from nightshift.envs.fake import FAKE
 from nightshift.envs.grid import digest, played_by
-from nightshift.errors import RegistryError
+from nightshift.errors import ConfigError, RegistryError
 from nightshift.pipeline.job import Job
+from nightshift.pipeline.predict import predict
 from nightshift.project import packages, paths
 from nightshift.reports import gate
 from nightshift.reports.candidates import read_opponent
@@ -169,6 +171,15 @@ def test_a_champion_that_cannot_play_here_is_left_out_and_the_reason_is_said(
     assert is_empty(paths.OPPONENT)
     said = " ".join(capsys.readouterr().out.split())
     assert "cannot play this grid: it reads objects of shape [4], and here it is [3]" in said
+
+
+def test_a_registered_model_that_cannot_play_here_is_refused_before_it_is_played(
+    registry: Path, params: config.Params
+) -> None:
+    register_champion(registry, params.section("register").model, "old", inputs={"objects": 4})
+    (registry / paths.PARAMS).write_text(yaml.safe_dump(small_params()))
+    with pytest.raises(ConfigError, match="model champion cannot play here: it reads objects of shape"):
+        predict(registry, "champion", task="", episodes=1)
 
 
 def test_the_gate_says_that_the_champion_cannot_play_and_how_the_version_becomes_champion_all_the_same(

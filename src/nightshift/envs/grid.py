@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import nightshift
 from nightshift import config, envs, files
 from nightshift.envs import registry
 from nightshift.envs.splits import evaluation_states
+from nightshift.errors import ConfigError
 from nightshift.project import packages
+from nightshift.types import INSTRUCTION
+
+if TYPE_CHECKING:
+    from nightshift.policies.base import Policy
 
 _PLAYING = ("envs", "rollouts")
 """Folders of this package whose code plays episodes."""
@@ -56,12 +63,23 @@ def cameras_in(env: config.Env, observations: Collection[str]) -> list[str]:
     return [camera for camera in envs.selected(env).cameras if camera in observations]
 
 
-def misfit(env: config.Env, shapes: Mapping[str, Sequence[int]]) -> str:
-    """Why a policy with inputs of these shapes cannot play here, in words; empty if it can."""
+def misfit(env: config.Env, policy: Policy) -> str:
+    """Why a policy cannot play here, in words; empty if it can."""
     space = envs.observation_space(env)
-    for name, shape in shapes.items():
+    for name, shape in policy.shapes.items():
         if name not in space:
             return f"it reads {name}, which {env.suite} does not have with these cameras"
         if tuple(space[name].shape) != tuple(shape):
             return f"it reads {name} of shape {list(shape)}, and here it is {list(space[name].shape)}"
+    try:
+        check_inputs(policy, env, [task.language for task in envs.tasks(env)])
+    except ConfigError as error:
+        return error.what
     return ""
+
+
+def check_inputs(policy: Policy, env: config.Env, instructions: Sequence[str]) -> None:
+    """ConfigError if the policy cannot read what the environment shows it, with these instructions."""
+    space = envs.observation_space(env)
+    seen = {name: np.zeros((len(instructions), *space[name].shape), space[name].dtype) for name in policy.observations}
+    policy.inputs(seen | ({INSTRUCTION: np.array(instructions)} if INSTRUCTION in seen else {}))

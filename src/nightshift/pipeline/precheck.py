@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from nightshift import config, envs, policies
 from nightshift.cluster.program import ADDRESS_VARIABLE, temporary_folder
 from nightshift.data import sources
+from nightshift.envs.grid import check_inputs
 from nightshift.envs.perturbations import randomisation
 from nightshift.envs.splits import (
     TrainingStates,
@@ -135,13 +134,6 @@ def _instructions(env: config.Env) -> list[str]:
     """All that a policy may be told."""
     randomisation.check(env)
     return [task.language for task in envs.tasks(env)] + randomisation.instructions(env)
-
-
-def check_inputs(policy: Policy, env: config.Env, instructions: Sequence[str]) -> None:
-    """ConfigError if the policy cannot read what the environment shows it, with these instructions."""
-    space = envs.observation_space(env)
-    seen = {name: np.zeros((len(instructions), *space[name].shape), space[name].dtype) for name in policy.observations}
-    policy.inputs(seen | ({INSTRUCTION: np.array(instructions)} if INSTRUCTION in seen else {}))
 
 
 def _check_disks(params: config.Params, stages: Sequence[Definition]) -> None:

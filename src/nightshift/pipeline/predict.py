@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nightshift import config
 from nightshift.adapters import mlflow_registry
+from nightshift.envs.grid import misfit
 from nightshift.errors import ConfigError, RolloutError
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
@@ -23,6 +24,8 @@ def predict(root: Path, which: str, task: str, episodes: int) -> dict[str, Rate]
     params = config.load(root / paths.PARAMS)
     env = _narrowed(params.env, task)
     policy = mlflow_registry.load(root, params.section("register").model, which)
+    if why := misfit(env, policy):
+        raise ConfigError(f"model {which} cannot play here: {why}", "choose another, or edit env in params.yaml")
     requests = grid(env, episodes)
     played: Counter[str] = Counter()
     solved: Counter[str] = Counter()

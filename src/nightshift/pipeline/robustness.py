@@ -18,10 +18,9 @@ import numpy as np
 
 from nightshift import config, envs, files, policies
 from nightshift.config import CHAMPION
-from nightshift.envs.grid import cameras_in, cells, misfit
+from nightshift.envs.grid import cameras_in, cells, check_inputs, misfit
 from nightshift.envs.perturbations import registry
 from nightshift.errors import Busy, ConfigError
-from nightshift.pipeline.precheck import check_inputs
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import locks, packages, paths, robustness_grid
@@ -93,7 +92,7 @@ def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:
     _warn_without_encoder(params.robustness.films)
     entrants = [find(root, params, name) for name in (which, against) if name]
     for entrant in entrants:
-        if why := misfit(params.env, entrant.policy.shapes):
+        if why := misfit(params.env, entrant.policy):
             raise ConfigError(f"{entrant.name} cannot play here: {why}", "choose another, or edit env in params.yaml")
     chosen = perturbations(params, entrants)
     requests = grid(params, chosen)

@@ -36,8 +36,8 @@ def run(job: Job, *, env: config.Env, policy: config.Policy, evaluate: config.Ev
 def _why_not(champion: Champion, env: config.Env, cameras: Sequence[str]) -> str:
     """Why it cannot play where candidates see these cameras; empty if it can."""
     try:
-        shapes = champion.policy().shapes
+        policy = champion.policy()
     except (DataError, PluginError) as error:  # a night's training must not be lost to an old champion
         return error.what  # its files are those that were registered: damage is a RegistryError
-    unseen = [camera for camera in cameras_in(env, list(shapes)) if camera not in cameras]
-    return f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, shapes)
+    unseen = [camera for camera in cameras_in(env, list(policy.shapes)) if camera not in cameras]
+    return f"it sees {unseen[0]}, which no candidate does" if unseen else misfit(env, policy)

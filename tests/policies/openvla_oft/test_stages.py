@@ -13,8 +13,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from nightshift import config, policies
+from nightshift import config, envs, policies
 from nightshift.algorithms.strategy import SingleProcess
+from nightshift.envs.grid import misfit
 from nightshift.errors import NightshiftError
 from nightshift.learners import checkpoint
 from nightshift.learners.algorithms import OnPolicy
@@ -49,6 +50,15 @@ class HalfSolved(LocalPool):
 
 def with_policy(**changes: Any) -> config.Params:
     return config.Params.model_validate(config.merged(config.merged(small_params(), CHANGES), changes))
+
+
+def test_a_trained_policy_that_cannot_read_an_instruction_cannot_play_there() -> None:
+    """As a champion of other tasks: an evaluation would end at its first episode, after a night's training."""
+    params = with_policy(policy={"max_tokens": 5})
+    shapes = {name: box.shape for name, box in envs.observation_space(params.env).items()}
+    why = misfit(params.env, policies.fresh(params.policy, shapes, 7))
+    assert "the instruction 'reach near' has 12 tokens, and the policy reads 5" in why
+    assert not misfit(params.env, policies.fresh(with_policy().policy, shapes, 7))
 
 
 @pytest.mark.parametrize(
