@@ -19,8 +19,9 @@ from nightshift.access import TOKEN_VARIABLE
 from nightshift.config import merged
 from nightshift.envs.grid import check_inputs
 from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems, ProjectError
-from nightshift.pipeline import precheck
-from nightshift.pipeline.run import Session, ensure
+from nightshift.learners import checkpoint
+from nightshift.pipeline import disk_use, precheck
+from nightshift.pipeline.run import Session, ensure, fingerprint
 from nightshift.project import graph, packages, paths, ports
 from nightshift.teleop.server import listen
 from tests.command import Command
@@ -298,21 +299,51 @@ def test_a_clone_that_does_not_fit_on_the_gpu_is_refused_before_it_learns(
     check(small, "evaluate", "register")
 
 
-def test_a_disk_that_the_policies_of_a_run_do_not_fit_on_is_refused_before_the_first_stage(
+def large_params() -> config.Params:
+    changes = {**SEEING, "policy": tiny.section(), "algorithms": ["rloo"], "machine": {"free_disk_gb": 0.0}}
+    return config.Params.model_validate(merged(small_params(), changes))
+
+
+def leave_room(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    real = shutil.disk_usage(Path.cwd())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=size))
+
+
+@pytest.mark.usefixtures("project_without_code")
+def test_a_disk_that_policies_and_checkpoints_of_a_run_do_not_fit_on_is_refused_before_the_first_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = large_params()
+    sft, rloo = (disk_use.of_stage(stage, precheck._weightless(large), large) for stage in ("sft", "rloo"))
+    assert 3 * rloo.checkpoint > 12 * sum(p.nbytes for p in precheck._weightless(large).parameters())
+    needed = sft.policy + rloo.policy + 3 * rloo.checkpoint
+    leave_room(monkeypatch, needed)
+    check(large)
+    leave_room(monkeypatch, needed - 1)
+    check(large, "sft")
+    told = (
+        r"takes up to 0\.0 GB more: sft writes a policy of 0\.0 GB and checkpoints of 0\.0 GB, 3 at once; rloo writes"
+    )
+    with pytest.raises(ProjectError, match=told):
+        check(large)
+
+
+def test_checkpoints_that_a_run_resumes_from_take_no_room_again_and_those_of_other_params_do(
     project_without_code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {**SEEING, "policy": tiny.section(), "algorithms": ["rloo"], "machine": {"free_disk_gb": 0.0}}
-    large = config.Params.model_validate(merged(small_params(), changes))
-    shapes = {name: spec.shape for name, spec in envs.observation_space(large.env).items()}
-    each = policies.fresh(large.policy, shapes, 2)
-    written = sum(weight.numel() * weight.element_size() for weight in each.parameters())
-    real = shutil.disk_usage(project_without_code)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=2 * written))
-    check(large)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=2 * written - 1))
-    check(large, "sft")
-    with pytest.raises(ProjectError, match=r"each of sft, rloo writes a policy of 0\.0 GB"):
-        check(large)
+    with Session(project_without_code) as session:
+        session.params = large = large_params()
+        use = disk_use.of_stage("sft", precheck._weightless(large), large)
+        state = project_without_code / paths.stage_state("sft", fingerprint("sft", session))
+        written = state / "step-00000001" / checkpoint.TENSORS
+        written.parent.mkdir(parents=True)
+        written.write_bytes(bytes(use.checkpoint))
+        leave_room(monkeypatch, use.policy + 2 * use.checkpoint)
+        session.precheck(["sft"])
+    with Session(project_without_code) as session:
+        session.params = large.model_copy(update={"seed": 1})
+        with pytest.raises(ProjectError, match="training takes up to"):
+            session.precheck(["sft"])
 
 
 @pytest.fixture

@@ -106,17 +106,31 @@ def weights_of(job: Job, params: config.Params, **sampling: Any) -> dict[str, to
 
 @pytest.mark.usefixtures("policy")
 @pytest.mark.parametrize(
-    ("staleness", "ranks"), [(0, 1), (1, 1), pytest.param(1, 2, marks=pytest.mark.slow, id="1-on two ranks")]
+    ("staleness", "ranks", "at", "whole_policies"),
+    [
+        (0, 1, 2, set()),
+        (0, 1, 4, {"best"}),
+        pytest.param(1, 1, 2, set(), id="1-the start acts"),
+        pytest.param(1, 1, 3, {"acting"}, id="1-the best is the start"),
+        pytest.param(1, 1, 4, {"best"}, id="1-the best acts"),
+        pytest.param(1, 2, 3, {"acting"}, marks=pytest.mark.slow, id="1-on two ranks"),
+    ],
 )
 def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(
-    job: Callable[[str], Job], params: config.Params, staleness: int, ranks: int
+    job: Callable[[str], Job], params: config.Params, staleness: int, ranks: int, at: int, whole_policies: set[str]
 ) -> None:
+    """A checkpoint has no policy twice, and not the clone."""
     sampling = {"staleness": staleness, "skip_solved": 2, "curriculum_floor": 0.3, "waves": 2, "min_success_rate": 0.1}
     interrupted = on_machine(job("rloo"), ranks=ranks)
     expected = weights_of(replace(interrupted, state=interrupted.state / "whole"), params, **sampling)
     with pytest.raises(KeyboardInterrupt):
-        weights_of(stopping(interrupted, at=3), params, **sampling)
+        weights_of(stopping(interrupted, at=at), params, **sampling)
+    last = checkpoint.newest(interrupted.state)
+    assert last is not None
+    assert last.step == at - 1
+    assert {name.partition(".")[0] for name in last.tensors} & {"acting", "best"} == whole_policies
     resumed = weights_of(interrupted, params, **sampling)
+    assert resumed.keys() == expected.keys()
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
 
 

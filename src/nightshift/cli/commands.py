@@ -29,6 +29,7 @@ from nightshift.pipeline.run import (
     following,
     run_stage,
     stale,
+    states_to_resume,
     statuses,
     was_killed,
 )
@@ -170,9 +171,9 @@ def plan() -> None:
     if to_do := stale(found):
         from nightshift.pipeline import precheck  # imports numpy: only if there is something to check
 
-        stages, params = graph.load(root), config.load(root / paths.PARAMS)
-        precheck.check(params, [stages[name] for name in to_do])
-        _print_page(params)
+        session = Session(root)
+        precheck.check(session.params, [session.graph[name] for name in to_do], states_to_resume(to_do, session))
+        _print_page(session.params)
 
 
 def _print_page(params: config.Params) -> None:

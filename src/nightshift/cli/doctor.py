@@ -12,7 +12,7 @@ from nightshift.cli import env_commands
 from nightshift.cli.commands import enter
 from nightshift.envs.base import Finding
 from nightshift.errors import NightshiftError, ProjectError
-from nightshift.pipeline.run import was_killed
+from nightshift.pipeline.run import Session, states_to_resume, was_killed
 from nightshift.project import environment, graph, packages, paths, repository
 from nightshift.telemetry.console import console
 
@@ -46,7 +46,7 @@ def _findings(root: Path) -> Iterator[Finding]:
         yield _missing("files", error)
         return
     yield from env_commands.findings(params)
-    yield from _params(params, stages)
+    yield from _params(root, params, stages)
     yield Finding(about="disk", found=f"{shutil.disk_usage(root).free / _GB:.1f} GB free")
     yield _gpu()
     yield from _versions(root)
@@ -72,11 +72,16 @@ def _folder(root: Path) -> Finding:
     return Finding(about="folder", found=str(root))
 
 
-def _params(params: config.Params, stages: dict[str, graph.Definition]) -> Iterator[Finding]:
+def _params(root: Path, params: config.Params, stages: dict[str, graph.Definition]) -> Iterator[Finding]:
     """What does not fit, for all stages that params.yaml chooses."""
     from nightshift.pipeline import precheck
 
-    for problem in precheck.problems(params, [stage for stage in stages.values() if not params.skips(stage.name)]):
+    chosen = [stage for stage in stages.values() if not params.skips(stage.name)]
+    try:
+        states = states_to_resume([stage.name for stage in chosen], Session(root))
+    except NightshiftError:  # of the folder, which is told already
+        states = {}
+    for problem in precheck.problems(params, chosen, states):
         yield _missing("params.yaml", problem)
 
 

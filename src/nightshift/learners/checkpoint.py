@@ -91,6 +91,11 @@ def newest(folder: Path) -> Checkpoint | None:
     return found
 
 
+def size_on_disk(folder: Path) -> int:
+    """Bytes of the checkpoints that are there."""
+    return sum(file.stat().st_size for step in _steps(folder) for file in step.rglob("*") if file.is_file())
+
+
 def _load(path: Path) -> Checkpoint:
     sums = files.verify_folder(path, remedy="")  # `newest` goes on without it
     content = json.loads((path / STATE).read_text())

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ from nightshift.types import INSTRUCTION
 if TYPE_CHECKING:
     import torch
 
+    from nightshift.pipeline.disk_use import DiskUse
     from nightshift.policies.base import Policy, Shapes
 
 Check = Callable[[config.Params], None]
@@ -61,20 +62,33 @@ _SMALL_FAMILIES = (config.GaussianMlp, config.Cnn, config.Vla, config.Flow)
 """Their weights take megabytes, and their settings tell what they can read."""
 
 
-def check(params: config.Params, stages: Iterable[Definition], *, in_run: bool = False) -> None:
+def check(
+    params: config.Params,
+    stages: Iterable[Definition],
+    states: Mapping[str, Path] | None = None,
+    *,
+    in_run: bool = False,
+) -> None:
     """Raise the problem that was found, or Problems if there are several. Untested versions are a warning.
 
-    `in_run`: this process will run the stages, so that what it has itself counts, too, as a terminal."""
+    `states`: by stage, the folder of checkpoints that it would resume from. `in_run`: this process will run the stages,
+    so that what it has itself counts, too, as a terminal."""
     chosen = list(stages)
     _warn_of_untested(chosen)
-    if found := problems(params, chosen, in_run=in_run):
+    if found := problems(params, chosen, states, in_run=in_run):
         raise Problems.of(found)
 
 
-def problems(params: config.Params, stages: Iterable[Definition], *, in_run: bool = False) -> list[NightshiftError]:
+def problems(
+    params: config.Params,
+    stages: Iterable[Definition],
+    states: Mapping[str, Path] | None = None,
+    *,
+    in_run: bool = False,
+) -> list[NightshiftError]:
     """All that stands in the way of these stages, each once."""
     found: dict[str, NightshiftError] = {}
-    for each in _checks(list(stages), in_run=in_run):
+    for each in _checks(list(stages), states or {}, in_run=in_run):
         try:
             each(params)
         except NightshiftError as error:
@@ -148,21 +162,30 @@ def _check_disks(params: config.Params, stages: Sequence[Definition]) -> None:
         )
 
 
-def _check_room_for_policies(params: config.Params, stages: Sequence[Definition]) -> None:
-    """Weights of 7B parameters fill a disk that looks empty, and are written when a stage ends."""
+def _check_room_for_training(params: config.Params, stages: Sequence[Definition], states: Mapping[str, Path]) -> None:
+    """Weights of 7B parameters, and a checkpoint with their moments even more, fill a disk that looks empty."""
     if isinstance(params.policy, _SMALL_FAMILIES):
         return
     policy = _learner(params, stages)
     if policy is None:
         return
-    writing = [stage.name for stage in stages if _makes_policies(stage) and not params.skips(stage.name)]
-    each, free = _bytes(policy.parameters()) / _GB, shutil.disk_usage(Path.cwd()).free / _GB
-    if len(writing) * each > free:
+    from nightshift.pipeline import disk_use
+
+    training = [stage.name for stage in stages if _makes_policies(stage) and not params.skips(stage.name)]
+    uses = [disk_use.of_stage(name, policy, params, states.get(name)) for name in training]
+    needed, free = disk_use.most_at_once(uses), shutil.disk_usage(Path.cwd()).free
+    if needed > free:
         raise ProjectError(
-            f"the disk of {Path.cwd()} has {free:.1f} GB left, and each of {', '.join(writing)} writes a policy of "
-            f"{each:.1f} GB",
+            f"the disk of {Path.cwd()} has {free / _GB:.1f} GB left, and training takes up to {needed / _GB:.1f} GB "
+            f"more: {'; '.join(map(_told, uses))}",
             f"{_MAKE_ROOM}; or move the project to a disk with more room",
         )
+
+
+def _told(use: DiskUse) -> str:
+    kept = f" and checkpoints of {use.checkpoint / _GB:.1f} GB, {use.checkpoints} at once" if use.checkpoints else ""
+    there = f", of which {use.written / _GB:.1f} GB are there" if use.written else ""
+    return f"{use.stage} writes a policy of {use.policy / _GB:.1f} GB{kept}{there}"
 
 
 def _folders_to_fill(machine: config.Machine, stages: Sequence[Definition]) -> dict[Path, str]:
@@ -202,7 +225,7 @@ def _warn_of_untested(stages: list[Definition]) -> None:
         _log.warning("other versions than %s has: %s; make setup installs those", paths.CONSTRAINTS, ", ".join(other))
 
 
-def _checks(stages: list[Definition], *, in_run: bool) -> Iterator[Check]:
+def _checks(stages: list[Definition], states: Mapping[str, Path], *, in_run: bool) -> Iterator[Check]:
     yield lambda params: _check_disks(params, stages)
     if any(map(_comes_before_policies, stages)):
         yield check_policy
@@ -211,7 +234,7 @@ def _checks(stages: list[Definition], *, in_run: bool) -> Iterator[Check]:
         yield lambda params: envs.selected(params.env).check_run(params)
         yield lambda params: randomisation.check(params.env)
     if any(map(_makes_policies, stages)):
-        yield lambda params: _check_room_for_policies(params, stages)
+        yield lambda params: _check_room_for_training(params, stages, states)
     if any(_makes_policies(stage) or _plays(stage) for stage in stages):
         yield lambda params: _check_device(params, stages)
     named = {section for stage in stages for section in stage.params}

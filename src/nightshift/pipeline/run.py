@@ -189,7 +189,8 @@ class Session:
         if definitions:
             from nightshift.pipeline import precheck
 
-            precheck.check(self.params, definitions, in_run=True)
+            states = states_to_resume([stage.name for stage in definitions], self)
+            precheck.check(self.params, definitions, states, in_run=True)
             self._prechecked.update(stage.name for stage in definitions)
 
     def check_unchanged(self) -> None:
@@ -234,6 +235,12 @@ def fingerprint(stage: str, session: Session) -> str:
     inputs = {path.as_posix(): _digest(session.root / path) for path in session.graph[stage].deps}
     key = [stage, sections(stage, session), versions(stage, session), inputs]
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+def states_to_resume(stages: Iterable[str], session: Session) -> dict[str, Path]:
+    """Where those of the stages that have checkpoints keep them for the inputs that are here now."""
+    begun = [stage for stage in stages if (session.root / paths.STATE / stage).is_dir()]
+    return {stage: session.root / paths.stage_state(stage, fingerprint(stage, session)) for stage in begun}
 
 
 def run_stage(stage: str, session: Session) -> float:

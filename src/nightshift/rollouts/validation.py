@@ -87,7 +87,9 @@ class Selection:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint, together with `state`."""
+        """For a checkpoint, together with `state`; none while the best is the start, which a resumed run has anyway."""
+        if self.best is self._start:
+            return {}
         return {f"{_BEST}{name}": tensor for name, tensor in self.best.tensors().items()}
 
     @property
@@ -97,7 +99,8 @@ class Selection:
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Continue with what `tensors` and `state` were; other tensors of the checkpoint are left alone."""
         weights = {name.removeprefix(_BEST): tensor for name, tensor in tensors.items() if name.startswith(_BEST)}
-        self.best = PolicySnapshot.of(self._start.spec, weights, state["best"], self._start.frozen)
+        start = self._start
+        self.best = PolicySnapshot.of(start.spec, weights, state["best"], start.frozen) if weights else start
         self.validations = [Validation.from_json(content) for content in state["validations"]]
 
 

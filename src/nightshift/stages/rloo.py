@@ -33,7 +33,7 @@ from nightshift.telemetry.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
 _ACTING = "acting."
-"""Prefix of the tensors of the policy that plays the next iteration: the one before the last update if they overlap."""
+"""Prefix of the tensors of the policy before the last update, which plays the next iteration if the two overlap."""
 
 
 def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: config.Rloo) -> None:
@@ -54,7 +54,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rloo: co
         contextlib.closing(open_learners(spec, job.machine)) as learners,
         IterationPlayer(pool, sampler, rloo) as player,
     ):
-        history = _resume(job, learners, sampler, player, selection, rloo.iterations)
+        history = _resume(job, learners, sampler, player, selection)
         done = len(history)
         with progress.bar("rloo", total=rloo.iterations, done=done) as advance:
             for iteration in range(done, rloo.iterations):
@@ -157,27 +157,25 @@ History = list[dict[str, float]]
 def _save(
     job: Job, learners: Learners[Iteration], player: IterationPlayer, selection: Selection, history: History
 ) -> None:
-    learned = learners.state()
-    ahead = player.prefetched_with or learners.policy()
-    acting = {f"{_ACTING}{name}": tensor for name, tensor in ahead.tensors().items()}
+    learned, ahead = learners.state(), player.prefetched_with
+    acting = None if ahead is None or ahead.version == selection.best.version else ahead
     state = {
         "history": history,
         "selection": selection.state,
         "learner": learned.counters,
         "sampler": player.sampler_state,
-        "acting": ahead.version,
+        "acting": None if ahead is None else ahead.version,
     }
-    tensors = {**learned.tensors, **acting, **selection.tensors}
+    tensors = {**learned.tensors, **_acting_tensors(acting), **selection.tensors}
     checkpoint.save(job.state, Checkpoint(step=len(history), tensors=tensors, state=state), learners.write_shards)
 
 
+def _acting_tensors(acting: PolicySnapshot | None) -> dict[str, torch.Tensor]:
+    return {f"{_ACTING}{name}": tensor for name, tensor in acting.tensors().items()} if acting else {}
+
+
 def _resume(
-    job: Job,
-    learners: Learners[Iteration],
-    sampler: Sampler,
-    player: IterationPlayer,
-    selection: Selection,
-    iterations: int,
+    job: Job, learners: Learners[Iteration], sampler: Sampler, player: IterationPlayer, selection: Selection
 ) -> History:
     """Restore the newest complete checkpoint; without one, training begins."""
     newest = checkpoint.newest(job.state)
@@ -188,8 +186,13 @@ def _resume(
     learners.restore(LearnerState(tensors=learned, counters=newest.state["learner"], shards=newest.shards))
     sampler.restore(newest.state["sampler"])
     selection.restore(newest.tensors, newest.state["selection"])
-    if newest.step < iterations:
-        acting = {name.removeprefix(_ACTING): tensor for name, tensor in tensors.items() if name.startswith(_ACTING)}
-        newer = learners.policy()
-        player.prefetch(PolicySnapshot.of(newer.spec, acting, newest.state["acting"], newer.frozen))
+    if newest.state["acting"] is not None:
+        player.prefetch(_acting(newest, selection))
     return list(newest.state["history"])
+
+
+def _acting(newest: Checkpoint, selection: Selection) -> PolicySnapshot:
+    """The policy of the iteration that was being played; one that is the best so far is in the checkpoint once."""
+    best, version = selection.best, newest.state["acting"]
+    weights = {n.removeprefix(_ACTING): tensor for n, tensor in newest.tensors.items() if n.startswith(_ACTING)}
+    return PolicySnapshot.of(best.spec, weights, version, best.frozen) if weights else best
