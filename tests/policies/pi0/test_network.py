@@ -177,11 +177,91 @@ def transcribed(made: Any, given: tiny.Batch) -> Tensor:
     return linear(made.action_out_proj, adaptive_norm(made.expert.norm, tokens, condition)[0]).float()
 
 
+PI05_TOLERANCE = 5e-5
+"""Wider than TOLERANCE: the formulas are in double precision, and the network rounds to single precision."""
+
+
+def pi05_batch() -> tiny.Batch:
+    return tiny.batch()._replace(state=torch.zeros(tiny.ROWS, 0))
+
+
+def pi05_error(made: network.Pi0Network) -> float:
+    """The largest difference from what the formulas say."""
+    return float((tiny.velocity(made, pi05_batch()) - transcribed(made, pi05_batch())).abs().max())
+
+
 def test_the_expert_of_pi05_is_what_its_formulas_say() -> None:
-    """To 5e-5 and not 5e-6: the formulas are in double precision, and the network rounds to single precision."""
-    made, given = tiny.network(tiny.PI05), tiny.batch()._replace(state=torch.zeros(tiny.ROWS, 0))
+    made, given = tiny.network(tiny.PI05), pi05_batch()
+    assert pi05_error(made) < PI05_TOLERANCE
     found = tiny.velocity(made, given)
-    torch.testing.assert_close(found, transcribed(made, given), rtol=0, atol=5e-5)
     assert found.std() > 0.1
     sooner = tiny.velocity(made, given._replace(times=given.times * 0.9))
     assert (sooner - found).abs().max() > 1e-2
+
+
+Modulation = tuple[Tensor, Tensor, Tensor]
+"""Scale, shift and gate."""
+
+
+def modulate_by(patch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor, Tensor], Modulation]) -> None:
+    """Adaptive norms that make something else of the projected condition."""
+
+    def forward(self: gemma.AdaptiveRmsNorm, tokens: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        scale, shift, gate = change(*self.dense(condition)[:, None].chunk(3, dim=-1))
+        return normed(tokens) * (1 + scale) + shift, gate
+
+    patch.setattr(gemma.AdaptiveRmsNorm, "forward", forward)
+
+
+def normed(tokens: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(tokens, tokens.shape[-1:], eps=1e-6)
+
+
+def nothing_is_gated(patch: pytest.MonkeyPatch, made: Any) -> None:
+    modulate_by(patch, lambda scale, shift, gate: (scale, shift, torch.ones_like(gate)))
+
+
+def gates_are_relative_to_one(patch: pytest.MonkeyPatch, made: Any) -> None:
+    modulate_by(patch, lambda scale, shift, gate: (scale, shift, 1 + gate))
+
+
+def the_mlp_has_the_gate_of_the_attention(patch: pytest.MonkeyPatch, made: Any) -> None:
+    def forward(self: Any, tokens: Tensor, rotation: Any, mask: Tensor, memory: Any, condition: Tensor) -> Tensor:
+        normed, gate = self.input_layernorm(tokens, condition)
+        attended = gemma.joined(memory, self.self_attn.keys_values(normed, rotation))
+        tokens = tokens + gate * self.self_attn(normed, rotation, mask, attended)
+        output: Tensor = tokens + gate * self.mlp(self.post_attention_layernorm(tokens, condition)[0])
+        return output
+
+    patch.setattr(gemma.AdaptiveDecoderLayer, "forward", forward)
+
+
+def scale_and_shift_are_exchanged(patch: pytest.MonkeyPatch, made: Any) -> None:
+    modulate_by(patch, lambda scale, shift, gate: (shift, scale, gate))
+
+
+def the_final_norm_is_not_modulated(patch: pytest.MonkeyPatch, made: Any) -> None:
+    patch.setattr(made.expert.norm, "forward", lambda tokens, condition: (normed(tokens), None))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        nothing_is_gated,
+        gates_are_relative_to_one,
+        the_mlp_has_the_gate_of_the_attention,
+        scale_and_shift_are_exchanged,
+        the_final_norm_is_not_modulated,
+    ],
+)
+def test_adaptive_norms_that_modulate_in_another_way_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[pytest.MonkeyPatch, Any], None]
+) -> None:
+    made = tiny.network(tiny.PI05)
+    wrong(monkeypatch, made)
+    assert pi05_error(made) > 1
+
+
+def test_what_would_be_seen_is_the_change_of_the_modulation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    modulate_by(monkeypatch, lambda scale, shift, gate: (scale, shift, gate))
+    assert pi05_error(tiny.network(tiny.PI05)) < PI05_TOLERANCE
