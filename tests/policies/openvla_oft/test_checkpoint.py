@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nightshift import config, policies
 from nightshift.errors import ConfigError, DataError, NightshiftError
-from nightshift.policies.openvla_oft.checkpoint import INDEX, RIPT_HEADS, PublishedCheckpoint
+from nightshift.policies.checkpoint_files import INDEX
+from nightshift.policies.openvla_oft.checkpoint import RIPT_HEADS, PublishedCheckpoint
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import LM_HEAD, PARTS, OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.policy import OpenVlaOft

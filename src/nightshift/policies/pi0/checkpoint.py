@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nightshift.errors import DataError
-from nightshift.policies.openvla_oft.checkpoint import Shape, read_headers, read_tensor
+from nightshift.policies.checkpoint_files import Shape, read_headers, read_tensor
 from nightshift.policies.pi0.gemma import GemmaSpec
 from nightshift.policies.pi0.network import NetworkSpec, Pi0Network
 from nightshift.policies.pi0.siglip import PATCH
