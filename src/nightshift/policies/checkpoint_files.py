@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from nightshift.errors import DataError
 Shape = tuple[int, ...]
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 INCOMPLETE = "download the checkpoint again"
+_LARGEST = torch.finfo(torch.float32).max
+"""What policies hold numbers in."""
 
 
 def read_headers(folder: Path) -> tuple[dict[str, Shape], dict[str, Path]]:
@@ -55,6 +58,17 @@ def as_object(content: Any, where: str, next_step: str) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise DataError(f"{where} is no JSON object", next_step)
     return content
+
+
+def finite_numbers(found: Any, where: str, next_step: str) -> list[float]:
+    """DataError: one would be NaN or infinite in float32, or there is no list."""
+    if not isinstance(found, Sequence) or not all(_is_finite(value) for value in found):
+        raise DataError(f"{where} is no list of finite numbers", next_step)
+    return [float(value) for value in found]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= _LARGEST
 
 
 def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:

@@ -277,9 +277,25 @@ def truncate(folder: Path) -> None:
     (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
 
 
-def shard_as_folder(folder: Path) -> None:
-    (folder / SHARD).unlink()
-    (folder / SHARD).mkdir()
+def as_folder(name: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return change
+
+
+def with_tokenizer(**fields: Any) -> Callable[[Path], object]:
+    return lambda folder: rewrite(folder / "tokenizer.json", lambda j: {"model": {**j["model"], **fields}})
+
+
+def with_pieces(**ids: Any) -> Callable[[Path], object]:
+    return with_tokenizer(vocab={**published.tokenizer_json()["model"]["vocab"], **ids})
+
+
+def with_pixels(**fields: list[float]) -> Callable[[Path], object]:
+    towers = [{**tower, **fields} for tower in published.PIXELS]
+    return lambda folder: rewrite(folder / "preprocessor_config.json", lambda j: {"tvf_normalize_params": towers})
 
 
 def list_of_norm_stats(folder: Path) -> None:
@@ -417,7 +433,7 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
         {},
         r"action in .*dataset_statistics\.json.* is no JSON object",
     ),
-    "statistics are words": (changed_actions(q01=["a"] * 7), {}, r"q01 of action in .* is no list of numbers"),
+    "statistics are words": (changed_actions(q01=["a"] * 7), {}, r"q01 of action in .* is no list of finite numbers"),
     "a mask that is too short": (
         changed_actions(mask=[True] * 3),
         {},
@@ -454,14 +470,77 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "tokenizer is no UTF-8": (
         lambda f: (f / "tokenizer.json").write_bytes(b"\xff\xfe\x00"),
         {},
-        r"tokenizer\.json is not a tokenizer by byte-pair encoding",
+        r"tokenizer\.json is not JSON",
     ),
     "config is no UTF-8": (
         lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"),
         {},
         r"config\.json is not JSON",
     ),
-    "shard is a folder": (shard_as_folder, {}, rf"the shard .*{SHARD} cannot be read"),
+    "shard is a folder": (as_folder(SHARD), {}, rf"the shard .*{SHARD} cannot be read"),
+    "a byte-level tokenizer": (
+        with_tokenizer(vocab={"a": 0, "\u0120": 1}),
+        {},
+        r"tokenizer\.json is not the tokenizer of the checkpoint: its model\.vocab has no <0x00>",
+    ),
+    "a unigram tokenizer": (
+        with_tokenizer(vocab=[["a", 0.0]]),
+        {},
+        r"tokenizer\.json is not the tokenizer of the checkpoint: it has no model\.vocab",
+    ),
+    "merges are null": (
+        with_tokenizer(merges=None),
+        {},
+        r"tokenizer\.json is not the tokenizer of the checkpoint: it has no .*model\.merges",
+    ),
+    "merges are numbers": (
+        with_tokenizer(merges=[["t", 1]]),
+        {},
+        r"tokenizer\.json is not the tokenizer of the checkpoint: .*model\.merges has \['t', 1\]",
+    ),
+    "a token id that is a word": (with_pieces(a="x"), {}, r"the id of 'a' is 'x', and .* has 32064 embeddings"),
+    "a token id below 0": (with_pieces(a=-1), {}, r"the id of 'a' is -1, and .* has 32064 embeddings"),
+    "a token id without an embedding": (
+        with_pieces(a=32064),
+        {},
+        r"tokenizer\.json .*: the id of 'a' is 32064, and the checkpoint has 32064 embeddings",
+    ),
+    "another id of the space": (
+        with_pieces(**{"\u2581": 5}),
+        {},
+        r"tokenizer\.json is not Llama 2's tokenizer: the id of '\u2581' is 5, and 29871 is expected",
+    ),
+    "tokenizer is a folder": (as_folder("tokenizer.json"), {}, r"tokenizer\.json cannot be read: Is a directory"),
+    "statistics are not numbers": (
+        changed_actions(q01=[float("nan")] * 7),
+        {},
+        r"q01 of action in .*dataset_statistics\.json.* is no list of finite numbers",
+    ),
+    "statistics are infinite": (
+        changed_actions(q99=[float("inf")] * 7),
+        {},
+        r"q99 of action in .*dataset_statistics\.json.* is no list of finite numbers",
+    ),
+    "statistics are infinite in float32": (
+        changed_actions(q99=[1e39] * 7),
+        {},
+        r"q99 of action in .*dataset_statistics\.json.* is no list of finite numbers",
+    ),
+    "statistics are the wrong way round": (
+        changed_actions(q01=[-1.0, 2.0, *[-1.0] * 5], q99=[1.0] * 7),
+        {},
+        r"q01 is above q99 in dimension 1 of action in .*dataset_statistics\.json",
+    ),
+    "normalisation by 0": (
+        with_pixels(std=[0.5, 0.0, 0.5]),
+        {},
+        r"std of tvf_normalize_params in .*preprocessor_config\.json .* above 0",
+    ),
+    "normalisation by NaN": (
+        with_pixels(mean=[float("nan")] * 3),
+        {},
+        r"mean of tvf_normalize_params in .*preprocessor_config\.json is no list of finite numbers",
+    ),
     "unknown norm-stats key": (
         lambda f: None,
         {"checkpoint": {"unnorm_key": "bridge"}},
