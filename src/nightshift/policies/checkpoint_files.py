@@ -16,6 +16,8 @@ from nightshift.errors import DataError
 Shape = tuple[int, ...]
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 INCOMPLETE = "download the checkpoint again"
+QUANTISED = "take the files whose weights are floating-point numbers: quantised ones cannot be trained"
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _LARGEST = torch.finfo(torch.float32).max
 """What policies hold numbers in."""
 
@@ -27,12 +29,53 @@ def read_headers(folder: Path) -> tuple[dict[str, Shape], dict[str, Path]]:
     shapes: dict[str, Shape] = {}
     files: dict[str, Path] = {}
     for path, names in _shards(folder):
-        for name, shape in _header(path).items():
+        if not path.exists():
+            raise DataError(f"the shard {path} is missing", INCOMPLETE)
+        for name, shape in read_header(path, INCOMPLETE).items():
             shapes[name], files[name] = shape, path
         missing = [name for name in names if name not in shapes]
         if missing:
             raise DataError(f"{path} lacks {missing[0]}, which {INDEX} says it has", INCOMPLETE)
     return shapes, files
+
+
+def read_header(path: Path, next_step: str) -> dict[str, Shape]:
+    """The shapes of the tensors of a file. DataError: it is damaged, or its weights are integers."""
+    try:
+        with safe_open(path, "pt") as opened:
+            tensors = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            types = {name: tensor.get_dtype() for name, tensor in tensors.items()}
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}", next_step) from None
+    except SafetensorError as error:
+        raise DataError(f"{path} is truncated or damaged: {error}", next_step) from None
+    strange = next((name for name in types if types[name] not in _FLOATS), None)
+    if strange is not None:
+        raise DataError(
+            f"{strange} in {path} is of type {types[strange]}, and floating-point numbers are expected", QUANTISED
+        )
+    return shapes
+
+
+def shape_of(shapes: Mapping[str, Shape], name: str, rank: int, next_step: str) -> Shape:
+    """Of a tensor that tells the sizes of a network; DataError: it is missing or of another rank."""
+    if name not in shapes:
+        raise DataError(f"the checkpoint has no {name}", next_step)
+    shape = shapes[name]
+    if len(shape) != rank or 0 in shape:
+        raise DataError(
+            f"{name} has shape {list(shape)} in the checkpoint, and {rank} dimensions, none of them 0, are expected",
+            next_step,
+        )
+    return shape
+
+
+def require_multiple(width: int, of: int, name: str, why: str, next_step: str) -> None:
+    if width % of:
+        raise DataError(
+            f"{name} has width {width} in the checkpoint, and a multiple of {of} is expected: {why}", next_step
+        )
 
 
 def read_tensor(path: Path, name: str, rows: slice | None = None) -> Tensor:
@@ -87,15 +130,3 @@ def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         raise DataError(f"weight_map in {folder / INDEX} names no file for {strange}", INCOMPLETE)
     for shard in sorted(set(weight_map.values())):
         yield folder / shard, [name for name, file in weight_map.items() if file == shard]
-
-
-def _header(path: Path) -> dict[str, Shape]:
-    try:
-        with safe_open(path, "pt") as opened:
-            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise DataError(f"the shard {path} is missing", INCOMPLETE) from None
-    except OSError as error:
-        raise DataError(f"the shard {path} cannot be read: {error}", INCOMPLETE) from None
-    except SafetensorError as error:
-        raise DataError(f"{path} is truncated or damaged: {error}", INCOMPLETE) from None

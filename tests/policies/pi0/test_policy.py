@@ -272,6 +272,18 @@ def test_the_tokenizer_of_another_model_is_one_sentence(
     assert "set policy.checkpoint.tokenizer" in refused.value.next_step
 
 
+def test_weights_for_actions_of_fewer_numbers_are_one_sentence(tmp_path: Path) -> None:
+    settings = config.Pi0.model_validate(section(tmp_path))
+    shapes = {"agentview": (32, 32, 3), "proprio": (4,), "instruction": ()}
+    with (
+        torch.device("meta"),
+        pytest.raises(
+            NightshiftError, match=r"the checkpoint's actions have 7 numbers .*, and the environment's have 8"
+        ),
+    ):
+        policies.fresh(settings, shapes, action_dim=8)
+
+
 def test_pi05_sees_no_state_and_scales_actions_between_quantiles(tmp_path: Path) -> None:
     chosen = params(tmp_path, inputs=["agentview", "instruction"])
     assert isinstance(chosen.policy, config.Pi0)

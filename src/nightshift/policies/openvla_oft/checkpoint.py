@@ -17,7 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from nightshift.errors import DataError
-from nightshift.policies.checkpoint_files import INCOMPLETE, Shape, as_object, read_headers, read_object, read_tensor
+from nightshift.policies.checkpoint_files import (
+    INCOMPLETE,
+    QUANTISED,
+    Shape,
+    as_object,
+    read_headers,
+    read_object,
+    read_tensor,
+)
 from nightshift.policies.openvla_oft import architecture
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import (
@@ -236,4 +244,10 @@ def _named(part: str, content: Any, where: str) -> dict[str, Tensor]:
     strange = next((name for name, value in tensors.items() if not isinstance(value, Tensor)), None)
     if strange is not None:
         raise DataError(f"{strange} in {where} is a {type(tensors[strange]).__name__} and no tensor", _NO_PART)
+    integers = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
+    if integers is not None:
+        raise DataError(
+            f"{integers} in {where} is of type {tensors[integers].dtype}, and floating-point numbers are expected",
+            QUANTISED,
+        )
     return {f"{part}.{str(name).removeprefix('module.')}": tensor for name, tensor in tensors.items()}

@@ -86,6 +86,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         checkpoint = Pi0Checkpoint.open(Path(settings.checkpoint.path))
         network_spec = checkpoint.network_spec(settings.horizon)
         is_pi05, vectors = network_spec["adaptive_norms"], _vectors(settings, inputs, network_spec)
+        _require_actions(network_spec["action_dim"], action_dim)
         statistics = norm_stats.read(Path(settings.checkpoint.norm_stats))
         spec: Pi0Spec = {
             **denoising_spec(settings),
@@ -210,6 +211,16 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         state = self._state(inputs)
         moved = state[:, :_MOVES] if self._spec["delta_actions"] else state[:, :0]
         return functional.pad(moved, (0, self.action_dim - moved.shape[1]))[:, None]
+
+
+def _require_actions(denoised: int, played: int) -> None:
+    """The network's actions are padded: it may denoise more numbers than are played."""
+    if denoised < played:
+        raise DataError(
+            f"the checkpoint's actions have {denoised} numbers (action_in_proj.weight), and the environment's have "
+            f"{played}",
+            "use a checkpoint that was made for this robot",
+        )
 
 
 def _vectors(settings: config.Pi0, inputs: Shapes, network: NetworkSpec) -> int:
