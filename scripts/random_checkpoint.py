@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nightshift import config, envs
+from nightshift.policies.checkpoint_files import INDEX
 from nightshift.policies.modalities import select
 from nightshift.policies.openvla_oft import opening
 from nightshift.policies.openvla_oft.architecture import MODEL_TYPE, TIMM_IDS
-from nightshift.policies.openvla_oft.checkpoint import INDEX
 from nightshift.policies.openvla_oft.network import LM_HEAD, TOWERS, OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.spec import OpenVlaOftSpec
 from nightshift.policies.openvla_oft.tokenizer import PROMPT, SPACE

@@ -18,8 +18,8 @@ from torch import Tensor
 from nightshift import policies
 from nightshift.errors import DataError
 from nightshift.policies.base import Policy
+from nightshift.policies.checkpoint_files import INDEX, SINGLE
 from nightshift.policies.lora import CONFIG as ADAPTER_CONFIG
-from nightshift.policies.openvla_oft.checkpoint import INDEX, SINGLE
 from nightshift.policies.published import BaseSpec, PublishedPolicy
 
 _SHARD_BYTES = 10**9

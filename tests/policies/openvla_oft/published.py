@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nightshift.policies.openvla_oft.checkpoint import INDEX
+from nightshift.policies.checkpoint_files import INDEX
 from nightshift.policies.openvla_oft.network import LM_HEAD, NetworkSpec, OpenVlaOftNetwork
 from tests.policies.openvla_oft import golden
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nightshift import config, policies
 from nightshift.errors import ConfigError, DataError, NightshiftError
-from nightshift.policies.openvla_oft.checkpoint import INDEX, RIPT_HEADS, PublishedCheckpoint
+from nightshift.policies.checkpoint_files import INDEX
+from nightshift.policies.openvla_oft.checkpoint import RIPT_HEADS, PublishedCheckpoint
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import LM_HEAD, PARTS, OpenVlaOftNetwork
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
@@ -276,9 +277,40 @@ def truncate(folder: Path) -> None:
     (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
 
 
-def shard_as_folder(folder: Path) -> None:
-    (folder / SHARD).unlink()
-    (folder / SHARD).mkdir()
+def as_folder(name: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return change
+
+
+def with_llama(**fields: Any) -> Callable[[Path], object]:
+    """In config.json."""
+    return lambda folder: rewrite(
+        folder / "config.json", lambda j: {**j, "text_config": {**j["text_config"], **fields}}
+    )
+
+
+def with_vocabulary(rows: int) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        shortened = {name: published.weights()[name][:rows] for name in (EMBEDDING, LM_HEAD)}
+        published.write(folder, {**published.weights(), **shortened})
+
+    return change
+
+
+def with_tokenizer(**fields: Any) -> Callable[[Path], object]:
+    return lambda folder: rewrite(folder / "tokenizer.json", lambda j: {"model": {**j["model"], **fields}})
+
+
+def with_pieces(**ids: Any) -> Callable[[Path], object]:
+    return with_tokenizer(vocab={**published.tokenizer_json()["model"]["vocab"], **ids})
+
+
+def with_pixels(**fields: list[float]) -> Callable[[Path], object]:
+    towers = [{**tower, **fields} for tower in published.PIXELS]
+    return lambda folder: rewrite(folder / "preprocessor_config.json", lambda j: {"tvf_normalize_params": towers})
 
 
 def list_of_norm_stats(folder: Path) -> None:
@@ -294,6 +326,9 @@ def changed_actions(**fields: Any) -> Callable[[Path], object]:
 
 
 LAYER = "language_model.model.layers.1.mlp.up_proj.weight"
+EMBEDDING = "language_model.model.embed_tokens.weight"
+TOWER = "vision_backbone.featurizer."
+HEADS = r"text_config\.num_attention_heads is {} in the checkpoint's config\.json, and .* is expected"
 BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "missing shard": (lambda f: (f / SHARD).unlink(), {}, rf"the shard .*{SHARD} is missing"),
     "truncated file": (truncate, {}, rf"{SHARD} is truncated or damaged"),
@@ -416,7 +451,7 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
         {},
         r"action in .*dataset_statistics\.json.* is no JSON object",
     ),
-    "statistics are words": (changed_actions(q01=["a"] * 7), {}, r"q01 of action in .* is no list of numbers"),
+    "statistics are words": (changed_actions(q01=["a"] * 7), {}, r"q01 of action in .* is no list of finite numbers"),
     "a mask that is too short": (
         changed_actions(mask=[True] * 3),
         {},
@@ -453,14 +488,140 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "tokenizer is no UTF-8": (
         lambda f: (f / "tokenizer.json").write_bytes(b"\xff\xfe\x00"),
         {},
-        r"tokenizer\.json is not a tokenizer by byte-pair encoding",
+        r"tokenizer\.json is not JSON",
     ),
     "config is no UTF-8": (
         lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"),
         {},
         r"config\.json is not JSON",
     ),
-    "shard is a folder": (shard_as_folder, {}, rf"the shard .*{SHARD} cannot be read"),
+    "shard is a folder": (as_folder(SHARD), {}, rf"{SHARD} cannot be read"),
+    "another vocabulary": (
+        with_vocabulary(32000),
+        {},
+        rf"{EMBEDDING} has shape \[32000, 64\] in .*, and \[32064, 64\] is expected",
+    ),
+    "no heads": (with_llama(num_attention_heads=0), {}, HEADS.format(0)),
+    "heads are null": (with_llama(num_attention_heads=None), {}, HEADS.format(None)),
+    "heads are a word": (with_llama(num_attention_heads="4"), {}, HEADS.format("'4'")),
+    "heads that do not divide the width": (
+        with_llama(num_attention_heads=5),
+        {},
+        rf"{EMBEDDING} has width 64 .*, and a multiple of 10 is expected: .* 5 heads",
+    ),
+    "heads of one number": (
+        with_llama(num_attention_heads=64),
+        {},
+        rf"{EMBEDDING} has width 64 .*, and a multiple of 128 is expected: .* 64 heads",
+    ),
+    "heads that do not divide a tower": (
+        with_tensor(f"{TOWER}blocks.0.mlp.fc1.weight", torch.zeros(40, 33)),
+        {},
+        rf"{TOWER}blocks\.0\.mlp\.fc1\.weight has width 33 .*, and a multiple of 16 is expected",
+    ),
+    "scaled positions": (
+        with_llama(rope_scaling={"type": "linear", "factor": 4.0}),
+        {},
+        r"text_config\.rope_scaling is \{'type': 'linear', 'factor': 4\.0\} in .*config\.json, and None is expected",
+    ),
+    "an embedding without a width": (
+        with_tensor(EMBEDDING, torch.zeros(64)),
+        {},
+        rf"{EMBEDDING} has shape \[64\] in the checkpoint, and 2 dimensions",
+    ),
+    "an empty embedding": (
+        with_tensor(EMBEDDING, torch.zeros(32064, 0)),
+        {},
+        rf"{EMBEDDING} has shape \[32064, 0\] in the checkpoint, and 2 dimensions",
+    ),
+    "a layer without a width": (
+        with_tensor(f"{TOWER}blocks.0.mlp.fc1.weight", torch.zeros(40)),
+        {},
+        rf"{TOWER}blocks\.0\.mlp\.fc1\.weight has shape \[40\] in the checkpoint, and 2 dimensions",
+    ),
+    "positions without a width": (
+        with_tensor(f"{TOWER}pos_embed", torch.zeros(256)),
+        {},
+        rf"{TOWER}pos_embed has shape \[256\] in the checkpoint, and 3 dimensions",
+    ),
+    "registers without a width": (
+        with_tensor(f"{TOWER}reg_token", torch.zeros(4)),
+        {},
+        rf"{TOWER}reg_token has shape \[4\] in the checkpoint, and 3 dimensions",
+    ),
+    "quantised weights": (
+        with_tensor(LAYER, torch.zeros(96, 64, dtype=torch.int8)),
+        {},
+        rf"{LAYER} in .*\.safetensors is of type I8, and floating-point numbers are",
+    ),
+    "a quantised part": (
+        lambda f: torch.save({"fc1.weight": torch.zeros(2, 2).int()}, f / "proprio_projector--1_checkpoint.pt"),
+        {},
+        r"fc1\.weight in .*proprio_projector--1_checkpoint\.pt is of type torch\.int32, and floating-point numbers are",
+    ),
+    "a byte-level tokenizer": (
+        with_tokenizer(vocab={"a": 0, "\u0120": 1}),
+        {},
+        r"tokenizer\.json is not the tokenizer of the checkpoint: its model\.vocab has no <0x00>",
+    ),
+    "a unigram tokenizer": (
+        with_tokenizer(vocab=[["a", 0.0]]),
+        {},
+        r"tokenizer\.json is not the tokenizer of the checkpoint: it has no model\.vocab",
+    ),
+    "merges are null": (
+        with_tokenizer(merges=None),
+        {},
+        r"tokenizer\.json is not the tokenizer of the checkpoint: it has no .*model\.merges",
+    ),
+    "merges are numbers": (
+        with_tokenizer(merges=[["t", 1]]),
+        {},
+        r"tokenizer\.json is not the tokenizer of the checkpoint: .*model\.merges has \['t', 1\]",
+    ),
+    "a token id that is a word": (with_pieces(a="x"), {}, r"the id of 'a' is 'x', and .* has 32064 embeddings"),
+    "a token id below 0": (with_pieces(a=-1), {}, r"the id of 'a' is -1, and .* has 32064 embeddings"),
+    "a token id without an embedding": (
+        with_pieces(a=32064),
+        {},
+        r"tokenizer\.json .*: the id of 'a' is 32064, and the checkpoint has 32064 embeddings",
+    ),
+    "another id of the space": (
+        with_pieces(**{"\u2581": 5}),
+        {},
+        r"tokenizer\.json is not Llama 2's tokenizer: the id of '\u2581' is 5, and 29871 is expected",
+    ),
+    "tokenizer is a folder": (as_folder("tokenizer.json"), {}, r"tokenizer\.json cannot be read: Is a directory"),
+    "statistics are not numbers": (
+        changed_actions(q01=[float("nan")] * 7),
+        {},
+        r"q01 of action in .*dataset_statistics\.json.* is no list of finite numbers",
+    ),
+    "statistics are infinite": (
+        changed_actions(q99=[float("inf")] * 7),
+        {},
+        r"q99 of action in .*dataset_statistics\.json.* is no list of finite numbers",
+    ),
+    "statistics are infinite in float32": (
+        changed_actions(q99=[1e39] * 7),
+        {},
+        r"q99 of action in .*dataset_statistics\.json.* is no list of finite numbers",
+    ),
+    "statistics are the wrong way round": (
+        changed_actions(q01=[-1.0, 2.0, *[-1.0] * 5], q99=[1.0] * 7),
+        {},
+        r"q01 is above q99 in dimension 1 of action in .*dataset_statistics\.json",
+    ),
+    "normalisation by 0": (
+        with_pixels(std=[0.5, 0.0, 0.5]),
+        {},
+        r"std of tvf_normalize_params in .*preprocessor_config\.json .* above 0",
+    ),
+    "normalisation by NaN": (
+        with_pixels(mean=[float("nan")] * 3),
+        {},
+        r"mean of tvf_normalize_params in .*preprocessor_config\.json is no list of finite numbers",
+    ),
     "unknown norm-stats key": (
         lambda f: None,
         {"checkpoint": {"unnorm_key": "bridge"}},
@@ -496,6 +657,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence_before_memory_is_taken(c
         ({"r": 0}, "is not that of a plain LoRA adapter: its r is 0, and has to be"),
         ({"r": "4"}, "is not that of a plain LoRA adapter: its r is 4, and has to be a whole number"),
         ({"lora_alpha": None}, "is not that of a plain LoRA adapter: its lora_alpha is None, and has to be a number"),
+        ({"lora_alpha": float("nan")}, "is not that of a plain LoRA adapter: its lora_alpha is nan, and has to be"),
         ({"peft_type": "IA3"}, "is not that of a plain LoRA adapter: its peft_type is IA3"),
         ({"r": 8}, "with rank 4, and its adapter_config.json has r 8"),
     ],
@@ -515,6 +677,28 @@ def test_a_damaged_file_of_an_adapter_is_one_sentence(written: Path, tmp_path: P
     write_adapter(tmp_path / "adapter", ADAPTED)
     (tmp_path / "adapter" / "adapter_config.json").write_bytes(text.encode("latin-1"))
     with torch.device("meta"), pytest.raises(NightshiftError, match=rf"adapter_config\.json {sentence}"):
+        load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_folder_in_place_of_a_file_of_an_adapter_is_one_sentence(written: Path, tmp_path: Path, name: str) -> None:
+    write_adapter(tmp_path / "adapter", ADAPTED)
+    as_folder(name)(tmp_path / "adapter")
+    with torch.device("meta"), pytest.raises(NightshiftError, match=rf"{name} cannot be read"):
+        load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
+
+
+def test_a_quantised_adapter_is_refused_by_tensor_and_type(written: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", ADAPTED)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name: tensor.to(torch.int8) for name, tensor in load_file(file).items()}, file)
+    with (
+        torch.device("meta"),
+        pytest.raises(
+            NightshiftError,
+            match=r"\.weight in .*adapter_model\.safetensors is of type I8, and floating-point numbers are",
+        ),
+    ):
         load(written, checkpoint={"adapter": str(tmp_path / "adapter")})
 
 

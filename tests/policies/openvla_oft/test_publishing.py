@@ -18,7 +18,7 @@ from nightshift.cli import model_commands
 from nightshift.errors import DataError
 from nightshift.policies import publishing
 from nightshift.policies.base import Policy
-from nightshift.policies.openvla_oft.checkpoint import INDEX, SINGLE
+from nightshift.policies.checkpoint_files import INDEX, SINGLE
 from nightshift.policies.openvla_oft.network import LM_HEAD, PARTS
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
 from nightshift.types import INSTRUCTION

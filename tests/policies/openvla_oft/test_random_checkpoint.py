@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nightshift import config, envs, policies
-from nightshift.policies.openvla_oft.tokenizer import LlamaTokenizer, read
+from nightshift.policies.openvla_oft.tokenizer import LlamaTokenizer, read_llama
 from scripts import random_checkpoint
 from tests.policies.openvla_oft.test_stages import with_policy
 
@@ -37,6 +37,6 @@ def test_what_it_writes_loads_and_decides(tmp_path: Path) -> None:
 def test_every_word_of_a_prompt_is_one_token(tmp_path: Path) -> None:
     random = with_policy(policy={**POLICY, "size": SIZE})
     random_checkpoint.write(tmp_path / "random", random, "cpu")
-    tokens = LlamaTokenizer(read(tmp_path / "random" / "tokenizer.json"))
+    tokens = LlamaTokenizer(read_llama(tmp_path / "random" / "tokenizer.json"))
     sentence = "take to reach near"
     assert len(tokens(sentence)) == len(sentence.split())

@@ -15,19 +15,23 @@ from nightshift.policies.openvla_oft.tokenizer import SPACE, HashTokenizer, Llam
 from tests.policies import cases, goldens
 from tests.policies.openvla_oft.published import tokenizer_json
 
+ROWS = 400
+"""Embeddings of a checkpoint."""
+
 
 def test_merges_go_by_rank_and_not_from_left_to_right(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    vocabulary = {piece: number for number, piece in enumerate(["\u2581", "a", "b", "c", "bc", "ab", "<0x0A>"], 3)}
+    pieces = ["\u2581", "a", "b", "c", "bc", "ab", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {piece: number for number, piece in enumerate(pieces, 3)}
     path.write_text(json.dumps({"model": {"vocab": vocabulary, "merges": ["b c", "a b"]}}))
-    words = LlamaTokenizer(tokenizer.read(path))
+    words = LlamaTokenizer(tokenizer.read(path, ROWS, "take another"))
     assert words("abc") == [vocabulary["\u2581"], vocabulary["a"], vocabulary["bc"]]
     assert words("ab\n") == [vocabulary["\u2581"], vocabulary["ab"], vocabulary["<0x0A>"]]
 
 
 def test_ids_are_those_of_the_tokenizers_library() -> None:
     """With a small vocabulary that the library learned, in the form of Llama 2's."""
-    words = LlamaTokenizer(tokenizer.read(goldens.FOLDER / "tokenizer.json"))
+    words = LlamaTokenizer(tokenizer.read(goldens.FOLDER / "tokenizer.json", ROWS, "take another"))
     expected = goldens.json("token_ids")
     assert {text: words(text) for text in expected} == expected
     assert set(expected) == set(cases.TEXTS)
@@ -35,7 +39,7 @@ def test_ids_are_those_of_the_tokenizers_library() -> None:
 
 def test_a_prompt_has_padding_first_and_a_lone_space_last(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
-    words = LlamaTokenizer(tokenizer.read(tmp_path / "tokenizer.json"))
+    words = LlamaTokenizer(tokenizer.read_llama(tmp_path / "tokenizer.json"))
     for maker in (words, HashTokenizer()):
         rows = Prompts(maker, 120)(np.array(["Lift the cube", "open the top drawer"]))
         assert rows.shape == (2, 120)
@@ -58,7 +62,7 @@ def test_a_prompt_that_is_too_long_is_one_sentence() -> None:
 
 def test_a_tokenizer_that_is_missing_or_none_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no tokenizer\.json"):
-        tokenizer.read(tmp_path / "tokenizer.json")
+        tokenizer.read(tmp_path / "tokenizer.json", ROWS, "take another")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match="is not a tokenizer by byte-pair encoding"):
-        tokenizer.read(tmp_path / "tokenizer.json")
+    with pytest.raises(DataError, match=r"model in .*tokenizer\.json is no JSON object"):
+        tokenizer.read(tmp_path / "tokenizer.json", ROWS, "take another")

@@ -20,6 +20,9 @@ PALIGEMMA, EXPERT = "paligemma_with_expert.paligemma.", "paligemma_with_expert.g
 SPEC: NetworkSpec = {**tiny.SPEC, "siglip": {**tiny.SPEC["siglip"], "heads": 16}}
 """The published tower has 16 heads at any width."""
 EMBEDDING = f"{PALIGEMMA}model.language_model.embed_tokens.weight"
+POSITIONS = f"{PALIGEMMA}model.vision_tower.vision_model.embeddings.position_embedding.weight"
+GATE = f"{PALIGEMMA}model.language_model.layers.0.mlp.gate_proj.weight"
+KEYS = f"{EXPERT}model.layers.0.self_attn.k_proj.weight"
 Weights = dict[str, Tensor]
 
 
@@ -92,6 +95,10 @@ def without(name: str) -> Callable[[Weights], Weights]:
     return lambda found: {key: tensor for key, tensor in found.items() if key != name}
 
 
+def as_integers(name: str) -> Callable[[Weights], Weights]:
+    return lambda found: {**found, name: found[name].to(torch.int8)}
+
+
 def with_tensor(name: str, *shape: int) -> Callable[[Weights], Weights]:
     return lambda found: {**found, name: torch.zeros(shape)}
 
@@ -107,6 +114,18 @@ def with_tensor(name: str, *shape: int) -> Callable[[Weights], Weights]:
             with_tensor("time_mlp_in.weight", 24, 24),
             r"has no .*input_layernorm\.dense\.weight|has no time_mlp_in\.bias",
         ),
+        (with_tensor(POSITIONS, 4), r"position_embedding\.weight has shape \[4\] in the checkpoint, and 2 dimensions"),
+        (
+            with_tensor(POSITIONS, 4, 33),
+            r"position_embedding\.weight has width 33 .*, and a multiple of 16 is expected",
+        ),
+        (with_tensor(EMBEDDING, 64), r"embed_tokens\.weight has shape \[64\] in the checkpoint, and 2 dimensions"),
+        (with_tensor("action_in_proj.weight", 24), r"action_in_proj\.weight has shape \[24\] in .*, and 2 dimensions"),
+        (with_tensor("state_proj.weight", 24), r"state_proj\.weight has shape \[24\] in .*, and 2 dimensions"),
+        (with_tensor(GATE, 64), r"gate_proj\.weight has shape \[64\] in .*, and 2 dimensions"),
+        (with_tensor(KEYS, 0, 24), r"k_proj\.weight has shape \[0, 24\] in .*, and 2 dimensions, none of them 0, are"),
+        (with_tensor(KEYS, 7, 24), r"k_proj\.weight has width 7 .*, and a multiple of 2 is expected"),
+        (as_integers("action_out_proj.weight"), r"action_out_proj\.weight in .*\.safetensors is of type I8"),
         (with_tensor(f"{EXPERT}model.layers.3.mlp.up_proj.weight", 56, 24), r"has no .*layers\.2\.self_attn\.o_proj"),
     ],
 )

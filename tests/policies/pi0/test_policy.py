@@ -194,40 +194,94 @@ def test_what_does_not_fit_is_found_before_any_stage(tmp_path: Path, changes: di
 def test_statistics_that_are_missing_or_too_short_are_one_sentence(tmp_path: Path) -> None:
     made = params(tmp_path)
     (tmp_path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"actions": {"mean": [0.0], "std": [1.0]}}}))
-    with pytest.raises(NightshiftError, match=r"norm_stats of actions have 1 dimensions, and 7 are needed"):
+    with pytest.raises(
+        NightshiftError, match=r"mean of actions in .*norm_stats\.json has 1 dimensions, and 7 are needed"
+    ):
         precheck.check_policy(made)
     (tmp_path / "norm_stats.json").unlink()
     with pytest.raises(NightshiftError, match=r"there is no .*norm_stats\.json"):
         precheck.check_policy(made)
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        [],
-        {"norm_stats": []},
-        {"norm_stats": {"actions": [], "state": []}},
+VOCABULARY = examples.PI0["tokenizer"]["vocabulary"]
+OTHER_STATISTICS: dict[str, tuple[Any, str]] = {
+    "a list": ([], r"norm_stats\.json is no JSON object"),
+    "none": ({}, r"norm_stats in .*norm_stats\.json is no JSON object"),
+    "of nothing": ({"norm_stats": {}}, r"norm_stats\.json has no actions"),
+    "no moments": ({"norm_stats": {"actions": []}}, r"actions in .*norm_stats\.json is no JSON object"),
+    "no std": ({"norm_stats": {"actions": {"mean": [0.0] * 7}}}, r"norm_stats\.json has no std of actions"),
+    "null": (
         {"norm_stats": {"actions": {"mean": None, "std": None}}},
+        r"mean of actions in .*json is no list of finite",
+    ),
+    "words": (
         {"norm_stats": {"actions": {"mean": ["a"] * 7, "std": [1.0] * 7}}},
-    ],
-)
-def test_a_file_of_other_statistics_is_one_sentence(tmp_path: Path, found: Any) -> None:
+        r"mean of actions in .*norm_stats\.json is no list of finite numbers",
+    ),
+    "not a number": (
+        {"norm_stats": {"actions": {"mean": [float("nan")] * 7, "std": [1.0] * 7}}},
+        r"mean of actions in .*norm_stats\.json is no list of finite numbers",
+    ),
+    "infinite": (
+        {"norm_stats": {"actions": {"mean": [0.0] * 7, "std": [float("inf")] * 7}}},
+        r"std of actions in .*norm_stats\.json is no list of finite numbers",
+    ),
+    "below 0": (
+        {"norm_stats": {"actions": {"mean": [0.0] * 7, "std": [1.0, -1.0, *[1.0] * 5]}}},
+        r"std of actions in .*norm_stats\.json is below 0 in dimension 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_STATISTICS)
+def test_a_file_of_other_statistics_is_one_sentence(tmp_path: Path, case: str) -> None:
     made = params(tmp_path)
+    found, sentence = OTHER_STATISTICS[case]
     (tmp_path / "norm_stats.json").write_text(json.dumps(found))
-    with pytest.raises(NightshiftError, match=r"ha(s|ve) no (norm_stats|numbers mean and std of actions)"):
+    with pytest.raises(NightshiftError, match=sentence):
+        precheck.check_policy(made)
+
+
+@pytest.mark.parametrize("name", ["norm_stats.json", "tokenizer.json"])
+def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path: Path, name: str) -> None:
+    made = params(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(NightshiftError, match=rf"{name} cannot be read: Is a directory"):
         precheck.check_policy(made)
 
 
 @pytest.mark.parametrize(
-    "vocabulary",
-    [{"<unk>": 0, "<s>": 1}, {**examples.PI0["tokenizer"]["vocabulary"], "a": 300}],
-    ids=["Llama's", "an id without an embedding"],
+    ("vocabulary", "sentence"),
+    [
+        ({**VOCABULARY, "<pad>": 1}, r"PaliGemma's tokenizer: the id of '<pad>' is 1, and 0 is expected"),
+        ({**VOCABULARY, "<bos>": 1}, r"PaliGemma's tokenizer: the id of '<bos>' is 1, and 2 is expected"),
+        ({**VOCABULARY, "a": 300}, r": the id of 'a' is 300, and the checkpoint has 300 embeddings"),
+        ({**VOCABULARY, "a": "x"}, r": the id of 'a' is 'x', and the checkpoint has 300 embeddings"),
+        ({"<pad>": 0, "<bos>": 2}, r": its model\.vocab has no <0x00>"),
+    ],
+    ids=["another padding", "another start", "an id without an embedding", "an id that is a word", "no bytes"],
 )
-def test_the_tokenizer_of_another_model_is_one_sentence(tmp_path: Path, vocabulary: dict[str, int]) -> None:
+def test_the_tokenizer_of_another_model_is_one_sentence(
+    tmp_path: Path, vocabulary: dict[str, Any], sentence: str
+) -> None:
     made = params(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary, "merges": []}}))
-    with pytest.raises(NightshiftError, match=r"tokenizer\.json is not PaliGemma's tokenizer"):
+    with pytest.raises(NightshiftError, match=rf"tokenizer\.json is not .*{sentence}") as refused:
         precheck.check_policy(made)
+    assert "set policy.checkpoint.tokenizer" in refused.value.next_step
+
+
+def test_weights_for_actions_of_fewer_numbers_are_one_sentence(tmp_path: Path) -> None:
+    settings = config.Pi0.model_validate(section(tmp_path))
+    shapes = {"agentview": (32, 32, 3), "proprio": (4,), "instruction": ()}
+    with (
+        torch.device("meta"),
+        pytest.raises(
+            NightshiftError, match=r"the checkpoint's actions have 7 numbers .*, and the environment's have 8"
+        ),
+    ):
+        policies.fresh(settings, shapes, action_dim=8)
 
 
 def test_pi05_sees_no_state_and_scales_actions_between_quantiles(tmp_path: Path) -> None:
@@ -236,6 +290,7 @@ def test_pi05_sees_no_state_and_scales_actions_between_quantiles(tmp_path: Path)
     weights = published.weights({**published.SPEC, "state_dim": 0, "adaptive_norms": True, "vocabulary": 300})
     published.write(tmp_path / "pi05", weights)
     quantiles = {"q01": [-1.0, -2.0, 0.0, 0.0, 0.0], "q99": [1.0, 4.0, 1.0, 1.0, 1.0]}
+    turned = {**quantiles, "q01": [-1.0, 5.0, 0.0, 0.0, 0.0]}
     statistics = {"norm_stats": {"state": quantiles, "actions": quantiles}}
     (tmp_path / "norm_stats.json").write_text(json.dumps(statistics))
     changed = chosen.policy.checkpoint.model_copy(update={"path": str(tmp_path / "pi05")})
@@ -249,6 +304,9 @@ def test_pi05_sees_no_state_and_scales_actions_between_quantiles(tmp_path: Path)
     actions, log_probs, latents = made.decide(inputs, examples.generators(ROWS), 1.0)
     again, _ = made.evaluate_actions({**inputs, **latents}, actions, 1.0)
     assert actions.shape == (ROWS, 5, 3) and torch.equal(again, log_probs)
+    (tmp_path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"state": quantiles, "actions": turned}}))
+    with pytest.raises(NightshiftError, match=r"q01 of actions in .*norm_stats\.json is above q99 in dimension 1"):
+        policies.fresh(settings, shapes, action_dim=3)
     with pytest.raises(NightshiftError, match=r"pi0\.5 takes one or more cameras, no state vector and the instruction"):
         policies.fresh(settings.model_copy(update={"inputs": ("agentview", "proprio", "instruction")}), shapes, 3)
 

@@ -12,7 +12,7 @@ from nightshift import config, files, policies
 from nightshift.errors import DataError
 from nightshift.policies import lora, on_base, publishing
 from nightshift.policies.base import Policy
-from nightshift.policies.openvla_oft.checkpoint import read_headers
+from nightshift.policies.checkpoint_files import read_headers
 from nightshift.policies.pi0.policy import Pi0
 from nightshift.types import INSTRUCTION
 from tests.policies import examples

@@ -6,7 +6,6 @@ then reads one tensor after the other: a model takes little more memory than its
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nightshift.errors import DataError
+from nightshift.policies.checkpoint_files import (
+    INCOMPLETE,
+    QUANTISED,
+    Shape,
+    as_object,
+    read_headers,
+    read_object,
+    read_tensor,
+)
 from nightshift.policies.openvla_oft import architecture
 from nightshift.policies.openvla_oft.lora import Adapter
 from nightshift.policies.openvla_oft.network import (
@@ -30,10 +37,7 @@ from nightshift.policies.openvla_oft.network import (
     OpenVlaOftNetwork,
 )
 
-Shape = tuple[int, ...]
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 RIPT_HEADS = "openvla_headers.pt"
-_INCOMPLETE = "download the checkpoint again"
 _OTHER = "this family loads OpenVLA-OFT and its variants; choose another policy.family or another checkpoint"
 _NO_PART = "put the file in its place that OpenVLA-OFT's training saved, or remove it if the policy needs none"
 _WITHOUT_PART: Mapping[str, tuple[str, str]] = {
@@ -69,12 +73,12 @@ class PublishedCheckpoint:
     def json(self, name: str) -> Mapping[str, Any]:
         """DataError: it is missing, or no object."""
         if not (self.folder / name).exists():
-            raise DataError(f"the checkpoint {self.folder} has no {name}", _INCOMPLETE)
-        return _json(self.folder / name)
+            raise DataError(f"the checkpoint {self.folder} has no {name}", INCOMPLETE)
+        return read_object(self.folder / name, INCOMPLETE)
 
     def field(self, name: str, key: str) -> Mapping[str, Any]:
         """An object in a JSON file; empty where there is none."""
-        return _object(self.json(name).get(key) or {}, f"{key} in {self.folder / name}")
+        return as_object(self.json(name).get(key) or {}, f"{key} in {self.folder / name}", INCOMPLETE)
 
     def norm_stats(self) -> Mapping[str, Any]:
         """Of every dataset that the model was trained on; fine-tuning writes them to a file, OpenVLA to its config."""
@@ -151,74 +155,6 @@ def _rows(name: str) -> slice | None:
     return slice(FIRST_ACTION_TOKEN, FIRST_ACTION_TOKEN + ACTION_TOKENS) if name == LM_HEAD else None
 
 
-def read_headers(folder: Path) -> tuple[dict[str, Shape], dict[str, Path]]:
-    """The shape of every tensor of a checkpoint by name, and the file that has it. DataError: it is incomplete."""
-    if not folder.is_dir():
-        raise DataError(f"there is no checkpoint folder {folder}", "set policy.checkpoint.path in params.yaml")
-    shapes: dict[str, Shape] = {}
-    files: dict[str, Path] = {}
-    for path, names in _shards(folder):
-        for name, shape in _header(path).items():
-            shapes[name], files[name] = shape, path
-        missing = [name for name in names if name not in shapes]
-        if missing:
-            raise DataError(f"{path} lacks {missing[0]}, which {INDEX} says it has", _INCOMPLETE)
-    return shapes, files
-
-
-def _shards(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Every file of weights, and the tensors that it has to have."""
-    if (folder / SINGLE).exists():
-        yield folder / SINGLE, []
-        return
-    if not (folder / INDEX).exists():
-        raise DataError(
-            f"{folder} has neither {SINGLE} nor {INDEX}", "set policy.checkpoint.path to a published checkpoint"
-        )
-    weight_map = _object(_json(folder / INDEX).get("weight_map"), f"weight_map in {folder / INDEX}")
-    strange = next((name for name, file in weight_map.items() if not isinstance(file, str)), None)
-    if strange is not None:
-        raise DataError(f"weight_map in {folder / INDEX} names no file for {strange}", _INCOMPLETE)
-    for shard in sorted(set(weight_map.values())):
-        yield folder / shard, [name for name, file in weight_map.items() if file == shard]
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", _INCOMPLETE) from None
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise DataError(f"{path} is not JSON: {error}", _INCOMPLETE) from None
-    return _object(content, str(path))
-
-
-def _object(content: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(content, Mapping):
-        raise DataError(f"{where} is no JSON object", _INCOMPLETE)
-    return content
-
-
-def _header(path: Path) -> dict[str, Shape]:
-    try:
-        with safe_open(path, "pt") as opened:
-            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise DataError(f"the shard {path} is missing", _INCOMPLETE) from None
-    except OSError as error:
-        raise DataError(f"the shard {path} cannot be read: {error}", _INCOMPLETE) from None
-    except SafetensorError as error:
-        raise DataError(f"{path} is truncated or damaged: {error}", _INCOMPLETE) from None
-
-
-def read_tensor(path: Path, name: str, rows: slice | None = None) -> Tensor:
-    """A tensor of a file, or some rows of it. The file is closed after each one: what was read of an open file stays in
-    memory."""
-    with safe_open(path, "pt") as opened:
-        tensor: Tensor = opened.get_tensor(name) if rows is None else opened.get_slice(name)[rows]
-        return tensor
-
-
 def save_part(name: str, module: nn.Module, folder: Path) -> None:
     """A module in a file of its own, as OpenVLA-OFT saves it, into a folder that is being written."""
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in module.state_dict().items()}
@@ -272,7 +208,7 @@ def _ript_action_head(folder: Path) -> dict[str, Tensor]:
         return {}
     content = _torch_file(path)
     if "action_header" not in content:
-        raise DataError(f"{path} has no action_header", _INCOMPLETE)
+        raise DataError(f"{path} has no action_header", INCOMPLETE)
     return _named("action_head", content["action_header"], f"action_header of {path}")
 
 
@@ -292,7 +228,7 @@ def _torch_file(path: Path) -> Mapping[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # noqa: BLE001  # torch has no type of its own for a damaged file
-        raise DataError(f"{path} is truncated or damaged: {error}", _INCOMPLETE) from None
+        raise DataError(f"{path} is truncated or damaged: {error}", INCOMPLETE) from None
     return _mapping(content, str(path))
 
 
@@ -308,4 +244,10 @@ def _named(part: str, content: Any, where: str) -> dict[str, Tensor]:
     strange = next((name for name, value in tensors.items() if not isinstance(value, Tensor)), None)
     if strange is not None:
         raise DataError(f"{strange} in {where} is a {type(tensors[strange]).__name__} and no tensor", _NO_PART)
+    integers = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
+    if integers is not None:
+        raise DataError(
+            f"{integers} in {where} is of type {tensors[integers].dtype}, and floating-point numbers are expected",
+            QUANTISED,
+        )
     return {f"{part}.{str(name).removeprefix('module.')}": tensor for name, tensor in tensors.items()}

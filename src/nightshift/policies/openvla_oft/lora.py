@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from nightshift.errors import DataError
+from nightshift.policies.checkpoint_files import read_header, read_object
 from nightshift.policies.lora import CONFIG, PREFIX, WEIGHTS
 
 _NOT_PLAIN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
 """Settings of peft that change how an adapter is merged."""
+_NONE = "set policy.checkpoint.adapter to a folder that peft saved"
+_DAMAGED = "download the adapter again"
 _COPY_OF_BASE = ".base_layer.weight"
 """What peft saves of an adapted output layer beside its adapter: the weights that it was trained on."""
 
@@ -50,16 +53,9 @@ class Adapter:
 
 def _settings(folder: Path) -> Mapping[str, Any]:
     path = folder / CONFIG
-    try:
-        settings = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise DataError(
-            f"{folder} has no {CONFIG}", "set policy.checkpoint.adapter to a folder that peft saved"
-        ) from None
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}", "download the adapter again") from None
-    if not isinstance(settings, Mapping):
-        raise DataError(f"{path} is no JSON object", "download the adapter again")
+    if not path.exists():
+        raise DataError(f"{folder} has no {CONFIG}", _NONE)
+    settings = read_object(path, _DAMAGED)
     why = _not_plain(settings)
     if why is not None:
         raise DataError(
@@ -73,26 +69,21 @@ def _not_plain(settings: Mapping[str, Any]) -> str | None:
     unusual = next((name for name in _NOT_PLAIN if settings.get(name)), None)
     if unusual is not None:
         return f"it has {unusual}"
-    kind, rank, alpha = (settings.get(name) for name in ("peft_type", "r", "lora_alpha"))
+    values: list[Any] = [settings.get(name) for name in ("peft_type", "r", "lora_alpha")]
+    kind, rank, alpha = values
     if kind not in (None, "LORA"):
         return f"its peft_type is {kind}"
     if type(rank) is not int or rank < 1:
         return f"its r is {rank}, and has to be a whole number above 0"
-    if type(alpha) not in (int, float):
+    if type(alpha) not in (int, float) or not math.isfinite(alpha):
         return f"its lora_alpha is {alpha}, and has to be a number"
     return None
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(path, "pt") as opened:
-            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise DataError(
-            f"the adapter {path} is missing", "set policy.checkpoint.adapter to a folder that peft saved"
-        ) from None
-    except SafetensorError as error:
-        raise DataError(f"{path} is truncated or damaged: {error}", "download the adapter again") from None
+    if not path.exists():
+        raise DataError(f"the adapter {path} is missing", _NONE)
+    found = read_header(path, _DAMAGED)
     adapted = {name: shape for name, shape in found.items() if not name.endswith(_COPY_OF_BASE)}
     strange = next((name for name in adapted if ".lora_" not in name), None)
     if strange is not None:

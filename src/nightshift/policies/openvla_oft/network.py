@@ -20,6 +20,9 @@ from nightshift.policies.published import PublishedNetwork
 
 BOS, STOP, PAD = 1, 2, 32000
 """Token ids of Llama 2's vocabulary, and the first one after it, which OpenVLA added for padding."""
+VOCABULARY = PAD + 64
+"""Its size with the 64 tokens that OpenVLA added. OpenVLA counts action tokens from the end: in a vocabulary of another
+size they are others."""
 ACTION_TOKENS = 256
 """They are the last ones of Llama 2's vocabulary: ids 31744 to 31999."""
 FIRST_ACTION_TOKEN = PAD - ACTION_TOKENS

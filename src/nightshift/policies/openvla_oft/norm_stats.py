@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from operator import eq, gt
 from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from nightshift.errors import ConfigError, DataError
+from nightshift.policies.checkpoint_files import as_object, finite_numbers
 from nightshift.policies.heads import MIN_STD
 
 Range = Literal["q01_q99", "min_max"]
@@ -92,22 +94,27 @@ def bounds(statistics: Mapping[str, Any], field: str, size: int, kind: Range) ->
     mask = [bool(value) for value in _numbers(values.get("mask", [True] * size), f"mask of {field}")]
     if len(mask) != size:
         raise DataError(f"mask of {field} in {_FILES} has {len(mask)} dimensions, and {low_key} has {size}", _DAMAGED)
-    constant = [str(i) for i in range(size) if mask[i] and low[i] == high[i]]
-    if constant:
-        raise DataError(
-            f"{low_key} equals {high_key} in dimension {', '.join(constant)} of the checkpoint's statistics of {field}",
-            "change policy.checkpoint.range in params.yaml",
-        )
+    _require_range(field, (low_key, high_key), list(zip(low, high, mask, strict=True)))
     return {"low": low, "high": high, "mask": mask}
 
 
+def _require_range(field: str, keys: tuple[str, str], dimensions: list[tuple[float, float, bool]]) -> None:
+    turned, constant = (
+        ", ".join(str(i) for i, (low, high, scaled) in enumerate(dimensions) if scaled and wrong(low, high))
+        for wrong in (gt, eq)
+    )
+    if turned:
+        raise DataError(f"{keys[0]} is above {keys[1]} in dimension {turned} of {field} in {_FILES}", _DAMAGED)
+    if constant:
+        raise DataError(
+            f"{keys[0]} equals {keys[1]} in dimension {constant} of the checkpoint's statistics of {field}",
+            "change policy.checkpoint.range in params.yaml",
+        )
+
+
 def _fields(found: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(found, Mapping):
-        raise DataError(f"{name} in {_FILES} is no JSON object", _DAMAGED)
-    return found
+    return as_object(found, f"{name} in {_FILES}", _DAMAGED)
 
 
 def _numbers(found: Any, name: str) -> list[float]:
-    if not isinstance(found, Sequence) or not all(isinstance(value, (int, float)) for value in found):
-        raise DataError(f"{name} in {_FILES} is no list of numbers", _DAMAGED)
-    return [float(value) for value in found]
+    return finite_numbers(found, f"{name} in {_FILES}", _DAMAGED)

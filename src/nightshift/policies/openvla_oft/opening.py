@@ -9,13 +9,14 @@ import torch
 
 from nightshift.errors import ConfigError, DataError
 from nightshift.policies.base import Shapes
+from nightshift.policies.checkpoint_files import finite_numbers
 from nightshift.policies.lora import lora_spec
 from nightshift.policies.modalities import Modalities
 from nightshift.policies.openvla_oft import architecture, norm_stats, tokenizer
 from nightshift.policies.openvla_oft.checkpoint import PublishedCheckpoint, require_parts_used
 from nightshift.policies.openvla_oft.jpeg import BLOCK
 from nightshift.policies.openvla_oft.lora import Adapter
-from nightshift.policies.openvla_oft.network import NetworkSpec, OpenVlaOftNetwork, Sizes
+from nightshift.policies.openvla_oft.network import VOCABULARY, NetworkSpec, OpenVlaOftNetwork, Sizes
 from nightshift.policies.openvla_oft.spec import CommonSpec, OpenVlaOftSpec, PixelsSpec, PublishedSpec
 from nightshift.policies.openvla_oft.variants import PRESETS, VariantSpec
 from nightshift.policies.openvla_oft.vit import PATCH, TowerSpec, TransformerSpec
@@ -26,9 +27,9 @@ from nightshift.types import INSTRUCTION
 if TYPE_CHECKING:
     from nightshift import config
 
-_VOCABULARY = 32064
-"""Llama 2's 32000 tokens, and the 64 that OpenVLA added."""
 _REGISTERS = 4
+_PREPROCESSOR = "preprocessor_config.json"
+_COPY = "copy the file from the checkpoint that this one was trained from"
 _IMAGENET = PixelsSpec(mean=[0.485, 0.456, 0.406, 0.5, 0.5, 0.5], std=[0.229, 0.224, 0.225, 0.5, 0.5, 0.5])
 """And SigLIP's: for random weights. A checkpoint has its own, rounded to bfloat16."""
 
@@ -137,7 +138,7 @@ def _sizes(size: config.OpenVlaOftSize) -> Sizes:
         "image_size": size.image_size,
         "dinov2": _tower(size.dinov2, registers=_REGISTERS, layer_scale=True),
         "siglip": _tower(size.siglip, registers=-1, layer_scale=False),
-        "llama": {**_transformer(size.llama), "vocabulary": _VOCABULARY},
+        "llama": {**_transformer(size.llama), "vocabulary": VOCABULARY},
     }
 
 
@@ -150,17 +151,23 @@ def _transformer(size: config.Transformer) -> TransformerSpec:
 
 
 def _pixels(checkpoint: PublishedCheckpoint) -> PixelsSpec:
-    towers = checkpoint.json("preprocessor_config.json").get("tvf_normalize_params") or []
+    towers = checkpoint.json(_PREPROCESSOR).get("tvf_normalize_params") or []
+    where = f"tvf_normalize_params in {checkpoint.folder / _PREPROCESSOR}"
     try:
-        mean, std = ([float(v) for tower in towers for v in tower[key]] for key in ("mean", "std"))
-    except (KeyError, TypeError, ValueError):
+        mean, std = (
+            [value for tower in towers for value in finite_numbers(tower[key], f"{key} of {where}", _COPY)]
+            for key in ("mean", "std")
+        )
+    except (KeyError, TypeError):
         mean, std = [], []
     if not len(mean) == len(std) == len(_IMAGENET["mean"]):
         raise DataError(
-            f"preprocessor_config.json of {checkpoint.folder} does not normalise the images of two towers "
+            f"{_PREPROCESSOR} of {checkpoint.folder} does not normalise the images of two towers "
             "(tvf_normalize_params: mean and std of three channels each)",
-            "copy the file from the checkpoint that this one was trained from",
+            _COPY,
         )
+    if min(std) <= 0:
+        raise DataError(f"std of {where} has {min(std)}, and has to be above 0", _COPY)
     return {"mean": mean, "std": std}
 
 
@@ -171,7 +178,7 @@ def _brought_along(
     network = common["network"]
     proprio = network["proprio"]
     return {
-        "tokenizer": tokenizer.read(checkpoint.folder / "tokenizer.json"),
+        "tokenizer": tokenizer.read_llama(checkpoint.folder / "tokenizer.json"),
         "actions": norm_stats.bounds(statistics, "action", network["action_dim"], settings.range),
         "proprio": norm_stats.bounds(statistics, "proprio", proprio, settings.range) if proprio else None,
     }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nightshift.errors import DataError
-from nightshift.policies.openvla_oft.checkpoint import Shape, read_headers, read_tensor
+from nightshift.policies.checkpoint_files import Shape, read_headers, read_tensor, require_multiple, shape_of
 from nightshift.policies.pi0.gemma import GemmaSpec
 from nightshift.policies.pi0.network import NetworkSpec, Pi0Network
 from nightshift.policies.pi0.siglip import PATCH
@@ -57,9 +57,10 @@ class Pi0Checkpoint:
     def network_spec(self, horizon: int) -> NetworkSpec:
         """Sizes by the shapes of tensors; of the number of actions per chunk the file says nothing."""
         adaptive = _PI05 in self.shapes
-        ours = {name: self._shape(published_name(name)) for name in _TELLING}
+        ours = {name: self._matrix(published_name(name)) for name in _TELLING}
         patches, width = ours[_POSITIONS]
         head_width = ours[_KEYS][0]
+        _require_heads(width, head_width)
         siglip_layer, expert_layer, gemma_layer = (
             published_name(name) for name in ("vision_tower.encoder.", "expert.", "language_model.")
         )
@@ -67,7 +68,7 @@ class Pi0Checkpoint:
             "image_size": math.isqrt(patches) * PATCH,
             "siglip": {
                 "width": width,
-                "mlp": self._shape(f"{siglip_layer}layers.0.mlp.fc1.weight")[0],
+                "mlp": self._matrix(f"{siglip_layer}layers.0.mlp.fc1.weight")[0],
                 "depth": self._layers(siglip_layer),
                 "heads": _SIGLIP_HEADS,
             },
@@ -80,7 +81,7 @@ class Pi0Checkpoint:
             },
             "depth": self._layers(expert_layer),
             "vocabulary": ours[_WORDS][0],
-            "state_dim": 0 if adaptive else self._shape(_STATE)[1],
+            "state_dim": 0 if adaptive else self._matrix(_STATE)[1],
             "action_dim": ours[_ACTION][1],
             "horizon": horizon,
             "adaptive_norms": adaptive,
@@ -123,13 +124,22 @@ class Pi0Checkpoint:
             raise DataError(f"the checkpoint {self.folder} has no {name}", _OTHER)
         return self.shapes[name]
 
+    def _matrix(self, name: str) -> Shape:
+        return shape_of(self.shapes, name, 2, _OTHER)
+
     def _gemma(self, prefix: str) -> GemmaSpec:
-        hidden, width = self._shape(f"{prefix}layers.0.mlp.gate_proj.weight")
+        hidden, width = self._matrix(f"{prefix}layers.0.mlp.gate_proj.weight")
         return {"width": width, "mlp": hidden}
 
     def _layers(self, prefix: str) -> int:
         numbers = [re.match(rf"{re.escape(prefix)}layers\.(\d+)\.", name) for name in self.shapes]
         return 1 + max((int(found[1]) for found in numbers if found), default=-1)
+
+
+def _require_heads(siglip_width: int, head_width: int) -> None:
+    heads = f"the tower has {_SIGLIP_HEADS} heads"
+    require_multiple(siglip_width, _SIGLIP_HEADS, published_name(_POSITIONS), heads, _OTHER)
+    require_multiple(head_width, 2, published_name(_KEYS), "positions turn pairs of numbers", _OTHER)
 
 
 def published_name(name: str) -> str:

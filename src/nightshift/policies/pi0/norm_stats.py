@@ -6,13 +6,16 @@ the middle between them as mean, and half their distance as std.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from nightshift.errors import DataError
+from nightshift.policies.checkpoint_files import as_object, finite_numbers, read_object
 
 _EPS = 1e-6
+_OTHER = "take the file from the checkpoint's assets/"
 
 
 class MomentsSpec(TypedDict):
@@ -20,36 +23,46 @@ class MomentsSpec(TypedDict):
     std: list[float]
 
 
-def read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())["norm_stats"]
-    except FileNotFoundError:
-        raise DataError(
-            f"there is no {path}", "set policy.checkpoint.norm_stats in params.yaml to the file in assets/"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} has no norm_stats: {error!r}", "take the file from the checkpoint's assets/") from None
-    return found
+@dataclass(frozen=True)
+class NormStats:
+    path: Path
+    fields: Mapping[str, Any]
+
+    def moments(self, field: Literal["state", "actions"], size: int, *, quantiles: bool) -> MomentsSpec:
+        """Of the first `size` dimensions: some files are padded to the network's."""
+        first, second = (self._numbers(field, key, size) for key in (("q01", "q99") if quantiles else ("mean", "std")))
+        if quantiles:
+            return self._between(field, first, second)
+        self._refuse([value < 0 for value in second], f"std of {field}", "below 0")
+        return {"mean": first, "std": [value + _EPS for value in second]}
+
+    def _between(self, field: str, low: list[float], high: list[float]) -> MomentsSpec:
+        pairs = list(zip(low, high, strict=True))
+        self._refuse([below > above for below, above in pairs], f"q01 of {field}", "above q99")
+        halves = [(above - below + _EPS) / 2 for below, above in pairs]
+        return {"mean": [below + half for below, half in zip(low, halves, strict=True)], "std": halves}
+
+    def _numbers(self, field: str, key: str, size: int) -> list[float]:
+        if field not in self.fields:
+            raise DataError(f"{self.path} has no {field}", _OTHER)
+        found = as_object(self.fields[field], f"{field} in {self.path}", _OTHER)
+        if key not in found:
+            raise DataError(f"{self.path} has no {key} of {field}", _OTHER)
+        numbers = finite_numbers(found[key], f"{key} of {field} in {self.path}", _OTHER)
+        if len(numbers) < size:
+            raise DataError(
+                f"{key} of {field} in {self.path} has {len(numbers)} dimensions, and {size} are needed",
+                "use a checkpoint that was made for this robot, or another state vector in policy.inputs",
+            )
+        return numbers[:size]
+
+    def _refuse(self, wrong: list[bool], name: str, how: str) -> None:
+        dimensions = [str(dimension) for dimension, found in enumerate(wrong) if found]
+        if dimensions:
+            raise DataError(f"{name} in {self.path} is {how} in dimension {', '.join(dimensions)}", _OTHER)
 
 
-def moments(
-    statistics: dict[str, Any], field: Literal["state", "actions"], size: int, *, quantiles: bool
-) -> MomentsSpec:
-    """Of the first `size` dimensions: some files are padded to the network's."""
-    keys = ("q01", "q99") if quantiles else ("mean", "std")
-    try:
-        first, second = ([float(value) for value in statistics[field][key]] for key in keys)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"the checkpoint's norm_stats have no numbers {keys[0]} and {keys[1]} of {field}: {error!r}",
-            "take the file from the checkpoint's assets/",
-        ) from None
-    if min(len(first), len(second)) < size:
-        raise DataError(
-            f"the checkpoint's norm_stats of {field} have {len(first)} dimensions, and {size} are needed",
-            "use a checkpoint that was made for this robot, or another state vector in policy.inputs",
-        )
-    if quantiles:
-        halves = [(high - low + _EPS) / 2 for low, high in zip(first[:size], second[:size], strict=True)]
-        return {"mean": [low + half for low, half in zip(first, halves, strict=False)], "std": halves}
-    return {"mean": first[:size], "std": [value + _EPS for value in second[:size]]}
+def read(path: Path) -> NormStats:
+    if not path.exists():
+        raise DataError(f"there is no {path}", "set policy.checkpoint.norm_stats in params.yaml to the file in assets/")
+    return NormStats(path, as_object(read_object(path, _OTHER).get("norm_stats"), f"norm_stats in {path}", _OTHER))

@@ -86,6 +86,7 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         checkpoint = Pi0Checkpoint.open(Path(settings.checkpoint.path))
         network_spec = checkpoint.network_spec(settings.horizon)
         is_pi05, vectors = network_spec["adaptive_norms"], _vectors(settings, inputs, network_spec)
+        _require_actions(network_spec["action_dim"], action_dim)
         statistics = norm_stats.read(Path(settings.checkpoint.norm_stats))
         spec: Pi0Spec = {
             **denoising_spec(settings),
@@ -97,8 +98,8 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
             "max_tokens": settings.max_tokens,
             "train": settings.train,
             "delta_actions": settings.checkpoint.delta_actions,
-            "actions": norm_stats.moments(statistics, "actions", action_dim, quantiles=is_pi05),
-            "state": norm_stats.moments(statistics, "state", vectors, quantiles=is_pi05),
+            "actions": statistics.moments("actions", action_dim, quantiles=is_pi05),
+            "state": statistics.moments("state", vectors, quantiles=is_pi05),
             "tokenizer": prompt.read_tokenizer(Path(settings.checkpoint.tokenizer), network_spec["vocabulary"]),
             "augmentation": {"crop": settings.augmentation.crop, "jitter": settings.augmentation.jitter},
             "lora": lora_spec(settings.lora),
@@ -210,6 +211,16 @@ class Pi0(PublishedPolicy, FlowPolicy[Context]):
         state = self._state(inputs)
         moved = state[:, :_MOVES] if self._spec["delta_actions"] else state[:, :0]
         return functional.pad(moved, (0, self.action_dim - moved.shape[1]))[:, None]
+
+
+def _require_actions(denoised: int, played: int) -> None:
+    """The network's actions are padded: it may denoise more numbers than are played."""
+    if denoised < played:
+        raise DataError(
+            f"the checkpoint's actions have {denoised} numbers (action_in_proj.weight), and the environment's have "
+            f"{played}",
+            "use a checkpoint that was made for this robot",
+        )
 
 
 def _vectors(settings: config.Pi0, inputs: Shapes, network: NetworkSpec) -> int:

@@ -11,24 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightshift.errors import ConfigError, DataError
+from nightshift.errors import ConfigError
 from nightshift.policies.openvla_oft import tokenizer
 from nightshift.policies.openvla_oft.tokenizer import LlamaTokenizer, TokenizerSpec
 
 PAD, BOS = 0, 2
+_OTHER = "set policy.checkpoint.tokenizer in params.yaml to the tokenizer.json of PaliGemma"
 
 
 def read_tokenizer(path: Path, rows: int) -> TokenizerSpec:
     """From a tokenizer.json; DataError unless it is PaliGemma's, whose ids are those of `rows` embeddings."""
-    found = tokenizer.read(path)
-    ids = found["vocabulary"]
-    pad, bos, highest = ids.get("<pad>"), ids.get("<bos>"), max(ids.values(), default=0)
-    if (pad, bos) != (PAD, BOS) or highest >= rows:
-        raise DataError(
-            f"{path} is not PaliGemma's tokenizer: <pad> is {pad} and <bos> is {bos} where {PAD} and {BOS} are due, "
-            f"and its highest id is {highest} where the checkpoint has {rows} embeddings",
-            "set policy.checkpoint.tokenizer in params.yaml to the tokenizer.json of PaliGemma",
-        )
+    found = tokenizer.read(path, rows, _OTHER)
+    tokenizer.require_ids(found, {"<pad>": PAD, "<bos>": BOS}, f"{path} is not PaliGemma's tokenizer", _OTHER)
     return found
 
 
