@@ -21,7 +21,7 @@ from nightshift.envs.grid import check_inputs
 from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.learners import checkpoint
 from nightshift.pipeline import disk_use, precheck
-from nightshift.pipeline.run import Session, ensure, fingerprint
+from nightshift.pipeline.run import Session, ensure, fingerprint, states_to_resume
 from nightshift.project import graph, packages, paths, ports
 from nightshift.teleop.server import listen
 from tests.command import Command
@@ -344,6 +344,14 @@ def test_checkpoints_that_a_run_resumes_from_take_no_room_again_and_those_of_oth
         session.params = large.model_copy(update={"seed": 1})
         with pytest.raises(ProjectError, match="training takes up to"):
             session.precheck(["sft"])
+
+
+def test_a_stage_does_not_resume_where_a_run_makes_its_inputs_anew(project_without_code: Path) -> None:
+    """Its checkpoints of now stay on the disk beside those to come."""
+    (project_without_code / paths.STATE / "sft").mkdir(parents=True)
+    with Session(project_without_code) as session:
+        assert list(states_to_resume(["sft", "rloo"], session)) == ["sft"]
+        assert not states_to_resume(["dataset", "sft", "rloo"], session)
 
 
 @pytest.fixture

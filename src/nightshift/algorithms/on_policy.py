@@ -181,7 +181,7 @@ class OnPolicyLearner:
         return torch.split(order, self._minibatch_size(len(order)))
 
     def _minibatch_size(self, decisions: int) -> int:
-        """The most that a minibatch of so many decisions has."""
+        """The most decisions of a minibatch, where an epoch has so many."""
         size, count = self._settings.minibatch_size, self._settings.num_minibatches
         if size is not None:
             return size
@@ -199,8 +199,9 @@ class OnPolicyLearner:
         return 1 / sizes[batch.episode]
 
     def _policy_step(self, batch: DecisionBatch, minibatch: Tensor, weights: Tensor, *, demos: int) -> dict[str, float]:
-        """One gradient step on the decisions `minibatch` [M] of the batch, and on so many steps of demos; the weighted
-        mean of each loss term."""
+        """One gradient step on the decisions `minibatch` [M] of the batch; the weighted mean of each loss term.
+
+        `demos`: how many of their steps are drawn for the BC loss."""
         _, counted = elements(batch.log_probs[minibatch], batch.mask[minibatch], self._settings.ratio_level)
         total = torch.where(counted, weights[:, None], 0).sum()
         self._strategy.sum([total])

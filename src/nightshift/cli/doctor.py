@@ -12,7 +12,7 @@ from nightshift.cli import env_commands
 from nightshift.cli.commands import enter
 from nightshift.envs.base import Finding
 from nightshift.errors import NightshiftError, ProjectError
-from nightshift.pipeline.run import Session, states_to_resume, was_killed
+from nightshift.pipeline.run import Session, stale, states_to_resume, statuses, was_killed
 from nightshift.project import environment, graph, packages, paths, repository
 from nightshift.telemetry.console import console
 
@@ -73,15 +73,15 @@ def _folder(root: Path) -> Finding:
 
 
 def _params(root: Path, params: config.Params, stages: dict[str, graph.Definition]) -> Iterator[Finding]:
-    """What does not fit, for all stages that params.yaml chooses."""
+    """What does not fit, for all stages that a run would do."""
     from nightshift.pipeline import precheck
 
-    chosen = [stage for stage in stages.values() if not params.skips(stage.name)]
     try:
-        states = states_to_resume([stage.name for stage in chosen], Session(root))
-    except NightshiftError:  # of the folder, which is told already
-        states = {}
-    for problem in precheck.problems(params, chosen, states):
+        to_do = stale(statuses(root))
+        states = states_to_resume(to_do, Session(root))
+    except (NightshiftError, ModuleNotFoundError):  # what is wrong is told elsewhere, and a compute node has no DVC
+        to_do, states = [name for name in stages if not params.skips(name)], {}
+    for problem in precheck.problems(params, [stages[name] for name in to_do], states):
         yield _missing("params.yaml", problem)
 
 

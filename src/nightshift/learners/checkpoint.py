@@ -92,8 +92,11 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Bytes of the checkpoints that are there."""
-    return sum(file.stat().st_size for step in _steps(folder) for file in step.rglob("*") if file.is_file())
+    """Bytes of the checkpoints that are there; 0 if a run removes one of them meanwhile."""
+    try:
+        return sum(file.stat().st_size for step in _steps(folder) for file in step.rglob("*") if file.is_file())
+    except FileNotFoundError:
+        return 0
 
 
 def _load(path: Path) -> Checkpoint:

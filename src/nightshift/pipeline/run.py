@@ -238,9 +238,15 @@ def fingerprint(stage: str, session: Session) -> str:
 
 
 def states_to_resume(stages: Iterable[str], session: Session) -> dict[str, Path]:
-    """Where those of the stages that have checkpoints keep them for the inputs that are here now."""
-    begun = [stage for stage in stages if (session.root / paths.STATE / stage).is_dir()]
-    return {stage: session.root / paths.stage_state(stage, fingerprint(stage, session)) for stage in begun}
+    """Where those of the stages that have checkpoints keep them for the inputs that are here now.
+
+    None of a stage whose inputs another of them makes anew: it will not resume from these.
+    """
+    chosen = [session.graph[stage] for stage in stages]
+    to_come = {out for stage in chosen for out in stage.outs}
+    begun = [stage.name for stage in chosen if (session.root / paths.STATE / stage.name).is_dir()]
+    ready = [stage for stage in begun if to_come.isdisjoint(session.graph[stage].deps)]
+    return {stage: session.root / paths.stage_state(stage, fingerprint(stage, session)) for stage in ready}
 
 
 def run_stage(stage: str, session: Session) -> float:

@@ -19,7 +19,7 @@ INCOMPLETE = "download the checkpoint again"
 QUANTISED = "take the files whose weights are floating-point numbers: quantised ones cannot be trained"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _LARGEST = torch.finfo(torch.float32).max
-"""What policies hold numbers in."""
+"""Policies hold numbers in float32."""
 
 
 def read_headers(folder: Path) -> tuple[dict[str, Shape], dict[str, Path]]:
