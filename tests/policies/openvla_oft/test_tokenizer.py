@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from nightshift.errors import ConfigError, DataError
-from nightshift.policies.openvla_oft import tokenizer
+from nightshift.policies import tokenizer
 from nightshift.policies.openvla_oft.network import FIRST_ACTION_TOKEN, PAD
-from nightshift.policies.openvla_oft.tokenizer import SPACE, HashTokenizer, LlamaTokenizer, Prompts
+from nightshift.policies.openvla_oft.tokenizer import SPACE, HashTokenizer, LlamaTokenizer, Prompts, read_llama
 from tests.policies import cases, goldens
 from tests.policies.openvla_oft.published import tokenizer_json
 
@@ -39,7 +39,7 @@ def test_ids_are_those_of_the_tokenizers_library() -> None:
 
 def test_a_prompt_has_padding_first_and_a_lone_space_last(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
-    words = LlamaTokenizer(tokenizer.read_llama(tmp_path / "tokenizer.json"))
+    words = LlamaTokenizer(read_llama(tmp_path / "tokenizer.json"))
     for maker in (words, HashTokenizer()):
         rows = Prompts(maker, 120)(np.array(["Lift the cube", "open the top drawer"]))
         assert rows.shape == (2, 120)

@@ -7,8 +7,8 @@ from typing import TypedDict
 from nightshift.policies.openvla_oft.images import Preprocessing
 from nightshift.policies.openvla_oft.network import NetworkSpec
 from nightshift.policies.openvla_oft.norm_stats import BoundsSpec
-from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec
 from nightshift.policies.published import PublishedPolicySpec
+from nightshift.policies.tokenizer import TokenizerSpec
 
 
 class PixelsSpec(TypedDict):

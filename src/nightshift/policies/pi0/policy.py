@@ -15,7 +15,6 @@ from nightshift.policies.base import Inputs, Shapes
 from nightshift.policies.denoising import DenoisingSpec, FlowPolicy, denoising, denoising_spec
 from nightshift.policies.lora import adapt, lora_spec
 from nightshift.policies.modalities import Modalities, select
-from nightshift.policies.openvla_oft.tokenizer import TokenizerSpec
 from nightshift.policies.pi0 import norm_stats, prompt
 from nightshift.policies.pi0.checkpoint import Pi0Checkpoint, published_name
 from nightshift.policies.pi0.images import resize_with_pad
@@ -24,6 +23,7 @@ from nightshift.policies.pi0.norm_stats import MomentsSpec
 from nightshift.policies.pi0.prompt import PAD, Prompts
 from nightshift.policies.pi0.siglip import PATCH, scaled
 from nightshift.policies.published import BaseSpec, PublishedPolicy, PublishedPolicySpec, require_published_state
+from nightshift.policies.tokenizer import TokenizerSpec
 from nightshift.types import INSTRUCTION
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightshift.errors import ConfigError
-from nightshift.policies.openvla_oft import tokenizer
-from nightshift.policies.openvla_oft.tokenizer import LlamaTokenizer, TokenizerSpec
+from nightshift.policies import tokenizer
+from nightshift.policies.tokenizer import BytePairEncoding, TokenizerSpec
 
 PAD, BOS = 0, 2
 _OTHER = "set policy.checkpoint.tokenizer in params.yaml to the tokenizer.json of PaliGemma"
@@ -26,19 +26,12 @@ def read_tokenizer(path: Path, rows: int) -> TokenizerSpec:
     return found
 
 
-class GemmaTokenizer(LlamaTokenizer):
-    """Byte-pair encoding as Llama's, but for the space that Llama puts before a text."""
-
-    def __call__(self, text: str) -> list[int]:
-        return [token for piece in self._pieces(text.replace(" ", "\u2581")) for token in self._tokens(piece)]
-
-
 class Prompts:
     """Instructions as ids [B, L]."""
 
     def __init__(self, spec: TokenizerSpec, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        encode = GemmaTokenizer(spec)
+        encode = BytePairEncoding(spec)
         self._row = lru_cache(maxsize=4096)(lambda text: _row(encode, text, max_tokens))
 
     def __call__(self, instructions: NDArray[Any]) -> Tensor:
@@ -46,7 +39,7 @@ class Prompts:
         return torch.from_numpy(rows.reshape(-1, self._max_tokens))
 
 
-def _row(encode: GemmaTokenizer, text: str, max_tokens: int) -> list[int]:
+def _row(encode: BytePairEncoding, text: str, max_tokens: int) -> list[int]:
     cleaned = text.strip().replace("_", " ").replace("\n", " ")
     ids = [BOS, *encode(cleaned), *encode("\n")]
     if len(ids) > max_tokens:
