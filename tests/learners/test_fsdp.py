@@ -164,7 +164,7 @@ BFLOAT16_BASE = "openvla-oft l1 + bfloat16"
         ("gaussian_mlp", 2, EVERYTHING),
         ("gaussian_mlp", 3, {}),
         ("vla", 2, {"kl.coef": 0.5, "bc_weight": 2.0}),
-        ("flow noise", 2, {"learn_std": True, "bc_weight": 2.0}),
+        pytest.param("flow noise", 2, {"learn_std": True, "bc_weight": 2.0}, marks=pytest.mark.slow),
         ("pi0 sde", 3, {"kl.coef": 0.5}),
         (ADAPTERS, 3, {}),
         (VISION_FEATURES, 3, {"advantage_estimator": "gae"}),

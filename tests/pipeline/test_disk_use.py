@@ -88,8 +88,13 @@ def test_cloning_writes_as_many_bytes_as_told(project: Path, job: Callable[[str]
     ("changes", "machine"),
     [
         ({}, {}),
-        ({"sampling": {"staleness": 1}}, {}),
-        ({"advantage_estimator": "gae", "critic": {"hidden": [1024, 1024]}, "learn_std": False}, {}),
+        pytest.param({"sampling": {"staleness": 1}}, {}, marks=pytest.mark.slow, id="a policy plays ahead"),
+        pytest.param(
+            {"advantage_estimator": "gae", "critic": {"hidden": [1024, 1024]}, "learn_std": False},
+            {},
+            marks=pytest.mark.slow,
+            id="a critic",
+        ),
         pytest.param({}, {"ranks": 2, "strategy": "fsdp"}, marks=pytest.mark.slow, id="two sharded ranks"),
     ],
 )
@@ -109,7 +114,7 @@ def test_rloo_writes_as_many_bytes_as_told(
     assert_told(told, peaks["rloo"])
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_rlpd_writes_as_many_bytes_as_told(
     project: Path, job: Callable[[str], Job], peaks: dict[str, int], staleness: int
 ) -> None:
