@@ -178,6 +178,14 @@ def test_settings_of_rlpd_that_need_another_one_are_refused_without_it(
         config.load(write(tmp_path, config.merged(PARAMS, {"rlpd": changes})))
 
 
+def test_two_fields_that_do_not_fit_are_named_without_the_rest_of_their_section(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.load(write(tmp_path, changed("rloo", minibatch_size=None)))
+    assert error.value.what.endswith(
+        "rloo: set one of minibatch_size and num_minibatches to a number, and the other to null"
+    )
+
+
 def test_a_knob_of_a_stage_that_is_not_chosen_may_do_nothing(tmp_path: Path) -> None:
     changes = {"algorithms": [], "rloo": {"entropy_coef": 0.1}}
     assert config.load(write(tmp_path, config.merged(PARAMS, changes))).skips("rloo")

@@ -1327,6 +1327,8 @@ def _what(error: Any) -> str:
     if not error["loc"]:
         return str(error["ctx"]["error"])
     message = (error["msg"][0].lower() + error["msg"][1:]).removeprefix("value error, ")
+    if error["type"] == "value_error" and isinstance(error["input"], Mapping):
+        return message  # of several fields of a section, which it names
     hint = ""
     if isinstance(error["input"], str) and "number" in message and "e" in error["input"]:
         hint = " (YAML reads 3e-4 as text: write 3.0e-4)"
