@@ -1327,9 +1327,13 @@ def _what(error: Any) -> str:
     if not error["loc"]:
         return str(error["ctx"]["error"])
     message = (error["msg"][0].lower() + error["msg"][1:]).removeprefix("value error, ")
-    if error["type"] == "value_error" and isinstance(error["input"], Mapping):
-        return message  # of several fields of a section, which it names
-    hint = ""
-    if isinstance(error["input"], str) and "number" in message and "e" in error["input"]:
-        hint = " (YAML reads 3e-4 as text: write 3.0e-4)"
-    return f"{message}, got {error['input']!r}{hint}"
+    return f"{message}{_got(error, message)}"
+
+
+def _got(error: Any, message: str) -> str:
+    """The value; nothing where the message names several fields of a section."""
+    value = error["input"]
+    if error["type"] == "value_error" and isinstance(value, Mapping):
+        return ""
+    is_exponent = isinstance(value, str) and "number" in message and "e" in value
+    return f", got {value!r}{' (YAML reads 3e-4 as text: write 3.0e-4)' if is_exponent else ''}"
