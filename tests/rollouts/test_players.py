@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 from nightshift import config, envs
 from nightshift.errors import RolloutError, SimulatorError
 from nightshift.rollouts.engine import BUSY, SIMULATION, EngineSettings
-from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.local import LocalPool, _batches
 from nightshift.types import RolloutRequest, Task, Trajectory
 from tests.rollouts import faulty
 from tests.rollouts.faulty import Faulty, FaultyFleet
@@ -63,6 +64,42 @@ def test_images_of_every_step_come_back() -> None:
     here = dict(LocalPool(env, make_fleet=seeing).run(WANTED))
     assert "agentview" in here[0][0].observations
     assert_all_same(dict(LocalPool(env, TWO_PROCESSES, make_fleet=seeing).run(WANTED)), here)
+
+
+def test_the_next_episodes_are_played_while_some_are_drawn() -> None:
+    begun = threading.Event()
+
+    def playing() -> Generator[tuple[int, list[Trajectory]], None, None]:
+        for index in range(5):
+            if index == 2:
+                begun.set()
+            yield index, []
+
+    batches = _batches(playing(), 2)
+    assert list(next(batches)) == [0, 1]
+    assert begun.wait(timeout=60), "nothing was played while the first batch was held"
+    assert [list(batch) for batch in batches] == [[2, 3], [4]]
+
+
+def test_an_error_while_the_next_episodes_are_played_ends_the_run() -> None:
+    def playing() -> Generator[tuple[int, list[Trajectory]], None, None]:
+        yield 0, []
+        raise SimulatorError("no mesh", "download it")
+
+    batches = _batches(playing(), 1)
+    next(batches)
+    with pytest.raises(SimulatorError, match="no mesh"):
+        next(batches)
+
+
+def test_images_that_are_no_longer_wanted_leave_no_process(others: set[BaseProcess]) -> None:
+    env = ENV.model_copy(update={"cameras": CAMERAS})
+    two_at_once = replace(TWO_PROCESSES, requests_at_once=2)
+    running = LocalPool(env, two_at_once, make_fleet=seeing).run(WANTED)
+    next(running)
+    assert isinstance(running, Generator)
+    running.close()
+    assert set(multiprocessing.active_children()) == others
 
 
 def test_a_process_that_is_killed_is_replaced(others: set[BaseProcess], expected: dict[int, list[Trajectory]]) -> None:

@@ -3,11 +3,11 @@ demos in processes of their own where there are several threads (players.py)."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import islice
 from types import MappingProxyType
 
 from nightshift import config, envs
@@ -48,13 +48,14 @@ class LocalPool:
     def _run_demos(
         self, requests: Sequence[RolloutRequest], players: ExpertPlayers
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Played without images by processes, and where there are cameras again by this one, which draws them all: as
-        many at a time as the engine plays at once, which a run that is killed loses."""
-        with closing(players.run(requests)) as playing:
-            if not self._draws:
-                yield from playing
-                return
-            while played := dict(islice(playing, self._demos_at_once)):
+        """Played without images by processes, and where there are cameras again by this one, which draws them all while
+        the next ones are played: as many at a time as the engine plays at once. A run that is killed loses these and
+        the next ones."""
+        if not self._draws:
+            yield from players.run(requests)
+            return
+        with closing(_batches(players.run(requests), self._demos_at_once)) as batches:
+            for played in batches:
                 lost = {index: group for index, group in played.items() if not all(episode.valid for episode in group)}
                 yield from lost.items()
                 sound = [index for index in played if index not in lost]
@@ -103,6 +104,29 @@ class LocalPool:
     def close(self) -> None:
         self._thread.submit(self._engine.close).result()
         self._thread.shutdown()
+
+
+def _batches(
+    playing: Generator[tuple[int, list[Trajectory]], None, None], size: int
+) -> Generator[dict[int, list[Trajectory]], None, None]:
+    """What is played, `size` requests at a time; a thread plays the next batch meanwhile."""
+    unwanted = threading.Event()
+
+    def play() -> dict[int, list[Trajectory]]:
+        batch: dict[int, list[Trajectory]] = {}
+        while len(batch) < size and not unwanted.is_set() and (found := next(playing, None)) is not None:
+            batch |= [found]
+        return batch
+
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(play)
+        try:
+            while batch := coming.result():
+                coming = thread.submit(play)
+                yield batch
+        finally:
+            unwanted.set()
+            thread.submit(playing.close).result()
 
 
 def _is_demo(request: RolloutRequest) -> bool:
