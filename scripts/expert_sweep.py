@@ -36,8 +36,6 @@ HORIZON = 100
 """Control steps for a suite that the protocol has no number for."""
 NO_CAMERAS = config.Cameras(names=(), size="auto", shadows=True)
 HEADER = "| task | solved | steps, median / most | init states not solved |\n|---|---|---|---|\n"
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""For the processes: there is one for every core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,5 +194,4 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.update(ONE_THREAD)
     main(sys.argv[1:])

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from nightshift import config, files
+from nightshift import config, files, spawning
 from nightshift.config import merged
 from nightshift.project import paths
 from tests import forks, workers
@@ -357,6 +357,7 @@ def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         return forks.context() if method == "spawn" else real(method)
 
     monkeypatch.setattr(multiprocessing, "get_context", get_context)
+    monkeypatch.setattr(spawning, "context", forks.context)
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,28 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.context import SpawnContext
+from contextlib import contextmanager
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""For libraries that read the environment when they are loaded."""
+_environment = threading.Lock()
+
+
+class _OneThreadContext(SpawnContext):
+    class Process(SpawnProcess):
+        def start(self) -> None:
+            with _set(ONE_THREAD):
+                super().start()
 
 
 def context() -> SpawnContext:
-    return multiprocessing.get_context("spawn")
+    """Of processes that compute with one thread each: there is one for every core, and threads of linear algebra that
+    wait for each other would take the cores from the others."""
+    return _OneThreadContext()
 
 
 def processes(count: int, initialise: Callable[..., None] | None = None, *arguments: object) -> ProcessPoolExecutor:
@@ -25,6 +39,21 @@ def process(run: Callable[..., None], *arguments: object) -> BaseProcess:
     started = context().Process(target=_begin, args=(run, arguments), daemon=True)
     started.start()
     return started
+
+
+@contextmanager
+def _set(variables: dict[str, str]) -> Iterator[None]:
+    with _environment:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def _begin(initialise: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:

@@ -22,6 +22,8 @@ Latents = Mapping[str, NDArray[Any]]
 a flow policy, features of images. Most policies have none. policies/arrays.py has their dtypes."""
 
 INSTRUCTION = "instruction"
+SIMULATOR_STATE = "simulator_state"
+"""The observation in the place of images that are drawn later: all that they show, float64 [D]."""
 """The name of the observation that is the task's instruction, a text."""
 
 Split = Literal["train", "validation", "eval"]

@@ -115,6 +115,11 @@ class SeeingFleet:
             for camera, position in positions.items()
         }
 
+    def redraw(self, lane: int, states: NDArray[np.float64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        """As the states of an episode are numbered by its steps."""
+        self.steps = np.arange(len(states))
+        return self.look(self.steps, cameras)
+
     def render(self, lane: int) -> NDArray[np.uint8]:
         self._check_thread()
         return self._image(lane, 0)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from nightshift import config, envs
+from nightshift import config
 from nightshift.errors import RolloutError, SimulatorError
 from nightshift.rollouts.engine import BUSY, SIMULATION, EngineSettings
-from nightshift.rollouts.local import LocalPool, _batches
+from nightshift.rollouts.local import LocalPool
 from nightshift.types import RolloutRequest, Task, Trajectory
 from tests.rollouts import faulty
 from tests.rollouts.faulty import Faulty, FaultyFleet
@@ -66,30 +68,12 @@ def test_images_of_every_step_come_back() -> None:
     assert_all_same(dict(LocalPool(env, TWO_PROCESSES, make_fleet=seeing).run(WANTED)), here)
 
 
-def test_the_next_episodes_are_played_while_some_are_drawn() -> None:
-    begun = threading.Event()
-
-    def playing() -> Generator[tuple[int, list[Trajectory]], None, None]:
-        for index in range(5):
-            if index == 2:
-                begun.set()
-            yield index, []
-
-    batches = _batches(playing(), 2)
-    assert list(next(batches)) == [0, 1]
-    assert begun.wait(timeout=60), "nothing was played while the first batch was held"
-    assert [list(batch) for batch in batches] == [[2, 3], [4]]
-
-
-def test_an_error_while_the_next_episodes_are_played_ends_the_run() -> None:
-    def playing() -> Generator[tuple[int, list[Trajectory]], None, None]:
-        yield 0, []
-        raise SimulatorError("no mesh", "download it")
-
-    batches = _batches(playing(), 1)
-    next(batches)
-    with pytest.raises(SimulatorError, match="no mesh"):
-        next(batches)
+def test_a_request_whose_images_fail_once_is_drawn_again() -> None:
+    env = ENV.model_copy(update={"cameras": CAMERAS})
+    here = dict(LocalPool(env, make_fleet=seeing).run(WANTED[:1]))
+    drawing = FailsOnce()
+    assert_all_same(dict(LocalPool(env, TWO_PROCESSES, make_fleet=drawing).run(WANTED[:1])), here)
+    assert drawing.failed
 
 
 def test_images_that_are_no_longer_wanted_leave_no_process(others: set[BaseProcess]) -> None:
@@ -165,20 +149,22 @@ def seeing(task: Task, env: config.Env) -> SeeingFleet:
     return Seeing()(task, env)
 
 
-def test_an_episode_that_takes_another_course_when_it_is_repeated_names_the_suite() -> None:
-    env = ENV.model_copy(update={"cameras": CAMERAS})
-    with pytest.raises(RolloutError, match=r"near, state \d, took another course .*fake is not deterministic"):
-        list(LocalPool(env, TWO_PROCESSES, make_fleet=OtherTaskIn(os.getpid())).run(WANTED[:1]))
+@dataclass
+class FailsOnce:
+    """Makes fleets of which the first that draws fails."""
 
-
-@dataclass(frozen=True)
-class OtherTaskIn:
-    """Makes fleets that play another task in one process, in which no episode ends as soon."""
-
-    pid: int
+    failed: bool = False
 
     def __call__(self, task: Task, env: config.Env) -> SeeingFleet:
         made = seeing(task, env)
-        if os.getpid() == self.pid:
-            made._fleet = envs.make_fleet(envs.tasks(env)[1], env.model_copy(update={"cameras": NO_CAMERAS}))
+        made.redraw = self._once(made.redraw)  # type: ignore[method-assign]
         return made
+
+    def _once(self, redraw: Callable[..., Mapping[str, NDArray[np.uint8]]]) -> Callable[..., Any]:
+        def fail_once(*arguments: Any) -> Mapping[str, NDArray[np.uint8]]:
+            if not self.failed:
+                self.failed = True
+                raise MemoryError("no room for the images")
+            return redraw(*arguments)
+
+        return fail_once

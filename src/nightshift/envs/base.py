@@ -174,6 +174,20 @@ class SharingFleet(Protocol):
         ...
 
 
+@runtime_checkable
+class RedrawingFleet(Protocol):
+    """A fleet that draws episodes which others have played."""
+
+    def full_states(self, lanes: NDArray[np.int64]) -> States:
+        """Of those simulators, [len(lanes), D]."""
+        ...
+
+    def redraw(self, lane: int, states: States, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        """Images [T, S, S, 3] of an episode of the simulator `lane`: its states [T, D] after 0, 1, 2, … control steps.
+        In the thread of `look`; the simulators have to be reset afterwards."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class InitStates:
     """The frozen init states of one task and split. Other states under the same indices have another digest."""
@@ -229,6 +243,8 @@ class Suite(ABC):
     """Control steps per second of the robot."""
     draws_train_states: ClassVar[bool] = False
     """Whether the stage `states` has to draw the training states, because the suite ships none."""
+    redraws: ClassVar[bool] = False
+    """Whether its fleets are `RedrawingFleet`s: demos with images are collected several times as fast then."""
     perturbation_kinds: ClassVar[frozenset[PerturbationKind]] = frozenset({"action", "observation", "instruction"})
     """What envs/perturbations can change here. Those three work around any simulator; a scene needs
     `perturbations.fleet.AlterableFleet`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ class FakeSuite(Suite):
     name = NAME
     action_space = ACTIONS
     cameras = ("agentview",)
+    redraws = True
 
     def tasks(self) -> list[Task]:
         return list(TASKS)
@@ -63,8 +64,8 @@ class FakeSuite(Suite):
 
     def make_fleet(
         self, task: Task, protocol: Protocol, cameras: config.Cameras, train_states: States | None = None
-    ) -> SequentialFleet:
-        return SequentialFleet(lambda: self.make_env(task, protocol, cameras))
+    ) -> FakeFleet:
+        return FakeFleet(lambda: self.make_env(task, protocol, cameras))
 
 
 class FakeEnv:
@@ -108,6 +109,10 @@ class FakeEnv:
         image = self._image()
         return {camera: rotate(image) if self._drawing.rotated else image.copy() for camera in cameras}
 
+    def camera_images_in(self, state: NDArray[np.float64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        self._point, self._goal = state[:3], state[3:]
+        return self.camera_images(cameras)
+
     def render(self) -> NDArray[np.uint8] | None:
         return self._image()
 
@@ -133,6 +138,23 @@ class FakeEnv:
             "task": task,
             INSTRUCTION: np.array(self.task.language),
         }
+
+
+class FakeFleet(SequentialFleet):
+    def __init__(self, make: Callable[[], FakeEnv]) -> None:
+        super().__init__(make)
+        self._make_fake = make
+
+    def sibling(self) -> FakeFleet:
+        return FakeFleet(self._make_fake)
+
+    def full_states(self, lanes: NDArray[np.int64]) -> States:
+        return np.stack([self._envs[lane].full_state() for lane in lanes.tolist()])
+
+    def redraw(self, lane: int, states: States, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        env = self._make_fake()
+        images = [env.camera_images_in(state, cameras) for state in states]
+        return {camera: np.stack([image[camera] for image in images]) for camera in cameras}
 
 
 FAKE = FakeSuite()

@@ -17,11 +17,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -40,7 +39,7 @@ from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.experts import Decide, ExpertProcesses, decide
 from nightshift.rollouts.fleets import Fleets
 from nightshift.rollouts.intervened import IntervenedPlay
-from nightshift.rollouts.replayed import ReplayedPlay
+from nightshift.rollouts.redrawn import redrawn
 from nightshift.rollouts.rollout import GroupPlay, Observer
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
@@ -59,8 +58,6 @@ _log = logging.getLogger(__name__)
 
 Waiting = deque[tuple[int, RolloutRequest]]
 """Requests to play, in order, each with the number that its answer will have."""
-Recorded = Mapping[int, Sequence[Trajectory]]
-"""Episodes by the number of their request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +68,7 @@ class EngineSettings:
     compile: bool = False
     """Whether the policy's transformer blocks are compiled."""
     draw: bool = True
-    """False leaves the cameras' images out of what is observed."""
+    """False observes the simulators' states in the place of the cameras' images, for `redraw`."""
     reserved_gpus: int = 0
     """Of a cluster: those that the learner's ranks take."""
     page: PageSettings = field(default_factory=PageSettings)
@@ -125,7 +122,7 @@ class Engine:
         self.stopwatch = Stopwatch()
         self._settings = settings
         self._env = env
-        self._cameras = env.cameras.names if settings.draw else ()
+        self._records_states = bool(env.cameras.names) and not settings.draw
         self._on_step = on_step
         self._threads = ThreadPoolExecutor(settings.threads) if settings.requests_at_once > 1 else None
         self._fleets = Fleets(env, make_fleet, self._threads if settings.threads > 1 else None)
@@ -134,11 +131,8 @@ class Engine:
         self._actor: tuple[str, Actor] | None = None
         self._slot = PolicySlot(settings.device, compile=settings.compile)
 
-    def play(
-        self, waiting: Waiting, snapshot: PolicySnapshot | None, recorded: Recorded = MappingProxyType({})
-    ) -> Generator[list[Answer], None, None]:
-        """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort. Requests whose episodes
-        are `recorded` are played with their actions."""
+    def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
+        """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort."""
         with self.stopwatch.timing(TRANSFER):
             actor = self._actor_of(snapshot)
         version = snapshot.version if snapshot is not None else 0
@@ -148,15 +142,27 @@ class Engine:
             while waiting or any(cohort.slots for cohort in cohorts):
                 for cohort in cohorts:
                     with self.stopwatch.timing(BUSY):
-                        answers = [
-                            *self._collected(cohort, version),
-                            *self._continued(cohort, waiting, actor, recorded),
-                        ]
+                        answers = [*self._collected(cohort, version), *self._continued(cohort, waiting, actor)]
                     yield answers
         finally:
             for cohort in cohorts:
                 self._abandon(cohort)
             envs.suite(self._env.suite).release()
+
+    def redraw(self, number: int, episodes: Sequence[Trajectory]) -> Answer:
+        """The episodes of a request that were played without images, with them."""
+        request = episodes[0].request
+        self._on_step()
+        with self.stopwatch.timing(BUSY):
+            fleet = self._fleets.take(request.task)
+            try:
+                with self.stopwatch.timing(LOOK):
+                    drawn = redrawn(fleet, episodes, self._env.cameras.names)
+            except Exception as error:  # noqa: BLE001 - simulators raise anything
+                self._fleets.discard(fleet)
+                return _failed(number, request, error)
+            self._fleets.give_back(fleet)
+        return Answer(number, drawn)
 
     def close(self) -> None:
         if self._threads is not None:
@@ -213,9 +219,7 @@ class Engine:
             return error
         return None
 
-    def _continued(
-        self, cohort: _Cohort, waiting: Waiting, actor: Actor | None, recorded: Recorded
-    ) -> Iterator[Answer]:
+    def _continued(self, cohort: _Cohort, waiting: Waiting, actor: Actor | None) -> Iterator[Answer]:
         """Decide, let the simulators go on, and fill the cohort. Answers requests that cannot begin."""
         deciding = [slot.group for slot in cohort.slots if slot.group.awaits_decision]
         if deciding and actor is not None:
@@ -227,23 +231,22 @@ class Engine:
             number, asked = waiting.popleft()
             request = randomised(self._env, asked)
             try:
-                cohort.slots.append(self._begun(number, request, actor, recorded.get(number)))
+                cohort.slots.append(self._begun(number, request, actor))
             except Exception as error:  # noqa: BLE001 - simulators raise anything
                 yield _failed(number, request, error)
 
-    def _begun(
-        self, number: int, request: RolloutRequest, actor: Actor | None, recorded: Sequence[Trajectory] | None
-    ) -> _Slot:
+    def _begun(self, number: int, request: RolloutRequest, actor: Actor | None) -> _Slot:
         by_expert = request.controller == "expert"
         if actor is None and not by_expert:
             raise RolloutError(f"the controller {request.controller!r} needs a policy")
         names = None if actor is None or by_expert else actor.observations
         fleet = self._fleets.take(request.task)
         self._on_step()
-        observer = Observer(names, self._cameras, request.cameras)
+        cameras = () if self._records_states else self._env.cameras.names
+        observer = Observer(names, cameras, request.cameras, states=self._records_states)
         try:
             played = perturbed(fleet, request)
-            group = self._group(request, played, observer, recorded)
+            group = self._group(request, played, observer)
         except Exception:
             self._fleets.give_back(fleet)  # nothing was simulated
             raise
@@ -254,16 +257,8 @@ class Engine:
         self._interventions.before_reset()
         group.reset()
 
-    def _group(
-        self,
-        request: RolloutRequest,
-        fleet: Fleet,
-        observer: Observer,
-        recorded: Sequence[Trajectory] | None,
-    ) -> GroupPlay:
+    def _group(self, request: RolloutRequest, fleet: Fleet, observer: Observer) -> GroupPlay:
         horizon = envs.horizon(self._env, fleet.task)
-        if recorded is not None:
-            return ReplayedPlay(request, fleet, observer, horizon, self._on_step, recorded)
         if request.interventions is None:
             return GroupPlay(request, fleet, observer, horizon, self._on_step, self._expert())
         source = self._interventions.take(request.interventions, self._expert())

@@ -3,17 +3,16 @@ demos in processes of their own where there are several threads (players.py)."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from types import MappingProxyType
 
 from nightshift import config, envs
 from nightshift.policies.snapshot import PolicySnapshot
+from nightshift.rollouts.ahead import ahead
 from nightshift.rollouts.base import MakeFleet
-from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings, Recorded
+from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings
 from nightshift.rollouts.players import ExpertPlayers
 from nightshift.rollouts.retries import Retries
 from nightshift.telemetry.stopwatch import Stopwatch
@@ -31,9 +30,10 @@ class LocalPool:
     ) -> None:
         """`on_step`: as of `Engine`."""
         self._engine = Engine(env, settings, make_fleet, on_step)
-        has_threads = settings.threads > 1 and settings.requests_at_once > 1
-        self._players = ExpertPlayers(env, settings, make_fleet) if has_threads else None
         self._draws = bool(env.cameras.names)
+        has_threads = settings.threads > 1 and settings.requests_at_once > 1
+        in_processes = has_threads and (not self._draws or envs.suite(env.suite).redraws)
+        self._players = ExpertPlayers(env, settings, make_fleet) if in_processes else None
         self._demos_at_once = settings.requests_at_once
         # A GL context belongs to one thread, and a stage may call `run` from several (rollouts/playing.py).
         self._thread = ThreadPoolExecutor(1)
@@ -48,30 +48,35 @@ class LocalPool:
     def _run_demos(
         self, requests: Sequence[RolloutRequest], players: ExpertPlayers
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Played without images by processes, and where there are cameras again by this one, which draws them all while
-        the next ones are played: as many at a time as the engine plays at once. A run that is killed loses these and
-        the next ones."""
+        """Played by processes, and where there are cameras drawn by this one while the next ones are played."""
         if not self._draws:
             yield from players.run(requests)
             return
-        with closing(_batches(players.run(requests), self._demos_at_once)) as batches:
-            for played in batches:
-                lost = {index: group for index, group in played.items() if not all(episode.valid for episode in group)}
-                yield from lost.items()
-                sound = [index for index in played if index not in lost]
-                recorded = {number: played[index] for number, index in enumerate(sound)}
-                for number, group in self._run_here([requests[index] for index in sound], None, recorded):
-                    yield sound[number], group
+        yield from ahead(self._with_images(requests, players), 1)
+
+    def _with_images(
+        self, requests: Sequence[RolloutRequest], players: ExpertPlayers
+    ) -> Generator[tuple[int, list[Trajectory]], None, None]:
+        retries = Retries(requests)
+        with closing(ahead(players.run(requests), self._demos_at_once)) as playing:
+            for index, group in playing:
+                yield index, self._drawn(index, group, retries)
+
+    def _drawn(self, index: int, group: list[Trajectory], retries: Retries) -> list[Trajectory]:
+        if not all(episode.valid for episode in group):
+            return group
+        drawn = None
+        while drawn is None:
+            _, found, error = self._thread.submit(self._engine.redraw, index, group).result()
+            drawn = retries.record(index, error) if found is None else found
+        return drawn
 
     def _run_here(
-        self,
-        requests: Sequence[RolloutRequest],
-        policy: PolicySnapshot | None,
-        recorded: Recorded = MappingProxyType({}),
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
         retries = Retries(requests)
         waiting = deque(enumerate(requests))
-        turns = self._engine.play(waiting, policy, recorded)
+        turns = self._engine.play(waiting, policy)
         try:
             while (answers := self._next(turns)) is not None:
                 for index, played, error in answers:
@@ -104,29 +109,6 @@ class LocalPool:
     def close(self) -> None:
         self._thread.submit(self._engine.close).result()
         self._thread.shutdown()
-
-
-def _batches(
-    playing: Generator[tuple[int, list[Trajectory]], None, None], size: int
-) -> Generator[dict[int, list[Trajectory]], None, None]:
-    """What is played, `size` requests at a time; a thread plays the next batch meanwhile."""
-    unwanted = threading.Event()
-
-    def play() -> dict[int, list[Trajectory]]:
-        batch: dict[int, list[Trajectory]] = {}
-        while len(batch) < size and not unwanted.is_set() and (found := next(playing, None)) is not None:
-            batch |= [found]
-        return batch
-
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(play)
-        try:
-            while batch := coming.result():
-                coming = thread.submit(play)
-                yield batch
-        finally:
-            unwanted.set()
-            thread.submit(playing.close).result()
 
 
 def _is_demo(request: RolloutRequest) -> bool:

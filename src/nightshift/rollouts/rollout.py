@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Fleet, Steps
+from nightshift.envs.base import Fleet, RedrawingFleet, Steps
 from nightshift.errors import ConfigError
 from nightshift.rollouts.experts import Decide
-from nightshift.types import INSTRUCTION, Array, Latents, Observation, RolloutRequest, Trajectory
+from nightshift.types import INSTRUCTION, SIMULATOR_STATE, Array, Latents, Observation, RolloutRequest, Trajectory
 
 Lanes = NDArray[np.int64]
 """Positions of episodes in their group."""
@@ -160,17 +160,21 @@ class Observer:
     """What the episodes of a group show to their controller, row by row.
 
     `names` are the observations that a policy reads; None stands for all state vectors and all cameras, for the expert.
-    `beside` are cameras to record that the policy may not read.
+    `beside` are cameras to record that the policy may not read. `states` records the simulators' states, from which
+    images can be drawn later.
     Images are drawn once per decision, and only of episodes that go on or have just ended.
     """
 
-    def __init__(self, names: Sequence[str] | None, cameras: Sequence[str], beside: Sequence[str] = ()) -> None:
+    def __init__(
+        self, names: Sequence[str] | None, cameras: Sequence[str], beside: Sequence[str] = (), *, states: bool = False
+    ) -> None:
         self.beside = () if names is None else tuple(name for name in beside if name not in names)
         names = None if names is None else [*names, *self.beside]
         self.seen: dict[str, NDArray[Any]] = {}
         """Each [N, …]: of an episode that ended, its last observation; if it is unstable, that of its last decision."""
         self._names = names
         self._cameras = [camera for camera in cameras if names is None or camera in names]
+        self._records_states = states
         self._shown: Observation = {}
         self._outdated = np.zeros(0, np.bool_)
         """Rows of `seen` that are no longer what the simulators show."""
@@ -201,15 +205,18 @@ class Observer:
         for name in self.seen.keys() & self._shown.keys() - {INSTRUCTION}:
             self.seen[name][lanes] = self._shown[name][lanes]
         if self._cameras and lanes.size:
-            self._draw(fleet, lanes)
+            self._put(fleet.look(lanes, self._cameras), lanes)
+        if self._records_states and lanes.size:
+            assert isinstance(fleet, RedrawingFleet), "the suite says that its fleets are"
+            self._put({SIMULATOR_STATE: fleet.full_states(lanes)}, lanes)
         self._outdated[:] = False
 
-    def _draw(self, fleet: Fleet, lanes: Lanes) -> None:
-        images = fleet.look(lanes, self._cameras)
-        for camera in self._cameras:
-            if camera not in self.seen:
-                self.seen[camera] = np.zeros((len(self._outdated), *images[camera].shape[1:]), np.uint8)
-            self.seen[camera][lanes] = images[camera]
+    def _put(self, values: Mapping[str, NDArray[Any]], lanes: Lanes) -> None:
+        """Into these rows of what is seen, whose shape is known when they are first seen."""
+        for name, rows in values.items():
+            if name not in self.seen:
+                self.seen[name] = np.zeros((len(self._outdated), *rows.shape[1:]), rows.dtype)
+            self.seen[name][lanes] = rows
 
 
 class _Recording:

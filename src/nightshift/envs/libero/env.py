@@ -232,6 +232,17 @@ class LiberoEnv:
         lit = (simulation.lit() for simulation in simulations)
         return self._renderer.images(lit, len(simulations), cameras, simulations[0]._dress)
 
+    def images_in(self, states: States, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
+        """Images [T, S, S, 3] of this simulation in each of `states` [T, D]. Reset it before it steps again."""
+        return self._renderer.images(map(self._shown_in, states), len(states), cameras, self._dress)
+
+    def _shown_in(self, state: NDArray[np.float64]) -> mujoco.MjData:
+        self._data.qpos[:] = self.positions_in(state)
+        mujoco.mj_kinematics(self._model, self._data)
+        mujoco.mj_comPos(self._model, self._data)
+        mujoco.mj_camlight(self._model, self._data)
+        return self.lit()
+
     def render(self) -> NDArray[np.uint8] | None:
         return self._renderer.film_frame(self.lit(), self._dress)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import ActionSpace, Steps
+from nightshift.envs.base import ActionSpace, States, Steps
 from nightshift.envs.libero.env import LiberoEnv, usable_actions
 from nightshift.envs.libero.stepping import Addresses, Found, Made
 from nightshift.envs.sharing import share
@@ -121,6 +121,13 @@ class LiberoFleet:
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         return self._lanes[0].images_of([self._lanes[lane] for lane in lanes.tolist()], cameras)
+
+    def full_states(self, lanes: NDArray[np.int64]) -> States:
+        return np.stack([self._lanes[lane].full_state() for lane in lanes.tolist()])
+
+    def redraw(self, lane: int, states: States, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        """The simulations are alike, so the first draws what any of them has played."""
+        return self._lanes[0].images_in(states, cameras)
 
     def scene(self, lane: int) -> Scene:
         return self._lanes[lane].scene()

@@ -52,6 +52,7 @@ class LiberoSuite(Suite):
     action_space = ACTIONS
     packages = {"mujoco": "mujoco", "robosuite": "robosuite", "libero": "hf-libero"}  # noqa: RUF012
     cameras = ("agentview", "wrist")
+    redraws = True
     perturbation_kinds = frozenset({"scene", "action", "observation", "instruction"})
     arm_noise = 0.0
     """Standard deviation of the arm's joints in drawn init states, in radians."""

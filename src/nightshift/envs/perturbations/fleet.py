@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import ActionSpace, Fleet, Steps
+from nightshift.envs.base import ActionSpace, Fleet, RedrawingFleet, States, Steps
 from nightshift.envs.perturbations import registry
 from nightshift.envs.perturbations.base import Perturbation
 from nightshift.errors import SimulatorError
@@ -87,8 +87,15 @@ class PerturbedFleet:
         return after._replace(observation=self._sensed(after.observation)), made
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
-        seen, steps = self._fleet.look(lanes, cameras), self._steps[lanes]
-        return reduce(lambda images, one: one.change_images(images, lanes, steps), self._perturbations, seen)
+        return self._seen(self._fleet.look(lanes, cameras), lanes, self._steps[lanes])
+
+    def full_states(self, lanes: NDArray[np.int64]) -> States:
+        return self._redrawing.full_states(lanes)
+
+    def redraw(self, lane: int, states: States, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
+        """After a reset, which changes the scene."""
+        images = self._redrawing.redraw(lane, states, cameras)
+        return self._seen(images, np.full(len(states), lane), np.arange(len(states)))
 
     def sibling(self) -> Fleet:
         return PerturbedFleet(self._origin.sibling(), [type(one)(one.spec, one.key) for one in self._perturbations])
@@ -103,6 +110,16 @@ class PerturbedFleet:
         """The fleet that it was made from stays open."""
         if self._fleet is not self._origin:
             self._fleet.close()
+
+    @property
+    def _redrawing(self) -> RedrawingFleet:
+        assert isinstance(self._fleet, RedrawingFleet), "the suite says that its fleets are"
+        return self._fleet
+
+    def _seen(
+        self, images: Mapping[str, NDArray[np.uint8]], lanes: NDArray[np.int64], steps: NDArray[np.int64]
+    ) -> Mapping[str, NDArray[np.uint8]]:
+        return reduce(lambda seen, one: one.change_images(seen, lanes, steps), self._perturbations, images)
 
     def _sensed(self, observation: Observation) -> Observation:
         return reduce(lambda seen, one: one.change_observation(seen, self._steps), self._perturbations, observation)
