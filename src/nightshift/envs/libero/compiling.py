@@ -1,4 +1,4 @@
-"""Compiles the control step (osc.py), the observations and the judging of goals once per machine.
+"""Compiles the control step (osc.py), observations, the judging of goals and averages of images once per machine.
 
     process A   lock ── compile (half a minute) ── write numba's cache ── unlock
     process B     └──────────────── wait ───────────────────────────────── load (a second)
@@ -20,15 +20,16 @@ from nightshift import files
 from nightshift.envs.libero.setup import use_project_caches
 
 LOCK = "compile.lock"
-_COMPILED = ("osc", "observations", "goal", "chunks")
+_COMPILED = ("osc", "observations", "goal", "chunks", "averaging")
 
 
 @cache
 def compile_control_step() -> None:
     """Compile or load the functions for the types that simulations pass, one process at a time."""
     use_project_caches()
-    from numba import boolean, float32, float64, int32, int64, types
+    from numba import boolean, float32, float64, int32, int64, types, uint8
 
+    from nightshift.envs.libero.averaging import average
     from nightshift.envs.libero.chunks import play
     from nightshift.envs.libero.goal import judge
     from nightshift.envs.libero.observations import _write
@@ -47,6 +48,7 @@ def compile_control_step() -> None:
         advance.compile((rows, matrix, int64, *control))
         _write.compile((rows, indices, indices, indices, rows, int64, shown, shown, shown, shown))
         judge.compile((rows, indices, *goal, *flags))
+        average.compile((uint8[:, :, :, ::1], int64, uint8[:, :, :, ::1]))
         play.compile((rows, rows, float64[:, :, ::1], int64, *both, indices, *flags))
 
 
