@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from nightshift import config, envs
 from nightshift.envs.fake import FAKE
+from nightshift.envs.libero import cameras as drawing
 from nightshift.envs.libero.cameras import averaged
 from nightshift.envs.libero.fleet import LiberoFleet
 from nightshift.envs.libero.frames import FrameCopies
@@ -135,8 +136,19 @@ def test_other_threads_go_on_while_a_cpu_draws(fleet: LiberoFleet) -> None:
         sys.setswitchinterval(before)
         ended.set()
         other.join()
-        copies.close()
+        copies.fetch()
     assert turns > started
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5, 6])
+def test_images_do_not_depend_on_how_many_are_drawn_at_once(
+    fleet: LiberoFleet, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    fleet.reset("train", [0, 1, 2])
+    expected = fleet.look(np.arange(3), PLAIN.names)
+    monkeypatch.setattr(drawing, "_FRAMES_AT_ONCE", at_once)
+    for camera, images in fleet.look(np.arange(3), PLAIN.names).items():
+        np.testing.assert_array_equal(images, expected[camera], err_msg=camera)
 
 
 def test_images_do_not_depend_on_which_simulations_are_drawn_or_in_which_order(fleet: LiberoFleet) -> None:

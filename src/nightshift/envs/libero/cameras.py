@@ -11,9 +11,9 @@ import importlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import mujoco
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import Drawing
-from nightshift.envs.libero.frames import FrameCopies
+from nightshift.envs.libero.frames import FrameCopies, turned
 from nightshift.envs.libero.setup import NO_GL, prepare
 from nightshift.envs.libero.sketch import sketched
 from nightshift.errors import SimulatorError
@@ -33,6 +33,8 @@ CAMERA_NAMES = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 COLLISION_GROUP = 0
 MAX_GEOMS = 10_000
 """That a scene may show; mujoco's renderer has room for as many."""
+_FRAMES_AT_ONCE = 32
+"""That wait for the GPU together."""
 
 
 _ABANDONED: list[_Context] = []
@@ -82,7 +84,7 @@ class CameraRenderer:
         if not self.can_draw():
             raise SimulatorError("camera images cannot be drawn: no GL library works here", NO_GL)
         views = ((data, camera) for data in simulations for camera in cameras)
-        pixels = averaged(self._pixels(views, count * len(cameras), self._drawing, dress), self._drawing.size)
+        pixels = self._pixels(views, count * len(cameras), self._drawing, dress)
         return {camera: pixels[number :: len(cameras)] for number, camera in enumerate(cameras)}
 
     def film_frame(self, data: mujoco.MjData, dress: Dress | None = None) -> Image | None:
@@ -141,7 +143,7 @@ class CameraRenderer:
     def _pixels(
         self, views: Iterable[tuple[mujoco.MjData, str]], count: int, drawing: Drawing, dress: Dress | None
     ) -> Image:
-        """[count, S, S, 3] at its resolution, the lowest row first before they are rotated, as LIBERO's own."""
+        """[count, S, S, 3], the lowest row first before they are rotated, as LIBERO's own."""
         assert self._context is not None
         if threading.get_ident() != self._thread:
             raise SimulatorError(
@@ -150,19 +152,32 @@ class CameraRenderer:
             )
         self._context.gl.make_current()
         self._put_on(dress or self._plain)
-        size = drawing.resolution
-        scene, area = self._context.scene, mujoco.MjrRect(0, 0, size, size)
+        scene = self._context.scene
         scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = drawing.shadows
         scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = drawing.shadows
-        everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        with closing(FrameCopies(self._context.mjr, count, size, rotated=drawing.rotated)) as copies:
-            for row, (data, camera) in enumerate(views):
-                mujoco.mjv_updateScene(
-                    self._dress.model, data, self._option, None, self._views[camera], everything, scene
-                )
-                mujoco.mjr_render(area, scene, self._context.mjr)
-                copies.add(row)
-            return copies.fetch()
+        return np.concatenate([_finished(frames, drawing) for frames in self._frames(iter(views), count, drawing)])
+
+    def _frames(self, views: Iterator[tuple[mujoco.MjData, str]], count: int, drawing: Drawing) -> Iterator[Image]:
+        """As they are drawn, some at a time: the GPU draws the next ones while the caller works on these."""
+        begun = self._begun(views, min(count, _FRAMES_AT_ONCE), drawing)
+        for start in range(_FRAMES_AT_ONCE, count, _FRAMES_AT_ONCE):
+            frames = begun.fetch()
+            begun = self._begun(views, min(count - start, _FRAMES_AT_ONCE), drawing)
+            yield frames
+        yield begun.fetch()
+
+    def _begun(self, views: Iterator[tuple[mujoco.MjData, str]], count: int, drawing: Drawing) -> FrameCopies:
+        """The next `count` views, which the GPU has begun to draw."""
+        assert self._context is not None
+        model, scene, size = self._dress.model, self._context.scene, drawing.resolution
+        copies = FrameCopies(self._context.mjr, count, size, rotated=drawing.rotated)
+        for row, (data, camera) in enumerate(islice(views, count)):
+            everything = mujoco.mjtCatBit.mjCAT_ALL.value
+            mujoco.mjv_updateScene(model, data, self._option, None, self._views[camera], everything, scene)
+            mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context.mjr)
+            copies.add(row)
+        copies.begin()
+        return copies
 
 
 def _view(camera: int) -> mujoco.MjvCamera:
@@ -187,6 +202,12 @@ class _Context:
         self.gl.make_current()
         self.mjr.free()
         self.gl.free()
+
+
+def _finished(frames: Image, drawing: Drawing) -> Image:
+    """Averaged before they are rotated: fewer pixels have to be moved."""
+    smaller = averaged(frames, drawing.size)
+    return turned(smaller) if drawing.rotated else smaller
 
 
 def averaged(pixels: Image, size: int) -> Image:

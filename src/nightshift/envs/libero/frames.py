@@ -29,19 +29,19 @@ _SOFTWARE = (b"llvmpipe", b"softpipe", b"swrast")
 
 
 class FrameCopies:
-    """Room for `count` frames [size, size, 3] of a context, which must be current until `close`.
+    """Room for `count` frames [size, size, 3] of a context, which must be current until `fetch`.
 
     Example:
         copies = FrameCopies(context, count=2, size=128)
         for row in range(2):
             mujoco.mjr_render(area, scene, context)
             copies.add(row)
+        copies.begin()
         frames = copies.fetch()
-        copies.close()
     """
 
     def __init__(self, context: mujoco.MjrContext, count: int, size: int, *, rotated: bool = False) -> None:
-        """`rotated`: turn every frame by 180 degrees."""
+        """`rotated`: for `turned`."""
         self._context = context
         self._rotated = rotated
         self._shape = (count, size, size, CHANNELS)
@@ -76,24 +76,28 @@ class FrameCopies:
         gl.glReadPixels(0, 0, width, height, _BGR if self._rotated else _RGB, _UNSIGNED_BYTE, offset)
         gl.glBindFramebuffer(_FRAMEBUFFER, drawn)
 
+    def begin(self) -> None:
+        """All frames are added: let the GPU draw them now, while this thread does something else."""
+        self._copying.glFlush()
+
     def fetch(self) -> NDArray[np.uint8]:
-        """All frames [count, size, size, 3], each with its lowest row first before it is rotated."""
+        """All frames [count, size, size, 3], once: the lowest row first, and blue first in those for `turned`."""
         frames = np.empty(self._shape, np.uint8)
         size, target = ctypes.c_ssize_t(frames.nbytes), ctypes.c_void_p(frames.ctypes.data)
         self._waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
         error = self._gl.glGetError()
+        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
+        self._gl.glDeleteBuffers(1, ctypes.byref(self._buffer))
         if error:
             what = f"GL reports the error {error:#x} while camera images are drawn"
             raise SimulatorError(what, "if the GPU is out of memory, lower env.cameras.size or machine.workers")
-        if not self._rotated:
-            return frames
-        # All bytes of a frame in reverse: the pixels are turned, and blue, green, red become red, green, blue. To
-        # reverse rows and columns instead takes ten times as long, as it copies three bytes at a time.
-        return np.ascontiguousarray(frames.reshape(len(frames), -1)[:, ::-1]).reshape(self._shape)
+        return frames
 
-    def close(self) -> None:
-        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
-        self._gl.glDeleteBuffers(1, ctypes.byref(self._buffer))
+
+def turned(frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Frames [N, S, S, 3] with blue first, by 180 degrees and with red first: all bytes of each in reverse. To reverse
+    rows and columns instead takes ten times as long, as it copies three bytes at a time."""
+    return np.ascontiguousarray(frames.reshape(len(frames), -1)[:, ::-1]).reshape(frames.shape)
 
 
 def _draws_in_software(gl: Any) -> bool:
