@@ -1,9 +1,9 @@
 """Collecting demos: the scripted expert in processes that play whole episodes, in threads, and the fleet's own speed.
 
 Control steps per second of the same episodes, played in turns in one run: `processes` is what the stage `collect` does
-without Ray, with images drawn afterwards; `threads` plays many episodes at once in one process, with the expert in
-others, as policies are played; `fleet` makes the same steps with the recorded actions, without expert and images.
-Starting processes and building simulators counts. One JSON line; `ratio` is processes over threads.
+without Ray, with images drawn by one more process; `threads` plays many episodes at once in one process, with the
+expert in others, as policies are played; `fleet` makes the same steps with the recorded actions, without expert and
+images. Starting processes and building simulators counts. One JSON line; `ratio` is processes over threads.
 
 Example: benchmarks/collect.py libero_spatial --states 8 --cameras agentview
 """

@@ -22,9 +22,9 @@ Latents = Mapping[str, NDArray[Any]]
 a flow policy, features of images. Most policies have none. policies/arrays.py has their dtypes."""
 
 INSTRUCTION = "instruction"
+"""The name of the observation that is the task's instruction, a text."""
 SIMULATOR_STATE = "simulator_state"
 """The observation in the place of images that are drawn later: all that they show, float64 [D]."""
-"""The name of the observation that is the task's instruction, a text."""
 
 Split = Literal["train", "validation", "eval"]
 """Which frozen init states. Demos and RL groups start from "train" states only. "validation" states are training states

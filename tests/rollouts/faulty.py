@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nightshift import config, envs
 from nightshift.envs.base import Env, Steps
+from nightshift.envs.fake import FakeFleet
 from nightshift.envs.sequential_fleet import SequentialFleet
 from nightshift.types import Array, Observation, Split, Task
 
@@ -59,7 +60,7 @@ class Faulty:
         self.faults[state]()
 
 
-class FaultyFleet(SequentialFleet):
+class FaultyFleet(FakeFleet):
     def __init__(self, make: Callable[[], Env], faulty: Faulty) -> None:
         super().__init__(make)
         self._faulty = faulty
@@ -121,7 +122,7 @@ class Unstable:
         return UnstableFleet(lambda: envs.make(task, env), self.states)
 
 
-class UnstableFleet(SequentialFleet):
+class UnstableFleet(FakeFleet):
     """Shows numbers that are not finite once the physics is unstable."""
 
     def __init__(self, make: Callable[[], Env], states: frozenset[int]) -> None:

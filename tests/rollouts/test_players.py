@@ -16,16 +16,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from nightshift import config
+from nightshift import config, envs
+from nightshift.envs.fake import FakeFleet, FakeSuite
 from nightshift.errors import RolloutError, SimulatorError
+from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import BUSY, SIMULATION, EngineSettings
 from nightshift.rollouts.local import LocalPool
 from nightshift.types import RolloutRequest, Task, Trajectory
 from tests.rollouts import faulty
-from tests.rollouts.faulty import Faulty, FaultyFleet
+from tests.rollouts.faulty import Faulty, FaultyFleet, Unstable
 from tests.rollouts.parts import CAMERAS, NO_CAMERAS, Seeing, SeeingFleet, assert_same
 
 ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
+SEEING_ENV = ENV.model_copy(update={"cameras": config.Cameras(names=("agentview",), size=32, shadows=False)})
 TWO_PROCESSES = EngineSettings(device=torch.device("cpu"), threads=2, requests_at_once=4)
 WANTED = [
     RolloutRequest(task=task, split="train", init_state=state, controller="expert", seed=3, disturbance=0.15, count=2)
@@ -66,6 +69,28 @@ def test_images_of_every_step_come_back() -> None:
     here = dict(LocalPool(env, make_fleet=seeing).run(WANTED))
     assert "agentview" in here[0][0].observations
     assert_all_same(dict(LocalPool(env, TWO_PROCESSES, make_fleet=seeing).run(WANTED)), here)
+
+
+@pytest.mark.parametrize("make_fleet", [envs.make_fleet, Unstable(frozenset({1}))], ids=["stable", "unstable"])
+def test_images_are_drawn_from_the_states_of_each_episode(make_fleet: MakeFleet) -> None:
+    here = dict(LocalPool(SEEING_ENV, make_fleet=make_fleet).run(WANTED))
+    assert_all_same(dict(LocalPool(SEEING_ENV, TWO_PROCESSES, make_fleet=make_fleet).run(WANTED)), here)
+    one, other = here[2]
+    assert not np.array_equal(one.final["agentview"], other.final["agentview"])
+
+
+def test_a_state_that_always_fails_has_no_images_and_the_rest_is_drawn() -> None:
+    pool = LocalPool(SEEING_ENV, TWO_PROCESSES, make_fleet=Faulty({1: faulty.raise_something}))
+    for index, group in pool.run(WANTED):
+        assert all(episode.valid == (WANTED[index].init_state != 1) for episode in group)
+        assert all(("agentview" in episode.final) == episode.valid for episode in group)
+
+
+def test_a_suite_that_cannot_draw_recorded_states_draws_while_it_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = dict(LocalPool(SEEING_ENV, TWO_PROCESSES).run(WANTED))
+    monkeypatch.setattr(FakeSuite, "redraws", False)
+    monkeypatch.setattr(FakeFleet, "redraw", None)
+    assert_all_same(dict(LocalPool(SEEING_ENV, TWO_PROCESSES).run(WANTED)), here)
 
 
 def test_a_request_whose_images_fail_once_is_drawn_again() -> None:

@@ -124,7 +124,7 @@ class Fleet(Protocol):
     """Several simulators of one task. The observations of one do not depend on the others.
 
     Different siblings may step in different threads at once. Images of all of them are drawn by one thread: the first
-    that calls `look` or `render`.
+    that calls `look`, `render` or `redraw`.
     """
 
     @property
@@ -244,7 +244,7 @@ class Suite(ABC):
     draws_train_states: ClassVar[bool] = False
     """Whether the stage `states` has to draw the training states, because the suite ships none."""
     redraws: ClassVar[bool] = False
-    """Whether its fleets are `RedrawingFleet`s: demos with images are collected several times as fast then."""
+    """Whether its fleets are `RedrawingFleet`s: beside a GPU, demos with images are collected faster then."""
     perturbation_kinds: ClassVar[frozenset[PerturbationKind]] = frozenset({"action", "observation", "instruction"})
     """What envs/perturbations can change here. Those three work around any simulator; a scene needs
     `perturbations.fleet.AlterableFleet`."""

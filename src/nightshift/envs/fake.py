@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,18 +141,15 @@ class FakeEnv:
 
 
 class FakeFleet(SequentialFleet):
-    def __init__(self, make: Callable[[], FakeEnv]) -> None:
-        super().__init__(make)
-        self._make_fake = make
-
     def sibling(self) -> FakeFleet:
-        return FakeFleet(self._make_fake)
+        return FakeFleet(self._make)
 
     def full_states(self, lanes: NDArray[np.int64]) -> States:
         return np.stack([self._envs[lane].full_state() for lane in lanes.tolist()])
 
     def redraw(self, lane: int, states: States, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
-        env = self._make_fake()
+        env = self._make()
+        assert isinstance(env, FakeEnv)
         images = [env.camera_images_in(state, cameras) for state in states]
         return {camera: np.stack([image[camera] for image in images]) for camera in cameras}
 

@@ -150,19 +150,27 @@ class Engine:
             envs.suite(self._env.suite).release()
 
     def redraw(self, number: int, episodes: Sequence[Trajectory]) -> Answer:
-        """The episodes of a request that were played without images, with them."""
-        request = episodes[0].request
+        """The episodes of a request that were played without images, with them; those of a simulator that failed as
+        they are."""
+        if not all(episode.valid for episode in episodes):
+            return Answer(number, list(episodes))
         self._on_step()
         with self.stopwatch.timing(BUSY):
-            fleet = self._fleets.take(request.task)
             try:
-                with self.stopwatch.timing(LOOK):
-                    drawn = redrawn(fleet, episodes, self._env.cameras.names)
+                return Answer(number, self._redrawn(episodes))
             except Exception as error:  # noqa: BLE001 - simulators raise anything
-                self._fleets.discard(fleet)
-                return _failed(number, request, error)
-            self._fleets.give_back(fleet)
-        return Answer(number, drawn)
+                return _failed(number, episodes[0].request, error)
+
+    def _redrawn(self, episodes: Sequence[Trajectory]) -> list[Trajectory]:
+        fleet = self._fleets.take(episodes[0].request.task)
+        try:
+            with self.stopwatch.timing(LOOK):
+                drawn = redrawn(fleet, episodes, self._env.cameras.names)
+        except Exception:
+            self._fleets.discard(fleet)
+            raise
+        self._fleets.give_back(fleet)
+        return drawn
 
     def close(self) -> None:
         if self._threads is not None:

@@ -4,19 +4,27 @@ demos in processes of their own where there are several threads (players.py)."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from typing import NamedTuple
 
 from nightshift import config, envs
 from nightshift.policies.snapshot import PolicySnapshot
-from nightshift.rollouts.ahead import ahead
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings
 from nightshift.rollouts.players import ExpertPlayers
 from nightshift.rollouts.retries import Retries
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
+
+
+class _Drawing(NamedTuple):
+    """A request whose images are being drawn."""
+
+    number: int
+    group: list[Trajectory]
+    answer: Future[Answer]
 
 
 class LocalPool:
@@ -48,28 +56,34 @@ class LocalPool:
     def _run_demos(
         self, requests: Sequence[RolloutRequest], players: ExpertPlayers
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Played by processes, and where there are cameras drawn by this one while the next ones are played."""
+        """Played by processes. Where there are cameras, this one's thread draws them while the next ones are played."""
         if not self._draws:
             yield from players.run(requests)
             return
-        yield from ahead(self._with_images(requests, players), 1)
-
-    def _with_images(
-        self, requests: Sequence[RolloutRequest], players: ExpertPlayers
-    ) -> Generator[tuple[int, list[Trajectory]], None, None]:
         retries = Retries(requests)
-        with closing(ahead(players.run(requests), self._demos_at_once)) as playing:
-            for index, group in playing:
-                yield index, self._drawn(index, group, retries)
+        drawing: deque[_Drawing] = deque()
+        try:
+            with closing(players.run(requests)) as playing:
+                for index, group in playing:
+                    drawing.append(self._begun_drawing(index, group))
+                    while drawing and (drawing[0].answer.done() or len(drawing) > self._demos_at_once):
+                        yield self._drawn(drawing.popleft(), retries)
+            while drawing:
+                yield self._drawn(drawing.popleft(), retries)
+        finally:
+            for one in drawing:
+                one.answer.cancel()
 
-    def _drawn(self, index: int, group: list[Trajectory], retries: Retries) -> list[Trajectory]:
-        if not all(episode.valid for episode in group):
-            return group
-        drawn = None
-        while drawn is None:
-            _, found, error = self._thread.submit(self._engine.redraw, index, group).result()
-            drawn = retries.record(index, error) if found is None else found
-        return drawn
+    def _begun_drawing(self, index: int, group: list[Trajectory]) -> _Drawing:
+        return _Drawing(index, group, self._thread.submit(self._engine.redraw, index, group))
+
+    def _drawn(self, drawing: _Drawing, retries: Retries) -> tuple[int, list[Trajectory]]:
+        index, group, answer = drawing
+        drawn = answer.result()
+        while drawn.trajectories is None:
+            lost = retries.record(index, drawn.error)
+            drawn = Answer(index, lost) if lost is not None else self._begun_drawing(index, group).answer.result()
+        return index, drawn.trajectories
 
     def _run_here(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None

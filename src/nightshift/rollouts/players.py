@@ -2,8 +2,8 @@
 
 The expert decides before every step, and takes as long as the step itself. With threads all simulators would wait for
 the slowest decision, step by step; a process that plays a request by itself waits for nobody. Images are drawn by one
-process from the recorded states (local.py): on one GPU that is several times as fast as many processes that draw. A
-policy decides in batches on one GPU, so it is better off with threads.
+process from the recorded states (local.py): many processes that draw on one GPU wait for each other. A policy decides
+in batches on one GPU, so it is better off with threads.
 
     run(requests)                       processes, an engine each, one request at a time
     ─────────────                       ────────────────────────────────────────────────

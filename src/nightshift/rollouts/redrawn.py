@@ -18,7 +18,7 @@ def redrawn(fleet: Fleet, episodes: Sequence[Trajectory], cameras: Sequence[str]
     played = perturbed(fleet, request)
     try:
         if played is not fleet:
-            played.reset(request.split, [request.init_state] * request.count)  # changes the scene
+            played.reset(request.split, [request.init_state])  # which changes the scene
         assert isinstance(played, RedrawingFleet), "the suite says that its fleets are"
         return [_with_images(played, episode, cameras) for episode in episodes]
     finally:

@@ -160,22 +160,29 @@ class CameraRenderer:
     def _frames(self, views: Iterator[tuple[mujoco.MjData, str]], count: int, drawing: Drawing) -> Iterator[Image]:
         """As they are drawn, some at a time: the GPU draws the next ones while the caller works on these."""
         begun = self._begun(views, min(count, _FRAMES_AT_ONCE), drawing)
-        for start in range(_FRAMES_AT_ONCE, count, _FRAMES_AT_ONCE):
-            frames = begun.fetch()
-            begun = self._begun(views, min(count - start, _FRAMES_AT_ONCE), drawing)
-            yield frames
-        yield begun.fetch()
+        try:
+            for start in range(_FRAMES_AT_ONCE, count, _FRAMES_AT_ONCE):
+                frames = begun.fetch()
+                begun = self._begun(views, min(count - start, _FRAMES_AT_ONCE), drawing)
+                yield frames
+            yield begun.fetch()
+        finally:
+            begun.close()
 
     def _begun(self, views: Iterator[tuple[mujoco.MjData, str]], count: int, drawing: Drawing) -> FrameCopies:
         """The next `count` views, which the GPU has begun to draw."""
         assert self._context is not None
         model, scene, size = self._dress.model, self._context.scene, drawing.resolution
         copies = FrameCopies(self._context.mjr, count, size, rotated=drawing.rotated)
-        for row, (data, camera) in enumerate(islice(views, count)):
-            everything = mujoco.mjtCatBit.mjCAT_ALL.value
-            mujoco.mjv_updateScene(model, data, self._option, None, self._views[camera], everything, scene)
-            mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context.mjr)
-            copies.add(row)
+        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        try:
+            for row, (data, camera) in enumerate(islice(views, count)):
+                mujoco.mjv_updateScene(model, data, self._option, None, self._views[camera], everything, scene)
+                mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context.mjr)
+                copies.add(row)
+        except BaseException:
+            copies.close()
+            raise
         copies.begin()
         return copies
 

@@ -81,17 +81,24 @@ class FrameCopies:
         self._copying.glFlush()
 
     def fetch(self) -> NDArray[np.uint8]:
-        """All frames [count, size, size, 3], once: the lowest row first, and blue first in those for `turned`."""
+        """All frames [count, size, size, 3], the lowest row first, and blue first in those for `turned`. Frees the
+        buffer."""
         frames = np.empty(self._shape, np.uint8)
         size, target = ctypes.c_ssize_t(frames.nbytes), ctypes.c_void_p(frames.ctypes.data)
         self._waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
         error = self._gl.glGetError()
-        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
-        self._gl.glDeleteBuffers(1, ctypes.byref(self._buffer))
+        self.close()
         if error:
             what = f"GL reports the error {error:#x} while camera images are drawn"
             raise SimulatorError(what, "if the GPU is out of memory, lower env.cameras.size or machine.workers")
         return frames
+
+    def close(self) -> None:
+        """Free the buffer, if `fetch` has not done so."""
+        if self._buffer:
+            self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
+            self._gl.glDeleteBuffers(1, ctypes.byref(self._buffer))
+            self._buffer = ctypes.c_uint()
 
 
 def turned(frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
