@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
@@ -108,6 +109,16 @@ def test_images_that_are_no_longer_wanted_leave_no_process(others: set[BaseProce
     next(running)
     assert isinstance(running, Generator)
     running.close()
+    assert set(multiprocessing.active_children()) == others
+
+
+@pytest.mark.parametrize("env", [ENV, SEEING_ENV], ids=["without images", "with images"])
+def test_an_interrupt_ends_the_wait_for_simulators_that_hang(env: config.Env, others: set[BaseProcess]) -> None:
+    pool = LocalPool(env, TWO_PROCESSES, make_fleet=Faulty(dict.fromkeys(range(3), faulty.hang)))
+    interrupt = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(pool.run(WANTED))
     assert set(multiprocessing.active_children()) == others
 
 

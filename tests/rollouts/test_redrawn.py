@@ -27,6 +27,7 @@ PERTURBATIONS = tuple(
 )
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_pixels_of_a_simulator_are_the_same_with_and_without_perturbations() -> None:
     cameras = config.Cameras(names=("agentview", "wrist"), size=32, shadows=False)
     env = config.Env(suite="libero_mini", tasks=("lift_cube",), protocol="openvla-oft", horizon=5, cameras=cameras)
