@@ -20,9 +20,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
+from nightshift import spawning
 from nightshift.errors import ProjectError
 from nightshift.project import paths
 from nightshift.project.environment import CLIENT_PASSWORD, SERVER_PASSWORD, without_password
@@ -78,21 +79,8 @@ def temporary_server() -> Iterator[Server]:
     with socket.create_server((_HOST, 0)) as listener:
         variables = {SERVER_PASSWORD: password, CLIENT_PASSWORD: password, ADDRESS: local_url(_port(listener))}
         variables[_MAX_RETRIES] = os.environ.get(_MAX_RETRIES, _RETRIES)
-        with _variables(variables), _started(listener, _EPHEMERAL) as server:
+        with spawning.variables(variables), _started(listener, _EPHEMERAL) as server:
             yield server
-
-
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -13,13 +13,14 @@ from multiprocessing.process import BaseProcess
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """For libraries that read the environment when they are loaded."""
-_environment = threading.Lock()
+_starting = threading.Lock()
+"""The environment is that of all threads."""
 
 
 class _OneThreadContext(SpawnContext):
     class Process(SpawnProcess):
         def start(self) -> None:
-            with _set(ONE_THREAD):
+            with _starting, variables(ONE_THREAD):
                 super().start()
 
 
@@ -42,18 +43,17 @@ def process(run: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 @contextmanager
-def _set(variables: dict[str, str]) -> Iterator[None]:
-    with _environment:
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Of the environment, for processes that are started inside the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _begin(initialise: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:
