@@ -287,8 +287,8 @@ class Robot(Section):
 
 
 class Randomisation(Section):
-    """Domain randomisation: demos and episodes of training are played in perturbed worlds (docs/robustness.md);
-    validation and evaluation are not."""
+    """Domain randomisation: demos, episodes of training and validation are played in perturbed worlds
+    (docs/robustness.md); the evaluation is not."""
 
     perturbations: Annotated[Names, Field(min_length=1)]
     """Applied to every episode, in this order: `nightshift robustness --list` shows them."""
@@ -311,7 +311,7 @@ class Env(Section):
     robot: Robot | None = None
     """Of the suite robot, and of no other."""
     randomisation: Randomisation | None = None
-    """Of the worlds that demos and training are played in; not given = none."""
+    """Of the worlds that demos, training and validation are played in; not given = none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Env:

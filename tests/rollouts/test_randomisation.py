@@ -45,9 +45,19 @@ def test_without_the_section_requests_are_what_they_were(params: config.Params) 
     assert randomised(env(params, None), request()) == request()
 
 
-@pytest.mark.parametrize("split", ["validation", "eval"])
-def test_only_training_is_randomised(params: config.Params, split: Split) -> None:
-    assert randomised(env(params, NOISY), request(split)) == request(split)
+def test_the_evaluation_is_not_randomised(params: config.Params) -> None:
+    assert randomised(env(params, NOISY), request("eval")) == request("eval")
+
+
+def test_validation_plays_worlds_drawn_as_those_of_training(params: config.Params) -> None:
+    chosen = env(params, NOISY)
+    assert randomised(chosen, request("validation")).perturbations == randomised(chosen, request()).perturbations
+
+
+def test_a_policy_is_validated_in_the_same_perturbed_worlds_every_time(params: config.Params) -> None:
+    """Validations are compared state by state."""
+    one, other = (played(env(params, NOISY), request("validation")).request.perturbations for _ in range(2))
+    assert one == other != ()
 
 
 def test_strengths_are_drawn_below_the_highest_by_state_and_the_same_again(params: config.Params) -> None:

@@ -1,4 +1,4 @@
-"""Domain randomisation: training episodes are played under the perturbations of env.randomisation."""
+"""Domain randomisation: training and validation are played under the perturbations of env.randomisation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ _DOMAIN = 7
 
 
 def randomised(env: config.Env, request: RolloutRequest) -> RolloutRequest:
-    """The request with its perturbations; as it is if it is not of training, or says itself how it is perturbed."""
-    if env.randomisation is None or request.split != "train" or request.perturbations:
+    """The request with its perturbations; as it is if it is of the evaluation, or says itself how it is perturbed.
+
+    Validation plays such worlds too: a policy that learned to solve more of them may solve no more of the plain ones,
+    and the clone would be handed on in its place.
+    """
+    if env.randomisation is None or request.split == "eval" or request.perturbations:
         return request
     drawn = (
         registry.spec(env, name, _strength(env.randomisation, name, request), request.task, None)
