@@ -222,6 +222,8 @@ def test_two_policies_are_compared_episode_by_episode(reaching: Path) -> None:
     )
     assert pair["won"] - pair["lost"] == ours - theirs
     assert pair["states"] == 24
+    read = json.loads((reaching / paths.ROBUSTNESS_REPORT).read_text())
+    assert list(report.compared(read)) == ["unperturbed", *sorted(NAMES)]
     same = robustness.evaluate(reaching, "models/good", "models/good")["against"]
     assert all(row["overall"]["gain"] == 0 for row in same["perturbations"].values()) and not same["fallen"]
 
@@ -301,7 +303,7 @@ def test_a_cell_without_a_valid_episode_is_empty_in_tables_and_on_the_page(
     written = (reaching / paths.ROBUSTNESS_PAGE).read_text()
     assert written.count('title="no valid episode">–</td>') == 1
     assert "6 episodes were lost to the simulator; – stands where none was valid." in written
-    assert "50 % under the worst, action noise" in written
+    assert "50 % under the worst, action_noise" in written
     assert "Success under action_noise: strength 0: 100 %; strength 5: 50 %" in written
 
 

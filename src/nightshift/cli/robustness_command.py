@@ -15,7 +15,7 @@ from nightshift.cli.model_commands import new_table
 from nightshift.errors import ConfigError, RobustnessFell
 from nightshift.pipeline import results
 from nightshift.project import packages, paths
-from nightshift.reports.robustness import limits
+from nightshift.reports.robustness import compared, limits
 from nightshift.telemetry.console import console
 
 TEMPLATES = "jinja2"
@@ -103,7 +103,7 @@ def _with_interval(rate: Mapping[str, Any]) -> str:
 def _print_comparison(found: Mapping[str, Any]) -> None:
     ours, theirs = (player["name"] for player in found["policies"])
     table = new_table("same episodes", "episodes", "won", "lost", "points", "95 % interval", "")
-    for name, row in found["against"]["perturbations"].items():
+    for name, row in compared(found).items():
         pair = row["overall"]
         counts = (str(pair["states"]), str(pair["won"]), str(pair["lost"]))
         interval = results.interval(pair["low"], pair["high"], sign="+")

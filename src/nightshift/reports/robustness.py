@@ -122,6 +122,12 @@ def comparison(ours: Outcomes, theirs: Outcomes) -> dict[str, Any]:
     return found
 
 
+def compared(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rows of a comparison, the unperturbed one first: names are sorted in a report that was read."""
+    rows = report["against"]["perturbations"]
+    return {"unperturbed": rows[UNPERTURBED], **{name: row for name, row in rows.items() if name != UNPERTURBED}}
+
+
 def typical_failures(outcomes: Outcomes, count: int) -> list[PerturbedOutcome]:
     """An episode to film of each of the `count` perturbations under which most is lost.
 

@@ -10,7 +10,7 @@ from nightshift import files
 from nightshift.pipeline.report import svg
 from nightshift.pipeline.report.templating import data_uri, environment
 from nightshift.project import paths
-from nightshift.reports.robustness import limits
+from nightshift.reports.robustness import compared, limits
 from nightshift.statistics.intervals import Rate
 
 Report = Mapping[str, Any]
@@ -28,6 +28,7 @@ def shown(root: Path, report: Report) -> dict[str, Any]:
     return {
         "report": report,
         "verdict": verdict(report),
+        "compared": compared(report) if report["against"] else {},
         "limits": limits(report),
         "curves": [_curve(report, name, first, others[0] if others else None) for name in first["perturbations"]],
         "heat": [{"player": player, "rows": _heat(report, player)} for player in report["policies"]],
@@ -47,7 +48,7 @@ def verdict(report: Report) -> str:
     worst = min(lowest, key=lambda name: lowest[name])
     return (
         f"{first['name']} solves {100 * calm:.0f} % without a perturbation, and {100 * lowest[worst]:.0f} % under the "
-        f"worst, {worst.replace('_', ' ')}"
+        f"worst, {worst}"
     )
 
 
