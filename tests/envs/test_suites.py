@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nightshift.envs.libero.articulation import articulations
 from nightshift.envs.libero.suites import BENCHMARK_SUITES, LIBERO_GOAL, BenchmarkSuite
 from nightshift.envs.protocols import PROTOCOLS, Protocol
 from nightshift.errors import SimulatorError
@@ -108,7 +109,7 @@ def test_a_stove_that_is_on_shines_in_pictures() -> None:
         pytest.skip("no GL library works here")
     (site, _), *_ = env._domain.get_object("flat_stove_1").object_properties["vis_site_names"].values()
     assert env._model.site(site).rgba[3] <= 0
-    env._data.qpos[env._world._joints["flat_stove_1"].address] = 1.0
+    env._data.qpos[articulations(env._domain, env._model)["flat_stove_1"].address] = 1.0
     mujoco.mj_forward(env._model, env._data)
     env.render()
     assert env._model.site(site).rgba[3] > 0

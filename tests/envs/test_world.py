@@ -5,6 +5,7 @@ from __future__ import annotations
 import mujoco
 import numpy as np
 
+from nightshift.envs.libero.articulation import articulations
 from nightshift.envs.libero.env import LiberoEnv
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.types import Body
@@ -41,7 +42,7 @@ def test_boxes_move_with_the_part_they_belong_to() -> None:
     env = env_of(DRAWER)
     before = env.scene()
     [(cabinet, boxes)] = [(name, body.boxes) for name, body in before.bodies.items() if body.boxes is not None]
-    env._data.qpos[env._world._joints[before.goal[0][1]].address] -= 0.05
+    env._data.qpos[articulations(env._domain, env._model)[before.goal[0][1]].address] -= 0.05
     mujoco.mj_forward(env._model, env._data)
     after = env.scene().bodies[cabinet].boxes
     assert after is not None

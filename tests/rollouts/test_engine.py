@@ -53,6 +53,7 @@ from tests.rollouts.parts import (
     policy,
     run_out_of_memory,
 )
+from tests.waiting import wait_until
 
 HORIZON = 12
 CHUNK = 5
@@ -207,6 +208,44 @@ def test_fleets_are_used_again_by_the_next_run_and_each_task_has_its_own() -> No
     made = len(seeing.fleets)
     list(pool.run(wanted, snapshot(policy())))
     assert len(seeing.fleets) == made
+
+
+def test_a_run_keeps_its_policy_where_another_run_of_the_pool_takes_turns_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Versions of a policy that share frozen weights share a module."""
+    first, *_ = policy().state_dict()
+    monkeypatch.setattr(GaussianMlp, "frozen", frozenset({first}))
+    one = snapshot(policy(), 1)
+    changed = policy()
+    for name, parameter in changed.named_parameters():
+        parameter.data.add_(0.0 if name == first else 0.3)
+    other = snapshot(changed, 2, one.frozen)
+    wanted = [request(state, "greedy", "far", count=1) for state in range(6)]
+    alone = play(wanted, one, settings(2))
+    pool = LocalPool(ENV, settings(2))
+    running = pool.run(wanted, one)
+    played = dict([next(running)])
+    between = dict(pool.run(wanted, other))
+    played.update(running)
+    assert any(not np.array_equal(alone[index][0].actions, between[index][0].actions) for index in between)
+    for index, (expected,) in enumerate(alone):
+        assert_same(expected, played[index][0])
+
+
+def test_an_image_is_drawn_while_other_simulators_of_its_cohort_make_their_step(seeing: PolicySnapshot) -> None:
+    parts = Seeing()
+
+    def wait_for_an_image(state: int) -> None:
+        if state == 1:  # of the first is one after the reset, and one after its first chunk
+            wait_until(lambda: [drawn for drawn, _ in parts.looks].count(0) > 1, seconds=30)
+
+    parts.before_step = wait_for_an_image
+    wanted = [request(state) for state in range(4)]
+    played = play(wanted, seeing, settings(4, threads=4), env=SEEN, make_fleet=parts)
+    assert sorted(parts.begun) == [0, 1, 2, 3], "a step that waited for the image in vain was played again"
+    for one, expected in zip(played, play(wanted, seeing, env=SEEN, make_fleet=Seeing()), strict=True):
+        assert_same(one[0], expected[0])
 
 
 def test_a_run_that_is_left_early_leaves_a_pool_that_works() -> None:

@@ -114,6 +114,17 @@ def test_a_process_that_dies_is_replaced(others: set[BaseProcess], experts: Expe
     np.testing.assert_array_equal(act(scene()), expected)
 
 
+def test_ctrl_c_leaves_a_process_to_the_one_that_asks(others: set[BaseProcess], experts: ExpertProcesses) -> None:
+    """Ctrl-C reaches all processes of a terminal, and each would print a traceback."""
+    act = experts.for_episode()
+    expected = act(scene())
+    (process,) = set(multiprocessing.active_children()) - others
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    np.testing.assert_array_equal(act(scene()), expected)
+    assert process.is_alive()
+
+
 def test_one_process_decides_for_an_episode_and_another_for_the_next(others: set[BaseProcess]) -> None:
     experts = ExpertProcesses(2, ENV.suite)
     first, second = experts.for_episode(), experts.for_episode()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 from nightshift import config, envs
 from nightshift.envs.fake import FakeFleet, FakeSuite
 from nightshift.errors import RolloutError, SimulatorError
+from nightshift.rollouts import players
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import BUSY, SIMULATION, EngineSettings
 from nightshift.rollouts.local import LocalPool
+from nightshift.rollouts.players import ExpertPlayers
 from nightshift.types import RolloutRequest, Task, Trajectory
 from tests.rollouts import faulty
 from tests.rollouts.faulty import Faulty, FaultyFleet, Unstable
@@ -139,6 +142,16 @@ def test_a_simulator_that_segfaults_once_changes_nothing(tmp_path: Path, expecte
     pool = LocalPool(ENV, TWO_PROCESSES, make_fleet=Faulty({1: faulty.segfault}, once=tmp_path))
     assert_all_same(dict(pool.run(WANTED)), expected)
     assert not list(tmp_path.iterdir()), "no simulator failed"
+
+
+def test_a_simulator_that_hangs_once_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[int, list[Trajectory]]
+) -> None:
+    (tmp_path / "1").touch()
+    clock = SimpleNamespace(monotonic=lambda: 0.0 if (tmp_path / "1").exists() else 100.0)  # which passes in the hang
+    monkeypatch.setattr(players, "time", clock)
+    fleets = Faulty({1: faulty.hang}, once=tmp_path)
+    assert_all_same(dict(ExpertPlayers(ENV, TWO_PROCESSES, fleets, timeout=1.0).run(WANTED)), expected)
 
 
 @pytest.mark.parametrize("fail", [faulty.segfault, faulty.raise_something])

@@ -22,8 +22,8 @@ class Pool(Protocol):
     ) -> Iterator[tuple[int, list[Trajectory]]]:
         """Play every request; yields (position in `requests`, its episodes) as they finish, in any order.
 
-        A request whose simulator hangs, dies or raises is played again. If it fails again its episodes are invalid;
-        too many invalid requests are an error.
+        A request whose simulator hangs, dies or raises is played again; one that hangs or dies in this process cannot
+        be. If it fails again its episodes are invalid; too many invalid requests are an error.
         """
         ...
 

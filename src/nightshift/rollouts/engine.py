@@ -133,14 +133,14 @@ class Engine:
 
     def play(self, waiting: Waiting, snapshot: PolicySnapshot | None) -> Generator[list[Answer], None, None]:
         """Play all of `waiting`, which may grow meanwhile; yields after every turn of a cohort."""
-        with self.stopwatch.timing(TRANSFER):
-            actor = self._actor_of(snapshot)
         version = snapshot.version if snapshot is not None else 0
         at_once = min(self._settings.requests_at_once, len(waiting))
         cohorts = [_Cohort(size) for size in ((at_once + 1) // 2, at_once // 2) if size]
         try:
             while waiting or any(cohort.slots for cohort in cohorts):
                 for cohort in cohorts:
+                    with self.stopwatch.timing(TRANSFER):
+                        actor = self._actor_of(snapshot)  # another run may have loaded its own since the last turn
                     with self.stopwatch.timing(BUSY):
                         answers = [*self._collected(cohort, version), *self._continued(cohort, waiting, actor)]
                     yield answers
@@ -205,10 +205,10 @@ class Engine:
         return self._actor[1]
 
     def _collected(self, cohort: _Cohort, version: int) -> Iterator[Answer]:
-        """Wait for the simulators, draw, and answer the requests that ended or failed: they leave the cohort."""
-        with self.stopwatch.timing(SIMULATION):
-            wait([slot.simulating for slot in cohort.slots])
+        """Wait for each simulator and draw it, and answer the requests that ended or failed: they leave the cohort."""
         for slot in list(cohort.slots):
+            with self.stopwatch.timing(SIMULATION):
+                wait([slot.simulating])
             error = slot.simulating.exception() or self._drawing_error(slot)
             if error is not None:
                 self._fleets.discard(slot.fleet)

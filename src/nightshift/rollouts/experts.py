@@ -9,6 +9,7 @@ much longer than a decision. So one process decides for all of an episode.
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -56,7 +57,7 @@ class ExpertProcesses:
 
     def _started(self, place: int) -> ProcessPoolExecutor:
         with self._lock:
-            executor = self._executors[place] or spawning.processes(1)
+            executor = self._executors[place] or spawning.processes(1, _ignore_interrupts)
             self._executors[place] = executor
             return executor
 
@@ -64,6 +65,11 @@ class ExpertProcesses:
         with self._lock:
             if self._executors[place] is broken:
                 self._executors[place] = None
+
+
+def _ignore_interrupts() -> None:
+    """The process that asks decides when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def decide(suite: str, scene: Scene) -> Array:

@@ -18,6 +18,8 @@ from nightshift.rollouts.retries import Retries
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
+_REMEDY = "nightshift env check says what is missing here"
+
 
 class _Drawing(NamedTuple):
     """A request whose images are being drawn."""
@@ -60,7 +62,7 @@ class LocalPool:
         if not self._draws:
             yield from players.run(requests)
             return
-        retries = Retries(requests)
+        retries = Retries(requests, remedy=_REMEDY)
         drawing: deque[_Drawing] = deque()
         try:
             with closing(players.run(requests)) as playing:
@@ -88,7 +90,7 @@ class LocalPool:
     def _run_here(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        retries = Retries(requests)
+        retries = Retries(requests, remedy=_REMEDY)
         waiting = deque(enumerate(requests))
         turns = self._engine.play(waiting, policy)
         try:

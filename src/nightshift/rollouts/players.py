@@ -10,7 +10,7 @@ in batches on one GPU, so it is better off with threads.
       │  a request to each ────────────▶ engine.play ──▶ episodes
       │◀─ the first that is done ────────┘
       │  sends the next request, then yields the episodes
-      └─ a process that died is replaced, and its request is played again
+      └─ a process that died, or makes no step for minutes, is replaced, and its request is played again
 
 A process keeps the simulators of one task, which take a second to build, and gets its requests while there are any.
 An episode depends on its request alone: it is the same, bit for bit, as one of the engine's threads.
@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 from nightshift import config, spawning
+from nightshift.cluster.timeout import TIMEOUT_SECONDS
 from nightshift.errors import NightshiftError
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings
@@ -35,6 +37,7 @@ from nightshift.rollouts.retries import Retries
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
 
+_SECONDS_BETWEEN_MESSAGES = 1.0
 _REMEDY = "set machine.threads to 1 in params.yaml to see its output; if memory ran out, lower machine.threads"
 
 
@@ -46,11 +49,27 @@ class _Played(NamedTuple):
     """Seconds by activity (engine.py)."""
 
 
+class _Lost(NamedTuple):
+    """Why a process sent no episodes."""
+
+    error: str
+    process_died: bool = False
+
+
 class _Player(NamedTuple):
     process: BaseProcess
     connection: Connection
     task: str = ""
     """Of its last request."""
+
+
+@dataclass
+class _Playing:
+    player: _Player
+    index: int
+    """Of the request."""
+    progressed: float
+    """When its process was last known to make a step."""
 
 
 class _Waiting:
@@ -77,9 +96,15 @@ class _Waiting:
 class ExpertPlayers:
     """As many processes as the engine would have threads; they live as long as a call of `run`."""
 
-    def __init__(self, env: config.Env, settings: EngineSettings, make_fleet: MakeFleet) -> None:
-        """`make_fleet` is sent to the processes, so it is a function of a module or another object that pickles."""
+    def __init__(
+        self, env: config.Env, settings: EngineSettings, make_fleet: MakeFleet, *, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
+        """`make_fleet` is sent to the processes, so it is a function of a module or another object that pickles.
+
+        `timeout`: seconds without a step after which a process counts as stuck.
+        """
         self.stopwatch = Stopwatch()
+        self._timeout = timeout
         self._count = settings.threads
         self._arguments = env, replace(ONE_AT_A_TIME, page=settings.page, draw=False), make_fleet
 
@@ -87,27 +112,38 @@ class ExpertPlayers:
         retries = Retries(requests, remedy=_REMEDY)
         waiting = _Waiting(requests)
         idle: list[_Player] = []
-        playing: dict[Connection, tuple[_Player, int]] = {}
+        playing: dict[Connection, _Playing] = {}
         try:
             while len(idle) < min(self._count, len(requests)):
                 idle.append(self._started())
             _begin(requests, waiting, idle, playing)
             while playing:
                 answered = []
-                ended = wait(list(playing))
-                for player, index in [playing[connection] for connection in playing if connection in ended]:
-                    played = _received(player)
-                    del playing[player.connection]
-                    idle.append(player if played is not None else self._replaced(player))
-                    answered.append((index, self._trajectories(index, played, retries)))
+                for one, played in self._ended(playing):
+                    del playing[one.player.connection]
+                    idle.append(one.player if isinstance(played, _Played) else self._replaced(one.player))
+                    answered.append((one.index, self._trajectories(one.index, played, retries)))
                 for index, trajectories in answered:
                     if trajectories is None:
                         waiting.put_back(index)
                 _begin(requests, waiting, idle, playing)
                 yield from ((index, found) for index, found in answered if found is not None)
         finally:
-            for player in [*idle, *(player for player, _ in playing.values())]:
+            for player in [*idle, *(one.player for one in playing.values())]:
                 _end(player)
+
+    def _ended(self, playing: Mapping[Connection, _Playing]) -> list[tuple[_Playing, _Played | _Lost]]:
+        """The requests that were played or lost, after waiting for a process to send something."""
+        ended: list[tuple[_Playing, _Played | _Lost]] = []
+        sent = wait(list(playing), self._timeout)
+        for connection, one in playing.items():
+            if connection in sent:
+                one.progressed = time.monotonic()
+                if (received := _received(one.player)) is not None:
+                    ended.append((one, received))
+            elif time.monotonic() - one.progressed > self._timeout:
+                ended.append((one, _Lost(f"its process made no step for {self._timeout:g} s")))
+        return ended
 
     def _started(self) -> _Player:
         ours, theirs = spawning.context().Pipe()
@@ -119,10 +155,10 @@ class ExpertPlayers:
         _end(player)
         return self._started()
 
-    def _trajectories(self, index: int, played: _Played | None, retries: Retries) -> list[Trajectory] | None:
+    def _trajectories(self, index: int, played: _Played | _Lost, retries: Retries) -> list[Trajectory] | None:
         """None: the request is to be played again."""
-        if played is None:
-            return retries.record(index, "its process died", process_died=True)
+        if isinstance(played, _Lost):
+            return retries.record(index, played.error, process_died=played.process_died)
         self.stopwatch.add(played.spent)
         _, trajectories, error = played.answer
         return trajectories if trajectories is not None else retries.record(index, error)
@@ -132,22 +168,23 @@ def _begin(
     requests: Sequence[RolloutRequest],
     waiting: _Waiting,
     idle: list[_Player],
-    playing: dict[Connection, tuple[_Player, int]],
+    playing: dict[Connection, _Playing],
 ) -> None:
     while waiting and idle:
         player = idle.pop()
         index = waiting.take(player.task)
         with contextlib.suppress(OSError):  # it died: there is an end of file to receive
             player.connection.send(requests[index])
-        playing[player.connection] = player._replace(task=requests[index].task), index
+        begun = player._replace(task=requests[index].task)
+        playing[player.connection] = _Playing(begun, index, progressed=time.monotonic())
 
 
-def _received(player: _Player) -> _Played | None:
-    """None if the process died. An error that is meant for people is raised as it was there."""
+def _received(player: _Player) -> _Played | _Lost | None:
+    """None: its simulator has made a step. An error that is meant for people is raised as it was there."""
     try:
-        played: _Played | NightshiftError = player.connection.recv()
+        played: _Played | NightshiftError | None = player.connection.recv()
     except (EOFError, OSError):
-        return None
+        return _Lost("its process died", process_died=True)
     if isinstance(played, NightshiftError):
         raise played
     return played
@@ -169,10 +206,23 @@ def _play_requests(connection: Connection, env: config.Env, settings: EngineSett
             if engine is None or request.task != task:
                 if engine is not None:
                     engine.close()
-                task, engine = request.task, Engine(env, settings, make_fleet)
+                task, engine = request.task, Engine(env, settings, make_fleet, _Steps(connection))
             connection.send(_played(engine, request))
         except NightshiftError as error:
             connection.send(error)
+
+
+class _Steps:
+    """Sends that the simulator has made a step, but not every one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sent = time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._sent > _SECONDS_BETWEEN_MESSAGES:
+            self._sent = time.monotonic()
+            self._connection.send(None)
 
 
 def _played(engine: Engine, request: RolloutRequest) -> _Played:

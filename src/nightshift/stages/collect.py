@@ -90,9 +90,12 @@ def _play(
     job: Job, env: config.Env, tasks: Sequence[Task], requests: Sequence[RolloutRequest], drafts: EpisodeStore
 ) -> Iterator[tuple[RolloutRequest, Result]]:
     """Each request and how it went. A success is on disk before it counts, so a killed run keeps it."""
-    done = [request for request in requests if _key(request) in drafts]
-    yield from ((request, "solved") for request in done)
-    todo = [request for request in requests if request not in done]
+    todo = []
+    for request in requests:
+        if _key(request) in drafts:
+            yield request, "solved"
+        else:
+            todo.append(request)
     for index, (trajectory,) in job.pool(env).run(todo) if todo else ():
         if not trajectory.valid:
             yield todo[index], "invalid"

@@ -144,7 +144,7 @@ class LiberoEnv:
         self._warnings = data.warning.number  # count of each kind since the last reset
         self._lane: Lane | None = self._stepping.lane(data) if self._stepping else None
         self.observation_addresses = self.observer.addresses(data)
-        self._world = World(self._domain, self._model, data)
+        self._world: World | None = None
         self._steps = 0
 
     @property
@@ -215,6 +215,8 @@ class LiberoEnv:
             return bool(self._domain._check_success())
 
     def scene(self) -> Scene:
+        if self._world is None:  # an expert alone reads it, and making one takes as long as some control steps
+            self._world = World(self._domain, self._model, self._data)
         return self._world.scene()
 
     def arm_readings(self) -> Mapping[str, NDArray[np.float64]]:
