@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from nightshift.pipeline.job import Job
     from nightshift.rollouts.base import Pool
 
-# No test depends on how fast the machine is. `make test` draws the same examples every time, so that a rare one cannot
-# refuse a change that has nothing to do with it; `make test-all` looks for new ones (--hypothesis-profile random).
+# No test depends on how fast the machine is. `make test` draws the same 40 examples every time, so that a rare one
+# cannot refuse a change that has nothing to do with it; `make test-all` looks for others (--hypothesis-profile random).
 settings.register_profile("random", deadline=None)
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("repeatable")
 
 TOOLS = ("PREFECT_", "MLFLOW_")
