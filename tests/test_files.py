@@ -32,6 +32,27 @@ def test_a_failed_rewrite_leaves_the_old_folder(tmp_path: Path) -> None:
     files.verify_folder(target, "")
 
 
+def test_a_folder_with_only_its_manifest_is_the_same_by_name_and_says_why_it_cannot_be_read(tmp_path: Path) -> None:
+    with files.new_folder(tmp_path / "out") as folder:
+        (folder / "a").write_text("1")
+    whole = files.identity(tmp_path / "out")
+    assert not files.is_left_out(tmp_path / "out")
+    (tmp_path / "out" / "a").unlink()
+    assert files.is_left_out(tmp_path / "out")
+    assert files.identity(tmp_path / "out") == whole
+    with pytest.raises(
+        DataError, match=r"of the folder only manifest\.json is here, the rest was left out of"
+    ) as refusal:
+        files.verify_folder(tmp_path / "out", "make it again")
+    assert refusal.value.next_step == "bring the folder from where it was made, or make it again"
+
+
+def test_a_folder_that_was_made_without_files_is_whole(tmp_path: Path) -> None:
+    with files.new_folder(tmp_path / "out"):
+        pass
+    assert files.verify_folder(tmp_path / "out", "") == {}
+
+
 def test_a_large_file_is_written_whole_whatever_its_pieces(tmp_path: Path) -> None:
     content = os.urandom(5 * 2**20 + 7)
     files.write_chunks(tmp_path / "a", [content[:3], memoryview(content)[3:], b""])
@@ -50,6 +71,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     target = tmp_path / "out"
     with files.new_folder(target) as folder:
         (folder / "a").write_text("1")
+        (folder / "b").write_text("1")
     (target / "a").write_text("2") if damage == "change" else (target / "a").unlink()
     with pytest.raises(DataError, match="out/a") as error:
         files.verify_folder(target, "run again")

@@ -56,6 +56,11 @@ def _identifying_files(folder: Path) -> Iterator[Path]:
             yield child
 
 
+def is_left_out(folder: Path) -> bool:
+    """Whether all but its manifest was left out of an archive: it still identifies the folder, and cannot be read."""
+    return folder.is_dir() and [entry.name for entry in folder.iterdir()] == [MANIFEST]
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` in one step: a reader sees the old file or the new one, never a part."""
     write_chunks(path, [content])
@@ -163,10 +168,19 @@ def verify_folder(path: Path, remedy: str, only: Collection[str] | None = None) 
         if expected is None:
             raise DataError(f"{path / name} is not in {MANIFEST}", remedy)
         if not (path / name).is_file():
-            raise DataError(f"{path / name} is missing", remedy)
+            raise _missing(path, name, remedy)
         if sha256(path / name) != expected:
             raise DataError(f"{path / name} is damaged: its sha256 is not the one in {MANIFEST}", remedy)
     return sums
+
+
+def _missing(folder: Path, name: str, remedy: str) -> DataError:
+    if not is_left_out(folder):
+        return DataError(f"{folder / name} is missing", remedy)
+    return DataError(
+        f"{folder / name} is missing: of the folder only {MANIFEST} is here, the rest was left out of an archive",
+        f"bring the folder from where it was made, or {remedy}",
+    )
 
 
 def append_json(journal: Path, value: Any) -> None:
