@@ -29,8 +29,8 @@ from typing import Any
 import yaml
 
 from nightshift import config
-from nightshift.pipeline.receipt import Receipt, read
-from nightshift.pipeline.run import Session, fingerprint
+from nightshift.pipeline.receipt import stale
+from nightshift.pipeline.run import Session
 from nightshift.project import checksums, packages, paths
 from nightshift.reports import history
 from nightshift.statistics.intervals import of_mean
@@ -60,9 +60,11 @@ def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> No
         subprocess.run([folder / ".venv/bin/nightshift", "run"], cwd=folder, env=environment, check=True)
         return
     environment[packages.AS_COMPUTE_NODE] = "1"
-    if "choose" in stale(folder):  # what it writes decides whether training stages are stale
+    stages = stale(Session(folder))
+    if "choose" in stages:  # what it writes decides whether training stages are stale
         run_stages(folder, ["choose"], environment)
-    if stages := stale(folder):
+        stages = stale(Session(folder))
+    if stages:
         run_stages(folder, stages, environment)
 
 
@@ -89,26 +91,6 @@ def with_settings(recipe: Mapping[str, Any], settings: Sequence[str]) -> dict[st
             change = {part: change}
         recipe = config.merged(recipe, change)
     return dict(recipe)
-
-
-def stale(folder: Path) -> list[str]:
-    """The stages without a receipt of the params, code and inputs that are in the folder, and those that read what they
-    make."""
-    session = Session(folder)
-    receipts = {receipt.stage: receipt for receipt in read(folder)}
-    found: list[str] = []
-    made_again: set[Path] = set()
-    for name, stage in session.graph.items():
-        current = name in receipts and _is_current(receipts[name], session)
-        if name != "register" and (not current or made_again & set(stage.deps)):
-            found.append(name)
-            made_again.update(stage.outs)
-    return found
-
-
-def _is_current(receipt: Receipt, session: Session) -> bool:
-    made = {path: checksums.md5(session.root, Path(path)) for path in receipt.outputs}
-    return made == receipt.outputs and receipt.fingerprint == fingerprint(receipt.stage, session)
 
 
 def _clone(folder: Path) -> None:

@@ -10,6 +10,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -179,7 +180,7 @@ def kill_after_checkpoint(node: Node, stage: str) -> None:
 
 
 def sft_receipt(node: Node) -> receipt.Receipt:
-    return next(one for one in receipt.read(node.root) if one.stage == "sft")
+    return stage_receipt(node, "sft")
 
 
 def logged_steps(root: Path, metrics: Path) -> list[int]:
@@ -195,6 +196,79 @@ def test_packing_takes_the_results_and_nothing_else(done: Node, node: Node) -> N
     assert {name for name in names if not any(name.startswith(f"{out}/") for out in outputs)} == outputs | receipts
     assert "no stage has left a receipt" in refused(node, "pack")
     assert "register has left no receipt" in refused(done, "pack", "register")
+
+
+def test_packing_leaves_results_of_other_params_out_by_name_and_refuses_them_if_they_are_asked_for(
+    done: Node, project: Path, tmp_path: Path
+) -> None:
+    node = done.copy(tmp_path / "node")
+    for root in (node.root, project):
+        edit(root, "rloo", iterations=2)
+    packed = node.run("pack", "--to", "current.tar")
+    assert packed.returncode == 0, packed.stderr
+    assert "not in it: rloo, evaluate" in packed.stdout
+    new = [one.stage for one, new in adopt(project, node.root / "current.tar", accept_versions=False) if new]
+    assert new == [stage for stage in STAGES if stage not in ("rloo", "evaluate")]
+    message = refused(node, "pack", "evaluate")
+    assert "made of other params, code or inputs than are here now: evaluate" in message
+    assert "nightshift stage evaluate" in message
+
+
+def test_results_can_be_packed_while_a_stage_runs(done: Node, tmp_path: Path) -> None:
+    node = done.copy(tmp_path / "node")
+    edit(node.root, "evaluate", init_states=3)
+    with Session(node.root):
+        packed = node.run("pack")
+    assert packed.returncode == 0, packed.stderr
+    assert "not in it: opponent, evaluate" in packed.stdout
+
+
+def test_inputs_that_were_brought_to_the_node_do_not_make_a_result_outdated(done: Node, tmp_path: Path) -> None:
+    node = done.copy(tmp_path / "node")
+    for stage in ("states", "collect", "dataset", "start"):
+        (node.root / paths.stage_receipt(stage)).unlink()
+    assert "not in it" not in node.run("pack", "--to", "brought.tar").stdout
+    assert node.run("pack", "sft").returncode == 0
+
+
+def leave_out(root: Path, *folders: Path) -> None:
+    for folder in folders:
+        for path in (path for path in (root / folder).iterdir() if path.name != files.MANIFEST):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_a_stage_that_does_not_read_a_folder_that_was_left_out_records_it_as_it_was_made(
+    done: Node, tmp_path: Path
+) -> None:
+    node = done.copy(tmp_path / "node")
+    leave_out(node.root, paths.DEMOS, paths.DATASET)
+    assert receipt.stale(Session(node.root)) == []
+    (node.root / paths.stage_receipt("rloo")).unlink()
+    assert receipt.stale(Session(node.root)) == ["rloo", "evaluate"]
+    ran = node.run("stage", "rloo")
+    assert ran.returncode == 0, ran.stderr
+    before, after = (stage_receipt(each, "rloo") for each in (done, node))
+    assert after.inputs == before.inputs
+    assert (after.fingerprint, after.outputs) == (before.fingerprint, before.outputs)
+
+
+def stage_receipt(node: Node, stage: str) -> receipt.Receipt:
+    return next(one for one in receipt.read(node.root) if one.stage == stage)
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "folder"),
+    [("dataset", {"validation_share": 0.5}, paths.DEMOS), ("sft", {"steps": 500}, paths.DATASET)],
+)
+def test_a_stage_that_reads_a_folder_that_was_left_out_says_so(
+    done: Node, tmp_path: Path, stage: str, change: dict[str, Any], folder: Path
+) -> None:
+    node = done.copy(tmp_path / "node")
+    leave_out(node.root, folder)
+    edit(node.root, stage, **change)
+    message = " ".join(refused(node, "stage", stage).split())
+    assert f"of the folder only {files.MANIFEST} is here, the rest was left out of an archive" in message
+    assert "bring the folder from where it was made" in message
 
 
 # At home

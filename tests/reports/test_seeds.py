@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from nightshift import config, files
-from nightshift.pipeline.receipt import Receipt
+from nightshift.pipeline.receipt import Receipt, stale
 from nightshift.pipeline.run import Session, fingerprint
 from nightshift.project import checksums, graph, paths
 from nightshift.statistics.intervals import Rate
@@ -109,7 +109,7 @@ def test_after_a_change_of_the_recipe_the_stages_that_it_concerns_run_again(
 ) -> None:
     finished_run(tmp_path / "0", 0, 100, won=40, lost=0)
     seeds.prepare(tmp_path / "0", 0, recipe, node=True)
-    assert seeds.stale(tmp_path / "0") == concerned
+    assert stale(Session(tmp_path / "0")) == concerned
 
 
 def test_a_training_stage_stands_if_choosing_again_chooses_it_again(
@@ -135,9 +135,9 @@ def test_a_training_stage_stands_if_choosing_again_chooses_it_again(
 def test_a_stage_whose_output_or_receipt_is_missing_runs_again(tmp_path: Path) -> None:
     finished_run(tmp_path / "0", 0, 100, won=40, lost=0)
     (tmp_path / "0" / paths.stage_receipt("evaluate")).unlink()
-    assert seeds.stale(tmp_path / "0") == ["evaluate"]
+    assert stale(Session(tmp_path / "0")) == ["evaluate"]
     shutil.rmtree(tmp_path / "0" / paths.SFT_POLICY)
-    assert seeds.stale(tmp_path / "0") == ["sft", "rloo", "rlpd", "evaluate"]
+    assert stale(Session(tmp_path / "0")) == ["sft", "rloo", "rlpd", "evaluate"]
 
 
 def test_a_copy_has_the_inputs_of_the_project_so_that_its_results_can_be_adopted(tmp_path: Path) -> None:

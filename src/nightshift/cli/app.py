@@ -131,7 +131,7 @@ def stage(names: Annotated[list[str], typer.Argument(help="of dvc.yaml, in order
 
 @app.command()
 def pack(
-    stages: Annotated[list[str] | None, typer.Argument(help="all that ran here if not given")] = None,
+    stages: Annotated[list[str] | None, typer.Argument(help="all whose results are current if not given")] = None,
     to: Annotated[Path, typer.Option(help="the tar archive to write")] = Path("results.tar"),
 ) -> None:
     """On a compute node: put results, receipts and metrics into an archive for `adopt`."""

@@ -144,8 +144,11 @@ def pack(stages: list[str], archive: Path) -> None:
 
     archive = Path.cwd() / archive
     packed = receipt.pack(enter(), stages, archive)
-    names = ", ".join(result.stage for result in packed)
+    names = ", ".join(result.stage for result in packed.results)
     console.print(f"{archive}: {names}, {filesize.decimal(archive.stat().st_size)}", soft_wrap=True)
+    if packed.outdated:
+        what = "params, code or inputs have changed since, or they are being made again"
+        console.print(f"not in it: {', '.join(packed.outdated)}   [dim]{what}[/]", soft_wrap=True)
 
 
 def adopt(source: Path, *, accept_versions: bool) -> None:

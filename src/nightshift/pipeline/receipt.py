@@ -11,6 +11,7 @@ import json
 import socket
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,10 +50,20 @@ class Receipt(config.Section):
         return paths.stage_metrics(self.stage, self.fingerprint)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """What is in an archive, and what is not."""
+
+    results: Sequence[Receipt]
+    outdated: Sequence[str]
+    """Stages with a receipt of other params, code or inputs than are here now."""
+
+
 def run_with_receipt(stage: str, session: Session) -> Path:
     """Run a stage as `run_stage` does, and write its receipt."""
     named = definition(stage, session)
-    current, inputs = fingerprint(stage, session), _sums(session.root, named.deps)
+    current = fingerprint(stage, session)
+    inputs = {path.as_posix(): recorded_md5(session.root, path) for path in named.deps}
     seconds = run_stage(stage, session)
     written = Receipt(
         stage=stage,
@@ -60,7 +71,7 @@ def run_with_receipt(stage: str, session: Session) -> Path:
         params=sections(stage, session),
         versions=versions(stage, session),
         inputs=inputs,
-        outputs=_sums(session.root, named.outs),
+        outputs={path.as_posix(): checksums.md5(session.root, path) for path in named.outs},
         commit=session.commit,
         host=socket.gethostname(),
         seconds=round(seconds, 2),
@@ -76,10 +87,43 @@ def read(folder: Path) -> list[Receipt]:
     return [_read(path) for path in sorted((folder / paths.RECEIPTS).glob("*.json"))]
 
 
+def recorded_md5(root: Path, path: Path) -> str:
+    """The md5 of a path as in dvc.lock; of a folder that was left out of an archive the one in its maker's receipt."""
+    if files.is_left_out(root / path):
+        for receipt in read(root):
+            if path.as_posix() in receipt.outputs:
+                return receipt.outputs[path.as_posix()]
+    return checksums.md5(root, path)
+
+
+def stale(session: Session) -> list[str]:
+    """The stages without a receipt of the params, code and inputs that are here, and those that read what they make."""
+    receipts = {receipt.stage: receipt for receipt in read(session.root)}
+    return _stale([stage for stage in session.graph if stage != "register"], receipts, session)
+
+
+def _stale(stages: Sequence[str], receipts: Mapping[str, Receipt], session: Session) -> list[str]:
+    """Those of the stages, which are in the order of dvc.yaml. What other stages make is taken as it is."""
+    found: list[str] = []
+    made_again: set[Path] = set()
+    for stage in stages:
+        named = session.graph[stage]
+        current = stage in receipts and _is_current(receipts[stage], session)
+        if not current or made_again & set(named.deps):
+            found.append(stage)
+            made_again.update(named.outs)
+    return found
+
+
+def _is_current(receipt: Receipt, session: Session) -> bool:
+    made = {path: recorded_md5(session.root, Path(path)) for path in receipt.outputs}
+    return made == receipt.outputs and receipt.fingerprint == fingerprint(receipt.stage, session)
+
+
 def verify_outputs(receipt: Receipt, folder: Path) -> None:
     """DataError if an output is missing or not as the stage left it."""
     for path, md5 in receipt.outputs.items():
-        if (found := checksums.md5(folder, Path(path))) != md5:
+        if (found := recorded_md5(folder, Path(path))) != md5:
             state = "is missing" if found == checksums.MISSING else f"is damaged: its md5 is {found}, not {md5}"
             raise DataError(
                 f"{folder / path}, made by {receipt.stage} on {receipt.host}, {state}",
@@ -87,11 +131,11 @@ def verify_outputs(receipt: Receipt, folder: Path) -> None:
             )
 
 
-def pack(root: Path, stages: Sequence[str], archive: Path) -> list[Receipt]:
-    """Write the results of these stages, or of all with a receipt, to a tar archive."""
-    chosen = _chosen(root, stages)
-    for receipt in chosen:
-        verify_outputs(receipt, root)
+def pack(root: Path, stages: Sequence[str], archive: Path) -> Packed:
+    """Write the results of these stages, or of all whose receipt is current, to a tar archive. A stage may run
+    meanwhile: what it has not finished has no current receipt."""
+    session = Session(root)
+    chosen, outdated = _chosen(session, stages)
     with files.staged(archive, []) as temporary:
         with tarfile.open(temporary, "w") as tar:
             for receipt in chosen:
@@ -99,17 +143,27 @@ def pack(root: Path, stages: Sequence[str], archive: Path) -> list[Receipt]:
                     tar.add(root / path, path.as_posix())
         files.sync(temporary)
         files.settle(temporary, archive)
-    return chosen
+    return Packed(results=chosen, outdated=outdated)
 
 
-def _chosen(root: Path, stages: Sequence[str]) -> list[Receipt]:
-    found = {receipt.stage: receipt for receipt in read(root)}
+def _chosen(session: Session, stages: Sequence[str]) -> tuple[list[Receipt], list[str]]:
+    """The receipts to pack, and the stages whose receipt is outdated: one of these would have all others refused."""
+    receipts = {receipt.stage: receipt for receipt in read(session.root)}
+    found = {stage: receipts[stage] for stage in session.graph if stage in receipts}
     if not found:
-        raise DataError(f"no stage has left a receipt in {root / paths.RECEIPTS}", "nightshift stage NAME")
+        raise DataError(f"no stage has left a receipt in {session.root / paths.RECEIPTS}", "nightshift stage NAME")
     for stage in stages:
         if stage not in found:
             raise DataError(f"{stage} has left no receipt; there are {', '.join(found)}", f"nightshift stage {stage}")
-    return [found[stage] for stage in stages or found]
+        verify_outputs(found[stage], session.root)
+    outdated = _stale(list(found), found, session)
+    refused = [stage for stage in stages or found if stage in outdated]
+    if refused and (stages or refused == list(found)):
+        raise DataError(
+            f"made of other params, code or inputs than are here now: {', '.join(refused)}",
+            f"nightshift stage {' '.join(refused)}, or put back what that was made of",
+        )
+    return [found[stage] for stage in stages or found if stage not in outdated], outdated
 
 
 def _packed(receipt: Receipt, root: Path) -> Iterator[Path]:
@@ -129,7 +183,3 @@ def _read(path: Path) -> Receipt:
     except (ValueError, ValidationError):
         remedy = f"nightshift stage {path.stem} on the node writes it again"
         raise DataError(f"the receipt {path} is damaged", remedy) from None
-
-
-def _sums(root: Path, relative: Sequence[Path]) -> dict[str, str]:
-    return {path.as_posix(): checksums.md5(root, path) for path in relative}
