@@ -104,7 +104,7 @@ class Node:
         from tests.conftest import git
 
         self.root.mkdir(parents=True)
-        archive = self.root.with_name("job.tar")
+        archive = self.root.with_name(f"{self.root.name}.tar")
         git(project, "archive", "-o", str(archive), "HEAD", ".", ":!.venv")  # a link to this test's environment
         with tarfile.open(archive) as tar:
             tar.extractall(self.root, filter="data")
@@ -112,6 +112,10 @@ class Node:
     def copy(self, root: Path) -> Node:
         """Another node, with the same files."""
         shutil.copytree(self.root, root)
+        return self.another(root)
+
+    def another(self, root: Path) -> Node:
+        """A node like this one, on which nothing is yet."""
         return Node(root, self._site, self._address)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -206,7 +206,7 @@ def test_packing_leaves_results_of_other_params_out_by_name_and_refuses_them_if_
         edit(root, "rloo", iterations=2)
     packed = node.run("pack", "--to", "current.tar")
     assert packed.returncode == 0, packed.stderr
-    assert "not in it: rloo, evaluate" in packed.stdout
+    assert "without the results of rloo, evaluate" in packed.stdout
     new = [one.stage for one, new in adopt(project, node.root / "current.tar", accept_versions=False) if new]
     assert new == [stage for stage in STAGES if stage not in ("rloo", "evaluate")]
     message = refused(node, "pack", "evaluate")
@@ -220,14 +220,14 @@ def test_results_can_be_packed_while_a_stage_runs(done: Node, tmp_path: Path) ->
     with Session(node.root):
         packed = node.run("pack")
     assert packed.returncode == 0, packed.stderr
-    assert "not in it: opponent, evaluate" in packed.stdout
+    assert "without the results of opponent, evaluate" in packed.stdout
 
 
 def test_inputs_that_were_brought_to_the_node_do_not_make_a_result_outdated(done: Node, tmp_path: Path) -> None:
     node = done.copy(tmp_path / "node")
     for stage in ("states", "collect", "dataset", "start"):
         (node.root / paths.stage_receipt(stage)).unlink()
-    assert "not in it" not in node.run("pack", "--to", "brought.tar").stdout
+    assert "without" not in node.run("pack", "--to", "brought.tar").stdout
     assert node.run("pack", "sft").returncode == 0
 
 
@@ -254,6 +254,48 @@ def test_a_stage_that_does_not_read_a_folder_that_was_left_out_records_it_as_it_
 
 def stage_receipt(node: Node, stage: str) -> receipt.Receipt:
     return next(one for one in receipt.read(node.root) if one.stage == stage)
+
+
+def go_on(home: Path, node: Node, root: Path, *left_out: Path) -> Node:
+    """Another node, with the project's files and an archive of what was done on the first."""
+    options = [option for path in left_out for option in ("--leave-out", str(path))]
+    packed = node.run("pack", *options, "--to", "results.tar.xz")
+    assert packed.returncode == 0, packed.stderr
+    other = node.another(root)
+    other.receive(home)
+    with tarfile.open(node.root / "results.tar.xz", "r:xz") as tar:
+        tar.extractall(root, filter="data")
+    assert all(files.is_left_out(root / path) for path in left_out)
+    return other
+
+
+def test_nodes_that_go_on_one_after_the_other_without_demos_and_dataset_end_as_one_node_does(
+    home: Path, done: Node, node: Node, tmp_path: Path
+) -> None:
+    ran = node.run("stage", "states", "collect", "dataset", "start")
+    assert ran.returncode == 0, ran.stderr
+    kill_after_checkpoint(node, "sft")
+    second = go_on(home, node, tmp_path / "second", paths.DEMOS)
+    resumed_from = max(int(path.name[-8:]) for path in second.root.glob(".state/sft/*/step-*"))
+    assert receipt.stale(Session(second.root))[0] == "sft"
+    ran = second.run("stage", "sft")
+    assert ran.returncode == 0, ran.stderr
+    assert resumed_from >= SFT_STEPS[0]
+    assert logged_steps(second.root, sft_receipt(second).metrics) == SFT_STEPS
+    third = go_on(home, second, tmp_path / "third", paths.DEMOS, paths.DATASET)
+    ran = third.run("stage", *receipt.stale(Session(third.root)))
+    assert ran.returncode == 0, ran.stderr
+    made = {one.stage: (one.fingerprint, one.inputs, one.outputs) for one in receipt.read(third.root)}
+    assert made == {one.stage: (one.fingerprint, one.inputs, one.outputs) for one in receipt.read(done.root)}
+
+
+def test_a_folder_is_left_out_only_if_its_manifest_can_stand_for_it(done: Node, node: Node) -> None:
+    message = refused(done, "pack", "--leave-out", "data/demo", "--to", "some.tar")
+    assert "data/demo cannot be left out: no stage has an output of this name" in message
+    message = refused(done, "pack", "--leave-out", str(paths.choice("rloo")), "--to", "some.tar")
+    assert "rloo.json cannot be left out: it has no manifest.json that could stand for it" in message
+    assert node.run("stage", "states").returncode == 0
+    assert node.run("pack", "--leave-out", str(paths.DEMOS)).returncode == 0, "there are no demos yet"
 
 
 @pytest.mark.parametrize(

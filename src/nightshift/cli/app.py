@@ -131,11 +131,18 @@ def stage(names: Annotated[list[str], typer.Argument(help="of dvc.yaml, in order
 
 @app.command()
 def pack(
-    stages: Annotated[list[str] | None, typer.Argument(help="all whose results are current if not given")] = None,
-    to: Annotated[Path, typer.Option(help="the tar archive to write")] = Path("results.tar"),
+    stages: Annotated[
+        list[str] | None,
+        typer.Argument(help="if not given, all whose results are current, and checkpoints of the others"),
+    ] = None,
+    to: Annotated[Path, typer.Option(help="the archive to write: .tar, or .tar.xz and the like")] = Path("results.tar"),
+    leave_out: Annotated[
+        list[Path] | None,
+        typer.Option(help="an output of which only the manifest is packed, such as data/demos; can be repeated"),
+    ] = None,
 ) -> None:
-    """On a compute node: put results, receipts and metrics into an archive for `adopt`."""
-    commands.pack(stages or [], to)
+    """On a compute node: put results, receipts and metrics into an archive for `adopt`, or for another node."""
+    commands.pack(stages or [], to, leave_out or [])
 
 
 @app.command()

@@ -138,17 +138,18 @@ def _stage_on_node(name: str, session: Session) -> None:
     console.print(f"{path.relative_to(session.root)} says what it was made of   [dim]next: nightshift pack[/]")
 
 
-def pack(stages: list[str], archive: Path) -> None:
+def pack(stages: list[str], archive: Path, left_out: list[Path]) -> None:
     """What these stages made here, as one file."""
     from nightshift.pipeline import receipt
 
     archive = Path.cwd() / archive
-    packed = receipt.pack(enter(), stages, archive)
-    names = ", ".join(result.stage for result in packed.results)
+    packed = receipt.pack(enter(), stages, archive, left_out)
+    begun = [f"{stage} (unfinished)" for stage in packed.unfinished]
+    names = ", ".join([*(result.stage for result in packed.results), *begun])
     console.print(f"{archive}: {names}, {filesize.decimal(archive.stat().st_size)}", soft_wrap=True)
     if packed.outdated:
-        what = "params, code or inputs have changed since, or they are being made again"
-        console.print(f"not in it: {', '.join(packed.outdated)}   [dim]{what}[/]", soft_wrap=True)
+        what = "their params, code or inputs have changed"
+        console.print(f"without the results of {', '.join(packed.outdated)}: {what}", soft_wrap=True)
 
 
 def adopt(source: Path, *, accept_versions: bool) -> None:

@@ -3,25 +3,36 @@
 node   nightshift stage sft ──▶ outputs, .state/metrics/sft-….jsonl, .state/receipts/sft.json
        nightshift pack ────────▶ results.tar with all of these, each under its path in the project
 home   nightshift adopt results.tar   (pipeline/adopt.py)
+node   tar -xf results.tar, where another node goes on
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, ValidationError
 
 from nightshift import config, files
 from nightshift.adapters.tracking import artifacts
 from nightshift.errors import DataError
-from nightshift.pipeline.run import Session, definition, fingerprint, run_stage, sections, versions
+from nightshift.pipeline.run import Session, definition, fingerprint, run_stage, sections, states_to_resume, versions
 from nightshift.project import checksums, paths
+
+_TarMode = Literal["w", "w:gz", "w:bz2", "w:xz"]
+_COMPRESSED: Mapping[str, _TarMode] = {
+    ".gz": "w:gz",
+    ".tgz": "w:gz",
+    ".bz2": "w:bz2",
+    ".xz": "w:xz",
+}
 
 
 class Receipt(config.Section):
@@ -57,6 +68,8 @@ class Packed:
     results: Sequence[Receipt]
     outdated: Sequence[str]
     """Stages with a receipt of other params, code or inputs than are here now."""
+    unfinished: Mapping[str, Path]
+    """The folders from which stages without a result resume."""
 
 
 def run_with_receipt(stage: str, session: Session) -> Path:
@@ -131,45 +144,99 @@ def verify_outputs(receipt: Receipt, folder: Path) -> None:
             )
 
 
-def pack(root: Path, stages: Sequence[str], archive: Path) -> Packed:
-    """Write the results of these stages, or of all whose receipt is current, to a tar archive. A stage may run
-    meanwhile: what it has not finished has no current receipt."""
+def pack(root: Path, stages: Sequence[str], archive: Path, left_out: Collection[Path] = ()) -> Packed:
+    """Write the results of these stages to a tar archive, which is compressed if its suffix says so. Without names all
+    whose receipt is current, and what the others resume from. Of the folders in `left_out` the manifest alone.
+
+    A stage may run meanwhile: what it has not finished has no current receipt.
+    """
     session = Session(root)
-    chosen, outdated = _chosen(session, stages)
+    _check_left_out(session, left_out)
+    contents = _contents(session, stages)
+    mode: _TarMode = _COMPRESSED.get(archive.suffix, "w")
     with files.staged(archive, []) as temporary:
-        with tarfile.open(temporary, "w") as tar:
-            for receipt in chosen:
-                for path in _packed(receipt, root):
+        with tarfile.open(temporary, mode) as tar:
+            for stage, state in contents.unfinished.items():
+                _add_unfinished(tar, stage, state, session.root)
+            for receipt in contents.results:
+                for path in _packed(receipt, root, left_out):
                     tar.add(root / path, path.as_posix())
         files.sync(temporary)
         files.settle(temporary, archive)
-    return Packed(results=chosen, outdated=outdated)
+    return contents
 
 
-def _chosen(session: Session, stages: Sequence[str]) -> tuple[list[Receipt], list[str]]:
-    """The receipts to pack, and the stages whose receipt is outdated: one of these would have all others refused."""
+def _check_left_out(session: Session, left_out: Collection[Path]) -> None:
+    outs = {out for stage in session.graph.values() for out in stage.outs}
+    for path in left_out:
+        if path not in outs:
+            what = f"{path} cannot be left out: no stage has an output of this name"
+            raise DataError(what, f"name one as {paths.DVC_YAML} does, such as {paths.DEMOS}")
+        if (session.root / path).exists() and not (session.root / path / files.MANIFEST).is_file():
+            what = f"{path} cannot be left out: it has no {files.MANIFEST} that could stand for it"
+            raise DataError(what, f"pack it too: without --leave-out {path}")
+
+
+def _contents(session: Session, stages: Sequence[str]) -> Packed:
+    """One outdated receipt would have all others refused: it is left out, and refused if it is asked for."""
     receipts = {receipt.stage: receipt for receipt in read(session.root)}
     found = {stage: receipts[stage] for stage in session.graph if stage in receipts}
+    outdated = _stale(list(found), found, session)
+    if stages:
+        _check_named(stages, found, outdated, session.root)
+        return Packed(results=[found[stage] for stage in stages], outdated=[], unfinished={})
+    current = [receipt for stage, receipt in found.items() if stage not in outdated]
+    unfinished = _unfinished(session, found, outdated)
+    if not current and not unfinished:
+        if not found:
+            _refuse_without_receipts(session.root)
+        _refuse_outdated(outdated)
+    return Packed(results=current, outdated=outdated, unfinished=unfinished)
+
+
+def _check_named(stages: Sequence[str], found: Mapping[str, Receipt], outdated: Sequence[str], root: Path) -> None:
     if not found:
-        raise DataError(f"no stage has left a receipt in {session.root / paths.RECEIPTS}", "nightshift stage NAME")
+        _refuse_without_receipts(root)
     for stage in stages:
         if stage not in found:
             raise DataError(f"{stage} has left no receipt; there are {', '.join(found)}", f"nightshift stage {stage}")
-        verify_outputs(found[stage], session.root)
-    outdated = _stale(list(found), found, session)
-    refused = [stage for stage in stages or found if stage in outdated]
-    if refused and (stages or refused == list(found)):
-        raise DataError(
-            f"made of other params, code or inputs than are here now: {', '.join(refused)}",
-            f"nightshift stage {' '.join(refused)}, or put back what that was made of",
-        )
-    return [found[stage] for stage in stages or found if stage not in outdated], outdated
+        verify_outputs(found[stage], root)
+    if refused := [stage for stage in stages if stage in outdated]:
+        _refuse_outdated(refused)
 
 
-def _packed(receipt: Receipt, root: Path) -> Iterator[Path]:
+def _refuse_without_receipts(root: Path) -> NoReturn:
+    raise DataError(f"no stage has left a receipt in {root / paths.RECEIPTS}", "nightshift stage NAME")
+
+
+def _refuse_outdated(stages: Sequence[str]) -> NoReturn:
+    raise DataError(
+        f"made of other params, code or inputs than are here now: {', '.join(stages)}",
+        f"nightshift stage {' '.join(stages)}, or put back what that was made of",
+    )
+
+
+def _unfinished(session: Session, found: Mapping[str, Receipt], outdated: Sequence[str]) -> dict[str, Path]:
+    """The folders from which stages without a current result would resume here."""
+    state = session.root / paths.STATE
+    begun = [name for name in session.graph if name in outdated or (name not in found and (state / name).is_dir())]
+    folders = states_to_resume(begun, session)
+    return {stage: folder for stage, folder in folders.items() if folder.is_dir() and any(folder.iterdir())}
+
+
+def _add_unfinished(tar: tarfile.TarFile, stage: str, state: Path, root: Path) -> None:
+    """What a stage that may be running resumes from, newest checkpoints first; it may remove old ones meanwhile."""
+    found = [Path(folder) / name for folder, _, names in os.walk(state) for name in names]
+    whole = [path for path in found if not any(part.startswith(".") for part in path.relative_to(state).parts)]
+    for path in (*sorted(whole, reverse=True), root / paths.stage_metrics(stage, state.name)):
+        with contextlib.suppress(FileNotFoundError):
+            tar.add(path, path.relative_to(root).as_posix())
+
+
+def _packed(receipt: Receipt, root: Path, left_out: Collection[Path]) -> Iterator[Path]:
     """Paths relative to the root. The receipt is last, as a folder's manifest is."""
     outputs = [Path(path) for path in receipt.outputs]
-    yield from outputs
+    yield from (path / files.MANIFEST if path in left_out else path for path in outputs)
     if (root / receipt.metrics).exists():
         yield receipt.metrics
         kept = artifacts(root / receipt.metrics, root)
