@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import shutil
 import signal
@@ -467,6 +468,10 @@ def lost_output(_: Path, brought: Path) -> None:
     shutil.rmtree(brought / paths.SFT_POLICY)
 
 
+def left_out_output(_: Path, brought: Path) -> None:
+    leave_out(brought, paths.DEMOS)
+
+
 def damaged_receipt(_: Path, brought: Path) -> None:
     (brought / paths.stage_receipt("sft")).write_text('{"stage": "sft"')
 
@@ -484,6 +489,7 @@ def no_receipts(_: Path, brought: Path) -> None:
         (other_input, ProjectError, "sft on .* something else than is here: data/dataset"),
         (damaged_output, DataError, "models/sft, made by sft on .*, is damaged: its md5 is"),
         (lost_output, DataError, "models/sft, made by sft on .*, is missing"),
+        (left_out_output, DataError, "data/demos, made by collect on .*, was left out of what was brought, and is not"),
         (damaged_receipt, DataError, r"the receipt .*sft\.json is damaged"),
         (no_receipts, DataError, "has no receipts of stages"),
     ],
@@ -501,6 +507,26 @@ def test_a_result_that_does_not_belong_here_is_refused_by_name_before_anything_i
     with pytest.raises(error, match=words) as refusal:
         adopt(project, brought, accept_versions=False)
     assert refusal.value.next_step
+    assert untouched(project)
+
+
+def test_a_result_is_adopted_without_an_output_that_was_left_out_if_it_is_here(
+    adopted_copy: Path, done: Node, tmp_path: Path
+) -> None:
+    brought = done.copy(tmp_path / "brought").root
+    leave_out(brought, paths.DEMOS)
+    (adopted_copy / paths.DVC_LOCK).unlink()
+    new = [one.stage for one, new in adopt(adopted_copy, brought, accept_versions=False) if new]
+    assert new == STAGES
+    files.verify_folder(adopted_copy / paths.DEMOS, "")
+
+
+def test_an_input_that_is_not_here_is_called_missing(project: Path, done: Node, tmp_path: Path) -> None:
+    assert done.run("pack", "sft", "--to", str(tmp_path / "sft.tar")).returncode == 0
+    words = "sft on .* was computed from data/dataset, data/champion/start: missing here"
+    with pytest.raises(ProjectError, match=words) as refusal:
+        adopt(project, tmp_path / "sft.tar", accept_versions=False)
+    assert "bring the results of the stages before it too" in refusal.value.next_step
     assert untouched(project)
 
 
@@ -572,6 +598,10 @@ def test_a_file_that_is_no_archive_is_refused(project: Path, done: Node, tmp_pat
     cut.write_bytes((done.root / "results.tar").read_bytes()[:5000])
     with pytest.raises(DataError, match=r"cut\.tar is no tar archive, or a damaged one"):
         adopt(project, cut, accept_versions=False)
+    damaged = tmp_path / "damaged.tar.xz"
+    damaged.write_bytes(lzma.compress(os.urandom(5000))[:3000] + bytes(3000))
+    with pytest.raises(DataError, match=r"damaged\.tar\.xz is no tar archive, or a damaged one"):
+        adopt(project, damaged, accept_versions=False)
     assert untouched(project)
     assert not list((project / paths.STATE).glob("adopt-*"))
 

@@ -7,8 +7,11 @@ project. Other versions of packages have to be accepted by name of an option, an
 from __future__ import annotations
 
 import contextlib
+import gzip
+import lzma
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -52,7 +55,7 @@ def _opened(source: Path, root: Path) -> Iterator[Path]:
         try:
             with tarfile.open(source) as tar:
                 tar.extractall(folder, filter="data")
-        except (tarfile.TarError, EOFError) as error:
+        except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{source} is no tar archive, or a damaged one: {error}", "bring it again") from error
         yield Path(folder)
 
@@ -61,6 +64,8 @@ def _check(ordered: Sequence[Receipt], folder: Path, session: Session, *, accept
     brought: dict[str, str] = {}
     for receipt in ordered:
         _check_outputs(receipt, session)
+        _check_left_out(receipt, folder, session)
+        _check_inputs_are_here(receipt, session, brought)
         different = [*_other_params(receipt, session), *_other_inputs(receipt, session, brought)]
         if different:
             raise ProjectError(
@@ -90,6 +95,24 @@ def _check_outputs(receipt: Receipt, session: Session) -> None:
             f"the receipt of {receipt.stage} on {receipt.host} names other outputs than {paths.DVC_YAML}: "
             f"{', '.join(others)}",
             f"nightshift stage {receipt.stage} on the node writes it again, with the {paths.DVC_YAML} that is here",
+        )
+
+
+def _check_left_out(receipt: Receipt, folder: Path, session: Session) -> None:
+    for path, md5 in receipt.outputs.items():
+        if files.is_left_out(folder / path) and checksums.md5(session.root, Path(path)) != md5:
+            raise DataError(
+                f"{path}, made by {receipt.stage} on {receipt.host}, was left out of what was brought, and is not here",
+                f"adopt it first: nightshift pack {receipt.stage} where it was made; or make it here: nightshift run",
+            )
+
+
+def _check_inputs_are_here(receipt: Receipt, session: Session, brought: Mapping[str, str]) -> None:
+    needed = [path for path in session.graph[receipt.stage].deps if path.as_posix() not in brought]
+    if missing := [str(path) for path in needed if not (session.root / path).exists()]:
+        raise ProjectError(
+            f"{receipt.stage} on {receipt.host} was computed from {', '.join(missing)}: missing here",
+            "bring the results of the stages before it too, or dvc checkout, or nightshift run up to it",
         )
 
 
@@ -140,6 +163,7 @@ def _take_over(receipt: Receipt, folder: Path, session: Session) -> bool:
 def _record(receipt: Receipt, folder: Path, session: Session) -> None:
     """Outputs and receipt into place, then into dvc.lock."""
     for path in receipt.outputs:
-        files.replace_by_copy(folder / path, session.root / path)
+        if not files.is_left_out(folder / path):  # else it is here already
+            files.replace_by_copy(folder / path, session.root / path)
     files.write_json(session.root / paths.stage_receipt(receipt.stage), receipt.model_dump(mode="json"))
     session.store.record(receipt.stage)
