@@ -41,15 +41,15 @@ HEADER = (
 )
 COPIED = (
     paths.PARAMS,
-    paths.DVC_YAML,
     checksums.DVCIGNORE,
     paths.IMPORTS,
     Path("src"),
     Path("flows"),
     Path("tasks"),
     Path("pyproject.toml"),
+    paths.DVC_YAML,
 )
-"""What the stages need of the project, where they run without git."""
+"""What the stages need of the project, where they run without git. The last says that the copy is whole."""
 
 
 def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> None:
@@ -75,8 +75,8 @@ def run_stages(folder: Path, stages: Sequence[str], environment: Mapping[str, st
 
 
 def prepare(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> None:
-    """A copy of the project, with the recipe and the seed in its params.yaml."""
-    if not folder.exists():
+    """A copy of the project, with the recipe and the seed in its params.yaml. Results of another node may be there."""
+    if not (folder / paths.DVC_YAML).exists():
         (_copy if node else _clone)(folder)
     content = config.merged(yaml.safe_load((PROJECT / paths.PARAMS).read_text()), {**recipe, "seed": seed})
     (folder / paths.PARAMS).write_text(yaml.safe_dump(content, sort_keys=False))
@@ -100,9 +100,9 @@ def _clone(folder: Path) -> None:
 
 def _copy(folder: Path) -> None:
     for path in COPIED:
-        target = folder / path
+        source, target = PROJECT / path, folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(PROJECT / path, target) if (PROJECT / path).is_dir() else shutil.copy2(PROJECT / path, target)
+        shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy2(source, target)
 
 
 def row(seed: int, clone: dict[str, Any], trained: dict[str, Any], kept: int | str) -> str:

@@ -120,7 +120,7 @@ def test_a_training_stage_stands_if_choosing_again_chooses_it_again(
     (folder / paths.stage_receipt("choose")).unlink()
     ran: list[list[str]] = []
 
-    def run_stages(folder: Path, stages: list[str], _: object) -> None:
+    def run_stages(folder: Path, stages: list[str], *_: object) -> None:
         ran.append(stages)
         for stage in stages:
             files.write_json(
@@ -149,6 +149,39 @@ def test_a_copy_has_the_inputs_of_the_project_so_that_its_results_can_be_adopted
     sums = {path: checksums.md5(tmp_path / "0", path) for path in brought}
     assert sums == {path: checksums.md5(seeds.PROJECT, path) for path in brought}
     assert checksums.MISSING not in sums.values()
+
+
+def test_results_of_another_node_can_be_there_before_the_copy(tmp_path: Path) -> None:
+    finished_run(tmp_path / "first", 0, 100, won=40, lost=0)
+    for path in ("data", "models", "reports", ".state"):
+        shutil.copytree(tmp_path / "first" / path, tmp_path / "second" / path)
+    seeds.prepare(tmp_path / "second", 0, RECIPE, node=True)
+    assert stale(Session(tmp_path / "second")) == []
+
+
+def test_a_copy_that_was_interrupted_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "copytree", interrupt)
+        seeds.prepare(tmp_path / "0", 0, {}, node=True)
+    seeds.prepare(tmp_path / "0", 0, {}, node=True)
+    assert (tmp_path / "0/src/nightshift/stages/states.py").exists()
+
+
+def test_sums_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished_run(tmp_path / "0", 0, 100, won=40, lost=0)
+    summed: list[Path] = []
+
+    def md5(root: Path, path: Path) -> str:
+        summed.append(path)
+        return str(whole(root, path))
+
+    whole = checksums.md5
+    monkeypatch.setattr(checksums, "md5", md5)
+    seeds.run(tmp_path / "0", 0, RECIPE, node=True)
+    assert summed.count(paths.DEMOS) == 1
 
 
 def test_settings_of_the_command_line_come_after_the_recipe() -> None:
