@@ -17,18 +17,20 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
-from nightshift import config
+from nightshift import config, interrupts
 from nightshift.pipeline.receipt import stale
 from nightshift.pipeline.run import Session
 from nightshift.project import checksums, packages, paths
@@ -50,28 +52,88 @@ COPIED = (
     paths.DVC_YAML,
 )
 """What the stages need of the project, where they run without git. The last says that the copy is whole."""
+LINES_SHOWN = 20
+"""Of the log of stages that failed."""
 
 
-def run(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> None:
+class Failed(Exception):
+    """A process ended with an error; the text says which, and what it wrote last."""
+
+
+class Stopped(Exception):
+    """By a signal."""
+
+
+class Processes:
+    """Those that work on the seeds. Each has a session of its own, so a signal reaches it once: from here."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._stopped = threading.Event()
+
+    def call(
+        self, command: Sequence[str | Path], folder: Path, environment: Mapping[str, str], log: IO[str] | None
+    ) -> int:
+        self.check()
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+        self._running.append(process)
+        if self._stopped.is_set():  # while it was being started
+            process.terminate()
+        status = process.wait()
+        self.check()
+        return status
+
+    def check(self) -> None:
+        if self._stopped.is_set():
+            raise Stopped
+
+    def handle_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
+                continue
+            signal.signal(number, lambda *_: self.stop())
+
+    def stop(self) -> None:
+        """Have those that run end, and start no other. `timeout` sends its signal twice: the second is not passed on,
+        since it would cut off what a stage does about the first."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        for process in self._running:
+            process.terminate()
+        last = threading.Timer(interrupts.SECONDS_TO_STOP, self._kill)
+        last.daemon = True
+        last.start()
+
+    def _kill(self) -> None:
+        for process in self._running:
+            process.kill()
+
+
+def run(folder: Path, seed: int, recipe: Mapping[str, Any], processes: Processes, *, node: bool) -> None:
     """The pipeline in a copy of the project, with this checkout's environment."""
     prepare(folder, seed, recipe, node=node)
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{folder}:{os.environ.get('PYTHONPATH', '')}"}
     if not node:  # DVC knows what is done
-        subprocess.run([folder / ".venv/bin/nightshift", "run"], cwd=folder, env=environment, check=True)
+        if status := processes.call([folder / ".venv/bin/nightshift", "run"], folder, environment, None):
+            raise Failed(f"nightshift run in {folder} ended with {status}")
         return
     environment[packages.AS_COMPUTE_NODE] = "1"
     stages = stale(Session(folder))
     if "choose" in stages:  # what it writes decides whether training stages are stale
-        run_stages(folder, ["choose"], environment)
+        run_stages(folder, ["choose"], environment, processes)
         stages = stale(Session(folder))
     if stages:
-        run_stages(folder, stages, environment)
+        run_stages(folder, stages, environment, processes)
 
 
-def run_stages(folder: Path, stages: Sequence[str], environment: Mapping[str, str]) -> None:
-    with (folder / "log").open("a") as log:
-        command = [sys.executable, "-m", "nightshift", "stage", *stages]
-        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=log)
+def run_stages(folder: Path, stages: Sequence[str], environment: Mapping[str, str], processes: Processes) -> None:
+    path = folder / "log"
+    with path.open("a") as log:
+        status = processes.call([sys.executable, "-m", "nightshift", "stage", *stages], folder, environment, log)
+    if status:
+        last = "\n".join(path.read_text(errors="replace").splitlines()[-LINES_SHOWN:])
+        raise Failed(f"{last}\nnightshift stage {' '.join(stages)} ended with {status}; all that it wrote is in {path}")
 
 
 def prepare(folder: Path, seed: int, recipe: Mapping[str, Any], *, node: bool) -> None:
@@ -154,9 +216,27 @@ def main() -> None:
     chosen = arguments()
     recipe = chosen_recipe(chosen)
     folders = {seed: chosen.folder.absolute() / str(seed) for seed in chosen.seeds}
-    with ThreadPoolExecutor(chosen.jobs) as executor:
-        list(executor.map(lambda seed: run(folders[seed], seed, recipe, node=chosen.node), folders))
+    processes = Processes()
+    processes.handle_signals()
+    try:
+        run_all(folders, recipe, processes, node=chosen.node, jobs=chosen.jobs)
+    except Failed as error:
+        sys.exit(str(error))
+    except Stopped:
+        sys.stderr.write("stopped; the same command goes on\n")
+        sys.exit(128 + signal.SIGINT)  # as the command nightshift does
     report(folders)
+
+
+def run_all(
+    folders: Mapping[int, Path], recipe: Mapping[str, Any], processes: Processes, *, node: bool, jobs: int
+) -> None:
+    def run_one(seed: int) -> None:
+        processes.check()
+        run(folders[seed], seed, recipe, processes, node=node)
+
+    with ThreadPoolExecutor(jobs) as executor:
+        list(executor.map(run_one, folders))
 
 
 def report(folders: Mapping[int, Path]) -> None:

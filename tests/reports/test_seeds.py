@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -128,7 +130,7 @@ def test_a_training_stage_stands_if_choosing_again_chooses_it_again(
             )
 
     monkeypatch.setattr(seeds, "run_stages", run_stages)
-    seeds.run(folder, 0, RECIPE, node=True)
+    seeds.run(folder, 0, RECIPE, seeds.Processes(), node=True)
     assert ran == [["choose"]]
 
 
@@ -180,8 +182,65 @@ def test_sums_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     whole = checksums.md5
     monkeypatch.setattr(checksums, "md5", md5)
-    seeds.run(tmp_path / "0", 0, RECIPE, node=True)
+    seeds.run(tmp_path / "0", 0, RECIPE, seeds.Processes(), node=True)
     assert summed.count(paths.DEMOS) == 1
+
+
+def test_a_stage_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write_bytes(tmp_path / "0/log", b"an earlier line\n" * 1000)
+    chosen = seeds.arguments([str(tmp_path), "0", "--node"])
+    monkeypatch.setattr(seeds, "arguments", lambda: chosen)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(seeds, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(seeds, "Session", lambda folder: None)
+    monkeypatch.setattr(seeds, "stale", lambda session: ["states"])
+    with pytest.raises(SystemExit) as end:
+        seeds.main()
+    told = str(end.value.code)
+    assert "is not inside a Nightshift project" in told
+    assert told.endswith(f"nightshift stage states ended with 1; all that it wrote is in {tmp_path / '0/log'}")
+    assert told.count("an earlier line") < seeds.LINES_SHOWN
+
+
+STAGE = """
+import signal, sys, time
+from pathlib import Path
+def end(*_):
+    with open("ended", "a") as ended:
+        ended.write("told ")
+    time.sleep(0.2)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+Path("began").touch()
+time.sleep(60)
+"""
+RUN = f"""
+import sys
+from scripts import seeds
+def run(folder, seed, recipe, processes, *, node):
+    folder.mkdir(parents=True)
+    processes.call([sys.executable, "-c", {STAGE!r}], folder, {{}}, None)
+seeds.run = run
+seeds.main()
+"""
+
+
+def test_a_signal_reaches_the_stages_that_run_and_is_the_end_of_those_that_wait(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, str(tmp_path / "runs"), "0", "1", "2", "--jobs", "2"]
+    process = subprocess.Popen(command, cwd=seeds.PROJECT, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and len(list(tmp_path.glob("runs/*/began"))) < 2:
+        time.sleep(0.01)
+    process.terminate()
+    while process.poll() is None and len(list(tmp_path.glob("runs/*/ended"))) < 2:
+        time.sleep(0.01)
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    ended = {path.parent.name: path.read_text() for path in tmp_path.glob("runs/*/ended")}
+    assert ended == {"0": "told ", "1": "told "}, (
+        "each is told once: a second signal would cut off what the first began"
+    )
+    assert not (tmp_path / "runs/2").exists()
+    assert (process.returncode, told) == (130, "stopped; the same command goes on\n")
 
 
 def test_settings_of_the_command_line_come_after_the_recipe() -> None:
