@@ -30,10 +30,10 @@ from typing import IO, Any
 
 import yaml
 
-from nightshift import config, interrupts
+from nightshift import config, files, interrupts
 from nightshift.pipeline.receipt import stale
 from nightshift.pipeline.run import Session
-from nightshift.project import checksums, packages, paths
+from nightshift.project import checksums, packages, paths, repository
 from nightshift.reports import history
 from nightshift.statistics.intervals import of_mean
 
@@ -161,6 +161,7 @@ def _clone(folder: Path) -> None:
 
 
 def _copy(folder: Path) -> None:
+    files.write_bytes(folder / paths.COPIED_COMMIT, f"{repository.commit(PROJECT)}\n".encode())
     for path in COPIED:
         source, target = PROJECT / path, folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

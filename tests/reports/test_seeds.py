@@ -24,6 +24,7 @@ from nightshift.project import checksums, graph, paths
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Paired
 from scripts import seeds
+from tests.conftest import git, make_project
 
 SCRIPT = Path(seeds.__file__)
 STAGES = [stage for stage in graph.load(seeds.PROJECT) if stage != "register"]
@@ -170,6 +171,19 @@ def test_a_copy_that_was_interrupted_is_completed(tmp_path: Path, monkeypatch: p
         seeds.prepare(tmp_path / "0", 0, {}, node=True)
     seeds.prepare(tmp_path / "0", 0, {}, node=True)
     assert (tmp_path / "0/src/nightshift/stages/states.py").exists()
+
+
+def test_a_copy_says_which_commit_its_code_is_of_when_the_project_around_it_has_gone_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = make_project(tmp_path / "project")
+    for name in ("flows", "tasks"):
+        (project / name).mkdir()
+    monkeypatch.setattr(seeds, "PROJECT", project)
+    before = git(project, "rev-parse", "--short=12", "HEAD").strip()
+    seeds.prepare(project / ".state/seeds/0", 0, {}, node=True)
+    git(project, "commit", "-q", "--allow-empty", "-m", "more")
+    assert Session(project / ".state/seeds/0").commit == before
 
 
 def test_sums_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,9 @@ SWEEP_LOCK = SWEEPS / "lock"
 TRIAL = STATE / "trial.json"
 """In such a clone: the run in MLflow of the last trial there, and which one that was."""
 
+COPIED_COMMIT = STATE / "commit"
+"""In a copy of the project without its history: the commit of the code when it was copied."""
+
 ROBOT_QUESTIONS = STATE / "robot"
 """What a person beside the robot is asked, and the answer."""
 

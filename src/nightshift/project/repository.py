@@ -52,8 +52,11 @@ def check(root: Path) -> None:
 def commit(root: Path) -> str:
     """The short hash of HEAD, with "+" when tracked files differ from it; those that every run writes may.
 
-    "unknown" on a compute node without git, or where the code arrived without its history.
+    "unknown" on a compute node without git, or where the code arrived without its history. A copy of the project says
+    itself what its code is of: it may lie in the folder of a project that has gone on since.
     """
+    if (root / paths.COPIED_COMMIT).exists():
+        return (root / paths.COPIED_COMMIT).read_text().strip()
     try:
         head = git(root, "rev-parse", "--short=12", "HEAD")
     except (FileNotFoundError, subprocess.CalledProcessError):
