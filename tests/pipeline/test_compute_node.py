@@ -257,6 +257,17 @@ def stage_receipt(node: Node, stage: str) -> receipt.Receipt:
     return next(one for one in receipt.read(node.root) if one.stage == stage)
 
 
+def test_a_folder_is_packed_whole_until_the_stage_that_reads_it_first_is_done(done: Node, tmp_path: Path) -> None:
+    node = done.copy(tmp_path / "node")
+    (node.root / paths.stage_receipt("sft")).unlink()
+    packed = node.run("pack", "--leave-out", "data/demos", "--leave-out", "data/dataset", "--to", "some.tar.gz")
+    assert "data/dataset is not left out: sft, which reads it, is not done" in packed.stdout
+    with tarfile.open(node.root / "some.tar.gz", "r:gz") as tar:
+        brought = [Path(name) for name in tar.getnames()]
+    assert [path for path in brought if path.is_relative_to(paths.DEMOS)] == [paths.DEMOS / files.MANIFEST]
+    assert paths.DATASET / "train.safetensors" in brought
+
+
 def go_on(home: Path, node: Node, root: Path, *left_out: Path) -> Node:
     """Another node, with the project's files and an archive of what was done on the first."""
     options = [option for path in left_out for option in ("--leave-out", str(path))]

@@ -147,6 +147,8 @@ def pack(stages: list[str], archive: Path, left_out: list[Path]) -> None:
     begun = [f"{stage} (unfinished)" for stage in packed.unfinished]
     names = ", ".join([*(result.stage for result in packed.results), *begun])
     console.print(f"{archive}: {names}, {filesize.decimal(archive.stat().st_size)}", soft_wrap=True)
+    for path, reader in packed.needed.items():
+        console.print(f"{path} is not left out: {reader}, which reads it, is not done", soft_wrap=True)
     if packed.outdated:
         what = "their params, code or inputs have changed"
         console.print(f"without the results of {', '.join(packed.outdated)}: {what}", soft_wrap=True)

@@ -14,7 +14,7 @@ import os
 import socket
 import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -66,10 +66,14 @@ class Packed:
     """What is in an archive, and what is not."""
 
     results: Sequence[Receipt]
-    outdated: Sequence[str]
+    current: Collection[str]
+    """The stages with a receipt of what is here, also those that were not asked for."""
+    outdated: Sequence[str] = ()
     """Stages with a receipt of other params, code or inputs than are here now."""
-    unfinished: Mapping[str, Path]
+    unfinished: Mapping[str, Path] = field(default_factory=dict)
     """The folders from which stages without a result resume."""
+    needed: Mapping[Path, str] = field(default_factory=dict)
+    """What was to be left out and is packed whole, and the stage that has yet to read it."""
 
 
 def run_with_receipt(stage: str, session: Session) -> Path:
@@ -146,24 +150,26 @@ def verify_outputs(receipt: Receipt, folder: Path) -> None:
 
 def pack(root: Path, stages: Sequence[str], archive: Path, left_out: Collection[Path] = ()) -> Packed:
     """Write the results of these stages to a tar archive, which is compressed if its suffix says so. Without names all
-    whose receipt is current, and what the others resume from. Of the folders in `left_out` the manifest alone.
+    whose receipt is current, and what the others resume from. Of the folders in `left_out` the manifest alone if the
+    stage that reads it first is done: this node may be gone when another finds that it needs the rest.
 
     A stage may run meanwhile: what it has not finished has no current receipt.
     """
     session = Session(root)
     _check_left_out(session, left_out)
     contents = _contents(session, stages)
+    needed = _needed(session, left_out, contents.current)
     mode: _TarMode = _COMPRESSED.get(archive.suffix, "w")
     with files.staged(archive, []) as temporary:
         with tarfile.open(temporary, mode) as tar:
             for stage, state in contents.unfinished.items():
                 _add_unfinished(tar, stage, state, session.root)
             for receipt in contents.results:
-                for path in _packed(receipt, root, left_out):
+                for path in _packed(receipt, root, set(left_out) - set(needed)):
                     tar.add(root / path, path.as_posix())
         files.sync(temporary)
         files.settle(temporary, archive)
-    return contents
+    return replace(contents, needed=needed)
 
 
 def _check_left_out(session: Session, left_out: Collection[Path]) -> None:
@@ -177,21 +183,28 @@ def _check_left_out(session: Session, left_out: Collection[Path]) -> None:
             raise DataError(what, f"pack it too: without --leave-out {path}")
 
 
+def _needed(session: Session, left_out: Collection[Path], current: Collection[str]) -> dict[Path, str]:
+    """Of what is to be left out, that which the stage that reads it first has yet to read, with that stage."""
+    readers = {path: [name for name, stage in session.graph.items() if path in stage.deps] for path in left_out}
+    return {path: names[0] for path, names in readers.items() if names and names[0] not in current}
+
+
 def _contents(session: Session, stages: Sequence[str]) -> Packed:
     """One outdated receipt would have all others refused: it is left out, and refused if it is asked for."""
     receipts = {receipt.stage: receipt for receipt in read(session.root)}
     found = {stage: receipts[stage] for stage in session.graph if stage in receipts}
     outdated = _stale(list(found), found, session)
+    current = [stage for stage in found if stage not in outdated]
     if stages:
         _check_named(stages, found, outdated, session.root)
-        return Packed(results=[found[stage] for stage in stages], outdated=[], unfinished={})
-    current = [receipt for stage, receipt in found.items() if stage not in outdated]
+        return Packed(results=[found[stage] for stage in stages], current=current)
     unfinished = _unfinished(session, found, outdated)
     if not current and not unfinished:
         if not found:
             _refuse_without_receipts(session.root)
         _refuse_outdated(outdated)
-    return Packed(results=current, outdated=outdated, unfinished=unfinished)
+    results = [found[stage] for stage in current]
+    return Packed(results=results, current=current, outdated=outdated, unfinished=unfinished)
 
 
 def _check_named(stages: Sequence[str], found: Mapping[str, Receipt], outdated: Sequence[str], root: Path) -> None:
