@@ -116,6 +116,12 @@ class RolloutRequest:
     interventions: InterventionSettings | None = None  # who may take over; the episode is recorded step by step
     perturbations: tuple[PerturbationSpec, ...] = ()  # in this order; drawn from task, state and seed alone
 
+    @property
+    def place(self) -> str:
+        """For people. Example: lift_cube, state 3, under action_noise 2"""
+        under = ", ".join(f"{spec.name} {spec.strength:g}" for spec in self.perturbations)
+        return f"{self.task}, state {self.init_state}" + (f", under {under}" if under else "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:

@@ -98,8 +98,16 @@ def test_a_simulator_that_raises_the_same_error_twice_is_not_played_a_third_time
     assert len(failures) == 2
 
 
-@pytest.mark.parametrize("pool", [pytest.param(ray_pool, marks=pytest.mark.slow), local_pool])
-def test_a_simulator_that_fails_everywhere_ends_the_run_with_one_sentence(pool: Callable[[Faulty], Pool]) -> None:
+@pytest.mark.parametrize(
+    ("pool", "remedy"),
+    [
+        pytest.param(ray_pool, "set machine.workers to 0", marks=pytest.mark.slow),
+        (local_pool, "nightshift env check says what is missing"),
+    ],
+)
+def test_a_simulator_that_fails_everywhere_ends_the_run_with_one_sentence(
+    pool: Callable[[Faulty], Pool], remedy: str
+) -> None:
     with pytest.raises(RolloutError, match=r"failed on 3 of 6 init states.*near, state \d: MemoryError") as caught:
         played(pool(Faulty(dict.fromkeys(range(6), faulty.raise_something))))
-    assert "set machine.workers to 0" in caught.value.next_step
+    assert remedy in caught.value.next_step

@@ -7,15 +7,20 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from nightshift import config, envs, files, policies
 from nightshift.cli import app, robustness_command
+from nightshift.envs.fake import FakeFleet
 from nightshift.envs.perturbations import paraphrases, registry
+from nightshift.envs.perturbations.actions import ActionNoise
+from nightshift.envs.perturbations.base import Perturbation
 from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell, RolloutError
 from nightshift.pipeline import robustness
 from nightshift.pipeline.report import page
@@ -27,6 +32,7 @@ from nightshift.reports import robustness as report
 from nightshift.reports.gate import Robustness
 from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.statistics.intervals import Rate
+from nightshift.types import Array
 from tests.browser import browser
 from tests.command import Command
 from tests.compute_node import Node, forking_python, make_site
@@ -307,11 +313,84 @@ def test_a_cell_without_a_valid_episode_is_empty_in_tables_and_on_the_page(
     assert "Success under action_noise: strength 0: 100 %; strength 5: 50 %" in written
 
 
+class Failing:
+    """Makes the simulator fail where a condition on strength and init state holds, and counts how often it did."""
+
+    def __init__(self, where: Callable[[float, int], bool]) -> None:
+        self.where = where
+        self.failures = 0
+
+    def break_(self, monkeypatch: pytest.MonkeyPatch, perturbation: type[Perturbation]) -> None:
+        change = perturbation.change_actions
+
+        def failing(one: Perturbation, actions: Array, steps: NDArray[np.int64]) -> Array:
+            if self.where(one.strength, one.key.init_state):
+                self.failures += 1
+                raise MemoryError("no room for the contacts")
+            return change(one, actions, steps)
+
+        monkeypatch.setattr(perturbation, "change_actions", failing)
+
+
+def test_episodes_that_fail_every_time_are_counted_and_lock_nothing(
+    reaching: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing(lambda strength, state: strength == 5.0 and state < 3)
+    failing.break_(monkeypatch, ActionNoise)
+    first = robustness.evaluate(reaching, "models/good")
+    assert first["policies"][0]["invalid"] == 6
+    assert "the simulator failed on near, state 0, under action_noise 5" in caplog.messages
+    assert robustness.evaluate(reaching, "models/good") == first
+    assert failing.failures == 12, "two tries each, and none in the second call"
+    edit(reaching, "robustness", strengths=[1.0, 3.0, 5.0])
+    wider = robustness.evaluate(reaching, "models/good", "models/slow")
+    assert [player["invalid"] for player in wider["policies"]] == [6, 6]
+
+
+def test_a_cell_in_which_the_simulator_always_fails_is_empty_in_the_report(
+    reaching: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Failing(lambda strength, _: strength == 5.0).break_(monkeypatch, ActionNoise)
+    (player,) = robustness.evaluate(reaching, "models/good")["policies"]
+    rates = [[cell["overall"]["rate"] is None for cell in player["perturbations"][name]] for name in NAMES]
+    assert rates == [[False, False], [False, True], [False, False]]
+
+
+def test_a_broken_perturbation_is_named_and_the_others_are_not_played_again(
+    reaching: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Failing(lambda *_: True)
+    failing.break_(monkeypatch, ActionNoise)
+    with pytest.raises(RolloutError, match=r"failed in every episode under action_noise\n.*name the others"):
+        robustness.evaluate(reaching, "models/good")
+    before = journal_lines(reaching)
+    edit(reaching, "robustness", perturbations=["action_delay", "sensor_noise"])
+    robustness.evaluate(reaching, "models/good")
+    assert journal_lines(reaching) == before
+    failing.where = lambda *_: False  # as after a repair
+    edit(reaching, "robustness", perturbations=NAMES)
+    assert robustness.evaluate(reaching, "models/good")["policies"][0]["invalid"] == 0
+
+
+def test_a_simulator_that_fails_without_a_perturbation_ends_the_grid_early_every_time(
+    reaching: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room for the contacts")
+
+    monkeypatch.setattr(FakeFleet, "step", fail)
+    for _ in range(2):
+        with pytest.raises(RolloutError, match="failed on 3 of 12 episodes without a perturbation"):
+            robustness.evaluate(reaching, "models/good")
+    assert journal_lines(reaching) == 4
+
+
 @pytest.mark.parametrize(
     ("calm", "perturbed", "words"),
     [
         ("ssss", "iiii", r"failed in every episode under a\n.* name the others"),
         ("iiii", "ssss", r"failed in every episode without a perturbation\n.*machine.workers 0[^,]*$"),
+        ("iiii", "iiii", r"failed in every episode without a perturbation and under a\n.*[^,]*$"),
     ],
 )
 def test_nothing_valid_of_a_whole_perturbation_is_an_error_that_names_it(calm: str, perturbed: str, words: str) -> None:

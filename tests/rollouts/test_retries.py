@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nightshift.errors import RolloutError
 from nightshift.rollouts.retries import Retries
-from nightshift.types import Controller, RolloutRequest
+from nightshift.types import Controller, PerturbationSpec, RolloutRequest
 
 
 def requests(count: int, controller: Controller = "sample") -> list[RolloutRequest]:
@@ -63,3 +65,14 @@ def test_more_than_two_and_more_than_a_tenth_of_the_requests_end_the_run(count: 
         given_up(retries, index)
     with pytest.raises(RolloutError, match=rf"failed on {allowed + 1} of {count} init states.*state {allowed}: Mem"):
         given_up(retries, allowed)
+
+
+def test_perturbed_requests_do_not_end_the_run_and_those_without_a_perturbation_do() -> None:
+    calm = [replace(one, count=1) for one in requests(6, "greedy")]
+    noisy = [replace(one, perturbations=(PerturbationSpec(name="action_noise", strength=2.0),)) for one in calm]
+    retries = Retries([*calm, *noisy])
+    for index in (*range(len(calm), len(calm) + len(noisy)), 0, 1):
+        given_up(retries, index)
+    sentence = "failed on 3 of 6 episodes without a perturbation, more than once each; the last was near, state 2: Mem"
+    with pytest.raises(RolloutError, match=sentence):
+        given_up(retries, 2)

@@ -203,11 +203,9 @@ def _request(params: config.Params, task: str, state: int, perturbed: tuple[Pert
 def play(
     root: Path, pool: Pool, params: config.Params, entrant: Entrant, requests: Sequence[RolloutRequest]
 ) -> list[PerturbedOutcome]:
-    """One outcome per request, in its order. Valid episodes of the journal are not played again."""
+    """One outcome per request, in its order. What the journal has is not played again."""
     journal = root / paths.robustness_journal(digest(root, params, entrant), entrant.weights)
-    known: dict[Key, PerturbedOutcome] = {
-        tuple(line["key"]): line["outcome"] for line in files.read_journal(journal) if line["outcome"]["valid"]
-    }
+    known = _known(journal, requests)
     todo = [request for request in requests if _key(request) not in known]
     with progress.bar(f"robustness {entrant.name}", total=len(requests), done=len(requests) - len(todo)) as advance:
         for _, (trajectory,) in pool.run(todo, snapshot(entrant.policy)) if todo else ():
@@ -216,6 +214,20 @@ def play(
             files.append_json(journal, {"key": key, "outcome": outcome})
             advance(f"{outcome['perturbation']} {outcome['strength']:g}")
     return [known[_key(request)] for request in requests]
+
+
+def _known(journal: Path, requests: Iterable[RolloutRequest]) -> dict[Key, PerturbedOutcome]:
+    """The outcomes of these requests that the journal has.
+
+    An invalid one counts, since its simulator fails every time, if any of its perturbation is valid. If none is, the
+    simulator itself may be broken, or may have been.
+    """
+    wanted = set(map(_key, requests))
+    found: dict[Key, PerturbedOutcome] = {
+        key: line["outcome"] for line in files.read_journal(journal) if (key := tuple(line["key"])) in wanted
+    }
+    can_be_played = {outcome["perturbation"] for outcome in found.values() if outcome["valid"]}
+    return {key: outcome for key, outcome in found.items() if outcome["perturbation"] in can_be_played}
 
 
 def digest(root: Path, params: config.Params, entrant: Entrant) -> str:

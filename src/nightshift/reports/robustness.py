@@ -30,6 +30,8 @@ Outcomes = Sequence[PerturbedOutcome]
 NO_RATE = {"successes": 0, "episodes": 0, "rate": None, "low": None, "high": None}
 """Of a cell without a valid episode."""
 
+_NAME_THE_OTHERS = "name the others in robustness.perturbations: finished episodes are not played again"
+
 
 def by_cell(outcomes: Outcomes) -> dict[GridCell, list[PerturbedOutcome]]:
     found: dict[GridCell, list[PerturbedOutcome]] = {}
@@ -47,9 +49,9 @@ def summary(outcomes: Outcomes) -> dict[str, Any]:
     curves: dict[str, list[dict[str, Any]]] = {}
     for cell, episodes in cells.items():
         curves.setdefault(cell.perturbation, []).append({"strength": cell.strength, **_rates(episodes)})
-    for name, found in curves.items():
-        if not any(cell["overall"]["episodes"] for cell in found):
-            raise _nothing_valid(f"the simulator failed in every episode {_under(name)}", name)
+    broken = [name for name, found in curves.items() if not any(cell["overall"]["episodes"] for cell in found)]
+    if broken:
+        raise _nothing_valid(broken)
     del curves[UNPERTURBED]
     return {
         "unperturbed": _rates(cells[GridCell(UNPERTURBED, 0.0)]),
@@ -58,18 +60,27 @@ def summary(outcomes: Outcomes) -> dict[str, Any]:
     }
 
 
-def _nothing_valid(what: str, name: str) -> RolloutError:
+def _nothing_valid(names: Sequence[str]) -> RolloutError:
     """The worlds are the same every time, so another try alone may well end as this one."""
-    without = (
-        ""
-        if name == UNPERTURBED
-        else ", or name the others in robustness.perturbations: finished episodes are not played again"
+    without = "" if UNPERTURBED in names else f", or {_NAME_THE_OTHERS}"
+    return RolloutError(
+        f"the simulator failed in every episode {_under(*names)}",
+        f"the warnings above say why; if there are none, machine.workers 0 in params.yaml shows them{without}",
     )
-    return RolloutError(what, f"machine.workers 0 in params.yaml shows what the simulator says{without}")
 
 
-def _under(name: str) -> str:
-    return "without a perturbation" if name == UNPERTURBED else f"under {name}"
+def _nothing_in_common(name: str) -> RolloutError:
+    others = "" if name == UNPERTURBED else f", or {_NAME_THE_OTHERS}"
+    return RolloutError(
+        f"on no init state did both policies have a valid episode {_under(name)}",
+        f"play what the simulator failed on again, as docs/robustness.md says{others}",
+    )
+
+
+def _under(*names: str) -> str:
+    calm = ["without a perturbation"] if UNPERTURBED in names else []
+    perturbed = ", ".join(name for name in names if name != UNPERTURBED)
+    return " and ".join([*calm, *([f"under {perturbed}"] if perturbed else [])])
 
 
 def _rates(episodes: Outcomes) -> dict[str, Any]:
@@ -117,7 +128,7 @@ def comparison(ours: Outcomes, theirs: Outcomes) -> dict[str, Any]:
         rows = [{"strength": strength, **Paired.between(*pair).to_json()} for strength, pair in own.items()]
         overall = Repeated.between(list(own.values())).to_json()
         if not overall["states"]:
-            raise _nothing_valid(f"on no init state did both policies have a valid episode {_under(name)}", name)
+            raise _nothing_in_common(name)
         found[name] = {"overall": overall, "strengths": rows}
     return found
 

@@ -23,7 +23,7 @@ class Pool(Protocol):
         """Play every request; yields (position in `requests`, its episodes) as they finish, in any order.
 
         A request whose simulator hangs, dies or raises is played again; one that hangs or dies in this process cannot
-        be. If it fails again its episodes are invalid; too many invalid requests are an error.
+        be. If it fails again its episodes are invalid; too many invalid requests without perturbations are an error.
         """
         ...
 

@@ -319,5 +319,5 @@ def _failed(number: int, request: RolloutRequest, error: BaseException) -> Answe
     """An error that is meant for people ends the run."""
     if isinstance(error, NightshiftError):
         raise error
-    _log.warning("the simulator failed on %s, state %s", request.task, request.init_state, exc_info=error)
+    _log.warning("the simulator failed on %s", request.place, exc_info=error)
     return Answer(number, None, repr(error))

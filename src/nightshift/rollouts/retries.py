@@ -11,7 +11,10 @@ from nightshift.types import RolloutRequest, Trajectory
 MAX_ATTEMPTS = 3
 MAX_INVALID = 2
 MAX_INVALID_SHARE = 0.1
-"""More invalid requests than both allow mean that the machine or the simulator is broken: the stage ends."""
+"""More invalid requests than both allow mean that the machine or the simulator is broken: the stage ends.
+
+Requests with perturbations do not count: it may be the perturbation that breaks the simulator, and who asks for them
+judges each perturbation (reports/robustness.py)."""
 
 _IN_THIS_PROCESS = "set machine.workers to 0 in params.yaml to see its output"
 
@@ -29,6 +32,7 @@ class Retries:
         self._requests = requests
         self._remedy = remedy
         self._errors: defaultdict[int, list[str]] = defaultdict(list)
+        self._counted = sum(not request.perturbations for request in requests)
         self._invalid = 0
 
     def record(self, index: int, error: str, *, process_died: bool = False) -> list[Trajectory] | None:
@@ -39,12 +43,19 @@ class Retries:
         errors.append(error)
         if not is_repeated and len(errors) < MAX_ATTEMPTS:
             return None
-        self._invalid += 1
         request = self._requests[index]
-        if self._invalid > max(MAX_INVALID, MAX_INVALID_SHARE * len(self._requests)):
-            raise RolloutError(
-                f"the simulator failed on {self._invalid} of {len(self._requests)} init states, more than once each; "
-                f"the last was {request.task}, state {request.init_state}: {error}",
-                self._remedy,
-            )
+        if not request.perturbations:
+            self._count_invalid(request, error)
         return [Trajectory.lost(request, member) for member in range(request.count)]
+
+    def _count_invalid(self, request: RolloutRequest, error: str) -> None:
+        self._invalid += 1
+        if self._invalid <= max(MAX_INVALID, MAX_INVALID_SHARE * self._counted):
+            return
+        unit = "episodes" if request.count == 1 else "init states"
+        calm = " without a perturbation" if self._counted < len(self._requests) else ""
+        raise RolloutError(
+            f"the simulator failed on {self._invalid} of {self._counted} {unit}{calm}, more than once each; "
+            f"the last was {request.place}: {error}",
+            self._remedy,
+        )
