@@ -541,6 +541,18 @@ def test_paraphrases_that_cannot_be_used_are_not_left_out_in_silence(
         robustness.evaluate(reaching, "models/reader")
 
 
+def test_a_folder_without_a_policy_is_refused_by_what_it_is(reaching: Path) -> None:
+    params = config.load(reaching / paths.PARAMS)
+    with files.new_folder(reaching / "models/rloo") as folder:
+        files.write_json(folder / paths.SKIPPED, {"skipped": "not in algorithms"})
+    with pytest.raises(DataError, match=r"models/rloo holds no policy: its stage was skipped \(not in algorithms\)\n"):
+        robustness.find(reaching, params, "models/rloo")
+    with files.new_folder(reaching / "data/demos") as folder:
+        files.write_json(folder / "episodes.json", [])
+    with pytest.raises(DataError, match=r"data/demos holds no policy: it has no policy\.safetensors.*\n.*models/sft"):
+        robustness.find(reaching, params, "data/demos")
+
+
 def test_a_policy_that_cannot_play_here_is_refused(reaching: Path) -> None:
     edit(reaching, "env", suite="libero_mini", tasks=["lift_cube"])
     edit(reaching, "robustness", perturbations=["action_noise"])

@@ -7,6 +7,7 @@ with one that has played before.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from nightshift import config, envs, files, policies
 from nightshift.config import CHAMPION
 from nightshift.envs.grid import cameras_in, cells, check_inputs, misfit
 from nightshift.envs.perturbations import registry
-from nightshift.errors import Busy, ConfigError
+from nightshift.errors import Busy, ConfigError, DataError
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import locks, packages, paths, robustness_grid
@@ -34,6 +35,8 @@ from nightshift.telemetry import progress
 from nightshift.types import INSTRUCTION, PerturbationSpec, RolloutRequest, Trajectory
 
 _log = logging.getLogger(__name__)
+
+_NAME_A_POLICY = "name the folder of a policy, such as models/sft"
 
 Key = tuple[str, float, str, str, int]
 """Perturbation, strength, instruction in other words, task and init state."""
@@ -55,10 +58,22 @@ def find(root: Path, params: config.Params, which: str) -> Entrant:
     """The policy in a folder, or behind an alias or a version number of the registry."""
     folder = Path(which)
     if folder.is_dir():
-        sums = files.verify_folder(folder, "name the folder of a policy, such as models/sft")
+        sums = files.verify_folder(folder, _NAME_A_POLICY)
+        if not {policies.WEIGHTS, policies.SPEC} <= sums.keys():
+            raise _holds_no_policy(folder)
         identity = {"weights": sums[policies.WEIGHTS], "spec": sums[policies.SPEC]}
         return Entrant(name=which, **identity, policy=policies.load(folder))
     return _registered(root, params, which)
+
+
+def _holds_no_policy(folder: Path) -> DataError:
+    skipped = folder / paths.SKIPPED
+    if not skipped.exists():
+        return DataError(f"{folder} holds no policy: it has no {policies.WEIGHTS} and {policies.SPEC}", _NAME_A_POLICY)
+    why = json.loads(skipped.read_text())["skipped"]
+    return DataError(
+        f"{folder} holds no policy: its stage was skipped ({why})", f"edit params.yaml and run it, or {_NAME_A_POLICY}"
+    )
 
 
 def _registered(root: Path, params: config.Params, which: str) -> Entrant:
