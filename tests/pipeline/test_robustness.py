@@ -32,6 +32,7 @@ from nightshift.reports import robustness as report
 from nightshift.reports.gate import Robustness
 from nightshift.reports.robustness import PerturbedOutcome
 from nightshift.statistics.intervals import Rate
+from nightshift.telemetry.console import console
 from nightshift.types import Array
 from tests.browser import browser
 from tests.command import Command
@@ -265,6 +266,35 @@ def test_a_perturbation_that_a_scene_had_no_room_for_is_named_in_the_terminal_an
     sentence = "a: the scene did not allow the whole strength in 2 episodes of near"
     assert sentence in capsys.readouterr().out.replace("\n", " ")
     assert sentence in (reaching / paths.ROBUSTNESS_PAGE).read_text()
+
+
+@pytest.mark.parametrize(("width", "blocks"), [(80, 2), (200, 1), (60, 4)])
+def test_no_number_is_cut_in_a_narrow_terminal(
+    reaching: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, blocks: int
+) -> None:
+    strengths = [0.5 * number for number in range(11)]
+    names = ["language_instructions", "background_textures"]
+    played = outcomes(UNPERTURBED, 0.0, "s" * 40)
+    for name in names:
+        played += [one for strength in strengths for one in outcomes(name, strength, "s" * 40)]
+    policy_name = "models/" + "a_long_name_" * 8
+    found = robustness.evaluate(reaching, "models/good") | {
+        "strengths": strengths,
+        "perturbations": {name: {"summary": "", "source": ""} for name in names},
+        "policies": [{"name": policy_name, "weights": "", **report.summary(played)}],
+        "films": [],
+        "tasks": ["near"],
+    }
+    monkeypatch.setattr(console, "width", width)
+    robustness_command._show(reaching, found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == policy_name
+    rows = [line.split() for line in lines if line.startswith(names[0])]
+    assert len(rows) == blocks
+    values = [value for row in rows for value in row[1:]]
+    assert values == ["100"] * len(strengths) + ["100.0", "%", "(91.2", "to", "100.0)"]
+    header = [value for line in lines if line.startswith("perturbation ") for value in line.split()[1:]]
+    assert header == [f"{strength:g}" for strength in strengths] + ["lowest,", "95", "%", "interval"]
 
 
 def test_a_drop_under_one_perturbation_beyond_the_margin_is_a_fall() -> None:

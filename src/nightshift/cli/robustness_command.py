@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
 from rich.text import Text
 
 from nightshift import files
@@ -20,6 +21,8 @@ from nightshift.telemetry.console import console
 
 TEMPLATES = "jinja2"
 """The package that writes pages."""
+_UNLIMITED = 10_000
+"""Columns, to measure what a table would take."""
 
 
 def check_alone(option: str, others: Mapping[str, str | bool]) -> None:
@@ -81,19 +84,38 @@ def _write_page(root: Path, found: Mapping[str, Any]) -> None:
 
 
 def _print_rates(found: Mapping[str, Any], player: Mapping[str, Any]) -> None:
-    """Success by perturbation and strength, with the interval where it is lowest."""
-    columns = [f"{strength:g}" for strength in found["strengths"]]
-    table = new_table(player["name"], *columns, "lowest, 95 % interval")
-    calm = player["unperturbed"]["overall"]
-    table.add_row("unperturbed", *[""] * len(columns), _with_interval(calm))
+    console.print(Text(player["name"], style="bold"), soft_wrap=True)
+    for table in _tables_that_fit(found["strengths"], player):
+        console.print(table)
+    if player["invalid"]:
+        console.print(f"{player['invalid']} episodes were lost to the simulator; – stands where none was valid")
+
+
+def _tables_that_fit(strengths: Sequence[float], player: Mapping[str, Any]) -> list[Table]:
+    """As few as the terminal has room for: in a table that is too wide, numbers are cut to other numbers."""
+    unlimited = console.options.update(max_width=_UNLIMITED)
+    for count in range(1, len(strengths) + 1):
+        size = -(-len(strengths) // count)
+        parts = [strengths[first : first + size] for first in range(0, len(strengths), size)]
+        tables = [_rates(part, player, with_lowest=part is parts[-1]) for part in parts]
+        if all(console.measure(table, options=unlimited).maximum <= console.width for table in tables):
+            break
+    return tables
+
+
+def _rates(strengths: Sequence[float], player: Mapping[str, Any], *, with_lowest: bool) -> Table:
+    """Success by perturbation and strength, and on request the interval where it is lowest of all strengths."""
+    table = new_table("perturbation", *(f"{strength:g}" for strength in strengths))
+    if with_lowest:
+        table.add_column("lowest, 95 % interval", no_wrap=True)
+        table.add_row("unperturbed", *[""] * len(strengths), _with_interval(player["unperturbed"]["overall"]))
     for name, cells in player["perturbations"].items():
         rates = {cell["strength"]: cell["overall"] for cell in cells}
         lowest = min((rate for rate in rates.values() if rate["episodes"]), key=lambda rate: rate["rate"])
         known = {strength: f"{100 * rate['rate']:.0f}" if rate["episodes"] else "–" for strength, rate in rates.items()}
-        table.add_row(name, *(known.get(strength, "") for strength in found["strengths"]), _with_interval(lowest))
-    console.print(table)
-    if player["invalid"]:
-        console.print(f"{player['invalid']} episodes were lost to the simulator; – stands where none was valid")
+        shown = [known.get(strength, "") for strength in strengths]
+        table.add_row(name, *shown, *([_with_interval(lowest)] if with_lowest else []))
+    return table
 
 
 def _with_interval(rate: Mapping[str, Any]) -> str:
