@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,10 @@ from tests.rollouts.parts import policy
 from tests.waiting import wait_until
 
 NAMES = ["action_delay", "action_noise", "sensor_noise"]
-WIDTHS = (390, 1280, 1920)
+WIDTHS = (390, 800, 1280, 1920)
+HIDDEN = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+"""Tables of which a part is seen only after scrolling."""
+LONG_NAME = "models/" + "a_long_name_" * 8
 
 
 class Reaching:
@@ -268,28 +271,32 @@ def test_a_perturbation_that_a_scene_had_no_room_for_is_named_in_the_terminal_an
     assert sentence in (reaching / paths.ROBUSTNESS_PAGE).read_text()
 
 
+def large(found: dict[str, Any], strengths: Sequence[float]) -> dict[str, Any]:
+    """A report of one policy with a long name that solves all episodes, under all perturbations."""
+    names = registry.names()
+    cells = [(UNPERTURBED, 0.0), *((name, strength) for name in names for strength in strengths)]
+    played = [one for name, strength in cells for one in outcomes(name, strength, "s" * 40)]
+    return {
+        **found,
+        "strengths": strengths,
+        "perturbations": {name: {"summary": "", "source": ""} for name in names},
+        "policies": [{"name": LONG_NAME, "weights": "", **report.summary(played)}],
+        "films": [],
+        "tasks": ["near"],
+    }
+
+
 @pytest.mark.parametrize(("width", "blocks"), [(80, 2), (200, 1), (60, 4)])
 def test_no_number_is_cut_in_a_narrow_terminal(
     reaching: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, blocks: int
 ) -> None:
     strengths = [0.5 * number for number in range(11)]
-    names = ["language_instructions", "background_textures"]
-    played = outcomes(UNPERTURBED, 0.0, "s" * 40)
-    for name in names:
-        played += [one for strength in strengths for one in outcomes(name, strength, "s" * 40)]
-    policy_name = "models/" + "a_long_name_" * 8
-    found = robustness.evaluate(reaching, "models/good") | {
-        "strengths": strengths,
-        "perturbations": {name: {"summary": "", "source": ""} for name in names},
-        "policies": [{"name": policy_name, "weights": "", **report.summary(played)}],
-        "films": [],
-        "tasks": ["near"],
-    }
+    found = large(robustness.evaluate(reaching, "models/good"), strengths)
     monkeypatch.setattr(console, "width", width)
     robustness_command._show(reaching, found)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == policy_name
-    rows = [line.split() for line in lines if line.startswith(names[0])]
+    assert lines[0] == LONG_NAME
+    rows = [line.split() for line in lines if line.startswith("language_instructions")]
     assert len(rows) == blocks
     values = [value for row in rows for value in row[1:]]
     assert values == ["100"] * len(strengths) + ["100.0", "%", "(91.2", "to", "100.0)"]
@@ -604,9 +611,23 @@ def test_the_page_has_curves_a_heat_map_and_films_and_fits_every_screen(reaching
         for width in WIDTHS:
             tab.open(reaching / paths.ROBUSTNESS_PAGE, width)
             assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            assert tab.evaluate(HIDDEN) == 0, width
             assert (tab.complaints(), tab.requests()) == ([], [])
             films = tab.evaluate("[...document.querySelectorAll('video')].map(v => v.videoWidth > 0 && !v.error)")
             assert films == [True]
+
+
+def test_five_strengths_and_a_long_name_of_a_policy_are_seen_whole_on_every_screen(reaching: Path) -> None:
+    found = large(robustness.evaluate(reaching, "models/good"), [1.0, 2.0, 3.0, 4.0, 5.0])
+    robustness_page.write(reaching, {**found, "policies": 2 * found["policies"]})
+    beyond = (
+        "[...document.querySelectorAll('caption, .keys li')].filter(e => e.getBoundingClientRect().right > innerWidth)"
+    )
+    with browser() as tab:
+        for width in WIDTHS:
+            tab.open(reaching / paths.ROBUSTNESS_PAGE, width)
+            assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            assert (tab.evaluate(HIDDEN), tab.evaluate(f"{beyond}.length")) == (0, 0), width
 
 
 @pytest.fixture(scope="module")

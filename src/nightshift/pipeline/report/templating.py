@@ -35,6 +35,7 @@ def environment() -> Environment:
         "p_value": summary.p_value,
         "rate": lambda figures: Rate(figures["successes"], figures["episodes"]),
         "title": lambda name: name.replace("_", " "),
+        "breakable": lambda name: Markup("_<wbr>").join(name.split("_")),
     }
     return made
 
