@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, product
 
 import numpy as np
 import pytest
@@ -16,9 +16,10 @@ from nightshift.envs.libero.scene_model import SPARES, SceneModel
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.perturbations import registry
 from nightshift.envs.perturbations.base import MAX_STRENGTH, EpisodeKey, Perturbation
+from nightshift.envs.perturbations.fleet import perturbed
 from nightshift.envs.perturbations.objects import METRES_PER_LEVEL
 from nightshift.envs.protocols import DEFAULT
-from nightshift.types import PerturbationSpec
+from nightshift.types import PerturbationSpec, RolloutRequest
 from tests.envs.test_suites import needs_assets
 
 CAMERAS = config.Cameras(names=(), size=32, shadows=False)
@@ -145,3 +146,30 @@ def test_what_there_is_nothing_to_resize_of_reaches_no_strength() -> None:
         fleet.altered([change], "eval", 0).close()
         assert change.reached == (0.0 if task.name == "open_drawer" else MAX_STRENGTH)
         fleet.close()
+
+
+@needs_assets
+def test_bowls_that_stand_on_another_object_stand_on_it_in_every_size() -> None:
+    suite = envs.suite("libero_spatial")
+    task = next(task for task in suite.tasks() if "on_the_ramekin" in task.name)
+    fleet = suite.make_fleet(task, DEFAULT, CAMERAS)
+    below = {"akita_black_bowl_1": "glazed_rim_porcelain_ramekin_1", "akita_black_bowl_2": "cookies_1"}
+    sizes = set()
+    for seed, strength in product(range(4), (1.0, 4.0, MAX_STRENGTH)):
+        spec = PerturbationSpec(name="object_sizes", strength=strength)
+        asked = RolloutRequest(
+            task=task.name, split="eval", init_state=0, controller="greedy", seed=seed, perturbations=(spec,)
+        )
+        world = perturbed(fleet, asked)
+        world.reset("eval", [0])
+        for _ in range(20):
+            world.step(np.zeros((1, 7), np.float32), np.ones(1, bool))
+        bodies = world.scene(0).bodies
+        for bowl, base in ((bodies[name], bodies[base]) for name, base in below.items()):
+            offset = bowl.position - base.position
+            assert offset[2] > 0.004 and np.linalg.norm(offset[:2]) < 0.03, (seed, strength)
+            assert bowl.rotation.reshape(3, 3)[2, 2] > 0.9, "upright"
+            sizes.add(float(bowl.half_size[0].round(3)))
+        world.close()
+    fleet.close()
+    assert len(sizes) == 6, "three that are smaller, and three that are larger"

@@ -41,6 +41,10 @@ ON_TABLE = 0.03
 """An object stands on the table if what is below it is at most so many metres higher than the lowest of those."""
 STACKED = 0.06
 """An object above another one stands on it if they are horizontally so near."""
+STACK_ROOM = 0.05
+"""Metres above where an object was, in which a place for it on a larger one is looked for."""
+STACK_GAP = 1e-4
+"""Metres between an object and the one that it is put on, at most."""
 BEHIND = 1e-6
 """Metres below a surface from which the next one is looked for: less than the gap under an object that rests."""
 SUNK = 0.04
@@ -202,12 +206,13 @@ class SceneModel:
             self.blend_material(material, color, weight)
 
     def scale_objects(self, factor: float) -> bool:
-        """About their origins; they are lifted or lowered so that they stand where they stood. False if there are none.
+        """About their origins; they then stand where they stood, also on each other. False if there are none.
 
         Containers of the goal stay as they are: LIBERO judges by the size that their regions have in the XML, so in a
         container of another size success would mean something else.
         """
         bottoms = {body: self._bottom(body) for body in self._resized}
+        stacked = self._stacked()
         for body in self._resized:
             self._scale(body, factor)
         self._scale_meshes(factor)
@@ -216,7 +221,48 @@ class SceneModel:
             self._qpos(body)[2] = height + (factor - 1) * (height - bottoms[body])
         self._is_scaled = True
         self._update()
+        if factor != 1:
+            self._stack(stacked)
         return bool(self._resized)
+
+    def _stacked(self) -> list[tuple[int, int]]:
+        """Objects that stand on another one, each with that one, from the lowest to the highest."""
+        found = [(body, below) for body in self.objects.values() if (below := self._object_below(body)) is not None]
+        return sorted(found, key=lambda pair: self._bottom(pair[0]))
+
+    def _object_below(self, root: int) -> int | None:
+        holder = int(self.model.geom_bodyid[self._below(root)[1]])
+        return next((body for body in self.objects.values() if holder in self._bodies(body)), None)
+
+    def _stack(self, stacked: list[tuple[int, int]]) -> None:
+        """Put objects on each other without a gap, and what stands on the table on it. LIBERO's init states drop them
+        from some centimetres, and objects of another size fall off each other."""
+        if stacked:
+            for body in self._standing():
+                self._qpos(body)[2] -= max(0.0, self._bottom(body) - self._support(body))
+            self._update()
+        for body, below in stacked:
+            self._put_on(body, below)
+            self._update()
+
+    def _put_on(self, body: int, below: int) -> None:
+        """Lower or lift an object to where it just does not touch another one."""
+        place = self._qpos(body)
+        inside = place[2] - self._bottom(body) + self._bottom(below)
+        outside = max(place[2], inside) + STACK_ROOM
+        while outside - inside > STACK_GAP:
+            place[2] = (inside + outside) / 2
+            if self._reaches_into(body, below):
+                inside = place[2]
+            else:
+                outside = place[2]
+        place[2] = outside
+
+    def _reaches_into(self, body: int, other: int) -> bool:
+        data = self._collided(self._positions)
+        pairs = self.model.geom_bodyid[data.contact.geom]
+        crossing = np.isin(pairs, self._bodies(body)).any(axis=1) & np.isin(pairs, self._bodies(other)).any(axis=1)
+        return bool((crossing & (data.contact.dist < 0)).any())
 
     def _sites_of_goal(self, domain: Any) -> list[int]:
         """The regions in which, or on which, the goal wants something."""
