@@ -214,8 +214,14 @@ def test_a_named_one_with_fewer_levels_is_played_in_those_that_it_has_beside_oth
     chosen = robustness.perturbations(params, [robustness.find(reaching, params, "models/reader")])
     assert chosen == {"sensor_noise": strengths, "language_instructions": [1.0, 2.0, 3.0]}
     assert caplog.messages == ["language_instructions has no strength 4, 5: played in 1, 2, 3"]
-    edit(reaching, "robustness", strengths=[1.0, 1.5])
-    with pytest.raises(ConfigError, match=r"language_instructions has the strength 1\.5, but its strengths are whole"):
+    caplog.clear()
+    edit(reaching, "robustness", strengths=[0.5, 1.0, 1.5])
+    params = config.load(reaching / paths.PARAMS)
+    chosen = robustness.perturbations(params, [robustness.find(reaching, params, "models/reader")])
+    assert chosen == {"sensor_noise": [0.5, 1.0, 1.5], "language_instructions": [1.0]}
+    assert caplog.messages == ["language_instructions has no strength 0.5, 1.5: played in 1"]
+    edit(reaching, "robustness", strengths=[0.5, 1.5])
+    with pytest.raises(ConfigError, match=r"language_instructions has the strength 0\.5, but its strengths are whole"):
         robustness.evaluate(reaching, "models/reader")
     edit(reaching, "robustness", strengths=[4.0, 5.0])
     with pytest.raises(ConfigError, match="paraphrases miss the task near: there are 3, and strength 4"):

@@ -68,17 +68,18 @@ def reaching(env: config.Env, observations: Collection[str]) -> list[str]:
 
 
 def check(env: config.Env, chosen: Sequence[str], strengths: Sequence[float], file: str | None) -> None:
-    """ConfigError if the suite cannot do one of `chosen`, a strength is out of range or not whole, or a task has no
-    paraphrase for even the lowest."""
+    """ConfigError if the suite cannot do one of `chosen`, a strength is out of range, it has none of them, or a task has
+    no paraphrase for even the lowest."""
     for name in chosen:
         found = find(name)
         if name not in of_suite(env.suite):
             can = ", ".join(of_suite(env.suite)) or "none"
             raise ConfigError(f"{env.suite} cannot do {name}: it can do {can}", "choose among those")
-        for strength in strengths:
+        own = [strength for strength in strengths if has_strength(found, strength)]
+        for strength in own or strengths:
             check_strength(found, strength)
         if found.kind == "instruction":
-            paraphrases.check(paraphrases.read(env.suite, file), envs.tasks(env), int(min(strengths)))
+            paraphrases.check(paraphrases.read(env.suite, file), envs.tasks(env), int(min(own)))
 
 
 def levels(env: config.Env, name: str, strengths: Sequence[float], file: str | None) -> list[float]:
@@ -87,7 +88,7 @@ def levels(env: config.Env, name: str, strengths: Sequence[float], file: str | N
     A file of paraphrases that cannot be used is an error, as is one that misses a task.
     """
     found = find(name)
-    there = [strength for strength in strengths if not found.is_whole or strength == int(strength)]
+    there = [strength for strength in strengths if has_strength(found, strength)]
     if found.kind != "instruction":
         return there
     if not file and not paraphrases.has(env.suite):
@@ -98,12 +99,17 @@ def levels(env: config.Env, name: str, strengths: Sequence[float], file: str | N
     return [strength for strength in there if strength <= most]
 
 
+def has_strength(found: type[Perturbation], strength: float) -> bool:
+    """Some have whole numbers only."""
+    return not found.is_whole or strength == int(strength)
+
+
 def check_strength(found: type[Perturbation], strength: float) -> None:
     if not 0 <= strength <= MAX_STRENGTH:
         raise ConfigError(
             f"{found.name} has the strength {strength:g}, which is out of range", f"choose 0 to {MAX_STRENGTH:g}"
         )
-    if found.is_whole and strength != int(strength):
+    if not has_strength(found, strength):
         raise ConfigError(
             f"{found.name} has the strength {strength:g}, but its strengths are whole numbers",
             f"choose among {', '.join(str(level) for level in range(1, int(MAX_STRENGTH) + 1))}, or leave it out",
