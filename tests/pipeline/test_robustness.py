@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from nightshift.envs.perturbations.actions import ActionNoise
 from nightshift.envs.perturbations.base import Perturbation
 from nightshift.errors import Busy, ConfigError, DataError, NightshiftError, RobustnessFell, RolloutError
 from nightshift.pipeline import robustness
-from nightshift.pipeline.report import page
+from nightshift.pipeline.report import page, svg
 from nightshift.pipeline.report import robustness as robustness_page
 from nightshift.pipeline.report.facts import gather
 from nightshift.project import locks, paths, robustness_grid
@@ -634,6 +635,14 @@ def test_five_strengths_and_a_long_name_of_a_policy_are_seen_whole_on_every_scre
             tab.open(reaching / paths.ROBUSTNESS_PAGE, width)
             assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
             assert (tab.evaluate(HIDDEN), tab.evaluate(f"{beyond}.length")) == (0, 0), width
+
+
+def test_the_ticks_of_a_curve_are_the_strengths_that_were_played() -> None:
+    points = [(strength, Rate(1, 2)) for strength in (0.0, 0.25, 0.5)]
+    chart = svg.strength_curve(points, [], "")
+    assert [re.search(f'class="tick"[^>]*>{tick}</text>', chart) is not None for tick in ("0", "0.25", "0.5")] == [
+        True
+    ] * 3
 
 
 @pytest.fixture(scope="module")

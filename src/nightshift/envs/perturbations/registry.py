@@ -68,8 +68,8 @@ def reaching(env: config.Env, observations: Collection[str]) -> list[str]:
 
 
 def check(env: config.Env, chosen: Sequence[str], strengths: Sequence[float], file: str | None) -> None:
-    """ConfigError if the suite cannot do one of `chosen`, a strength is out of range, it has none of them, or a task has
-    no paraphrase for even the lowest."""
+    """ConfigError if the suite cannot do one of `chosen`, a strength is out of range, it has none of them, or a task
+    has no paraphrase for even the lowest."""
     for name in chosen:
         found = find(name)
         if name not in of_suite(env.suite):

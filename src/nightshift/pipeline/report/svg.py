@@ -93,7 +93,9 @@ def metric_curve(values: Mapping[int, float], words: str, limit: float | None = 
 def strength_curve(points: Sequence[tuple[float, Rate]], other: Sequence[tuple[float, Rate]], words: str) -> Markup:
     """Success over the strength of a perturbation, with the interval as a band; `other`: another policy, if any."""
     axes = Axes(first=0, last=max(strength for strength, _ in points), top=1.0, height=190)
-    parts = list(_frame(axes, [(0, "0 %"), (0.25, ""), (0.5, "50 %"), (0.75, ""), (1, "100 %")], "strength"))
+    played = sorted({strength for strength, _ in (*points, *other)})
+    shown = played[:: -(-len(played) // _FEW_TICKS)]
+    parts = list(_frame(axes, [(0, "0 %"), (0.25, ""), (0.5, "50 %"), (0.75, ""), (1, "100 %")], "strength", shown))
     for series, name, mark in ((other, "greedy", "diamond"), (points, "sampled", "dot")):
         if series:
             parts += [_band(axes, series, name), *_series(axes, {x: rate.rate for x, rate in series}, name, mark)]
@@ -132,14 +134,18 @@ def trend(nights: Sequence[tuple[str, Rate, bool]], champions: Sequence[float | 
     return _svg(parts, axes.height, words)
 
 
-def _frame(axes: Axes, ticks: Sequence[tuple[float, str]], x_label: str) -> list[str]:
+def _frame(
+    axes: Axes, ticks: Sequence[tuple[float, str]], x_label: str, places: Sequence[float] | None = None
+) -> list[str]:
+    """`places`: of ticks along x; whole numbers without them."""
     parts = []
     for value, label in ticks:
         parts.append(_line(LEFT, axes.y(value), RIGHT, axes.y(value), "grid"))
         parts.append(_text(LEFT - 1.5, axes.y(value) + 4, label, "end", "tick"))
     if x_label:
         whole = range(int(axes.first), int(axes.last) + 1, max(1, -(-int(axes.last) // _FEW_TICKS)))
-        parts += [_text(axes.x(value), axes.ground + 15, str(value), "middle", "tick") for value in whole]
+        along = whole if places is None else places
+        parts += [_text(axes.x(value), axes.ground + 15, f"{value:g}", "middle", "tick") for value in along]
         parts.append(_text((LEFT + RIGHT) / 2, axes.height - 3, x_label, "middle", "tick"))
     return parts
 
