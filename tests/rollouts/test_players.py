@@ -184,7 +184,7 @@ def test_answers_that_are_no_longer_wanted_leave_no_process(others: set[BaseProc
 
 def test_a_simulator_that_fails_everywhere_ends_the_run() -> None:
     pool = LocalPool(ENV, TWO_PROCESSES, make_fleet=Faulty(dict.fromkeys(range(3), faulty.raise_something)))
-    with pytest.raises(RolloutError, match="failed on 3 of 6 episodes"):
+    with pytest.raises(RolloutError, match="failed on 3 of 6 init states"):
         list(pool.run(WANTED))
 
 
