@@ -102,6 +102,15 @@ def test_what_a_suite_cannot_do_is_refused_before_the_run(project: Path) -> None
         precheck.check(params, [graph.load(REPOSITORY)["collect"]])
 
 
+def test_what_no_policy_can_notice_is_refused_before_the_run(project: Path) -> None:
+    edit(project, "env", randomisation={"perturbations": ["action_noise", "language_instructions"], "strength": 2.0})
+    params = config.load(project / "params.yaml")
+    with pytest.raises(ConfigError, match=r"^language_instructions in env.randomisation cannot be noticed"):
+        precheck.check(params, [graph.load(REPOSITORY)["collect"]])
+    edit(project, "env", randomisation={"perturbations": ["action_noise"], "strength": 2.0})
+    precheck.check(config.load(project / "params.yaml"), [graph.load(REPOSITORY)["collect"]])
+
+
 def test_a_strength_below_one_is_refused_where_strengths_are_whole_numbers(project: Path) -> None:
     edit(project, "env", randomisation={"perturbations": ["action_noise", "action_delay"], "strength": 0.5})
     params = config.load(project / "params.yaml")

@@ -20,7 +20,7 @@ from nightshift import config, envs, policies
 from nightshift.cluster.program import ADDRESS_VARIABLE, temporary_folder
 from nightshift.data import sources
 from nightshift.envs.grid import check_inputs
-from nightshift.envs.perturbations import randomisation
+from nightshift.envs.perturbations import randomisation, registry
 from nightshift.envs.splits import (
     TrainingStates,
     check_demo_states,
@@ -29,6 +29,7 @@ from nightshift.envs.splits import (
     planned_training_states,
 )
 from nightshift.errors import (
+    ConfigError,
     DataError,
     DeviceError,
     NightshiftError,
@@ -144,6 +145,20 @@ def _check_network(params: config.Params) -> None:
         decisions_within(policy, machine.microbatch_tokens)
 
 
+def _check_randomisation(params: config.Params) -> None:
+    """ConfigError also if nothing that is recorded would differ: all stages would run again for the same policy."""
+    env = params.env
+    randomisation.check(env)
+    if env.randomisation is not None:
+        noticed = registry.reaching(env, {*params.policy.inputs, *env.cameras.names})
+        if unnoticed := [name for name in env.randomisation.perturbations if name not in noticed]:
+            raise ConfigError(
+                f"{', '.join(unnoticed)} in env.randomisation cannot be noticed: policy.inputs has "
+                f"{', '.join(params.policy.inputs)}",
+                "leave it out, or add what it changes to policy.inputs: a camera, or instruction",
+            )
+
+
 def _instructions(env: config.Env) -> list[str]:
     """All that a policy may be told."""
     randomisation.check(env)
@@ -232,7 +247,7 @@ def _checks(stages: list[Definition], states: Mapping[str, Path], *, in_run: boo
     if any(map(_simulates, stages)):
         yield lambda params: envs.check_cameras(params.env)
         yield lambda params: envs.selected(params.env).check_run(params)
-        yield lambda params: randomisation.check(params.env)
+        yield _check_randomisation
     if any(map(_makes_policies, stages)):
         yield lambda params: _check_room_for_training(params, stages, states)
     if any(_makes_policies(stage) or _plays(stage) for stage in stages):
