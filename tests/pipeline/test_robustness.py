@@ -724,6 +724,6 @@ def test_the_report_of_a_run_shows_the_robustness_of_its_own_weights_alone(reach
     Reaching.leave(reaching / paths.RLOO_POLICY, gain=20.0)
     robustness.evaluate(reaching, str(paths.RLOO_POLICY))
     shown = page.render(gather(reaching))
-    assert 'id="robustness"' in shown and "action noise" in shown
+    assert 'id="robustness"' in shown and "action_noise" in shown
     Reaching.leave(reaching / paths.RLOO_POLICY, gain=19.0)  # the next night
     assert 'id="robustness"' not in page.render(gather(reaching))
