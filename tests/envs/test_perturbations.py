@@ -26,7 +26,7 @@ from nightshift.envs.perturbations.fleet import PerturbedFleet, perturbed
 from nightshift.envs.protocols import DEFAULT
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.rollouts.local import LocalPool
-from nightshift.types import Array, Body, PerturbationSpec, RolloutRequest
+from nightshift.types import Array, Body, PerturbationSpec, RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
 
@@ -362,6 +362,64 @@ def test_action_noise_has_the_spread_that_its_strength_says() -> None:
     for strength in (1.0, 5.0):
         noise = drawn("action_noise", strength).change_actions(np.zeros((1, 500, 7), np.float32), np.zeros(1, np.int64))
         assert noise.std() == pytest.approx(actions.NOISE_PER_LEVEL * strength, rel=0.05)
+
+
+def slipping(strength: float, steps: int = 4_000) -> NDArray[np.float32]:
+    """The gripper's part of actions that tell it nothing, which slips replace."""
+    told = np.zeros((1, steps, 7), np.float32)
+    changed = drawn("gripper_slips", strength).change_actions(told, np.zeros(1, np.int64))
+    assert (changed[..., :-1] == told[..., :-1]).all()
+    return np.asarray(changed[0, :, -1])
+
+
+def test_a_hand_that_slips_opens_all_the_way_and_then_closes() -> None:
+    forced = slipping(5.0)
+    begins = np.flatnonzero((forced[1:] == actions.OPEN) & (forced[:-1] != actions.OPEN)) + 1
+    assert len(begins) > 20
+    for begin in begins:
+        slip = forced[begin : begin + 2 * actions.SLIP_STEPS]
+        assert slip.tolist() == [actions.OPEN] * actions.SLIP_STEPS + [actions.CLOSED] * actions.SLIP_STEPS
+
+
+def test_slips_are_as_frequent_as_their_strength_says_and_stronger_ones_keep_those_of_weaker_ones() -> None:
+    weak, strong = slipping(2.0), slipping(4.0)
+    assert (strong[weak != 0] == weak[weak != 0]).all()
+    for strength, forced in ((2.0, weak), (4.0, strong)):
+        slips = np.count_nonzero(forced) / (2 * actions.SLIP_STEPS)
+        stretches = len(forced) / actions.SLIP_STRETCH
+        assert slips / stretches == pytest.approx(actions.SLIPS_PER_LEVEL * strength, abs=0.1)
+
+
+@pytest.mark.parametrize("size", [1, 8, 37])
+def test_slips_do_not_depend_on_how_steps_are_grouped_into_calls(size: int) -> None:
+    slips = drawn("gripper_slips", 5.0)
+    starts = range(0, 400, size)
+    told = [np.zeros((1, min(size, 400 - start), 7), np.float32) for start in starts]
+    parts = [slips.change_actions(part, np.array([start])) for start, part in zip(starts, told, strict=True)]
+    assert np.concatenate(parts, axis=1)[0, :, -1].tolist() == slipping(5.0, 400).tolist()
+
+
+def test_the_expert_grasps_again_what_the_hand_let_go_and_what_it_chose_is_recorded() -> None:
+    """The gripper that a demo records stays closed while the hand opens by itself."""
+    task = "stack_red_on_blue"
+    env = config.load(REPOSITORY / "params.yaml").env.model_copy(update={"tasks": (task,), "horizon": 120})
+    calm = request(task=task, controller="expert", init_state=7)
+    slips = request(("gripper_slips", 5.0), task=task, controller="expert", init_state=7)
+    pool = LocalPool(env)
+    undisturbed, demo = (episode for _, (episode,) in sorted(pool.run([calm, slips])))
+    pool.close()
+    assert demo.success and demo.length > undisturbed.length
+    assert len(openings(undisturbed)) == 1, "the fingers open once, at the start"
+    assert len(openings(demo)) == 2
+    assert (demo.actions[openings(demo)[1], -1] == actions.CLOSED).all()
+
+
+def openings(episode: Trajectory) -> list[slice]:
+    """The stretches of an episode in which the fingers move apart by a centimetre or more."""
+    width = np.abs(episode.observations["proprio"][:, -2:]).sum(axis=1)
+    edges = np.flatnonzero(np.diff(np.r_[False, np.diff(width) > 0.001, False].astype(int)))
+    stretches = [slice(first, last) for first, last in edges.reshape(-1, 2).tolist()]
+    return [found for found in stretches if width[found.stop] - width[found.start] > 0.01]
 
 
 def drawn(name: str, strength: float) -> Any:

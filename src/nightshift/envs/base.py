@@ -222,9 +222,9 @@ class Finding:
     remedy: str = ""
 
 
-PerturbationKind = Literal["scene", "action", "observation", "instruction"]
-"""What a perturbation changes: the simulator's model and init state, actions on their way to the simulator, what the
-sensors say, or what the policy is told."""
+PerturbationKind = Literal["scene", "action", "gripper", "observation", "instruction"]
+"""What a perturbation changes: the simulator's model and init state, actions on their way to the simulator or the
+gripper's part of them, what the sensors say, or what the policy is told."""
 
 
 class Suite(ABC):
@@ -247,7 +247,7 @@ class Suite(ABC):
     """Whether its fleets are `RedrawingFleet`s: beside a GPU, demos with images are collected faster then."""
     perturbation_kinds: ClassVar[frozenset[PerturbationKind]] = frozenset({"action", "observation", "instruction"})
     """What envs/perturbations can change here. Those three work around any simulator; a scene needs
-    `perturbations.fleet.AlterableFleet`."""
+    `perturbations.fleet.AlterableFleet`, a gripper actions that end with it, -1 to open and 1 to close."""
 
     def configured(self, env: config.Env) -> Suite:
         """The suite with these settings; most need none beyond what their methods are given."""

@@ -53,7 +53,7 @@ class LiberoSuite(Suite):
     packages = {"mujoco": "mujoco", "robosuite": "robosuite", "libero": "hf-libero"}  # noqa: RUF012
     cameras = ("agentview", "wrist")
     redraws = True
-    perturbation_kinds = frozenset({"scene", "action", "observation", "instruction"})
+    perturbation_kinds = frozenset({"scene", "action", "gripper", "observation", "instruction"})
     arm_noise = 0.0
     """Standard deviation of the arm's joints in drawn init states, in radians."""
 

@@ -10,6 +10,14 @@ from nightshift.types import Array, PerturbationSpec
 
 NOISE_PER_LEVEL = 0.1
 """Standard deviation at strength 1; the dimensions of an action go from -1 to 1."""
+OPEN, CLOSED = -1.0, 1.0
+"""What LIBERO's gripper is told, in the last dimension of an action."""
+SLIP_STRETCH = 40
+"""Control steps in which at most one slip begins, and ends."""
+SLIPS_PER_LEVEL = 0.1
+"""Share of these stretches that have a slip at strength 1."""
+SLIP_STEPS = 8
+"""For which the hand opens, and for which it closes after that: as long as it takes all the way."""
 
 
 class ActionDelay(Perturbation):
@@ -47,3 +55,41 @@ class ActionNoise(Perturbation):
                 random = self.random(lane, first + place)
                 noise[lane, place] = random.standard_normal(actions.shape[2], dtype=np.float32)
         return actions + np.float32(NOISE_PER_LEVEL * self.strength) * noise
+
+
+class GripperSlips(Perturbation):
+    """At random times the hand lets go of what it holds and closes on nothing, whatever it is told. Demos in which that
+    happens show how to notice it and grasp again."""
+
+    name = "gripper_slips"
+    kind = "gripper"
+    summary = f"in {SLIPS_PER_LEVEL:.0%} of all stretches of 2 s the hand opens for 0.4 s and closes for 0.4 s, untold"
+
+    def __init__(self, spec: PerturbationSpec, key: EpisodeKey) -> None:
+        super().__init__(spec, key)
+        self._begins: dict[tuple[int, int], int | None] = {}
+
+    def change_actions(self, actions: Array, steps: NDArray[np.int64]) -> Array:
+        changed = actions.copy()
+        for lane, first in enumerate(steps.tolist()):
+            for place in range(actions.shape[1]):
+                forced = self._forced(lane, first + place)
+                if forced is not None:
+                    changed[lane, place, -1] = forced
+        return changed
+
+    def _forced(self, lane: int, step: int) -> float | None:
+        """What the gripper is made to do in a control step; None if it does what it is told."""
+        stretch, place = divmod(step, SLIP_STRETCH)
+        if (lane, stretch) not in self._begins:
+            self._begins[lane, stretch] = self._begin(lane, stretch)
+        begin = self._begins[lane, stretch]
+        if begin is None or not begin <= place < begin + 2 * SLIP_STEPS:
+            return None
+        return OPEN if place < begin + SLIP_STEPS else CLOSED
+
+    def _begin(self, lane: int, stretch: int) -> int | None:
+        """The place in its stretch at which a slip begins; None without one."""
+        random = self.random(lane, stretch)
+        place = int(random.integers(SLIP_STRETCH - 2 * SLIP_STEPS + 1))
+        return place if random.random() < SLIPS_PER_LEVEL * self.strength else None

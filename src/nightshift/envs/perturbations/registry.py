@@ -28,6 +28,7 @@ BUILT_IN = {
     "robot_initial_states": "robot:RobotInitialStates",
     "action_delay": "actions:ActionDelay",
     "action_noise": "actions:ActionNoise",
+    "gripper_slips": "actions:GripperSlips",
     "sensor_noise": "sensors:SensorNoise",
     "language_instructions": "language:LanguageInstructions",
 }
