@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,54 @@ def test_a_folder_that_was_made_without_files_is_whole(tmp_path: Path) -> None:
     with files.new_folder(tmp_path / "out"):
         pass
     assert files.verify_folder(tmp_path / "out", "") == {}
+
+
+def large_files(folder: Path, count: int) -> list[Path]:
+    """Two or more are worth threads; without blocks on the disk."""
+    found = [folder / f"{number:03d}" for number in range(count)]
+    for path in found:
+        with path.open("wb") as stream:
+            stream.truncate(2**25)
+    return found
+
+
+def test_large_files_are_summed_side_by_side_and_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    met = threading.Barrier(2, timeout=60)
+
+    def digest(path: Path) -> str:
+        met.wait()  # for ever, where one file is summed after the other
+        return path.name
+
+    paths = large_files(tmp_path, 4)
+    assert files.sums(digest, paths) == [path.name for path in paths]
+
+
+def test_a_file_that_cannot_be_read_ends_the_sums_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    summed = []
+
+    def digest(path: Path) -> str:
+        summed.append(path)
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        files.sums(digest, large_files(tmp_path, 200))
+    assert len(summed) < 200
+
+
+def test_a_damaged_file_is_found_among_large_ones(tmp_path: Path) -> None:
+    with files.new_folder(tmp_path / "out") as folder:
+        large_files(folder, 3)
+    files.verify_folder(tmp_path / "out", "")
+    with (tmp_path / "out" / "001").open("r+b") as stream:
+        stream.write(b"x")
+    with pytest.raises(DataError, match="001 is damaged"):
+        files.verify_folder(tmp_path / "out", "")
 
 
 def test_a_large_file_is_written_whole_whatever_its_pieces(tmp_path: Path) -> None:
@@ -210,6 +259,7 @@ def test_the_new_name_reaches_the_disk_before_the_old_folder_goes(
 
 WRITE_UNTIL_FULL = """
 import sys
+import threading
 from pathlib import Path
 from nightshift import files
 from nightshift.errors import ProjectError

@@ -10,6 +10,8 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+from nightshift import files
+
 DVCIGNORE = Path(".dvcignore")
 MISSING = "missing"
 _LARGE = 1 << 26
@@ -25,7 +27,10 @@ def md5(root: Path, path: Path) -> str:
     if not (root / path).is_dir():
         return MISSING
     counted = sorted(_counted(root, path, _patterns(root)), key=lambda file: file.relative_to(path).as_posix())
-    entries = [{"md5": _md5(root / file), "relpath": file.relative_to(path).as_posix()} for file in counted]
+    sums = files.sums(_md5, [root / file for file in counted])
+    entries = [
+        {"md5": md5, "relpath": file.relative_to(path).as_posix()} for file, md5 in zip(counted, sums, strict=True)
+    ]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 
