@@ -391,6 +391,20 @@ def test_episodes_that_fail_every_time_are_counted_and_lock_nothing(
     assert [player["invalid"] for player in wider["policies"]] == [6, 6]
 
 
+def test_after_a_repair_episodes_that_were_lost_are_played_again_if_that_is_asked_for_and_no_others(
+    reaching: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Failing(lambda strength, state: strength == 5.0 and state < 3)
+    failing.break_(monkeypatch, ActionNoise)
+    whole = robustness.evaluate(reaching, "models/good")
+    before = journal_lines(reaching)
+    failing.where = lambda *_: False
+    assert robustness.evaluate(reaching, "models/good") == whole
+    repaired = robustness.evaluate(reaching, "models/good", retry_lost=True)
+    assert repaired["policies"][0]["invalid"] == 0
+    assert journal_lines(reaching) == before + 6
+
+
 def test_a_cell_in_which_the_simulator_always_fails_is_empty_in_the_report(
     reaching: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -702,10 +716,12 @@ def test_a_compute_node_has_no_registry(node: Node) -> None:
         ),
         ("listing", {"against": "champion"}, "--list plays nothing, so it would ignore --against"),
         ("listing", {"page": True}, "--list plays nothing, so it would ignore --page"),
+        ("page", {"retry_lost": True}, "--page plays nothing, so it would ignore --retry-lost"),
     ],
 )
 def test_a_policy_that_would_be_ignored_is_refused_by_name(option: str, given: dict[str, Any], sentence: str) -> None:
-    arguments: dict[str, Any] = {"policy": "", "against": "", "listing": False, "page": False, option: True} | given
+    arguments: dict[str, Any] = {"policy": "", "against": "", "retry_lost": False, "listing": False, "page": False}
+    arguments |= {option: True} | given
     with pytest.raises(ConfigError, match=f"^{sentence}\n"):
         app.robustness(**arguments)
 

@@ -440,20 +440,24 @@ def robustness(
     against: Annotated[
         str, typer.Option(help="another one, on the same episodes; fails beyond register.max_perturbation_drop")
     ] = "",
+    retry_lost: Annotated[
+        bool, typer.Option("--retry-lost", help="play episodes again that the simulator lost, such as after a repair")
+    ] = False,
     listing: Annotated[bool, typer.Option("--list", help="only show the perturbations")] = False,
     page: Annotated[
         bool, typer.Option("--page", help="only show reports/robustness again, such as a compute node's")
     ] = False,
 ) -> None:
     """Evaluate a policy under perturbations of scene, camera, actions and instruction; run again to resume."""
+    given: dict[str, str | bool] = {"POLICY": policy, "--against": against, "--retry-lost": retry_lost}
     if listing:
-        robustness_command.check_alone("--list", {"--page": page, "POLICY": policy, "--against": against})
+        robustness_command.check_alone("--list", {"--page": page, **given})
         robustness_command.listing()
     elif page:
-        robustness_command.check_alone("--page", {"POLICY": policy, "--against": against})
+        robustness_command.check_alone("--page", given)
         robustness_command.page()
     else:
-        robustness_command.evaluate(policy or "champion", against)
+        robustness_command.evaluate(policy or "champion", against, retry_lost=retry_lost)
 
 
 @app.command()

@@ -45,12 +45,12 @@ def listing() -> None:
         console.print(Text.assemble(f"  strength 1: {found.summary}", (f"  name: {found.source}", "dim")))
 
 
-def evaluate(policy: str, against: str) -> None:
+def evaluate(policy: str, against: str, *, retry_lost: bool = False) -> None:
     """Play what is missing of the grid, and show it."""
     from nightshift.pipeline import robustness
 
     root = enter()
-    _show(root, robustness.evaluate(root, policy, against))
+    _show(root, robustness.evaluate(root, policy, against, retry_lost=retry_lost))
 
 
 def page() -> None:
@@ -89,6 +89,7 @@ def _print_rates(found: Mapping[str, Any], player: Mapping[str, Any]) -> None:
         console.print(table)
     if player["invalid"]:
         console.print(f"{player['invalid']} episodes were lost to the simulator; – stands where none was valid")
+        console.print("  → nightshift robustness --retry-lost plays them again")
 
 
 def _tables_that_fit(strengths: Sequence[float], player: Mapping[str, Any]) -> list[Table]:

@@ -91,10 +91,13 @@ def _registered(root: Path, params: config.Params, which: str) -> Entrant:
     )
 
 
-def evaluate(root: Path, which: str = CHAMPION, against: str = "") -> dict[str, Any]:
-    """Play the grid with a policy, and with another one to compare it with; write and return the report."""
+def evaluate(root: Path, which: str = CHAMPION, against: str = "", *, retry_lost: bool = False) -> dict[str, Any]:
+    """Play the grid with a policy, and with another one to compare it with; write and return the report.
+
+    `retry_lost` plays episodes again that were lost to the simulator.
+    """
     with locks.held(root / paths.ROBUSTNESS_LOCK, partial(_busy, root)):  # two would write the same journal and report
-        return _evaluate(root, which, against)
+        return _evaluate(root, which, against, retry_lost)
 
 
 def _busy(root: Path, holder: str) -> Busy:
@@ -102,7 +105,7 @@ def _busy(root: Path, holder: str) -> Busy:
     return Busy(what, f"wait for it, or kill {holder}")
 
 
-def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:
+def _evaluate(root: Path, which: str, against: str, retry_lost: bool) -> dict[str, Any]:
     params = config.load(root / paths.PARAMS)
     _warn_without_encoder(params.robustness.films)
     entrants = [find(root, params, name) for name in (which, against) if name]
@@ -116,7 +119,7 @@ def _evaluate(root: Path, which: str, against: str) -> dict[str, Any]:
     asked = robustness_grid.digest(root, params)  # as it is now: params.yaml may be edited meanwhile
     pool = open_pool_for(requests, params.machine, params.env)
     try:
-        outcomes = [play(root, pool, params, entrant, requests) for entrant in entrants]
+        outcomes = [play(root, pool, params, entrant, requests, retry_lost) for entrant in entrants]
         found = {"grid": asked, **_report(params, chosen, entrants, outcomes)}
         with files.new_folder(root / paths.ROBUSTNESS) as folder:
             found["films"] = _film(pool, params, entrants[0], outcomes[0], folder)
@@ -216,11 +219,19 @@ def _request(params: config.Params, task: str, state: int, perturbed: tuple[Pert
 
 
 def play(
-    root: Path, pool: Pool, params: config.Params, entrant: Entrant, requests: Sequence[RolloutRequest]
+    root: Path,
+    pool: Pool,
+    params: config.Params,
+    entrant: Entrant,
+    requests: Sequence[RolloutRequest],
+    retry_lost: bool,
 ) -> list[PerturbedOutcome]:
-    """One outcome per request, in its order. What the journal has is not played again."""
+    """One outcome per request, in its order. What the journal has is not played again, unless it was lost and
+    `retry_lost` is asked for."""
     journal = root / paths.robustness_journal(digest(root, params, entrant), entrant.weights)
     known = _known(journal, requests)
+    if retry_lost:
+        known = {key: outcome for key, outcome in known.items() if outcome["valid"]}
     todo = [request for request in requests if _key(request) not in known]
     with progress.bar(f"robustness {entrant.name}", total=len(requests), done=len(requests) - len(todo)) as advance:
         for _, (trajectory,) in pool.run(todo, snapshot(entrant.policy)) if todo else ():
