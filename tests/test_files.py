@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,42 +55,66 @@ def test_a_folder_that_was_made_without_files_is_whole(tmp_path: Path) -> None:
     assert files.verify_folder(tmp_path / "out", "") == {}
 
 
-def large_files(folder: Path, count: int) -> list[Path]:
+def large_files(folder: Path, count: int, size: int = 2**25) -> list[Path]:
     """Two or more are worth threads; without blocks on the disk."""
     found = [folder / f"{number:03d}" for number in range(count)]
     for path in found:
         with path.open("wb") as stream:
-            stream.truncate(2**25)
+            stream.truncate(size)
     return found
 
 
-def test_large_files_are_summed_side_by_side_and_keep_their_order(
+def test_many_files_are_summed_side_by_side_and_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     met = threading.Barrier(2, timeout=60)
 
     def digest(path: Path) -> str:
-        met.wait()  # for ever, where one file is summed after the other
+        met.wait()  # which breaks where one file is summed after the other
         return path.name
 
     paths = large_files(tmp_path, 4)
     assert files.sums(digest, paths) == [path.name for path in paths]
 
 
+def test_a_file_that_takes_long_is_summed_where_a_signal_interrupts_it(tmp_path: Path) -> None:
+    in_thread = {}
+
+    def digest(path: Path) -> str:
+        in_thread[path.name] = threading.current_thread() is not threading.main_thread()
+        return path.name
+
+    (tmp_path / "huge").mkdir()
+    paths = [*large_files(tmp_path / "huge", 1, 2**30), *large_files(tmp_path, 3)[1:]]
+    assert files.sums(digest, paths) == ["000", "001", "002"]
+    assert in_thread == {"000": False, "001": True, "002": True}
+
+
 def test_a_file_that_cannot_be_read_ends_the_sums_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    submitted = threading.Event()
+    shutdown = ThreadPoolExecutor.shutdown
     summed = []
 
     def digest(path: Path) -> str:
         summed.append(path)
-        raise OSError(errno.EIO, "Input/output error", path)
+        if path.name == "000":
+            raise OSError(errno.EIO, "Input/output error", path)
+        submitted.wait(60)
+        return path.name
 
+    def cancelling(threads: ThreadPoolExecutor, *, cancel_futures: bool) -> None:
+        shutdown(threads, wait=False, cancel_futures=cancel_futures)
+        submitted.set()
+        shutdown(threads)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", cancelling)
     with pytest.raises(OSError, match="Input/output error"):
         files.sums(digest, large_files(tmp_path, 200))
-    assert len(summed) < 200
+    assert len(summed) <= 3, "the broken one, and one for each thread"
 
 
 def test_a_damaged_file_is_found_among_large_ones(tmp_path: Path) -> None:
@@ -259,7 +284,6 @@ def test_the_new_name_reaches_the_disk_before_the_old_folder_goes(
 
 WRITE_UNTIL_FULL = """
 import sys
-import threading
 from pathlib import Path
 from nightshift import files
 from nightshift.errors import ProjectError

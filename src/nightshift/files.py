@@ -27,6 +27,8 @@ _RENAME_EXCHANGE = 2
 _PIECE = 2 * 2**20
 _WORTH_THREADS = 2**26
 """Bytes to read from which threads are faster: starting them takes longer than summing the code of a stage."""
+_LARGE = 2**28
+"""Bytes of a file for which an interrupted command would have to wait too long, if a thread summed it."""
 
 
 def sha256(path: Path) -> str:
@@ -35,12 +37,18 @@ def sha256(path: Path) -> str:
 
 
 def sums(digest: Callable[[Path], str], paths: Sequence[Path]) -> list[str]:
-    """The digest of every file, in their order. Large ones are read side by side: reading and hashing free the GIL."""
-    if sum(path.stat().st_size for path in paths) < _WORTH_THREADS:
+    """The digest of every file, in their order. Many are summed side by side: reading and hashing free the GIL. Large
+    ones are summed by this thread, which a signal interrupts at once."""
+    sizes = [path.stat().st_size for path in paths]
+    if sum(size for size in sizes if size < _LARGE) < _WORTH_THREADS:
         return [digest(path) for path in paths]
     threads = ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1))
     try:
-        return list(threads.map(digest, paths))
+        begun = [
+            threads.submit(digest, path) if size < _LARGE else None for path, size in zip(paths, sizes, strict=True)
+        ]
+        own = [digest(path) if future is None else "" for path, future in zip(paths, begun, strict=True)]
+        return [future.result() if future else found for future, found in zip(begun, own, strict=True)]
     finally:
         threads.shutdown(cancel_futures=True)
 
@@ -181,19 +189,21 @@ def verify_folder(path: Path, remedy: str, only: Collection[str] | None = None) 
     for name in names:
         if name not in manifest:
             raise DataError(f"{path / name} is not in {MANIFEST}", remedy)
-        if not (path / name).is_file():
-            raise _missing(path, name, remedy)
-    for name, found in zip(names, sums(sha256, [path / name for name in names]), strict=True):
-        if found != manifest[name]:
+    try:
+        found = sums(sha256, [path / name for name in names])
+    except FileNotFoundError as error:
+        raise _missing(path, Path(error.filename), remedy) from None
+    for name, digest in zip(names, found, strict=True):
+        if digest != manifest[name]:
             raise DataError(f"{path / name} is damaged: its sha256 is not the one in {MANIFEST}", remedy)
     return manifest
 
 
-def _missing(folder: Path, name: str, remedy: str) -> DataError:
+def _missing(folder: Path, file: Path, remedy: str) -> DataError:
     if not is_left_out(folder):
-        return DataError(f"{folder / name} is missing", remedy)
+        return DataError(f"{file} is missing", remedy)
     return DataError(
-        f"{folder / name} is missing: of the folder only {MANIFEST} is here, the rest was left out of an archive",
+        f"{file} is missing: of the folder only {MANIFEST} is here, the rest was left out of an archive",
         f"bring the folder from where it was made, or {remedy}",
     )
 

@@ -494,6 +494,7 @@ def test_what_cannot_be_done_is_said_by_name() -> None:
     assert "fake cannot do camera_viewpoints: it can do action_delay, action_noise" in refusal(
         "fake", "camera_viewpoints", 1.0
     )
+    assert "fake cannot do gripper_slips" in refusal("fake", "gripper_slips", 1.0)
     assert "there is no perturbation 'fog'; there are camera_viewpoints" in refusal("fake", "fog", 1.0)
     assert "action_noise has the strength 6, which is out of range" in refusal("fake", "action_noise", 6.0)
     assert "action_noise has the strength -1" in refusal("fake", "action_noise", -1.0)

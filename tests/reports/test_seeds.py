@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -200,20 +200,16 @@ def test_sums_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert summed.count(paths.DEMOS) == 1
 
 
-def test_a_stage_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.write_bytes(tmp_path / "0/log", b"an earlier line\n" * 1000)
-    chosen = seeds.arguments([str(tmp_path), "0", "--node"])
-    monkeypatch.setattr(seeds, "arguments", lambda: chosen)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(seeds, "prepare", lambda *_, **__: None)
-    monkeypatch.setattr(seeds, "Session", lambda folder: None)
-    monkeypatch.setattr(seeds, "stale", lambda session: ["states"])
-    with pytest.raises(SystemExit) as end:
-        seeds.main()
-    told = str(end.value.code)
-    assert "is not inside a Nightshift project" in told
-    assert told.endswith(f"nightshift stage states ended with 1; all that it wrote is in {tmp_path / '0/log'}")
-    assert told.count("an earlier line") < seeds.LINES_SHOWN
+def test_a_stage_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "0/log"
+    files.write_bytes(log, b"an earlier line\n" * 1000)
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "0", "--node", "--set", "env.tasks=[no_such_task]"]
+    environment = {**os.environ, "PYTHONPATH": f"{seeds.PROJECT / 'src'}:{seeds.PROJECT}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "error: libero_mini has no task no_such_task" in ended.stderr
+    assert ended.stderr.rstrip().endswith(f"ended with 1; all that it wrote is in {log}")
+    assert ended.stderr.count("an earlier line") < seeds.LINES_SHOWN
 
 
 STAGE = """

@@ -63,7 +63,7 @@ class GripperSlips(Perturbation):
 
     name = "gripper_slips"
     kind = "gripper"
-    summary = f"in {SLIPS_PER_LEVEL:.0%} of all stretches of 2 s the hand opens for 0.4 s and closes for 0.4 s, untold"
+    summary = "in 10 % of all stretches of 2 s the hand opens for 0.4 s and closes for 0.4 s without being told"
 
     def __init__(self, spec: PerturbationSpec, key: EpisodeKey) -> None:
         super().__init__(spec, key)
