@@ -21,6 +21,9 @@ Latents = Mapping[str, NDArray[Any]]
 """What a policy drew or computed on the way to its actions, by name, where the update needs it: the denoising chain of
 a flow policy, features of images. Most policies have none. policies/arrays.py has their dtypes."""
 
+GRIPPER_OPEN, GRIPPER_CLOSED = -1.0, 1.0
+"""What the gripper is told, in the last dimension of an action, as LIBERO takes it."""
+
 INSTRUCTION = "instruction"
 """The name of the observation that is the task's instruction, a text."""
 SIMULATOR_STATE = "simulator_state"

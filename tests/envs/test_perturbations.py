@@ -26,7 +26,7 @@ from nightshift.envs.perturbations.fleet import PerturbedFleet, perturbed
 from nightshift.envs.protocols import DEFAULT
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.rollouts.local import LocalPool
-from nightshift.types import Array, Body, PerturbationSpec, RolloutRequest, Trajectory
+from nightshift.types import GRIPPER_CLOSED, GRIPPER_OPEN, Array, Body, PerturbationSpec, RolloutRequest, Trajectory
 from tests.conftest import REPOSITORY
 from tests.envs.test_suites import needs_assets
 
@@ -374,11 +374,11 @@ def slipping(strength: float, steps: int = 4_000) -> NDArray[np.float32]:
 
 def test_a_hand_that_slips_opens_all_the_way_and_then_closes() -> None:
     forced = slipping(5.0)
-    begins = np.flatnonzero((forced[1:] == actions.OPEN) & (forced[:-1] != actions.OPEN)) + 1
+    begins = np.flatnonzero((forced[1:] == GRIPPER_OPEN) & (forced[:-1] != GRIPPER_OPEN)) + 1
     assert len(begins) > 20
     for begin in begins:
         slip = forced[begin : begin + 2 * actions.SLIP_STEPS]
-        assert slip.tolist() == [actions.OPEN] * actions.SLIP_STEPS + [actions.CLOSED] * actions.SLIP_STEPS
+        assert slip.tolist() == [GRIPPER_OPEN] * actions.SLIP_STEPS + [GRIPPER_CLOSED] * actions.SLIP_STEPS
 
 
 def test_slips_are_as_frequent_as_their_strength_says_and_stronger_ones_keep_those_of_weaker_ones() -> None:
@@ -411,7 +411,7 @@ def test_the_expert_grasps_again_what_the_hand_let_go_and_what_it_chose_is_recor
     assert demo.success and demo.length > undisturbed.length
     assert len(openings(undisturbed)) == 1, "the fingers open once, at the start"
     assert len(openings(demo)) == 2
-    assert (demo.actions[openings(demo)[1], -1] == actions.CLOSED).all()
+    assert (demo.actions[openings(demo)[1], -1] == GRIPPER_CLOSED).all()
 
 
 def openings(episode: Trajectory) -> list[slice]:

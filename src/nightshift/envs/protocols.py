@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.errors import SimulatorError
+from nightshift.types import GRIPPER_OPEN
 
 Image = NDArray[np.uint8]
 
@@ -36,7 +37,7 @@ class Protocol:
     """Of building the scene: it decides the poses of fixtures, which init states do not contain."""
 
 
-_OPEN_GRIPPER = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+_OPEN_GRIPPER = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, GRIPPER_OPEN)
 _NOTHING = (0.0,) * 7
 
 PROTOCOLS = {

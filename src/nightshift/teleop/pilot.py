@@ -10,13 +10,13 @@ import numpy as np
 
 from nightshift.envs.base import ActionSpace
 from nightshift.teleop.messages import Drive, Gripper
-from nightshift.types import Array
+from nightshift.types import GRIPPER_CLOSED, GRIPPER_OPEN, Array
 
 DEAD_MAN_SECONDS = 0.6
 """The robot stops if its pilot's page has sent nothing for this long; a page sends its command every 50 ms."""
 LEASE_SECONDS = 5.0
 """After this long without a word from the pilot somebody else may have the controls."""
-GRIPPER: dict[Gripper, float] = {"open": -1.0, "closed": 1.0}
+GRIPPER: dict[Gripper, float] = {"open": GRIPPER_OPEN, "closed": GRIPPER_CLOSED}
 
 
 def action_of(command: Drive | None, space: ActionSpace, gripper: Gripper) -> Array:

@@ -6,12 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.perturbations.base import EpisodeKey, Perturbation
-from nightshift.types import Array, PerturbationSpec
+from nightshift.types import GRIPPER_CLOSED, GRIPPER_OPEN, Array, PerturbationSpec
 
 NOISE_PER_LEVEL = 0.1
 """Standard deviation at strength 1; the dimensions of an action go from -1 to 1."""
-OPEN, CLOSED = -1.0, 1.0
-"""What LIBERO's gripper is told, in the last dimension of an action."""
 SLIP_STRETCH = 40
 """Control steps in which at most one slip begins, and ends."""
 SLIPS_PER_LEVEL = 0.1
@@ -86,7 +84,7 @@ class GripperSlips(Perturbation):
         begin = self._begins[lane, stretch]
         if begin is None or not begin <= place < begin + 2 * SLIP_STEPS:
             return None
-        return OPEN if place < begin + SLIP_STEPS else CLOSED
+        return GRIPPER_OPEN if place < begin + SLIP_STEPS else GRIPPER_CLOSED
 
     def _begin(self, lane: int, stretch: int) -> int | None:
         """The place in its stretch at which a slip begins; None without one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.types import Boxes
+from nightshift.types import GRIPPER_CLOSED, GRIPPER_OPEN, Boxes
 
 Vector = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ FINGER_RADIUS = 0.03  # metres a finger moves per radian that the hand turns
 TIP_BELOW_GRIP = 0.01  # the finger tips reach this far below the grip point
 PALM_ABOVE_GRIP = FINGER_LENGTH - TIP_BELOW_GRIP
 PAD_HALF_WIDTH, PAD_HALF_HEIGHT = 0.007, 0.006  # what of a finger's pad should touch
-OPEN, CLOSE = -1.0, 1.0
+OPEN, CLOSE = GRIPPER_OPEN, GRIPPER_CLOSED
 
 SHOULDER_ABOVE_FOOT = 0.333  # metres
 WRIST_ABOVE_GRIP, WRIST_BEHIND_GRIP = 0.204, 0.088  # of a hand that points down; behind: nearer to the foot
