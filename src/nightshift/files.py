@@ -39,16 +39,14 @@ def sha256(path: Path) -> str:
 def sums(digest: Callable[[Path], str], paths: Sequence[Path]) -> list[str]:
     """The digest of every file, in their order. Many are summed side by side: reading and hashing free the GIL. Large
     ones are summed by this thread, which a signal interrupts at once."""
-    sizes = [path.stat().st_size for path in paths]
-    if sum(size for size in sizes if size < _LARGE) < _WORTH_THREADS:
+    sizes = {path: path.stat().st_size for path in paths}
+    if sum(size for size in sizes.values() if size < _LARGE) < _WORTH_THREADS:
         return [digest(path) for path in paths]
     threads = ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1))
     try:
-        begun = [
-            threads.submit(digest, path) if size < _LARGE else None for path, size in zip(paths, sizes, strict=True)
-        ]
-        own = [digest(path) if future is None else "" for path, future in zip(paths, begun, strict=True)]
-        return [future.result() if future else found for future, found in zip(begun, own, strict=True)]
+        begun = {path: threads.submit(digest, path) for path, size in sizes.items() if size < _LARGE}
+        own = {path: digest(path) for path in sizes if path not in begun}
+        return [own[path] if path in own else begun[path].result() for path in paths]
     finally:
         threads.shutdown(cancel_futures=True)
 
