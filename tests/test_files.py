@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from nightshift import files
 from nightshift.errors import DataError, ProjectError
+from tests.waiting import wait_until
 
 
 def test_a_folder_appears_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -91,30 +91,43 @@ def test_a_file_that_takes_long_is_summed_where_a_signal_interrupts_it(tmp_path:
     assert in_thread == {"000": False, "001": True, "002": True}
 
 
-def test_a_file_that_cannot_be_read_ends_the_sums_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    submitted = threading.Event()
-    shutdown = ThreadPoolExecutor.shutdown
-    summed = []
+SUMMED_UNTIL_A_SIGNAL = """
+import os, sys
+from pathlib import Path
+from nightshift import files, interrupts
 
-    def digest(path: Path) -> str:
-        summed.append(path)
-        if path.name == "000":
-            raise OSError(errno.EIO, "Input/output error", path)
-        submitted.wait(60)
-        return path.name
+def digest(path):
+    os.write(1, f"{path.name}\\n".encode())
+    os.read(0, 1)  # until the test closes the pipe
+    return path.name
 
-    def cancelling(threads: ThreadPoolExecutor, *, cancel_futures: bool) -> None:
-        shutdown(threads, wait=False, cancel_futures=cancel_futures)
-        submitted.set()
-        shutdown(threads)
+interrupts.handle()
+files.sums(digest, sorted(Path(sys.argv[1]).iterdir()))
+"""
 
-    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", cancelling)
-    with pytest.raises(OSError, match="Input/output error"):
-        files.sums(digest, large_files(tmp_path, 200))
-    assert len(summed) <= 3, "the broken one, and one for each thread"
+
+def is_at_rest(process: int) -> bool:
+    """Whether all threads sleep at the same time, so that nothing happens there before something comes from outside:
+    between two looks none has run, or its count of switches would differ."""
+    looks = [[path.read_text() for path in sorted(Path(f"/proc/{process}/task").glob("*/status"))] for _ in range(2)]
+    return looks[0] == looks[1] and all("\nState:\tS" in status for status in looks[0])
+
+
+def test_a_signal_ends_the_sums_without_those_that_have_not_begun(tmp_path: Path) -> None:
+    threads = os.cpu_count() or 1
+    large_files(tmp_path, threads + 10)
+    command = [sys.executable, "-c", SUMMED_UNTIL_A_SIGNAL, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin and process.stdout and process.stderr
+        begun = [process.stdout.readline()]
+        wait_until(lambda: is_at_rest(process.pid))
+        process.terminate()
+        wait_until(lambda: is_at_rest(process.pid))
+        process.stdin.close()
+        begun += process.stdout.readlines()
+        assert process.stderr.read().endswith("KeyboardInterrupt\n")
+    assert len(begun) == threads
 
 
 def test_a_damaged_file_is_found_among_large_ones(tmp_path: Path) -> None:
