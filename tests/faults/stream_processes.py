@@ -58,15 +58,20 @@ class Recording(Spool):
         super().handle_ack(ack)
 
 
-def actor(folder: Path, port: int, count: int) -> None:
-    """Puts `count` episodes, except those that it put before it was killed."""
+def actor(folder: Path, port: int, enough: Path) -> None:
+    """Puts episodes until there is a file `enough`. It goes on after those that it put before it was killed, with at
+    least one: the kill may have come between an episode and its line in the journal."""
     spool = Recording(folder, run=RUN, actor=folder.name, limits=SpoolLimits(max_episodes=8, timeout=SECONDS))
     sender = Sender(spool, TcpLink("127.0.0.1", port, timeout=5), poll_interval=0.05, max_backoff=0.2)
     journal = folder / "put"
-    for seed in range(len(journal.read_text().splitlines()) if journal.exists() else 0, count):
+    seed = len(journal.read_text().splitlines()) if journal.exists() else 0
+    while True:
         episode_id = spool.put(episode(folder.name, seed))
         _journal(folder / "acted", str(sender.version))
         _journal(journal, episode_id.key)
+        if enough.exists():
+            break
+        seed += 1
     spool.wait_until_empty(timeout=SECONDS)
     sender.close()
 

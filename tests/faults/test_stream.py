@@ -31,13 +31,14 @@ ACTORS = ("left", "middle", "right")
 class Processes:
     """The processes by name, each of which can be killed and started again."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.enough = folder / "enough"
         learner_port, cable_port = free_ports(2)
         self.roles: dict[str, tuple[Any, ...]] = {
             "learner": (learner, folder / "learner", learner_port),
             "cable": (cable, cable_port, learner_port),
-            **{name: (actor, folder / name, cable_port, count) for name in ACTORS},
+            **{name: (actor, folder / name, cable_port, self.enough) for name in ACTORS},
         }
         self.running: dict[str, BaseProcess] = {}
 
@@ -48,7 +49,9 @@ class Processes:
         self.running[name].kill()
         self.running[name].join()
 
-    def wait_for_actors(self) -> None:
+    def finish(self) -> None:
+        """Have the actors end when all that they put is acknowledged."""
+        self.enough.touch()
         for name in ACTORS:
             self.running[name].join(SECONDS)
             assert self.running[name].exitcode == 0, (self.folder / "log").read_text()[-5000:]
@@ -59,8 +62,8 @@ class Processes:
 
 
 @pytest.fixture
-def processes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Processes]:
-    made = Processes(tmp_path, request.param)
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
     for name in made.roles:
         (tmp_path / name).mkdir()
         made.start(name)
@@ -83,18 +86,12 @@ def acknowledged(folder: Path) -> set[str]:
     return {line.split()[0] for name in ACTORS for line in lines(folder / name / "acks")}
 
 
-def is_busy(processes: Processes) -> bool:
-    return any(processes.running[name].is_alive() for name in ACTORS)
-
-
-def kill_at_random(processes: Processes, kills: int) -> Counter[str]:
+def kill_at_random(processes: Processes, kills: int) -> None:
     """Kill random processes at random times; after each kill every acknowledged episode is stored exactly once."""
-    killed: Counter[str] = Counter()
-    while killed.total() < kills and is_busy(processes):
+    for _ in range(kills):
         time.sleep(random.uniform(0.01, 0.25))
         victim = random.choice(["learner", "cable", *ACTORS])
-        if processes.running[victim].is_alive():
-            killed[victim] += 1
+        assert processes.running[victim].is_alive(), (processes.folder / "log").read_text()[-5000:]
         processes.kill(victim)
         promised = acknowledged(processes.folder)
         stored = stored_keys(processes.folder)
@@ -102,11 +99,10 @@ def kill_at_random(processes: Processes, kills: int) -> Counter[str]:
         assert len(stored) == len(set(stored))
         time.sleep(random.uniform(0, 0.1))
         processes.start(victim)
-    return killed
 
 
-def check(processes: Processes, count: int) -> None:
-    processes.wait_for_actors()
+def check(processes: Processes) -> None:
+    processes.finish()
     processes.kill("learner")
     folder = processes.folder
     inbox = Inbox(folder / "learner" / "inbox", run=RUN)
@@ -123,7 +119,8 @@ def check(processes: Processes, count: int) -> None:
         named = replace(made, provenance=replace(made.provenance, origin=episode_id.key))
         assert content == episodes.to_bytes(named)
         seeds[name, seed] += 1
-    assert set(seeds) == {(name, seed) for name in ACTORS for seed in range(count)}
+    counts = {name: len(lines(folder / name / "put")) for name in ACTORS}
+    assert set(seeds) == {(name, seed) for name in ACTORS for seed in range(counts[name])}
     versions = [int(line) for line in lines(folder / "learner" / "published")]
     assert versions == sorted(set(versions))
     announced = set(map(int, lines(folder / "learner" / "announced")))
@@ -133,11 +130,9 @@ def check(processes: Processes, count: int) -> None:
     inbox.close()
 
 
-@pytest.mark.parametrize("processes", [60], indirect=True)
 def test_what_is_stored_is_what_was_acknowledged_each_once_whichever_process_is_killed(processes: Processes) -> None:
-    killed = kill_at_random(processes, 30)
-    assert killed.total() >= 10, f"too little was killed while it worked: {killed}"
-    check(processes, 60)
+    kill_at_random(processes, 30)
+    check(processes)
 
 
 def test_weights_that_were_being_published_leave_no_file_behind_wherever_their_learner_is_killed(
@@ -159,8 +154,6 @@ def test_weights_that_were_being_published_leave_no_file_behind_wherever_their_l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [400], indirect=True)
 def test_the_same_holds_over_hundreds_of_kills(processes: Processes) -> None:
-    killed = kill_at_random(processes, 200)
-    assert killed.total() >= 60, f"too little was killed while it worked: {killed}"
-    check(processes, 400)
+    kill_at_random(processes, 200)
+    check(processes)
