@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -190,11 +191,39 @@ def test_without_a_known_foot_every_aim_is_within_reach() -> None:
     np.testing.assert_array_equal(within_reach(None, far), far)
 
 
+@few_examples
+@given(st.floats(-0.15, 0.15), st.floats(-0.05, 0.05))
+def test_of_two_mirrored_grasps_it_is_the_same_wherever_noise_has_moved_the_hand(turn: float, aside: float) -> None:
+    crossed = [box([0, 0, 0.05], [0.012, 0.03, 0.05], angle) for angle in (np.pi / 8, -np.pi / 8)]
+    for shape in (bowl(), join(crossed)):
+        scene = scene_with(item=shape)
+        position = scene.gripper_position + np.array([0.0, aside, 0.0])
+        moved = replace(scene, gripper_position=position, gripper_rotation=turned(turn) @ scene.gripper_rotation)
+        one, other = choose(scene, "item"), choose(moved, "item")
+        assert one is not None and other is not None
+        np.testing.assert_allclose(one.point, other.point)
+        assert one.yaw == other.yaw
+
+
 def test_what_stands_on_the_way_is_seen_and_what_stands_beside_it_is_not() -> None:
     mover = box([0, 0, 0.02], [0.02, 0.02, 0.02])
     on_the_way, at_the_end = box([0.2, 0, 0.1], [0.01, 0.1, 0.1]), box([0.4, 0, 0.03], [0.05, 0.05, 0.03])
     beside = box([0.2, 0.5, 0.3], [0.05, 0.05, 0.3])
     way = np.array([0.4, 0.0, 0.0])
-    assert heights_on_the_way(join([on_the_way, at_the_end, beside]), mover, way) == pytest.approx((0.2, 0.2))
-    assert heights_on_the_way(join([at_the_end, beside]), mover, way) == pytest.approx((0.06, -np.inf))
-    assert heights_on_the_way(NOTHING, mover, way) == (-np.inf, -np.inf)
+    assert heights_on_the_way(join([on_the_way, at_the_end, beside]), mover, way) == pytest.approx((0.2, 0.2, 0.2))
+    assert heights_on_the_way(join([at_the_end, beside]), mover, way) == pytest.approx((0.06, -np.inf, 0.06))
+    assert heights_on_the_way(NOTHING, mover, way) == (-np.inf, -np.inf, -np.inf)
+
+
+def test_what_is_left_behind_counts_only_while_it_is_below_the_mover() -> None:
+    mover, way = box([0, 0, 0.1], [0.02, 0.02, 0.02]), np.array([0.03, 0.0, 0.0])
+    wall_below, wall_beside = box([-0.03, 0, 0.05], [0.02, 0.1, 0.05]), box([-0.045, 0, 0.05], [0.02, 0.1, 0.05])
+    assert heights_on_the_way(wall_below, mover, way) == pytest.approx((0.1, 0.1, -np.inf))
+    assert heights_on_the_way(wall_beside, mover, way) == (-np.inf, -np.inf, -np.inf)
+
+
+def test_what_the_mover_stops_beside_is_not_ahead_of_it() -> None:
+    mover, way = box([0, 0, 0.1], [0.02, 0.02, 0.02]), np.array([0.1, 0.0, 0.0])
+    heights = heights_on_the_way(box([0.135, 0, 0.05], [0.009, 0.1, 0.05]), mover, way)
+    assert heights == pytest.approx((0.1, -np.inf, -np.inf))
+    assert heights_on_the_way(box([0.125, 0, 0.05], [0.009, 0.1, 0.05]), mover, way).ahead == pytest.approx(0.1)

@@ -371,3 +371,43 @@ def test_a_door_is_pushed_at_its_panel_and_not_at_its_narrow_handle() -> None:
     assert contact is not None
     np.testing.assert_allclose(contact.way, [1.0, 0.0, 0.0], atol=1e-9)
     assert contact.point[0] == pytest.approx(-0.012)
+
+
+BASKET = (
+    ((0.0, 0.0, 0.905), (0.07, 0.07, 0.005)),
+    ((0.075, 0.0, 0.97), (0.005, 0.08, 0.07)),
+    ((-0.075, 0.0, 0.97), (0.005, 0.08, 0.07)),
+    ((0.0, 0.075, 0.97), (0.08, 0.005, 0.07)),
+    ((0.0, -0.075, 0.97), (0.08, 0.005, 0.07)),
+)
+
+
+@pytest.mark.parametrize("beside", [0.02, 0.028], ids=["the margin touches the wall", "it is above the wall"])
+@pytest.mark.parametrize("above", [0.0, 0.02, 0.05])
+def test_above_a_basket_a_held_object_moves_to_the_middle_from_every_height(beside: float, above: float) -> None:
+    """If it had to rise first, a clone that confuses rising with lowering would stay there."""
+    packet = boxes(((beside, 0.0, 1.04 + above), (0.04, 0.02, 0.009)))
+    region = Body(position=np.array([0.0, 0.0, 0.98]), rotation=np.eye(3), half_size=np.array([0.06, 0.06, 0.07]))
+    scene = scene_with(slide(1.0), item=packet, basket=boxes(*BASKET))
+    scene = replace(
+        scene,
+        gripper_position=packet.centres[0],
+        gripper_opening=0.04,
+        bodies={**scene.bodies, "region": region},
+        joints={},
+        goal=(("in", "item", "region"),),
+    )
+    action = skills.bring(scene, "item", Place.of(region, "in"))
+    assert action[0] < -0.3
+    assert action[6] == 1.0
+
+
+def test_objects_that_share_a_region_stand_in_a_row_along_their_narrow_sides() -> None:
+    region = Body(position=np.array([0.5, 0.2, 1.0]), rotation=np.eye(3), half_size=np.array([0.075, 0.075, 0.002]))
+    pots = [solid(boxes(((x, 0.0, 1.1), (0.04, 0.07, 0.07)))) for x in (0.0, 0.3)]
+    one, other = (Place.of(region, "on", pots, number).position - region.position for number in range(2))
+    np.testing.assert_allclose(one, -other, atol=1e-9)
+    np.testing.assert_allclose(other, [0.05, 0.0, 0.0], atol=1e-9)
+    np.testing.assert_allclose(Place.of(region, "on", pots[:1], 0).position, region.position)
+    wide = [solid(boxes(((x, 0.0, 1.1), (0.2, 0.2, 0.07)))) for x in (0.0, 0.5)]
+    assert np.abs(Place.of(region, "on", wide, 1).position - region.position).max() < 0.06

@@ -71,7 +71,8 @@ def _is_in_hand(scene: Scene, name: str) -> bool:
 def place_of(scene: Scene, goal: Goal) -> Place:
     predicate, _, target = goal
     sharing = [other for other in scene.goal if other[0] == predicate and other[-1] == target]
-    return Place.of(scene.bodies[target], predicate, (sharing.index(goal), len(sharing)))
+    items = [scene.bodies[name] for _, name, _ in sharing]
+    return Place.of(scene.bodies[target], predicate, items, sharing.index(goal))
 
 
 def spot_for(scene: Scene, goal: Goal) -> Place:

@@ -25,9 +25,10 @@ from nightshift.policies.expert.geometry import (
     shape_of,
     within,
 )
-from nightshift.policies.expert.motion import turn_to
+from nightshift.policies.expert.motion import turn_between, turn_to
 from nightshift.policies.expert.robot import (
     FINGER_THICKNESS,
+    FINGERS_HOME,
     GRASP_MARGIN,
     MAX_OPENING,
     PAD_HALF_HEIGHT,
@@ -60,6 +61,9 @@ PER_MISSED_PAD = 2.0
 PER_METRE_WIDE = 8.0
 PER_METRE_HIGH = 20.0
 PER_METRE_STRAIN = 30.0
+PER_RADIAN_FROM_PRESENT = 0.5
+PER_RADIAN_LEFT = 0.5
+PER_METRE_RIGHT = 1.0
 
 Z = np.array([0.0, 0.0, 1.0])
 
@@ -88,13 +92,23 @@ def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool 
     stretch = strain(scene.robot_position, points)
     if way is not None:
         stretch = stretch + strain(scene.robot_position, points + way)
-    turns = [abs(turn_to(scene, grasp.yaw)) for grasp in options]
-    costs = [grasp.cost for grasp in options] + np.array(turns) + PER_METRE_STRAIN * stretch
+    costs = np.array([grasp.cost + _cost_of_pose(scene, grasp) for grasp in options]) + PER_METRE_STRAIN * stretch
     if crowded and way is not None:
         moves = np.array([way, *(rise * Z for rise in DESCENT)])
         poses = np.array([[*grasp.point, grasp.yaw] for grasp in options])
         costs = costs + _on_the_way(rounded(poses), packed(others), rounded(moves))
     return options[int(np.argmin(costs))]
+
+
+def _cost_of_pose(scene: Scene, grasp: Grasp) -> float:
+    """Of turning the hand to a grasp, most of it from the start pose, and of being the wrong one of two mirror images.
+
+    Noise turns the hand on its way. If its present pose decided alone, one scene would have demos of several grasps,
+    and a clone learns their mean.
+    """
+    turn = turn_between(FINGERS_HOME, grasp.yaw)
+    mirrored = PER_RADIAN_LEFT * max(turn, 0.0) - PER_METRE_RIGHT * float(grasp.point[1])
+    return abs(turn) + PER_RADIAN_FROM_PRESENT * abs(turn_to(scene, grasp.yaw)) + mirrored
 
 
 @lru_cache(maxsize=8)

@@ -134,7 +134,7 @@ def _over_obstacles(scene: Scene, front: Vector, rotation: Vector) -> Vector:
     """`front`, or a point above it while there is something on the way that the hand would hit."""
     hand = select(turned_hand_boxes(front[None], rotation[None]), SOLID)
     way = scene.gripper_position - front
-    highest, _ = heights_on_the_way(all_boxes(scene), hand, way)
+    highest = heights_on_the_way(all_boxes(scene), hand, way).highest
     clear = max(highest + PASSING - extent(hand, Z)[0], 0.0)
     return front + up(float(np.clip(FUNNEL * (np.linalg.norm(way[:2]) - NEAR), 0.0, clear)))
 

@@ -39,8 +39,13 @@ def finger_yaw(scene: Scene) -> float:
 
 
 def turn_to(scene: Scene, yaw: float) -> float:
-    """The angle to turn. The finger axis has no front: of `yaw` and its opposite, the one nearer to the present one."""
-    return float((yaw - finger_yaw(scene) + np.pi / 2) % np.pi - np.pi / 2)
+    """The angle to turn from the present pose."""
+    return turn_between(finger_yaw(scene), yaw)
+
+
+def turn_between(start: float, yaw: float) -> float:
+    """The angle to turn. The finger axis has no front: to `yaw` or its opposite, the nearer one."""
+    return float((yaw - start + np.pi / 2) % np.pi - np.pi / 2)
 
 
 def funnel(offset: Vector, clear: float, turn: float) -> float:

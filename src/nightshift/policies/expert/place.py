@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,14 +28,16 @@ RELEASE_XY, RELEASE_Z = 0.012, 0.008  # distances from its place at which an ite
 WAY_POINTS = 8
 FEET = 3  # points along each side of an item's underside
 WAY_MARGIN = 0.01  # metres that should be free beside a moving object
+TIGHT = 0.005  # metres of that margin that may be missing
+NEARER = 0.001  # metres by which something must come nearer to count as ahead
 ANY_HEIGHT = 10.0
 BELOW_TOP, ABOVE_TOP = 0.005, 0.10  # metres around the top of a region between which something is on it
 LEVEL = 0.99  # cosine of the incline up to which a region counts as level
-SHARED = 0.75  # of a region's half size from its middle, where items that share it are put
+SHARED = 0.75  # of a region's half size: items that share it are put no further from its middle
 SPOTS = (-0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6)  # of a region's half size from its middle, where an item may go
 LOWERED = (0.01, 0.05, 0.1, 0.15)  # metres above its rest at which a lowered item must not hit anything
 SPOT_DEPTH = 0.05  # metres of collision per metre away from the middle that are worse
-NEARER = 0.7  # of a region's half size that a place may be away from its middle
+OFF_MIDDLE = 0.7  # of a region's half size that a place may be away from its middle
 FOOT = 0.01  # metres above its lowest point up to which an item may stand on something
 Z = np.array([0.0, 0.0, 1.0])
 
@@ -49,14 +53,14 @@ class Place:
     crowded: bool = False  # walls stand close: a drawer that something hangs over
 
     @classmethod
-    def of(cls, body: Body, predicate: str, share: tuple[int, int] = (0, 1)) -> Place:
-        """`share`: this is place number 0 of 1, or another where several items go to the same region."""
+    def of(cls, body: Body, predicate: str, sharing: Sequence[Body] = (), number: int = 0) -> Place:
+        """`sharing`: the items that go to the same region, of which this place is for `number`."""
         inside = predicate == "in"
         if body.boxes is not None:
             return cls(body=body, inside=inside, rest=surface_of(body), position=body.position)
         half = float(body.half_size[int(np.argmax(np.abs(body.rotation[2])))])
         rest = float(body.position[2]) + (-half if inside else half)
-        position = body.position if inside else _spot(body, *share)
+        position = body.position if inside else _spot(body, sharing, number)
         return cls(body=body, inside=inside, rest=rest, position=position)
 
     @property
@@ -84,15 +88,24 @@ class Place:
         return bool((np.abs(seen[:2]) < half[:2]).all() and half[2] - BELOW_TOP < seen[2] < half[2] + ABOVE_TOP)
 
 
-def _spot(region: Body, number: int, count: int) -> Vector:
-    """In a region: its middle, on a diagonal if several items share it, and up along a region that is inclined."""
+def _spot(region: Body, sharing: Sequence[Body], number: int) -> Vector:
+    """In a region: its middle, in a row with other items that share it, and up along a region that is inclined."""
     normal = region.rotation[2]
     if abs(normal[2]) < LEVEL:
         return np.asarray(region.position + normal * (ABOVE_TOP / 2))
-    if count == 1:
+    if not sharing:
         return region.position
-    share = SHARED * (2 * number / (count - 1) - 1)
-    return np.asarray(region.position + region.rotation.T @ np.array([share, share, 0.0]) * region.half_size)
+    along = min(range(2), key=lambda axis: sum(_room(sharing, region.rotation[axis])))
+    rooms = _room(sharing, region.rotation[along])
+    aside = sum(rooms[:number]) + (rooms[number] - sum(rooms)) / 2
+    most = SHARED * float(region.half_size[along])
+    return np.asarray(region.position + float(np.clip(aside, -most, most)) * region.rotation[along])
+
+
+def _room(items: Sequence[Body], axis: Vector) -> list[float]:
+    """What each item needs along an axis, with its position in the middle and free margins."""
+    ends = [np.array(extent(shape_of(item), axis)) - item.position @ axis for item in items]
+    return [2 * (float(np.abs(end).max()) + WAY_MARGIN) for end in ends]
 
 
 def reachable(place: Place, item: Body, foot: Vector | None) -> Place:
@@ -104,7 +117,7 @@ def reachable(place: Place, item: Body, foot: Vector | None) -> Place:
     if stretch <= 0.0:
         return place
     way = (foot - place.position)[:2] / np.linalg.norm((foot - place.position)[:2])
-    room = NEARER * float(place.body.half_size[:2].min())
+    room = OFF_MIDDLE * float(place.body.half_size[:2].min())
     step = min(2 * stretch, room)
     return replace(place, position=place.position + np.append(step * way, 0.0))
 
@@ -147,10 +160,21 @@ def support_under(obstacles: Boxes, item: Boxes, way: Vector) -> float:
     return float(leave[leave > enter].max(initial=-np.inf))
 
 
-def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> tuple[float, float]:
-    """Top of all obstacles that `mover` passes above on its straight way [3], and of those it does not end above.
+class Heights(NamedTuple):
+    """Tops of obstacles on a way, -inf where there are none."""
 
-    -inf where there are none.
+    highest: float
+    passed: float
+    """Of those that the mover does not end above."""
+    ahead: float
+    """Of those that it comes nearer to: before that it has to be above them."""
+
+
+def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> Heights:
+    """Of what `mover` passes above on its straight way [3]. What it only moves away from counts while it is above it.
+
+    If that counted with its margin, an object beside its place would have to rise before it may go there, and the
+    actions on both sides of the margin would be opposite ones: a clone that learns their mean stops between them.
     """
     low, high = np.array([extent(mover, axis) for axis in np.eye(3)]).T
     half = (high - low) / 2 + WAY_MARGIN
@@ -161,10 +185,16 @@ def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> tuple[flo
     )
     middle = (points[0] + points[-1]) / 2
     obstacles = within(obstacles, middle, float(np.linalg.norm(way) / 2 + np.hypot(half[0], half[1])), level=True)
-    hit = overlap(columns, obstacles) > 0
-    height = tops(obstacles)
-    passed = hit.any(axis=0)
-    return float(height[passed].max(initial=-np.inf)), float(height[passed & ~hit[-1]].max(initial=-np.inf))
+    deep = overlap(columns, obstacles)
+    hit, height = deep > 0, tops(obstacles)
+    deepest = deep.max(axis=0, initial=-np.inf)
+    nearer = deepest > np.maximum(deep[0], 0.0) + NEARER
+    passed = nearer | (deep[0] > WAY_MARGIN) | hit[-1]
+    return Heights(
+        highest=float(height[passed].max(initial=-np.inf)),
+        passed=float(height[passed & ~hit[-1]].max(initial=-np.inf)),
+        ahead=float(height[nearer & (deepest > TIGHT)].max(initial=-np.inf)),
+    )
 
 
 def way_out(obstacles: Boxes, item: Boxes, palm: Boxes) -> Vector | None:

@@ -31,6 +31,7 @@ FOREARM_RADIUS = 0.07  # metres, at the wrist
 EASY_ARM = 0.64  # metres from the shoulder to the wrist up to which the arm moves well
 LONGEST_ARM = 0.68  # at 0.719 the elbow is straight; near that the arm gets stuck
 
+FINGERS_HOME = np.pi / 2  # yaw of the finger axis in the start pose of the arm
 WRIST_HOME = np.pi / 4  # radians of the last joint with the finger axis across the way from the foot to the hand
 PER_RADIAN_OVER = 10.0  # radians of turning the hand per radian that the wrist would turn beyond easy
 WRIST_EASY = 2.4  # radians of it up to which the hand can still turn; the joint ends at 2.9

@@ -41,6 +41,8 @@ from nightshift.types import Array, Body, Boxes, Scene
 
 HOVER = 0.06  # metres of air between the finger tips and what they pass over
 CARRY = 0.04  # metres of air below a carried object
+PASSING_AIR = 0.01  # metres above what is ahead from which on a carried object moves at full speed
+SINK = 0.01  # metres below its rest to which a carried object goes down: it would slow down before it is let go
 AT_PLACE = 0.03  # metres beside its place within which a carried object goes down
 ABOVE = 0.03  # metres above a grasp to where fingers rise that have closed without what they should hold
 PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand above
@@ -140,8 +142,8 @@ def _clear_above(scene: Scene, name: str, point: Vector) -> float:
     """The height of the finger tips at which the hand passes over everything on its way to a point of an object."""
     way = point - scene.gripper_position
     obstacles = neighbours(scene, name)
-    fingers, _ = heights_on_the_way(obstacles, _hand(scene, FINGERS), way)
-    palm, _ = heights_on_the_way(obstacles, _hand(scene, PALM), way)
+    fingers = heights_on_the_way(obstacles, _hand(scene, FINGERS), way).highest
+    palm = heights_on_the_way(obstacles, _hand(scene, PALM), way).highest
     return max(top_of(scene.bodies[name]) + HOVER, fingers + HOVER, palm + HOVER - PALM_ABOVE_GRIP)
 
 
@@ -169,22 +171,22 @@ def _carry(scene: Scene, name: str, place: Place, *, outside: bool = False) -> A
         if out is not None:
             return move_to(scene, scene.gripper_position + out * POSITION_SCALE, None, CLOSE)
     palm_above_bottom = scene.gripper_position[2] + PALM_ABOVE_GRIP - bottom
-    soft, hard = heights_on_the_way(obstacles, shape_of(item), offset)
-    _, palm_hard = heights_on_the_way(obstacles, palm, offset)
+    below, below_palm = (heights_on_the_way(obstacles, mover, offset) for mover in (shape_of(item), palm))
     rest = _rest(scene, name, place)
     if not outside:
         rest = max(rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
-    needed = rest + funnel(offset, max(soft, rest) - rest + CARRY, turn=0.0)
-    needed = max(needed, hard + CARRY / 2, palm_hard - palm_above_bottom + CARRY / 2)
-    # Sideways only in proportion to how far the item has cleared the obstacles on the way.
-    free = float(np.clip(1.0 + (bottom - needed) / (CARRY / 2), 0.0, 1.0))
+    needed = rest - SINK + funnel(offset, max(below.highest, rest) - rest + CARRY + SINK, turn=0.0)
+    needed = max(needed, below.passed + CARRY / 2, below_palm.passed - palm_above_bottom + CARRY / 2)
+    # Sideways only in proportion to how far the item has cleared the obstacles ahead.
+    clear = max(below.ahead + PASSING_AIR, below_palm.ahead - palm_above_bottom + PASSING_AIR)
+    free = float(np.clip(1.0 + (bottom - clear) / (CARRY / 2), 0.0, 1.0))
     move = np.array([offset[0] * free, offset[1] * free, needed - bottom])
     return move_to(scene, scene.gripper_position + move, None, OPEN if place.is_below(item, rest) else CLOSE)
 
 
 def _palm_end(obstacles: Boxes, palm: Boxes, offset: Vector) -> float:
     moved = Boxes(centres=palm.centres + offset, axes=palm.axes, half_sizes=palm.half_sizes)
-    return heights_on_the_way(obstacles, moved, np.zeros(3))[0]
+    return heights_on_the_way(obstacles, moved, np.zeros(3)).highest
 
 
 def is_placed(scene: Scene, name: str, place: Place) -> bool:
