@@ -28,7 +28,6 @@ RELEASE_XY, RELEASE_Z = 0.012, 0.008  # distances from its place at which an ite
 WAY_POINTS = 8
 FEET = 3  # points along each side of an item's underside
 WAY_MARGIN = 0.01  # metres that should be free beside a moving object
-TIGHT = 0.005  # metres of that margin that may be missing
 NEARER = 0.001  # metres by which something must come nearer to count as ahead
 ANY_HEIGHT = 10.0
 BELOW_TOP, ABOVE_TOP = 0.005, 0.10  # metres around the top of a region between which something is on it
@@ -167,7 +166,7 @@ class Heights(NamedTuple):
     passed: float
     """Of those that the mover does not end above."""
     ahead: float
-    """Of those that it comes nearer to: before that it has to be above them."""
+    """Of these, those that it comes nearer to."""
 
 
 def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> Heights:
@@ -193,7 +192,7 @@ def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> Heights:
     return Heights(
         highest=float(height[passed].max(initial=-np.inf)),
         passed=float(height[passed & ~hit[-1]].max(initial=-np.inf)),
-        ahead=float(height[nearer & (deepest > TIGHT)].max(initial=-np.inf)),
+        ahead=float(height[nearer & ~hit[-1]].max(initial=-np.inf)),
     )
 
 

@@ -177,8 +177,10 @@ def _carry(scene: Scene, name: str, place: Place, *, outside: bool = False) -> A
         rest = max(rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
     needed = rest - SINK + funnel(offset, max(below.highest, rest) - rest + CARRY + SINK, turn=0.0)
     needed = max(needed, below.passed + CARRY / 2, below_palm.passed - palm_above_bottom + CARRY / 2)
-    # Sideways only in proportion to how far the item has cleared the obstacles ahead.
-    clear = max(below.ahead + PASSING_AIR, below_palm.ahead - palm_above_bottom + PASSING_AIR)
+    # Sideways only in proportion to how far the item has cleared what is ahead; at its place that is free.
+    at_place = np.linalg.norm(offset[:2]) < AT_PLACE
+    highest, palm_highest = (one.ahead if at_place else one.highest for one in (below, below_palm))
+    clear = max(highest, palm_highest - palm_above_bottom) + PASSING_AIR
     free = float(np.clip(1.0 + (bottom - clear) / (CARRY / 2), 0.0, 1.0))
     move = np.array([offset[0] * free, offset[1] * free, needed - bottom])
     return move_to(scene, scene.gripper_position + move, None, OPEN if place.is_below(item, rest) else CLOSE)
