@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nightshift import envs
 from nightshift.envs.base import Env
@@ -382,23 +384,46 @@ BASKET = (
 )
 
 
-@pytest.mark.parametrize("beside", [0.02, 0.028], ids=["the margin touches the wall", "it is above the wall"])
+def over_basket(half_size: tuple[float, float, float], beside: float, height: float) -> tuple[Scene, Place]:
+    """A packet in the hand."""
+    packet = boxes(((beside, 0.0, height), half_size))
+    region = Body(position=np.array([0.0, 0.0, 0.98]), rotation=np.eye(3), half_size=np.array([0.06, 0.06, 0.07]))
+    scene = scene_with(slide(1.0), item=packet, basket=boxes(*BASKET))
+    bodies = {**scene.bodies, "region": region}
+    hand = packet.centres[0] + [0.0, 0.0, max(half_size[2] - 0.01, 0.0)]
+    scene = replace(scene, bodies=bodies, joints={}, goal=(("in", "item", "region"),))
+    return replace(scene, gripper_position=hand, gripper_opening=2 * half_size[0]), Place.of(region, "in")
+
+
+@pytest.mark.parametrize("beside", [0.02, 0.028, 0.043])
 @pytest.mark.parametrize("above", [0.0, 0.02, 0.05])
 def test_above_a_basket_a_held_object_moves_to_the_middle_from_every_height(beside: float, above: float) -> None:
     """If it had to rise first, a clone that confuses rising with lowering would stay there."""
-    packet = boxes(((beside, 0.0, 1.04 + above), (0.04, 0.02, 0.009)))
-    region = Body(position=np.array([0.0, 0.0, 0.98]), rotation=np.eye(3), half_size=np.array([0.06, 0.06, 0.07]))
-    scene = scene_with(slide(1.0), item=packet, basket=boxes(*BASKET))
-    scene = replace(
-        scene,
-        gripper_position=packet.centres[0],
-        gripper_opening=0.04,
-        bodies={**scene.bodies, "region": region},
-        joints={},
-        goal=(("in", "item", "region"),),
-    )
-    action = skills.bring(scene, "item", Place.of(region, "in"))
+    scene, place = over_basket((0.015, 0.062, 0.05), beside, 1.076 + above)
+    action = skills.bring(scene, "item", place)
     assert action[0] < -0.3
+    assert action[6] == 1.0
+
+
+@given(st.floats(0.0, 0.05), st.floats(1.0, 1.2), st.floats(0.012, 0.04), st.floats(0.01, 0.05))
+def test_a_held_object_never_stops_on_its_way_to_a_basket(
+    beside: float, height: float, length: float, half_height: float
+) -> None:
+    scene, place = over_basket((length, 0.06, half_height), beside, height)
+    action = skills.bring(scene, "item", place)
+    assert np.abs(action[:3]).max() > 0.1 or action[6] == -1.0
+
+
+def test_a_held_object_reaches_the_height_where_it_is_let_go_at_speed() -> None:
+    table = boxes(((0.0, 0.0, 0.9), (0.5, 0.5, 0.1)))
+    packet = boxes(((0.0, 0.0, 1.03), (0.02, 0.02, 0.02)))
+    region = Body(position=np.array([0.0, 0.0, 1.0]), rotation=np.eye(3), half_size=np.array([0.05, 0.05, 0.001]))
+    scene = scene_with(slide(1.0), item=packet, table=table)
+    scene = replace(
+        scene, gripper_position=packet.centres[0], gripper_opening=0.04, bodies={**scene.bodies, "region": region}
+    )
+    action = skills.bring(scene, "item", Place.of(region, "on"))
+    assert action[2] < -0.6
     assert action[6] == 1.0
 
 

@@ -101,7 +101,7 @@ def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool 
 
 
 def _cost_of_pose(scene: Scene, grasp: Grasp) -> float:
-    """Of turning the hand to a grasp, most of it from the start pose, and of being the wrong one of two mirror images.
+    """Of turning the hand to a grasp, most of it from the start pose, and of not being the preferred mirror image.
 
     Noise turns the hand on its way. If its present pose decided alone, one scene would have demos of several grasps,
     and a clone learns their mean.

@@ -12,7 +12,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from nightshift.policies.expert.geometry import Vector, angles, crossings, extent, merge, overlap, select, within
+from nightshift.policies.expert.geometry import (
+    Vector,
+    angles,
+    crossings,
+    extent,
+    merge,
+    overlap,
+    select,
+    shifted,
+    within,
+)
 from nightshift.policies.expert.grasp import (
     CLEARANCE,
     CLOSE_XY,
@@ -132,10 +142,11 @@ def take(scene: Scene, grip: Hold) -> Array:
 
 def _over_obstacles(scene: Scene, front: Vector, rotation: Vector) -> Vector:
     """`front`, or a point above it while there is something on the way that the hand would hit."""
-    hand = select(turned_hand_boxes(front[None], rotation[None]), SOLID)
-    way = scene.gripper_position - front
+    here = scene.gripper_position
+    way = front - here
+    hand = select(turned_hand_boxes(here[None], rotation[None]), SOLID)
     highest = heights_on_the_way(all_boxes(scene), hand, way).highest
-    clear = max(highest + PASSING - extent(hand, Z)[0], 0.0)
+    clear = max(highest + PASSING - extent(shifted(hand, way), Z)[0], 0.0)
     return front + up(float(np.clip(FUNNEL * (np.linalg.norm(way[:2]) - NEAR), 0.0, clear)))
 
 

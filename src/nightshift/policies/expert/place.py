@@ -25,7 +25,7 @@ from nightshift.policies.expert.robot import strain
 from nightshift.types import Body, Boxes
 
 RELEASE_XY, RELEASE_Z = 0.012, 0.008  # distances from its place at which an item is released
-WAY_POINTS = 8
+WAY_STEP = 0.02  # metres between two points of a way
 FEET = 3  # points along each side of an item's underside
 WAY_MARGIN = 0.01  # metres that should be free beside a moving object
 NEARER = 0.001  # metres by which something must come nearer to count as ahead
@@ -178,20 +178,18 @@ def heights_on_the_way(obstacles: Boxes, mover: Boxes, way: Vector) -> Heights:
     low, high = np.array([extent(mover, axis) for axis in np.eye(3)]).T
     half = (high - low) / 2 + WAY_MARGIN
     half[2] = ANY_HEIGHT
-    points = (low + high) / 2 + np.linspace(0.0, 1.0, WAY_POINTS)[:, None] * way
-    columns = Boxes(
-        centres=points, axes=np.tile(np.eye(3), (WAY_POINTS, 1, 1)), half_sizes=np.tile(half, (WAY_POINTS, 1))
-    )
+    count = 2 + int(np.linalg.norm(way) / WAY_STEP)
+    points = (low + high) / 2 + np.linspace(0.0, 1.0, count)[:, None] * way
+    columns = Boxes(centres=points, axes=np.tile(np.eye(3), (count, 1, 1)), half_sizes=np.tile(half, (count, 1)))
     middle = (points[0] + points[-1]) / 2
     obstacles = within(obstacles, middle, float(np.linalg.norm(way) / 2 + np.hypot(half[0], half[1])), level=True)
     deep = overlap(columns, obstacles)
     hit, height = deep > 0, tops(obstacles)
-    deepest = deep.max(axis=0, initial=-np.inf)
-    nearer = deepest > np.maximum(deep[0], 0.0) + NEARER
-    passed = nearer | (deep[0] > WAY_MARGIN) | hit[-1]
+    nearer = deep.max(axis=0) > np.maximum(deep[0], 0.0) + NEARER
+    counted = nearer | (deep[0] > WAY_MARGIN) | hit[-1]
     return Heights(
-        highest=float(height[passed].max(initial=-np.inf)),
-        passed=float(height[passed & ~hit[-1]].max(initial=-np.inf)),
+        highest=float(height[counted].max(initial=-np.inf)),
+        passed=float(height[counted & ~hit[-1]].max(initial=-np.inf)),
         ahead=float(height[nearer & ~hit[-1]].max(initial=-np.inf)),
     )
 

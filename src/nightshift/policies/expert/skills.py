@@ -41,8 +41,8 @@ from nightshift.types import Array, Body, Boxes, Scene
 
 HOVER = 0.06  # metres of air between the finger tips and what they pass over
 CARRY = 0.04  # metres of air below a carried object
-PASSING_AIR = 0.01  # metres above what is ahead from which on a carried object moves at full speed
-SINK = 0.01  # metres below its rest to which a carried object goes down: it would slow down before it is let go
+PASSING_AIR = 0.01  # metres above what is in its way from which on a carried object moves at full speed
+SINK = 0.01  # metres below its rest that a carried object is moved towards: it would slow down before it is let go
 AT_PLACE = 0.03  # metres beside its place within which a carried object goes down
 ABOVE = 0.03  # metres above a grasp to where fingers rise that have closed without what they should hold
 PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand above
@@ -175,12 +175,13 @@ def _carry(scene: Scene, name: str, place: Place, *, outside: bool = False) -> A
     rest = _rest(scene, name, place)
     if not outside:
         rest = max(rest, _palm_end(obstacles, palm, offset) + PALM_AIR - palm_above_bottom)
-    needed = rest - SINK + funnel(offset, max(below.highest, rest) - rest + CARRY + SINK, turn=0.0)
+    aim = rest if outside else rest - SINK
+    needed = aim + funnel(offset, max(below.highest, rest) - aim + CARRY, turn=0.0)
     needed = max(needed, below.passed + CARRY / 2, below_palm.passed - palm_above_bottom + CARRY / 2)
-    # Sideways only in proportion to how far the item has cleared what is ahead; at its place that is free.
+    # Sideways only as far as it is above what is in its way; at its place, what it ends above is not.
     at_place = np.linalg.norm(offset[:2]) < AT_PLACE
-    highest, palm_highest = (one.ahead if at_place else one.highest for one in (below, below_palm))
-    clear = max(highest, palm_highest - palm_above_bottom) + PASSING_AIR
+    blocking, palm_blocking = (one.ahead if at_place else one.highest for one in (below, below_palm))
+    clear = min(max(blocking, palm_blocking - palm_above_bottom) + PASSING_AIR, needed)
     free = float(np.clip(1.0 + (bottom - clear) / (CARRY / 2), 0.0, 1.0))
     move = np.array([offset[0] * free, offset[1] * free, needed - bottom])
     return move_to(scene, scene.gripper_position + move, None, OPEN if place.is_below(item, rest) else CLOSE)
