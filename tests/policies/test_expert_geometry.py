@@ -197,7 +197,8 @@ def test_of_two_mirrored_grasps_it_is_the_same_however_noise_has_turned_the_hand
     post = scene_with(item=box([0, 0, 0.05], [0.028, 0.028, 0.05], np.pi / 4))
     ring = scene_with(item=bowl())
     rotation = turned(turn) @ DOWN
-    found = [choose(replace(scene, gripper_rotation=rotation), "item") for scene in (post, ring)]
+    way = np.array([0.1, 0.0, 0.0])
+    found = [choose(replace(scene, gripper_rotation=rotation), "item", way) for scene in (post, ring)]
     by_the_post, by_the_ring = found
     assert by_the_post is not None and by_the_ring is not None
     assert by_the_post.yaw % np.pi == pytest.approx(3 / 8 * np.pi), "to the right of the start pose"

@@ -79,7 +79,7 @@ class Grasp:
 
 
 def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool = False) -> Grasp | None:
-    """The cheapest grasp from the hand's present pose, for an object that is then moved by `way` [3].
+    """The cheapest grasp for an object that is then moved by `way` [3], or lifted where it is.
 
     `crowded`: the hand may also collide on its way down, and where the object comes to be. None if the object is too
     wide everywhere.
@@ -92,7 +92,8 @@ def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool 
     stretch = strain(scene.robot_position, points)
     if way is not None:
         stretch = stretch + strain(scene.robot_position, points + way)
-    costs = np.array([grasp.cost + _cost_of_pose(scene, grasp) for grasp in options]) + PER_METRE_STRAIN * stretch
+    turns = [abs(turn_to(scene, grasp.yaw)) if way is None else _cost_of_pose(scene, grasp) for grasp in options]
+    costs = [grasp.cost for grasp in options] + np.array(turns) + PER_METRE_STRAIN * stretch
     if crowded and way is not None:
         moves = np.array([way, *(rise * Z for rise in DESCENT)])
         poses = np.array([[*grasp.point, grasp.yaw] for grasp in options])
