@@ -95,7 +95,7 @@ class Rank(Generic[Work_contra]):
 def _make_learner(spec: LearnerSpec[Work_contra], strategy: Strategy) -> Learner[Work_contra]:
     # What is sharded is moved to the device part by part: it may not fit there as a whole.
     policy = restore(spec.policy, _CPU if strategy.shards else spec.device)
-    prepare_blocks(policy, compiled=spec.compile, recomputed=spec.gradient_checkpointing)
+    prepare_blocks(policy, compiled=spec.compile, recomputed=spec.gradient_checkpointing, sharded=strategy.shards)
     tokens = spec.microbatch_tokens
     microbatch_size = spec.microbatch_size if tokens is None else decisions_within(policy, tokens)
     return spec.algorithm.learner(policy, seed=spec.seed, microbatch_size=microbatch_size, strategy=strategy)

@@ -104,6 +104,11 @@ class Policy(nn.Module, ABC):
         return ()
 
     @property
+    def compiled_modules(self) -> Sequence[nn.Module]:
+        """Modules that are compiled one by one: the transformer blocks, or what holds them if all of it compiles."""
+        return self.transformer_blocks
+
+    @property
     def tokens_per_decision(self) -> int:
         """Tokens that its transformer computes at most for one decision of an update, with those of images, prompt and
         actions, which count as often as they are computed; 0 for a policy that is none."""

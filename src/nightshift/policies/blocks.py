@@ -1,5 +1,5 @@
-"""How the transformer blocks of a policy are computed: as they are, compiled, or with less memory for activations, and
-for how many decisions at once."""
+"""How the network of a policy is computed: as it is, compiled, or with less memory for activations, and for how many
+decisions at once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from nightshift.errors import ConfigError
 from nightshift.policies.base import Policy
 
 
-def prepare_blocks(policy: Policy, *, compiled: bool = False, recomputed: bool = False) -> None:
-    """`compiled`: with torch.compile, at the first call; blocks of one kind share what is compiled. Norms, rotations
+def prepare_blocks(policy: Policy, *, compiled: bool = False, recomputed: bool = False, sharded: bool = False) -> None:
+    """`compiled`: with torch.compile, at the first call; modules of one kind share what is compiled. Norms, rotations
     and activations become few kernels, and what is cheap is recomputed in the backward pass instead of kept.
 
     `recomputed`: memory for the activations of one block instead of all of them, for one more forward pass per update.
+
+    `sharded`: FSDP will gather the weights of each block before its `forward`.
     """
-    for block in policy.transformer_blocks:
-        if compiled:
-            block.forward = torch.compile(block.forward)
-        if recomputed:  # around what is compiled: torch compiles nothing of a block whose forward is a checkpoint
+    if compiled:
+        # torch compiles nothing of a module whose forward is a checkpoint or is wrapped by FSDP: those stay outside.
+        for module in policy.transformer_blocks if recomputed or sharded else policy.compiled_modules:
+            module.forward = torch.compile(module.forward)
+    if recomputed:
+        for block in policy.transformer_blocks:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 

@@ -216,6 +216,11 @@ class Vla(HeadPolicy, TransformerPolicy):
     def from_config(cls, settings: config.Vla, shapes: Shapes, action_dim: int) -> Vla:
         return cls(**transformer_spec(settings, shapes, action_dim), head=settings.head)
 
+    @property
+    def compiled_modules(self) -> Sequence[nn.Module]:
+        """The whole network: the convolutions and casts around the blocks take as long as the blocks."""
+        return (self,)
+
     def encoder_parameters(self) -> Sequence[nn.Parameter]:
         acting = {id(parameter) for part in (self.output, self.head) for parameter in part.parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in acting]
