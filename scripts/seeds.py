@@ -33,7 +33,7 @@ import yaml
 from nightshift import config, files, interrupts
 from nightshift.pipeline.receipt import stale
 from nightshift.pipeline.run import Session
-from nightshift.project import checksums, packages, paths, repository
+from nightshift.project import checksums, graph, packages, paths, repository
 from nightshift.reports import history
 from nightshift.statistics.intervals import of_mean
 
@@ -110,8 +110,10 @@ class Processes:
             process.kill()
 
 
-def run(folder: Path, seed: int, recipe: Mapping[str, Any], processes: Processes, *, node: bool) -> None:
-    """The pipeline in a copy of the project, with this checkout's environment."""
+def run(
+    folder: Path, seed: int, recipe: Mapping[str, Any], processes: Processes, *, node: bool, until: str | None = None
+) -> None:
+    """The pipeline in a copy of the project, with this checkout's environment; on a node, up to the stage `until`."""
     prepare(folder, seed, recipe, node=node)
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}:{folder}:{os.environ.get('PYTHONPATH', '')}"}
     if not node:  # DVC knows what is done
@@ -123,8 +125,14 @@ def run(folder: Path, seed: int, recipe: Mapping[str, Any], processes: Processes
     if "choose" in stages:  # what it writes decides whether training stages are stale
         run_stages(folder, ["choose"], environment, processes)
         stages = stale(Session(folder))
-    if stages:
-        run_stages(folder, stages, environment, processes)
+    if wanted := up_to(until, stages, folder):
+        run_stages(folder, wanted, environment, processes)
+
+
+def up_to(until: str | None, stages: Sequence[str], folder: Path) -> list[str]:
+    """Those of the stages that are not after `until` in dvc.yaml."""
+    order = list(graph.load(folder))
+    return [stage for stage in stages if until is None or order.index(stage) <= order.index(until)]
 
 
 def run_stages(folder: Path, stages: Sequence[str], environment: Mapping[str, str], processes: Processes) -> None:
@@ -205,8 +213,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="as in env.suite=libero_spatial"
     )
     parser.add_argument("--node", action="store_true", help="run stages alone, and leave receipts")
+    parser.add_argument("--until", choices=list(graph.load(PROJECT)), help="with --node: run no stage after this one")
     parser.add_argument("--jobs", type=int, default=1, help="seeds that run side by side")
-    return parser.parse_args(words)
+    chosen = parser.parse_args(words)
+    if chosen.until and not chosen.node:
+        parser.error("--until needs --node; without it, `nightshift run` runs all stages")
+    return chosen
 
 
 def chosen_recipe(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -220,21 +232,28 @@ def main() -> None:
     processes = Processes()
     processes.handle_signals()
     try:
-        run_all(folders, recipe, processes, node=chosen.node, jobs=chosen.jobs)
+        run_all(folders, recipe, processes, node=chosen.node, jobs=chosen.jobs, until=chosen.until)
     except Failed as error:
         sys.exit(str(error))
     except Stopped:
         sys.stderr.write("stopped; the same command goes on\n")
         sys.exit(128 + signal.SIGINT)  # as the command nightshift does
-    report(folders)
+    if chosen.until is None:
+        report(folders)
 
 
 def run_all(
-    folders: Mapping[int, Path], recipe: Mapping[str, Any], processes: Processes, *, node: bool, jobs: int
+    folders: Mapping[int, Path],
+    recipe: Mapping[str, Any],
+    processes: Processes,
+    *,
+    node: bool,
+    jobs: int,
+    until: str | None = None,
 ) -> None:
     def run_one(seed: int) -> None:
         processes.check()
-        run(folders[seed], seed, recipe, processes, node=node)
+        run(folders[seed], seed, recipe, processes, node=node, until=until)
 
     with ThreadPoolExecutor(jobs) as executor:
         list(executor.map(run_one, folders))

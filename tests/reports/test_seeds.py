@@ -135,6 +135,23 @@ def test_a_training_stage_stands_if_choosing_again_chooses_it_again(
     assert ran == [["choose"]]
 
 
+def test_only_stages_up_to_the_given_one_run(tmp_path: Path) -> None:
+    assert seeds.up_to("sft", ["collect", "sft", "rloo", "evaluate"], seeds.PROJECT) == ["collect", "sft"]
+    assert seeds.up_to("states", ["sft", "rloo"], seeds.PROJECT) == []
+    assert seeds.up_to(None, STAGES, seeds.PROJECT) == STAGES
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "runs"), "0", "--node", "--until", "states"]
+    environment = {**os.environ, "PYTHONPATH": f"{seeds.PROJECT / 'src'}:{seeds.PROJECT}"}
+    subprocess.run(command, env=environment, check=True)
+    ran = {path.stem for path in (tmp_path / "runs/0" / paths.stage_receipt("states")).parent.iterdir()}
+    assert ran == {"choose", "states"}
+
+
+def test_until_is_refused_where_dvc_knows_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        seeds.arguments(["runs", "0", "--until", "sft"])
+    assert "--until needs --node" in capsys.readouterr().err
+
+
 def test_a_stage_whose_output_or_receipt_is_missing_runs_again(tmp_path: Path) -> None:
     finished_run(tmp_path / "0", 0, 100, won=40, lost=0)
     (tmp_path / "0" / paths.stage_receipt("evaluate")).unlink()
@@ -227,7 +244,7 @@ time.sleep(60)
 RUN = f"""
 import sys
 from scripts import seeds
-def run(folder, seed, recipe, processes, *, node):
+def run(folder, seed, recipe, processes, *, node, until):
     folder.mkdir(parents=True)
     processes.call([sys.executable, "-c", {STAGE!r}], folder, {{}}, None)
 seeds.run = run
