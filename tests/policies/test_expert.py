@@ -13,6 +13,7 @@ from nightshift.envs.libero.suites import AS_LIBERO_DRAWS, LIBERO_OBJECT, LIBERO
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
 from nightshift.policies.expert import Expert, goals
+from nightshift.policies.expert.geometry import shape_of
 from nightshift.policies.expert.grasp import is_held
 from nightshift.types import Body, Scene, Split, Task
 from tests.envs.test_suites import needs_assets
@@ -144,19 +145,35 @@ def test_open_fingers_around_something_do_not_count_as_holding_it() -> None:
     """A wide block's corner may fill the open hand while it is being pushed."""
     scene = cube_scene([0.0, 0.0, 0.92])
     block = replace(scene.bodies["cube_1"], half_size=np.full(3, 0.0395))
-    assert not is_held(replace(scene, bodies={"cube_1": block}), block)
-    assert is_held(replace(scene, gripper_opening=0.04), scene.bodies["cube_1"])
-    assert not is_held(replace(scene, gripper_opening=0.05), scene.bodies["cube_1"])
+    assert not is_held(replace(scene, bodies={"cube_1": block}), "cube_1")
+    assert is_held(replace(scene, gripper_opening=0.04), "cube_1")
+    assert not is_held(replace(scene, gripper_opening=0.05), "cube_1")
+
+
+def test_what_is_in_the_air_between_the_fingers_is_held_even_where_it_is_thinner_than_they_are_apart() -> None:
+    """A pot that hangs on its knob tilts: what is between the fingers then is thinner than they are apart."""
+    raised, standing = cube_scene([0.0, 0.0, 1.02], opening=0.05), cube_scene([0.0, 0.0, 0.92], opening=0.05)
+    pot = Body(position=np.array([0.2, 0.0, 0.92]), rotation=np.eye(3), half_size=np.full(3, 0.02))
+    other = replace(pot, boxes=shape_of(pot))
+    lifted = replace(raised.bodies["cube_1"], position=np.array([0.0, 0.0, 1.02]))
+    assert is_held(replace(raised, bodies={"cube_1": lifted, "pot_1": other}), "cube_1")
+    assert not is_held(replace(standing, bodies={**standing.bodies, "pot_1": other}), "cube_1"), "fingers are closing"
+    beside = replace(raised, bodies={"cube_1": lifted, "pot_1": other}, gripper_position=np.array([0.1, 0.0, 1.02]))
+    assert not is_held(beside, "cube_1")
+
+
+def test_closed_fingers_with_nothing_between_them_do_not_hold_an_object() -> None:
+    assert not is_held(cube_scene([0.1, 0.0, 0.92], opening=0.001), "cube_1")
 
 
 def test_fingers_that_press_on_top_of_something_do_not_hold_it() -> None:
     """A cube of 4 cm under closed fingers, whose tips are in it by as much as contacts give way."""
     scene = cube_scene([0.0, 0.0, 0.9425], opening=0.012)
-    assert not is_held(scene, scene.bodies["cube_1"])
+    assert not is_held(scene, "cube_1")
     action = Expert().act(scene)
     assert action[6] == -1.0, "it opens, instead of lifting nothing"
     lower = cube_scene([0.0, 0.0, 0.935], opening=0.037)
-    assert is_held(lower, lower.bodies["cube_1"])
+    assert is_held(lower, "cube_1")
 
 
 def test_fingers_that_have_closed_above_something_open_and_rise_before_they_try_again() -> None:

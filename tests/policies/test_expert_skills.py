@@ -14,7 +14,7 @@ from nightshift.envs.base import Env
 from nightshift.envs.libero.suites import AS_LIBERO_DRAWS, LIBERO_10, LIBERO_GOAL
 from nightshift.envs.mini.suite import LIBERO_MINI
 from nightshift.envs.protocols import DEFAULT
-from nightshift.policies.expert import aside, goals, hold, insert, joints, shove, skills
+from nightshift.policies.expert import Expert, aside, goals, hold, insert, joints, shove, skills
 from nightshift.policies.expert.geometry import angles, overlap, rotation_vector, shape_of, shifted, turn_about
 from nightshift.policies.expert.grasp import neighbours
 from nightshift.policies.expert.place import Place, way_out
@@ -61,6 +61,8 @@ def test_a_block_of_4_cm_is_pushed_and_a_plate_dragged_at_every_size_of_object_s
     assert not skills._is_flat(slab(0.04 * scale))
     assert skills._is_flat(slab(0.019 * scale))
     assert skills._is_flat(slab(0.019 * scale, tilt=0.08)), "also while it is dragged"
+    assert skills._is_flat(slab(0.019 * scale, tilt=0.5)), "also where the fingers press its rim up"
+    assert not skills._is_flat(slab(0.019 * scale, tilt=1.5)), "a plate that stands on its rim"
 
 
 def test_the_block_of_libero_mini_is_pushed_however_its_height_is_rounded() -> None:
@@ -81,6 +83,23 @@ def test_the_block_of_libero_mini_is_pushed_however_its_height_is_rounded() -> N
 )
 def test_expert_solves_a_task_of_each_skill(name: str) -> None:
     assert solves(env_of(name), "eval", 0)
+
+
+@needs_assets
+def test_fingers_stay_closed_while_they_drag_a_plate() -> None:
+    """If they opened now and then, a clone would learn to stand still half of the time."""
+    env = env_of("push_the_plate_to_the_front_of_the_stove")
+    env.reset("eval", 0)
+    noise = np.random.default_rng(0)
+    actions = []
+    for _ in range(DEFAULT.max_steps["libero_goal"]):
+        actions.append(Expert().act(env.scene()))
+        if env.step(np.clip(actions[-1] + 0.15 * noise.standard_normal(7), -1.0, 1.0)).success:
+            break
+    else:
+        pytest.fail("the plate is not there")
+    assert all(action[6] == 1.0 for action in actions)
+    assert all(np.abs(action[:3]).max() > 0.05 for action in actions)
 
 
 @needs_assets
@@ -144,6 +163,20 @@ def test_a_hand_that_has_drifted_comes_back_to_its_hold_while_it_pulls() -> None
     action = joints.bring_to(tilted, drawer, "open")
     assert action[0] == 1.0
     assert action[1] < -0.1 and action[2] < -0.1 and action[3] < -0.1
+
+
+def test_fingers_that_close_around_a_handle_do_not_go_back_from_it() -> None:
+    """They would hold its end alone, and slip off when they pull."""
+    drawer = slide(0.05)
+    grip = min((one for one in hold._holds_of(drawer.link) if one.rotation[2, 2] < -0.9), key=lambda one: one.cost)
+    beside = grip.point + 0.012 * grip.rotation[:, 1]
+    scene = replace(scene_with(drawer), gripper_position=beside, gripper_rotation=grip.rotation)
+    closing = hold.take(replace(scene, gripper_opening=0.05), grip)
+    assert closing[6] == 1.0
+    np.testing.assert_allclose(closing[:3] @ grip.rotation[:, 2], 0.0, atol=1e-6)
+    coming = hold.take(replace(scene, gripper_position=beside + 0.02 * grip.rotation[:, 1]), grip)
+    assert coming[6] == -1.0
+    assert coming[:3] @ grip.rotation[:, 2] < -0.1
 
 
 def drawer_above(item: tuple[float, float, float], **others: Boxes) -> Scene:

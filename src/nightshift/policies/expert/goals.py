@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nightshift.policies.expert import aside, joints
-from nightshift.policies.expert.geometry import shape_of
-from nightshift.policies.expert.grasp import is_held, material, neighbours
+from nightshift.policies.expert.grasp import is_held, neighbours
 from nightshift.policies.expert.place import Place, free_spot
 from nightshift.policies.expert.skills import is_placed
 from nightshift.types import Scene
@@ -56,16 +55,10 @@ def current(scene: Scene) -> tuple[Goal, list[Goal]]:
 def is_reached(scene: Scene, goal: Goal) -> bool:
     predicate, name, *places = goal
     if predicate == "aside":
-        return not _is_in_hand(scene, name) and not aside.is_needed(scene, name, scene.joints[places[0]])
+        return not is_held(scene, name) and not aside.is_needed(scene, name, scene.joints[places[0]])
     if predicate in ("on", "in"):
-        return is_placed(scene, name, place_of(scene, goal)) and not _is_in_hand(scene, name)
+        return is_placed(scene, name, place_of(scene, goal)) and not is_held(scene, name)
     return name in scene.joints and joints.is_at(scene.joints[name], predicate)
-
-
-def _is_in_hand(scene: Scene, name: str) -> bool:
-    """Held, and not only closed fingers, which fill the gap of nothing."""
-    body = scene.bodies[name]
-    return is_held(scene, body) and material(scene, shape_of(body)) > 0.0
 
 
 def place_of(scene: Scene, goal: Goal) -> Place:
@@ -96,7 +89,7 @@ def _needs(scene: Scene, goal: Goal) -> list[Goal]:
         return []
     if scene.joints[door].kind == "slide" and not joints.is_halfway(scene.joints[door], "open"):
         return [("aside", name, door), ("open", door)]
-    return [] if _is_in_hand(scene, name) else [("open", door)]
+    return [] if is_held(scene, name) else [("open", door)]
 
 
 def _owners(scene: Scene, region: str) -> list[str]:

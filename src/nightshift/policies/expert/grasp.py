@@ -26,6 +26,7 @@ from nightshift.policies.expert.geometry import (
     within,
 )
 from nightshift.policies.expert.motion import turn_between, turn_to
+from nightshift.policies.expert.place import bottom_of, support_under
 from nightshift.policies.expert.robot import (
     FINGER_THICKNESS,
     FINGERS_HOME,
@@ -40,7 +41,7 @@ from nightshift.policies.expert.robot import (
     hand_boxes,
     strain,
 )
-from nightshift.types import Body, Boxes, Scene
+from nightshift.types import Boxes, Scene
 
 YAWS = 16  # finger axes tried, over half a turn
 DEPTHS = (0.008, 0.014, 0.02, 0.026)  # metres below the object's top
@@ -52,6 +53,7 @@ CLEARANCE = 0.004  # metres the hand should keep from what it passes
 ROUNDING = 4  # decimals of a metre: shapes that differ less get the same grasps
 CLOSE_XY, CLOSE_Z = 0.014, 0.02  # distances from the grasp point at which the fingers begin to close
 HELD_SLACK = 0.003  # opening beyond what is between the fingers at which it counts as gripped
+RAISED = 0.015  # metres of air below an object that does not stand any more
 WIDER = 0.01  # metres that something is wider than the opening from which on the fingers cannot be around it
 PAD_LINES = 5  # along each side of a pad
 
@@ -141,8 +143,26 @@ def grasps_across(item: Boxes, others: Boxes, yaw: float) -> tuple[Grasp, ...]:
     return _kept_grasps_across(packed(item), packed(others), round(yaw, ROUNDING))
 
 
-def is_held(scene: Scene, body: Body) -> bool:
-    return fills_fingers(scene, shape_of(body))
+def is_held(scene: Scene, name: str) -> bool:
+    """Whether the fingers hold an object: it fills the gap between them, or is in the air with a part of it there.
+
+    What is held by a thin part tilts, and does not fill the gap any more. Closed fingers fill the gap of nothing.
+    """
+    shape = shape_of(scene.bodies[name])
+    between = material(scene, shape) > 0.0
+    return between and (fills_fingers(scene, shape) or RAISED < air_below(scene, name) < np.inf)
+
+
+def air_below(scene: Scene, name: str) -> float:
+    """Metres between an object and what it would come to stand on: the table is where the lowest of the others stands.
+    Infinite if there are no others."""
+    item = shape_of(scene.bodies[name])
+    support = support_under(neighbours(scene, name), item, np.zeros(3))
+    fixed = scene.joints  # these may reach below the table
+    others = [
+        body for other, body in scene.bodies.items() if other != name and body.boxes is not None and other not in fixed
+    ]
+    return extent(item, Z)[0] - max(support, min(map(bottom_of, others), default=-np.inf))
 
 
 def fills_fingers(scene: Scene, shape: Boxes) -> bool:

@@ -130,10 +130,12 @@ def take(scene: Scene, grip: Hold) -> Array:
     along = float(offset @ approach)
     lateral = float(np.linalg.norm(offset - along * approach))
     angle = float(angles(grip.rotation, scene.gripper_rotation))
-    kept = float(np.clip(FUNNEL * (lateral - ALIGNED), 0.0, BACK)) + TURNING_ROOM * max(angle - ALIGNED_TURN, 0.0)
     closing = grip.width < scene.gripper_opening < FULLY_OPEN
     slack = 2.0 if closing else 1.0
     there = lateral < slack * CLOSE_XY and abs(along) < slack * CLOSE_Z / 2 and angle < slack * ALIGNED_TURN
+    kept = float(np.clip(FUNNEL * (lateral - ALIGNED), 0.0, BACK)) + TURNING_ROOM * max(angle - ALIGNED_TURN, 0.0)
+    if there:
+        kept = 0.0  # fingers that go back while they close hold the end of a handle, and slip off
     turned = float(np.clip((FREE_TURN - angle) / FREE_TURN, 0.0, 1.0))
     front = _over_obstacles(scene, grip.point - kept * approach, grip.rotation)
     aim = scene.gripper_position + turned * (front - scene.gripper_position)

@@ -24,6 +24,8 @@ def is_closed_on_nothing(scene: Scene, goal: Goal) -> bool:
     place = place_of(scene, goal)
     if insert.is_roofed(scene, goal[1], place) and insert.is_on_sill(place, item, obstacles):
         return False  # closed fingers push it further in
+    if skills.is_dragged(item, place):
+        return False
     return material(scene, shape_of(item)) <= 0.0
 
 
@@ -33,7 +35,7 @@ def open_fingers(scene: Scene) -> Array:
 
 def is_needed(scene: Scene, reached: Goal, goal: Goal) -> bool:
     """Whether the fingers are still at what a reached goal is about, and hold nothing for the present one."""
-    if goal[1] == reached[1] or (goal[1] in scene.bodies and is_held(scene, scene.bodies[goal[1]])):
+    if goal[1] == reached[1] or (goal[1] in scene.bodies and is_held(scene, goal[1])):
         return False
     shape = _shape(scene, reached)
     if reached[1] in scene.joints and scene.gripper_rotation[2, 2] < POINTS_DOWN:

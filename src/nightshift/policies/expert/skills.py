@@ -9,12 +9,21 @@ import numpy as np
 from nightshift.policies.expert import insert
 from nightshift.policies.expert.drag import PRESS, drag
 from nightshift.policies.expert.geometry import Vector, extent, select, shape_of
-from nightshift.policies.expert.grasp import CLOSE_XY, CLOSE_Z, HELD_SLACK, Grasp, choose, is_held, material, neighbours
+from nightshift.policies.expert.grasp import (
+    CLOSE_XY,
+    CLOSE_Z,
+    HELD_SLACK,
+    Grasp,
+    air_below,
+    choose,
+    is_held,
+    material,
+    neighbours,
+)
 from nightshift.policies.expert.motion import finger_yaw, funnel, move_to, turn_to, up
 from nightshift.policies.expert.place import (
     RELEASE_XY,
     Place,
-    Z,
     bottom_of,
     heights_on_the_way,
     reachable,
@@ -24,7 +33,6 @@ from nightshift.policies.expert.place import (
 )
 from nightshift.policies.expert.robot import (
     CLOSE,
-    FINGER_LENGTH,
     FINGER_THICKNESS,
     FINGERS,
     FULLY_OPEN,
@@ -49,6 +57,7 @@ PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand abo
 HANDLE_WITHIN = 0.03  # a handle further from the grip point than this is not in the hand
 HANDLE_SLACK = 0.004  # opening beyond a handle's width at which it counts as gripped
 FLAT = 0.027  # metres of thickness: LIBERO's plates have 0.019, and a block that is pushed has 0.04
+UPRIGHT = 0.7  # cosine of the tilt up to which it lies flat
 SAME_LEVEL = 0.015  # metres between two heights from one to the other of which something can be dragged
 PUSH_SPEED = 0.6  # of the fastest
 PUSH_LATERAL = 0.02  # metres off the line through the item at which the gripper goes behind it anew
@@ -60,7 +69,7 @@ def reach(scene: Scene, name: str) -> Array:
 
 
 def pick_up(scene: Scene, name: str) -> Array:
-    if is_held(scene, scene.bodies[name]):
+    if is_held(scene, name):
         return move_to(scene, scene.gripper_position + up(POSITION_SCALE), None, CLOSE)
     grasp = choose(scene, name)
     if grasp is None:
@@ -71,11 +80,11 @@ def pick_up(scene: Scene, name: str) -> Array:
 def bring(scene: Scene, name: str, place: Place) -> Array:
     """Grasp, carry, lower, release and move away; or push an object that is too wide to grasp."""
     item = scene.bodies[name]
-    if _is_flat(item) and place.is_surface and abs(place.rest - bottom_of(item)) < SAME_LEVEL:
+    if is_dragged(item, place):
         return drag(scene, name, place.position, _clear_above(scene, name, item.position))
     if insert.is_roofed(scene, name, place):
         return _bring_in(scene, name, place)
-    if is_held(scene, item):
+    if is_held(scene, name):
         return _carry(scene, name, reachable(place, item, scene.robot_position))
     if is_placed(scene, name, place):
         return leave(scene, item)
@@ -87,7 +96,7 @@ def _bring_in(scene: Scene, name: str, place: Place) -> Array:
     """As `bring`, under a roof: to the front of the opening, in, let go, and push."""
     item, obstacles = scene.bodies[name], neighbours(scene, name)
     between = material(scene, shape_of(item))
-    if is_held(scene, item) and between > 0.0:  # closed fingers fill the gap of nothing
+    if is_held(scene, name):
         way = insert.way_in(scene, name, place)
         if insert.is_at_front(item, way, place.rest):
             return insert.go_in(scene, item, way, place.rest)
@@ -105,8 +114,7 @@ def _bring_in(scene: Scene, name: str, place: Place) -> Array:
 
 def slide(scene: Scene, name: str, way: Vector) -> Array:
     """Grasp, move along `way` [3] over what the object stands on, let go there; lowered first if it was carried."""
-    item = scene.bodies[name]
-    if is_held(scene, item) and material(scene, shape_of(item)) > 0.0:
+    if is_held(scene, name):
         there = np.linalg.norm(way[:2]) < RELEASE_XY and not _is_raised(scene, name)
         return move_to(scene, scene.gripper_position + way - up(PRESS), None, OPEN if there else CLOSE)
     grasp = choose(scene, name, way)
@@ -116,10 +124,7 @@ def slide(scene: Scene, name: str, way: Vector) -> Array:
 
 
 def _is_raised(scene: Scene, name: str) -> bool:
-    """Whether there is air between an object and what it would come to stand on."""
-    item = shape_of(scene.bodies[name])
-    support = support_under(neighbours(scene, name), item, np.zeros(3))
-    return support > -np.inf and extent(item, Z)[0] - support > CARRY / 2
+    return CARRY / 2 < air_below(scene, name) < np.inf
 
 
 def pull(scene: Scene, region: str) -> Array:
@@ -214,11 +219,20 @@ def _hand(scene: Scene, part: slice) -> Boxes:
     return select(hand_boxes(scene.gripper_position[None], np.array([finger_yaw(scene)])), part)
 
 
+def is_dragged(item: Body, place: Place) -> bool:
+    """Whether closed fingers take the item to its place over what it stands on, in place of carrying it."""
+    return _is_flat(item) and place.is_surface and abs(place.rest - bottom_of(item)) < SAME_LEVEL
+
+
 def _is_flat(item: Body) -> bool:
-    """Whether only the rim of something low can be grasped: it slips. It may be tilted while it is dragged."""
-    width, depth, height = _lengths(item, np.eye(3))
-    low = min(width, depth) > MAX_OPENING and height < FINGER_LENGTH
-    return bool(low and _lengths(item, item.rotation.T).min() < FLAT)
+    """Whether it lies flat and only its rim can be grasped: it slips. It may be tilted while it is dragged."""
+    lengths = _lengths(item, item.rotation.T)
+    thin = int(np.argmin(lengths))
+    return bool(lengths[thin] < FLAT and np.delete(lengths, thin).min() > MAX_OPENING and _is_upright(item, thin))
+
+
+def _is_upright(item: Body, axis: int) -> bool:
+    return bool(abs(item.rotation[2, axis]) > UPRIGHT)
 
 
 def _lengths(item: Body, axes: Vector) -> Vector:
