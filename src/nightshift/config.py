@@ -151,7 +151,7 @@ class Machine(Section):
     gradient_checkpointing: Flag
     """Compute the activations of transformer blocks again in the backward pass: less memory, a third more time."""
     compile: Flag
-    """Compile transformer blocks, or all of a `vla` (torch.compile), at the first call, where policies act and learn."""
+    """Compile transformer blocks, or a whole `vla` (torch.compile), at the first call: where policies act and learn."""
     checkpoint_every: CheckpointEvery
 
     @model_validator(mode="after")
