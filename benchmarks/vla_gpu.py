@@ -40,7 +40,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from nightshift.policies import lora
-from nightshift.policies.blocks import prepare_blocks
+from nightshift.policies.blocks import prepare_network
 from nightshift.policies.openvla_oft.llama import Llama, LlamaSpec
 from nightshift.policies.openvla_oft.network import ACTION_TOKENS, PAD
 from nightshift.policies.openvla_oft.policy import OpenVlaOft
@@ -134,7 +134,7 @@ def ours(llama: LlamaSpec, device: torch.device, *, recomputed: bool) -> Decoder
         model = Llama(llama)
     lora.adapt(model, LORA)
     blocks: Any = _Blocks(model)
-    prepare_blocks(blocks, compiled=True, recomputed=recomputed)
+    prepare_network(blocks, compiled=True, recomputed=recomputed)
     positions = torch.arange(TOKENS, device=device)[None]
 
     def hidden(embedded: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class WholePolicy:
         self._reuses_features = reuses_features
         with device:
             self.model = OpenVlaOft(**policy_spec(llama, reuses_features=reuses_features))
-        prepare_blocks(self.model, compiled=True, recomputed=recomputed)
+        prepare_network(self.model, compiled=True, recomputed=recomputed)
 
     def batch(self, size: int) -> Forward:
         images = torch.randint(256, (size, 224, 224, 3), dtype=torch.uint8, device=self._device)

@@ -8,6 +8,7 @@ concerns run again, so the same call can be repeated. A copy keeps the code that
 Examples:
     scripts/seeds.py .state/seeds 0 1 2 3 4 5 6 7 8 9
     scripts/seeds.py .state/pixels 0 1 2 --recipe recipes/mini_pixels.yaml --node --jobs 3
+    scripts/seeds.py .state/forty 23 --recipe recipes/libero_40.yaml --node --until sft --set machine.compile=true
     scripts/seeds.py .state/spatial 11 --recipe recipes/libero_pixels.yaml --set env.suite=libero_spatial --node
 """
 
@@ -121,12 +122,12 @@ def run(
             raise Failed(f"nightshift run in {folder} ended with {status}")
         return
     environment[packages.AS_COMPUTE_NODE] = "1"
-    stages = stale(Session(folder))
+    stages = up_to(until, stale(Session(folder)), folder)
     if "choose" in stages:  # what it writes decides whether training stages are stale
         run_stages(folder, ["choose"], environment, processes)
-        stages = stale(Session(folder))
-    if wanted := up_to(until, stages, folder):
-        run_stages(folder, wanted, environment, processes)
+        stages = up_to(until, stale(Session(folder)), folder)
+    if stages:
+        run_stages(folder, stages, environment, processes)
 
 
 def up_to(until: str | None, stages: Sequence[str], folder: Path) -> list[str]:

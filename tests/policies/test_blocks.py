@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from nightshift.algorithms.sft import DemoBatch
 from nightshift.errors import ConfigError
 from nightshift.policies.base import Policy
-from nightshift.policies.blocks import prepare_blocks, require_blocks
+from nightshift.policies.blocks import prepare_network, require_blocks
 from nightshift.policies.snapshot import PolicySlot, snapshot
 from nightshift.policies.vla import Vla
 from tests.policies import examples
@@ -26,10 +26,10 @@ def as_they_are(_: Policy) -> None:
     """Blocks that nothing has changed."""
 
 
-compiled_alone = functools.partial(prepare_blocks, compiled=True)
-recomputed_alone = functools.partial(prepare_blocks, recomputed=True)
-both = functools.partial(prepare_blocks, compiled=True, recomputed=True)
-sharded = functools.partial(prepare_blocks, compiled=True, sharded=True)
+compiled_alone = functools.partial(prepare_network, compiled=True)
+recomputed_alone = functools.partial(prepare_network, recomputed=True)
+both = functools.partial(prepare_network, compiled=True, recomputed=True)
+sharded = functools.partial(prepare_network, compiled=True, sharded=True)
 
 
 def batch(policy: Any, count: int = 6) -> DemoBatch:
@@ -83,10 +83,10 @@ def test_versions_of_a_policy_share_what_is_compiled_for_batches_of_all_sizes(mo
     slot = PolicySlot(torch.device("cpu"), compile=True)
     for version in range(3):
         policy = slot.load(snapshot(examples.make("vla"), version))
-        for count in (6, 4, 7, 5):
+        for count in (6, 4, 7, 5, 1):
             with torch.inference_mode():
                 policy.greedy(policy.inputs(examples.observe(count)))
-    assert counters["stats"]["unique_graphs"] == 2, "one for the first size, one for all others"
+    assert counters["stats"]["unique_graphs"] == 3, "the first size, all others, and a single decision"
 
 
 def test_compiling_changes_no_name_of_a_weight() -> None:

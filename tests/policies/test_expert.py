@@ -15,7 +15,7 @@ from nightshift.envs.protocols import DEFAULT
 from nightshift.policies.expert import Expert, goals
 from nightshift.policies.expert.geometry import shape_of
 from nightshift.policies.expert.grasp import is_held
-from nightshift.types import Body, Scene, Split, Task
+from nightshift.types import Body, Joint, Scene, Split, Task
 from tests.envs.test_suites import needs_assets
 
 TASKS = LIBERO_MINI.tasks()
@@ -150,16 +150,41 @@ def test_open_fingers_around_something_do_not_count_as_holding_it() -> None:
     assert not is_held(replace(scene, gripper_opening=0.05), "cube_1")
 
 
+def block_at(*position: float, half_size: float = 0.02) -> Body:
+    block = Body(position=np.array(position), rotation=np.eye(3), half_size=np.full(3, half_size))
+    return replace(block, boxes=shape_of(block))
+
+
 def test_what_is_in_the_air_between_the_fingers_is_held_even_where_it_is_thinner_than_they_are_apart() -> None:
     """A pot that hangs on its knob tilts: what is between the fingers then is thinner than they are apart."""
-    raised, standing = cube_scene([0.0, 0.0, 1.02], opening=0.05), cube_scene([0.0, 0.0, 0.92], opening=0.05)
-    pot = Body(position=np.array([0.2, 0.0, 0.92]), rotation=np.eye(3), half_size=np.full(3, 0.02))
-    other = replace(pot, boxes=shape_of(pot))
-    lifted = replace(raised.bodies["cube_1"], position=np.array([0.0, 0.0, 1.02]))
-    assert is_held(replace(raised, bodies={"cube_1": lifted, "pot_1": other}), "cube_1")
-    assert not is_held(replace(standing, bodies={**standing.bodies, "pot_1": other}), "cube_1"), "fingers are closing"
-    beside = replace(raised, bodies={"cube_1": lifted, "pot_1": other}, gripper_position=np.array([0.1, 0.0, 1.02]))
-    assert not is_held(beside, "cube_1")
+    scene = cube_scene([0.0, 0.0, 1.02], opening=0.05)
+    lifted, beside = block_at(0.0, 0.0, 1.02), block_at(0.2, 0.0, 0.92)
+    in_the_air = replace(scene, bodies={"cube_1": lifted, "pot_1": beside})
+    assert is_held(in_the_air, "cube_1")
+    assert not is_held(replace(in_the_air, gripper_opening=0.08), "cube_1"), "it is let go"
+    assert not is_held(replace(in_the_air, gripper_position=np.array([0.1, 0.0, 1.02])), "cube_1")
+    overhang = block_at(0.0, 0.0, 1.2)
+    assert is_held(replace(in_the_air, bodies={**in_the_air.bodies, "shelf_1": overhang}), "cube_1")
+
+
+def test_what_stands_on_the_table_is_not_held_while_the_fingers_close() -> None:
+    scene = replace(cube_scene([0.0, 0.0, 0.92], opening=0.05), robot_position=np.array([-0.6, 0.0, 0.91]))
+    standing, beside = block_at(0.0, 0.0, 0.92), block_at(0.2, 0.0, 0.92)
+    assert not is_held(replace(scene, bodies={"cube_1": standing, "pot_1": beside}), "cube_1")
+    fallen = block_at(0.5, 0.0, 0.02)
+    assert not is_held(replace(scene, bodies={"cube_1": standing, "pot_1": fallen}), "cube_1")
+    stove = block_at(0.2, 0.0, 0.92, half_size=0.05)
+    knob = Joint(
+        kind="hinge",
+        position=0.0,
+        limits=(0.0, 1.0),
+        axis=np.array([0.0, 0.0, 1.0]),
+        anchor=np.zeros(3),
+        link=shape_of(stove),
+        holds={},
+    )
+    with_stove = replace(scene, bodies={"cube_1": standing, "stove_1": stove}, joints={"stove_1": knob})
+    assert not is_held(with_stove, "cube_1"), "the stove reaches below the table"
 
 
 def test_closed_fingers_with_nothing_between_them_do_not_hold_an_object() -> None:

@@ -65,6 +65,14 @@ def test_a_block_of_4_cm_is_pushed_and_a_plate_dragged_at_every_size_of_object_s
     assert not skills._is_flat(slab(0.019 * scale, tilt=1.5)), "a plate that stands on its rim"
 
 
+def test_a_packet_that_the_fingers_can_hold_is_not_flat_whichever_way_it_is_turned() -> None:
+    half = np.array([0.04, 0.023, 0.01])
+    for yaw in (0.0, np.pi / 4):
+        turn = turn_about(np.array([0.0, 0.0, 1.0]), yaw)
+        shape = Boxes(centres=np.zeros((1, 3)), axes=turn[None], half_sizes=half[None])
+        assert not skills._is_flat(Body(position=np.zeros(3), rotation=turn, half_size=half, boxes=shape))
+
+
 def test_the_block_of_libero_mini_is_pushed_however_its_height_is_rounded() -> None:
     task = next(task for task in LIBERO_MINI.tasks() if task.name == "push_block_to_zone")
     env = LIBERO_MINI.make_env(task)

@@ -13,7 +13,7 @@ from torch import Tensor
 from nightshift import config, policies
 from nightshift.policies import flow_matching
 from nightshift.policies.base import Inputs
-from nightshift.policies.blocks import prepare_blocks
+from nightshift.policies.blocks import prepare_network
 from nightshift.policies.denoising import CHAIN, GAUSSIAN_STEPS
 from nightshift.policies.flow import Flow
 from tests.policies.examples import (
@@ -301,7 +301,7 @@ def test_activations_that_are_computed_again_give_the_same_gradient(family: str)
     for again in (False, True):
         policy = make_policy(family)
         if again:
-            prepare_blocks(policy, recomputed=True)
+            prepare_network(policy, recomputed=True)
         actions, mask = demo_actions(ROWS, horizon=policy.horizon), torch.ones(ROWS, policy.horizon, dtype=torch.bool)
         policy.bc_loss(cloning_inputs(policy, ROWS), actions, mask).backward()  # type: ignore[no-untyped-call]
         gradients.append({name: parameter.grad for name, parameter in policy.named_parameters()})

@@ -143,7 +143,7 @@ def test_only_stages_up_to_the_given_one_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{seeds.PROJECT / 'src'}:{seeds.PROJECT}"}
     subprocess.run(command, env=environment, check=True)
     ran = {path.stem for path in (tmp_path / "runs/0" / paths.stage_receipt("states")).parent.iterdir()}
-    assert ran == {"choose", "states"}
+    assert ran == {"states"}
 
 
 def test_until_is_refused_where_dvc_knows_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from nightshift.algorithms.strategy import SingleProcess, Strategy
 from nightshift.learners.base import Learner, LearnerSpec, LearnerState, Work_contra
-from nightshift.policies.blocks import decisions_within, prepare_blocks
+from nightshift.policies.blocks import decisions_within, prepare_network
 from nightshift.policies.device import POLICY_SIZE, out_of_memory_advice
 from nightshift.policies.snapshot import PolicySnapshot, restore
 
@@ -95,7 +95,7 @@ class Rank(Generic[Work_contra]):
 def _make_learner(spec: LearnerSpec[Work_contra], strategy: Strategy) -> Learner[Work_contra]:
     # What is sharded is moved to the device part by part: it may not fit there as a whole.
     policy = restore(spec.policy, _CPU if strategy.shards else spec.device)
-    prepare_blocks(policy, compiled=spec.compile, recomputed=spec.gradient_checkpointing, sharded=strategy.shards)
+    prepare_network(policy, compiled=spec.compile, recomputed=spec.gradient_checkpointing, sharded=strategy.shards)
     tokens = spec.microbatch_tokens
     microbatch_size = spec.microbatch_size if tokens is None else decisions_within(policy, tokens)
     return spec.algorithm.learner(policy, seed=spec.seed, microbatch_size=microbatch_size, strategy=strategy)

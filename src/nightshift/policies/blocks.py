@@ -12,8 +12,10 @@ from nightshift.errors import ConfigError
 from nightshift.policies.base import Policy
 
 
-def prepare_blocks(policy: Policy, *, compiled: bool = False, recomputed: bool = False, sharded: bool = False) -> None:
-    """`compiled`: with torch.compile, at the first call; modules of one kind share what is compiled. Norms, rotations
+def prepare_network(policy: Policy, *, compiled: bool = False, recomputed: bool = False, sharded: bool = False) -> None:
+    """Do not copy the policy after this: what is compiled belongs to this one.
+
+    `compiled`: with torch.compile, at the first call; modules of one kind share what is compiled. Norms, rotations
     and activations become few kernels, and what is cheap is recomputed in the backward pass instead of kept.
 
     `recomputed`: memory for the activations of one block instead of all of them, for one more forward pass per update.

@@ -14,7 +14,7 @@ from torch import Tensor
 from nightshift import policies
 from nightshift.policies.arrays import to_array, to_tensor
 from nightshift.policies.base import Policy
-from nightshift.policies.blocks import prepare_blocks
+from nightshift.policies.blocks import prepare_network
 
 
 def _new_token() -> str:
@@ -92,5 +92,5 @@ class PolicySlot:
             return self._policy
         self._policy = None  # its memory is needed
         self._policy, self._frozen = restore(snapshot, self._device), frozen
-        prepare_blocks(self._policy, compiled=self._compile)
+        prepare_network(self._policy, compiled=self._compile)
         return self._policy

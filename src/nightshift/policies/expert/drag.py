@@ -11,10 +11,10 @@ from nightshift.policies.expert.place import surface_of
 from nightshift.policies.expert.robot import CLOSE, CLOSED, PARTS, POSITION_SCALE, TIP_BELOW_GRIP, hand_boxes
 from nightshift.types import Array, Scene
 
-PRESS = 0.008  # metres that the hand aims below the surface
+PRESS = 0.011  # metres that the hand aims below the surface
 TOUCHING = 0.012  # metres above the surface at which the finger tips count as on it
 MIDDLE = 0.09  # metres from the middle beyond which the hand rises and goes there anew
-SPEED = 0.8  # of the fastest
+SPEED = 1.0  # of the fastest
 
 
 def drag(scene: Scene, name: str, to: Vector, clear: float) -> Array:

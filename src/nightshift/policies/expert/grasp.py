@@ -53,7 +53,8 @@ CLEARANCE = 0.004  # metres the hand should keep from what it passes
 ROUNDING = 4  # decimals of a metre: shapes that differ less get the same grasps
 CLOSE_XY, CLOSE_Z = 0.014, 0.02  # distances from the grasp point at which the fingers begin to close
 HELD_SLACK = 0.003  # opening beyond what is between the fingers at which it counts as gripped
-RAISED = 0.015  # metres of air below an object that does not stand any more
+RAISED = 0.02  # metres of air below an object that does not stand any more
+FALLEN = 0.1  # metres below the arm's foot: what is there has fallen off the table
 WIDER = 0.01  # metres that something is wider than the opening from which on the fingers cannot be around it
 PAD_LINES = 5  # along each side of a pad
 
@@ -149,26 +150,37 @@ def is_held(scene: Scene, name: str) -> bool:
     What is held by a thin part tilts, and does not fill the gap any more. Closed fingers fill the gap of nothing.
     """
     shape = shape_of(scene.bodies[name])
-    between = material(scene, shape) > 0.0
-    return between and (fills_fingers(scene, shape) or RAISED < air_below(scene, name) < np.inf)
+    between = not _is_open(scene) and material(scene, shape) > 0.0
+    return between and (fills_fingers(scene, shape) or is_raised(scene, name))
 
 
-def air_below(scene: Scene, name: str) -> float:
-    """Metres between an object and what it would come to stand on: the table is where the lowest of the others stands.
-    Infinite if there are no others."""
+def is_raised(scene: Scene, name: str) -> bool:
+    """Whether there is air between an object and what it would come to stand on; False where nothing is known of it."""
     item = shape_of(scene.bodies[name])
-    support = support_under(neighbours(scene, name), item, np.zeros(3))
-    fixed = scene.joints  # these may reach below the table
-    others = [
-        body for other, body in scene.bodies.items() if other != name and body.boxes is not None and other not in fixed
-    ]
-    return extent(item, Z)[0] - max(support, min(map(bottom_of, others), default=-np.inf))
+    bottom = extent(item, Z)[0]
+    below = support_under(neighbours(scene, name), item, np.zeros(3), highest=bottom + RAISED)
+    support = max(below, _table(scene, name))
+    return support > -np.inf and bottom - support > RAISED
+
+
+def _table(scene: Scene, name: str) -> float:
+    """The height at which the lowest of the other objects stands; -inf if there are none.
+
+    Fixtures that have joints may reach below the table. The arm's foot stands about as high as it does.
+    """
+    floor = -np.inf if scene.robot_position is None else scene.robot_position[2] - FALLEN
+    others = {other: body for other, body in scene.bodies.items() if other != name and other not in scene.joints}
+    bottoms = [bottom_of(body) for body in others.values() if body.boxes is not None]
+    return min((bottom for bottom in bottoms if bottom > floor), default=-np.inf)
+
+
+def _is_open(scene: Scene) -> bool:
+    return scene.gripper_opening > MAX_OPENING - GRASP_MARGIN + HELD_SLACK
 
 
 def fills_fingers(scene: Scene, shape: Boxes) -> bool:
     """Whether a shape fills the gap between the finger pads, and these are neither simply open nor on top of it."""
-    is_open = scene.gripper_opening > MAX_OPENING - GRASP_MARGIN + HELD_SLACK
-    filled = not is_open and material(scene, shape) > scene.gripper_opening - HELD_SLACK
+    filled = not _is_open(scene) and material(scene, shape) > scene.gripper_opening - HELD_SLACK
     return filled and not _stands_on(scene, shape)
 
 

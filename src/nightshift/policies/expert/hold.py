@@ -133,13 +133,17 @@ def take(scene: Scene, grip: Hold) -> Array:
     closing = grip.width < scene.gripper_opening < FULLY_OPEN
     slack = 2.0 if closing else 1.0
     there = lateral < slack * CLOSE_XY and abs(along) < slack * CLOSE_Z / 2 and angle < slack * ALIGNED_TURN
-    kept = float(np.clip(FUNNEL * (lateral - ALIGNED), 0.0, BACK)) + TURNING_ROOM * max(angle - ALIGNED_TURN, 0.0)
-    if there:
-        kept = 0.0  # fingers that go back while they close hold the end of a handle, and slip off
+    # Fingers that went back while they close would hold the end of a handle, and slip off.
+    kept = 0.0 if there else _kept_back(lateral, angle)
     turned = float(np.clip((FREE_TURN - angle) / FREE_TURN, 0.0, 1.0))
     front = _over_obstacles(scene, grip.point - kept * approach, grip.rotation)
     aim = scene.gripper_position + turned * (front - scene.gripper_position)
     return move_hand(scene, aim, grip.rotation, CLOSE if there else OPEN)
+
+
+def _kept_back(lateral: float, angle: float) -> float:
+    """Metres in front of a hold to keep until the hand is in line with it."""
+    return float(np.clip(FUNNEL * (lateral - ALIGNED), 0.0, BACK)) + TURNING_ROOM * max(angle - ALIGNED_TURN, 0.0)
 
 
 def _over_obstacles(scene: Scene, front: Vector, rotation: Vector) -> Vector:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nightshift.policies.expert import insert, skills
+from nightshift.policies.expert import skills
 from nightshift.policies.expert.geometry import overlap, select, shape_of
 from nightshift.policies.expert.goals import Goal, place_of
-from nightshift.policies.expert.grasp import HELD_SLACK, is_held, material, neighbours
+from nightshift.policies.expert.grasp import HELD_SLACK, is_held, material
 from nightshift.policies.expert.hold import release
 from nightshift.policies.expert.motion import move_hand
 from nightshift.policies.expert.robot import FINGERS, GRIP, OPEN, turned_hand_boxes
@@ -20,13 +20,9 @@ def is_closed_on_nothing(scene: Scene, goal: Goal) -> bool:
     """Whether the fingers have closed without the object that they are to bring somewhere, as after a push."""
     if goal[0] not in ("on", "in") or scene.gripper_opening > HELD_SLACK:
         return False
-    item, obstacles = scene.bodies[goal[1]], neighbours(scene, goal[1])
-    place = place_of(scene, goal)
-    if insert.is_roofed(scene, goal[1], place) and insert.is_on_sill(place, item, obstacles):
-        return False  # closed fingers push it further in
-    if skills.is_dragged(item, place):
+    if skills.is_moved_with_closed_fingers(scene, goal[1], place_of(scene, goal)):
         return False
-    return material(scene, shape_of(item)) <= 0.0
+    return material(scene, shape_of(scene.bodies[goal[1]])) <= 0.0
 
 
 def open_fingers(scene: Scene) -> Array:
@@ -35,7 +31,7 @@ def open_fingers(scene: Scene) -> Array:
 
 def is_needed(scene: Scene, reached: Goal, goal: Goal) -> bool:
     """Whether the fingers are still at what a reached goal is about, and hold nothing for the present one."""
-    if goal[1] == reached[1] or (goal[1] in scene.bodies and is_held(scene, goal[1])):
+    if goal[1] == reached[1] or (_is_of_an_object(scene, goal) and is_held(scene, goal[1])):
         return False
     shape = _shape(scene, reached)
     if reached[1] in scene.joints and scene.gripper_rotation[2, 2] < POINTS_DOWN:
@@ -43,6 +39,11 @@ def is_needed(scene: Scene, reached: Goal, goal: Goal) -> bool:
     hand = turned_hand_boxes(scene.gripper_position[None], scene.gripper_rotation[None])
     room = ROOM if reached[1] in scene.joints else NEAR
     return any(bool((overlap(select(hand, part), shape) > -room).any()) for part in (FINGERS, GRIP))
+
+
+def _is_of_an_object(scene: Scene, goal: Goal) -> bool:
+    """And not of a joint, whose region or fixture may be a body too."""
+    return goal[1] in scene.bodies and goal[1] not in scene.joints
 
 
 def leave(scene: Scene, reached: Goal) -> Array:

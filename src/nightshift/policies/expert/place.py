@@ -149,14 +149,14 @@ def top_of(body: Body) -> float:
     return extent(shape_of(body), Z)[1]
 
 
-def support_under(obstacles: Boxes, item: Boxes, way: Vector) -> float:
-    """Height of what the item, moved by `way` [3], would come to stand on; -inf if there is nothing."""
+def support_under(obstacles: Boxes, item: Boxes, way: Vector, highest: float = np.inf) -> float:
+    """Height of what the item, moved by `way` [3], would come to stand on; -inf if nothing is there up to `highest`."""
     bottom = extent(item, Z)[0]
     feet = select(item, bottoms(item) < bottom + FOOT)
     corners = [np.linspace(*extent(feet, axis), FEET) for axis in np.eye(3)[:2]]
     points = np.array([[x, y, 0.0] for x in corners[0] for y in corners[1]]) + np.append(way[:2], 0.0)
     enter, leave = crossings(obstacles, points, Z)
-    return float(leave[leave > enter].max(initial=-np.inf))
+    return float(leave[(leave > enter) & (leave <= highest)].max(initial=-np.inf))
 
 
 class Heights(NamedTuple):

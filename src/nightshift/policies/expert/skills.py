@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from nightshift.policies.expert import insert
-from nightshift.policies.expert.drag import PRESS, drag
+from nightshift.policies.expert.drag import drag
 from nightshift.policies.expert.geometry import Vector, extent, select, shape_of
 from nightshift.policies.expert.grasp import (
     CLOSE_XY,
     CLOSE_Z,
     HELD_SLACK,
     Grasp,
-    air_below,
     choose,
     is_held,
+    is_raised,
     material,
     neighbours,
 )
@@ -51,13 +51,14 @@ HOVER = 0.06  # metres of air between the finger tips and what they pass over
 CARRY = 0.04  # metres of air below a carried object
 PASSING_AIR = 0.01  # metres above what is in its way from which on a carried object moves at full speed
 SINK = 0.01  # metres below its rest that a carried object is moved towards: it would slow down before it is let go
+SLIDING = 0.008  # metres that the hand aims below where it is while it slides an object over the table
 AT_PLACE = 0.03  # metres beside its place within which a carried object goes down
 ABOVE = 0.03  # metres above a grasp to where fingers rise that have closed without what they should hold
 PALM_AIR = 0.01  # metres of air between the palm and what it comes to stand above
 HANDLE_WITHIN = 0.03  # a handle further from the grip point than this is not in the hand
 HANDLE_SLACK = 0.004  # opening beyond a handle's width at which it counts as gripped
 FLAT = 0.027  # metres of thickness: LIBERO's plates have 0.019, and a block that is pushed has 0.04
-UPRIGHT = 0.7  # cosine of the tilt up to which it lies flat
+LYING = 0.7  # cosine of the tilt up to which it lies flat
 SAME_LEVEL = 0.015  # metres between two heights from one to the other of which something can be dragged
 PUSH_SPEED = 0.6  # of the fastest
 PUSH_LATERAL = 0.02  # metres off the line through the item at which the gripper goes behind it anew
@@ -80,7 +81,7 @@ def pick_up(scene: Scene, name: str) -> Array:
 def bring(scene: Scene, name: str, place: Place) -> Array:
     """Grasp, carry, lower, release and move away; or push an object that is too wide to grasp."""
     item = scene.bodies[name]
-    if is_dragged(item, place):
+    if _is_dragged(item, place):
         return drag(scene, name, place.position, _clear_above(scene, name, item.position))
     if insert.is_roofed(scene, name, place):
         return _bring_in(scene, name, place)
@@ -95,14 +96,13 @@ def bring(scene: Scene, name: str, place: Place) -> Array:
 def _bring_in(scene: Scene, name: str, place: Place) -> Array:
     """As `bring`, under a roof: to the front of the opening, in, let go, and push."""
     item, obstacles = scene.bodies[name], neighbours(scene, name)
-    between = material(scene, shape_of(item))
     if is_held(scene, name):
         way = insert.way_in(scene, name, place)
         if insert.is_at_front(item, way, place.rest):
             return insert.go_in(scene, item, way, place.rest)
         return _carry(scene, name, replace(place, position=way.front, rest=place.rest + insert.LIFT), outside=True)
     on_sill = insert.is_on_sill(place, item, obstacles)
-    if is_placed(scene, name, place) or (on_sill and between > 0.0):
+    if is_placed(scene, name, place) or (on_sill and material(scene, shape_of(item)) > 0.0):
         return leave(scene, item)
     if on_sill:
         return insert.push_in(scene, item, place, obstacles, _clear_above(scene, name, item.position))
@@ -115,16 +115,12 @@ def _bring_in(scene: Scene, name: str, place: Place) -> Array:
 def slide(scene: Scene, name: str, way: Vector) -> Array:
     """Grasp, move along `way` [3] over what the object stands on, let go there; lowered first if it was carried."""
     if is_held(scene, name):
-        there = np.linalg.norm(way[:2]) < RELEASE_XY and not _is_raised(scene, name)
-        return move_to(scene, scene.gripper_position + way - up(PRESS), None, OPEN if there else CLOSE)
+        there = np.linalg.norm(way[:2]) < RELEASE_XY and not is_raised(scene, name)
+        return move_to(scene, scene.gripper_position + way - up(SLIDING), None, OPEN if there else CLOSE)
     grasp = choose(scene, name, way)
     if grasp is None:
         raise ValueError(f"the expert cannot slide {name}: nowhere is it narrower than the gripper opens")
     return _reach_and_close(scene, name, grasp)
-
-
-def _is_raised(scene: Scene, name: str) -> bool:
-    return CARRY / 2 < air_below(scene, name) < np.inf
 
 
 def pull(scene: Scene, region: str) -> Array:
@@ -219,8 +215,16 @@ def _hand(scene: Scene, part: slice) -> Boxes:
     return select(hand_boxes(scene.gripper_position[None], np.array([finger_yaw(scene)])), part)
 
 
-def is_dragged(item: Body, place: Place) -> bool:
-    """Whether closed fingers take the item to its place over what it stands on, in place of carrying it."""
+def is_moved_with_closed_fingers(scene: Scene, name: str, place: Place) -> bool:
+    """Dragged to its place, or pushed further in where it stands on the sill under a roof."""
+    item = scene.bodies[name]
+    if insert.is_roofed(scene, name, place):
+        return insert.is_on_sill(place, item, neighbours(scene, name))
+    return _is_dragged(item, place)
+
+
+def _is_dragged(item: Body, place: Place) -> bool:
+    """Over what it stands on, in place of being carried."""
     return _is_flat(item) and place.is_surface and abs(place.rest - bottom_of(item)) < SAME_LEVEL
 
 
@@ -228,11 +232,8 @@ def _is_flat(item: Body) -> bool:
     """Whether it lies flat and only its rim can be grasped: it slips. It may be tilted while it is dragged."""
     lengths = _lengths(item, item.rotation.T)
     thin = int(np.argmin(lengths))
-    return bool(lengths[thin] < FLAT and np.delete(lengths, thin).min() > MAX_OPENING and _is_upright(item, thin))
-
-
-def _is_upright(item: Body, axis: int) -> bool:
-    return bool(abs(item.rotation[2, axis]) > UPRIGHT)
+    lies = abs(item.rotation[2, thin]) > LYING
+    return bool(lies and lengths[thin] < FLAT and np.delete(lengths, thin).min() > MAX_OPENING)
 
 
 def _lengths(item: Body, axes: Vector) -> Vector:
