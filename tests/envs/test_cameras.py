@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift import config, envs
+from nightshift.envs.base import Fleet, begin_look
 from nightshift.envs.fake import FAKE
 from nightshift.envs.libero import cameras as drawing
 from nightshift.envs.libero.cameras import averaged
@@ -24,8 +25,10 @@ from nightshift.envs.libero.frames import FrameCopies
 from nightshift.envs.libero.sketch import sketched
 from nightshift.envs.libero.suites import LIBERO_OBJECT
 from nightshift.envs.mini.suite import LIBERO_MINI
+from nightshift.envs.perturbations.fleet import perturbed
 from nightshift.envs.protocols import DEFAULT
 from nightshift.errors import SimulatorError
+from nightshift.types import PerturbationSpec, RolloutRequest
 from tests.envs.test_suites import needs_assets
 
 SIZE = 64
@@ -160,6 +163,33 @@ def test_images_do_not_depend_on_which_simulations_are_drawn_or_in_which_order(f
     some = fleet.look(np.array([2, 0]), PLAIN.names)
     for camera in PLAIN.names:
         np.testing.assert_array_equal(some[camera], every[camera][[2, 0]], err_msg=camera)
+
+
+@pytest.mark.parametrize("at_once", [2, 32])
+def test_looks_that_are_begun_before_others_are_over_show_the_same(
+    fleet: LiberoFleet, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Of siblings in one context, of one with other textures there, and of another task's context."""
+    monkeypatch.setattr(drawing, "_FRAMES_AT_ONCE", at_once)
+    textures = PerturbationSpec(name="background_textures", strength=5.0)
+    request = RolloutRequest(
+        task=TASK.name, split="train", init_state=1, controller="greedy", seed=0, perturbations=(textures,)
+    )
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(contextlib.closing(LIBERO_MINI.make_fleet(LIBERO_MINI.tasks()[0], DEFAULT, PLAIN)))
+        textured = stack.enter_context(contextlib.closing(perturbed(fleet, request)))
+        fleets: list[Fleet] = [fleet, fleet.sibling(), textured, other]
+        for made in fleets:
+            made.reset("train", [1, 1])
+        alone = [made.look(np.arange(2), PLAIN.names) for made in fleets]
+        looks = [begin_look(made, np.arange(2), PLAIN.names) for made in fleets]
+        film = fleet.render(0)
+        together = [look() for look in looks]
+        np.testing.assert_array_equal(film, fleet.render(0))
+    for number, (one, both) in enumerate(zip(alone, together, strict=True)):
+        for camera in PLAIN.names:
+            np.testing.assert_array_equal(both[camera], one[camera], err_msg=f"{camera} of fleet {number}")
+    assert not np.array_equal(alone[1]["agentview"], alone[2]["agentview"])
 
 
 def test_only_the_cameras_that_are_asked_for_are_drawn(fleet: LiberoFleet) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from nightshift import config, envs
-from nightshift.envs.base import Fleet, Steps
+from nightshift.envs.base import Fleet, Look, Steps
 from nightshift.envs.sequential_fleet import step_by_step
 from nightshift.policies.base import Policy, Shapes
 from nightshift.policies.expert import Expert
@@ -64,17 +64,23 @@ class Seeing:
 
     before_step: Callable[[int], None] = lambda state: None
     """Called in the thread that simulates, with the init state."""
+    before_look: Callable[[], None] = lambda: None
+    """Called in the thread that draws."""
     looks: list[tuple[int, list[int]]] = field(default_factory=list)
     """Init state and lanes of every drawing."""
+    fetched: list[tuple[int, int]] = field(default_factory=list)
+    """Init state of every drawing of which the images were fetched, and the number of drawings until then."""
     drawn: set[str] = field(default_factory=set)
     """Cameras."""
     begun: list[int] = field(default_factory=list)
     """Init states in the order in which they were reset."""
     fleets: list[SeeingFleet] = field(default_factory=list)
+    made_as: type[SeeingFleet] | None = None
     drawing_thread: int = 0
 
     def __call__(self, task: Task, env: config.Env) -> SeeingFleet:
-        made = SeeingFleet(envs.make_fleet(task, env.model_copy(update={"cameras": NO_CAMERAS})), env.cameras, self)
+        fleet = envs.make_fleet(task, env.model_copy(update={"cameras": NO_CAMERAS}))
+        made = (self.made_as or SeeingFleet)(fleet, env.cameras, self)
         self.fleets.append(made)
         return made
 
@@ -107,6 +113,7 @@ class SeeingFleet:
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         self._check_thread()
+        self._parts.before_look()
         self._parts.looks.append((self.state, lanes.tolist()))
         self._parts.drawn.update(cameras)
         positions = {camera: self._cameras.names.index(camera) for camera in cameras}
@@ -125,7 +132,7 @@ class SeeingFleet:
         return self._image(lane, 0)
 
     def sibling(self) -> SeeingFleet:
-        made = SeeingFleet(self._fleet.sibling(), self._cameras, self._parts)
+        made = type(self)(self._fleet.sibling(), self._cameras, self._parts)
         self._parts.fleets.append(made)
         return made
 
@@ -137,6 +144,20 @@ class SeeingFleet:
     def _check_thread(self) -> None:
         self._parts.drawing_thread = self._parts.drawing_thread or threading.get_ident()
         assert self._parts.drawing_thread == threading.get_ident(), "drawn in two threads"
+
+
+class QueueingSeeingFleet(SeeingFleet):
+    """Draws while its caller does something else, as a GPU does, but waits for nothing."""
+
+    def begin_look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Look:
+        images, state = self.look(lanes, cameras), self.state
+
+        def fetch() -> Mapping[str, NDArray[np.uint8]]:
+            self._check_thread()
+            self._parts.fetched.append((state, len(self._parts.looks)))
+            return images
+
+        return fetch
 
 
 def plain_loop(fleet: Fleet, request: RolloutRequest, policy: Policy, horizon: int) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ from tests.rollouts.faulty import Faulty, Unstable, raise_something
 from tests.rollouts.parts import (
     CAMERAS,
     NO_CAMERAS,
+    QueueingSeeingFleet,
     Seeing,
     SeeingFleet,
     SeeingMlp,
@@ -246,6 +248,43 @@ def test_an_image_is_drawn_while_other_simulators_of_its_cohort_make_their_step(
     assert sorted(parts.begun) == [0, 1, 2, 3], "a step that waited for the image in vain was played again"
     for one, expected in zip(played, play(wanted, seeing, env=SEEN, make_fleet=Seeing()), strict=True):
         assert_same(one[0], expected[0])
+
+
+def test_images_are_fetched_while_those_of_the_next_request_are_drawn(seeing: PolicySnapshot) -> None:
+    parts = Seeing(made_as=QueueingSeeingFleet)
+    wanted = [request(state) for state in range(8)]
+    # One thread resets them in order, so those of the first cohort are all reset when the last of the second begins.
+    parts.before_look = lambda: wait_until(lambda: len(parts.begun) == len(wanted), seconds=30)
+    played = play(wanted, seeing, settings(8, threads=1), env=SEEN, make_fleet=parts)
+    assert parts.fetched[:3] == [(0, 2), (1, 3), (2, 4)], "each after the next one was drawn"
+    assert Counter(state for state, _ in parts.fetched) == Counter(state for state, _ in parts.looks)
+    for group, expected in zip(played, play(wanted, seeing, env=SEEN, make_fleet=Seeing()), strict=True):
+        for one, other in zip(group, expected, strict=True):
+            assert_same(one, other)
+
+
+@pytest.mark.parametrize("fails", ["begin_look", "fetch"])
+def test_cameras_that_fail_while_others_are_drawn_cost_only_their_request(
+    seeing: PolicySnapshot, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    wanted = [request(state) for state in range(6)]
+    begin = QueueingSeeingFleet.begin_look
+
+    def fail() -> Any:
+        raise OSError("no framebuffer")
+
+    def begin_or_fail(fleet: Any, lanes: Any, cameras: Any) -> Any:
+        if fleet.state != 2:
+            return begin(fleet, lanes, cameras)
+        return fail if fails == "fetch" else fail()
+
+    monkeypatch.setattr(QueueingSeeingFleet, "begin_look", begin_or_fail)
+    results = play(wanted, seeing, settings(6), env=SEEN, make_fleet=Seeing(made_as=QueueingSeeingFleet))
+    undisturbed = play(wanted, seeing, env=SEEN, make_fleet=Seeing())
+    assert [all(one.valid for one in group) for group in results] == [state != 2 for state in range(6)]
+    for position in (0, 1, 3, 4, 5):
+        for one, other in zip(results[position], undisturbed[position], strict=True):
+            assert_same(one, other)
 
 
 def test_a_run_that_is_left_early_leaves_a_pool_that_works() -> None:

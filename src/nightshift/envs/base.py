@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -172,6 +173,26 @@ class SharingFleet(Protocol):
     def share(self, threads: Executor) -> None:
         """From now on step them in those of `threads` that are idle, too, also those of siblings to come."""
         ...
+
+
+Look = Callable[[], Mapping[str, NDArray[np.uint8]]]
+"""Gives the images that were asked for. Call it once, in the thread that asked, and step no simulator before."""
+
+
+@runtime_checkable
+class QueueingFleet(Protocol):
+    """A fleet whose images a GPU draws while the thread that asked for them does something else."""
+
+    def begin_look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Look:
+        """The images of `look`, which are drawn from now on. Other looks may be begun before this one is over."""
+        ...
+
+
+def begin_look(fleet: Fleet, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Look:
+    """Of any fleet: one that cannot draw ahead draws when the images are needed."""
+    if isinstance(fleet, QueueingFleet):
+        return fleet.begin_look(lanes, cameras)
+    return partial(fleet.look, lanes, cameras)
 
 
 @runtime_checkable

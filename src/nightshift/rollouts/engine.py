@@ -205,24 +205,46 @@ class Engine:
         return self._actor[1]
 
     def _collected(self, cohort: _Cohort, version: int) -> Iterator[Answer]:
-        """Wait for each simulator and draw it, and answer the requests that ended or failed: they leave the cohort."""
+        """Wait for each simulator and draw it, and answer the requests that ended or failed: they leave the cohort.
+
+        While a GPU draws one request, the images of that before it are fetched.
+        """
+        drawn: list[_Slot] = []
+        """At most one, whose images are yet to be fetched."""
         for slot in list(cohort.slots):
+            if not slot.simulating.done():  # there is time for it
+                yield from self._seen(cohort, drawn, version)
             with self.stopwatch.timing(SIMULATION):
                 wait([slot.simulating])
-            error = slot.simulating.exception() or self._drawing_error(slot)
+            error = slot.simulating.exception() or self._drawing_error(slot.group.look)
+            yield from self._seen(cohort, drawn, version)
             if error is not None:
-                self._fleets.discard(slot.fleet)
-                cohort.slots.remove(slot)
-                yield _failed(slot.number, slot.group.request, error)
+                yield self._lost(cohort, slot, error)
+            else:
+                drawn.append(slot)
+        yield from self._seen(cohort, drawn, version)
+
+    def _seen(self, cohort: _Cohort, drawn: list[_Slot], version: int) -> Iterator[Answer]:
+        """Take the slots out of `drawn`, and answer those that ended or failed."""
+        while drawn:
+            slot = drawn.pop()
+            error = self._drawing_error(slot.group.see)
+            if error is not None:
+                yield self._lost(cohort, slot, error)
             elif slot.group.done:
                 self._give_back(slot)
                 cohort.slots.remove(slot)
                 yield Answer(slot.number, _played(slot, version))
 
-    def _drawing_error(self, slot: _Slot) -> Exception | None:
+    def _lost(self, cohort: _Cohort, slot: _Slot, error: BaseException) -> Answer:
+        self._fleets.discard(slot.fleet)
+        cohort.slots.remove(slot)
+        return _failed(slot.number, slot.group.request, error)
+
+    def _drawing_error(self, draw: Callable[[], None]) -> Exception | None:
         try:
             with self.stopwatch.timing(LOOK):
-                slot.group.see()
+                draw()
         except Exception as error:  # noqa: BLE001 - simulators raise anything
             return error
         return None

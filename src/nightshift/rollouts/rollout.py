@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Fleet, RedrawingFleet, Steps
+from nightshift.envs.base import Fleet, Look, RedrawingFleet, Steps, begin_look
 from nightshift.errors import ConfigError
 from nightshift.rollouts.experts import Decide
 from nightshift.types import INSTRUCTION, SIMULATOR_STATE, Array, Latents, Observation, RolloutRequest, Trajectory
@@ -23,8 +23,8 @@ class GroupPlay:
 
         reset ─▶ see ─▶ decide ─▶ advance ─▶ see ─▶ … ─▶ see ─▶ trajectories
 
-    `reset` and `advance` simulate, in any thread. `see` draws, so it belongs to the thread of the GL context. The
-    expert decides by itself in `advance`, before every step.
+    `reset` and `advance` simulate, in any thread. `see` draws, and `look` before it has it begin: both belong to the
+    thread of the GL context. The expert decides by itself in `advance`, before every step.
 
     An episode ends with success (unless the request plays on), with unstable physics or at the horizon. It keeps its
     row with what it last showed, so that a batch of all rows keeps its shape: no episode depends on when another one
@@ -67,6 +67,11 @@ class GroupPlay:
     def reset(self) -> None:
         observation = self._fleet.reset(self.request.split, [self.request.init_state] * self.request.count)
         self._observer.begin(self._fleet, observation, self.request.count)
+
+    def look(self) -> None:
+        """Have what `see` needs drawn from now on, where a GPU can. Who leaves this out waits longer in `see`."""
+        if self._is_decision_due or self.done:
+            self._observer.look(self._fleet)
 
     def see(self) -> None:
         """Draw and record what is due: what the next decision is made on, what the last one led to, a film's frame."""
@@ -178,6 +183,8 @@ class Observer:
         self._shown: Observation = {}
         self._outdated = np.zeros(0, np.bool_)
         """Rows of `seen` that are no longer what the simulators show."""
+        self._looking: Look | None = None
+        """Images of these rows that are being drawn."""
 
     def begin(self, fleet: Fleet, shown: Observation, count: int) -> None:
         """`shown`: the state vectors after a reset."""
@@ -200,12 +207,21 @@ class Observer:
         self._outdated |= stepped
         self._outdated &= ~(stepped & after.unstable)
 
+    def look(self, fleet: Fleet) -> None:
+        """Begin to draw."""
+        lanes = np.flatnonzero(self._outdated)
+        if self._cameras and lanes.size:
+            self._looking = begin_look(fleet, lanes, self._cameras)
+
     def see(self, fleet: Fleet) -> None:
+        if self._looking is None:
+            self.look(fleet)
+        looking, self._looking = self._looking, None
         lanes = np.flatnonzero(self._outdated)
         for name in self.seen.keys() & self._shown.keys() - {INSTRUCTION}:
             self.seen[name][lanes] = self._shown[name][lanes]
-        if self._cameras and lanes.size:
-            self._put(fleet.look(lanes, self._cameras), lanes)
+        if looking is not None:
+            self._put(looking(), lanes)
         if self._records_states and lanes.size:
             assert isinstance(fleet, RedrawingFleet), "the suite says that its fleets are"
             self._put({SIMULATOR_STATE: fleet.full_states(lanes)}, lanes)

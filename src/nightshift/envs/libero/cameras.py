@@ -11,10 +11,10 @@ import importlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
@@ -52,6 +52,15 @@ class Dress:
     meshes: frozenset[int] = frozenset()
 
 
+class _Look(NamedTuple):
+    """Images that are asked for together."""
+
+    views: Iterator[tuple[mujoco.MjData, str]]
+    """Of what is not drawn yet: simulations and cameras."""
+    drawing: Drawing
+    dress: Dress
+
+
 class CameraRenderer:
     """Draws the simulations of one model. The context is made when the first image is drawn, by that thread.
 
@@ -81,11 +90,22 @@ class CameraRenderer:
     ) -> dict[str, Image]:
         """Observations [count, S, S, 3] by camera, as `Drawing` says. A simulation is asked for when the one before it
         is drawn."""
+        return self.begin_images(simulations, count, cameras, dress)()
+
+    def begin_images(
+        self, simulations: Iterable[mujoco.MjData], count: int, cameras: Sequence[str], dress: Dress | None = None
+    ) -> Callable[[], dict[str, Image]]:
+        """What `images` gives, once it is called. The GPU draws the first frames meanwhile."""
         if not self.can_draw():
             raise SimulatorError("camera images cannot be drawn: no GL library works here", NO_GL)
         views = ((data, camera) for data in simulations for camera in cameras)
-        pixels = self._pixels(views, count * len(cameras), self._drawing, dress)
-        return {camera: pixels[number :: len(cameras)] for number, camera in enumerate(cameras)}
+        pixels = self._begin_pixels(views, count * len(cameras), self._drawing, dress)
+
+        def by_camera() -> dict[str, Image]:
+            drawn = pixels()
+            return {camera: drawn[number :: len(cameras)] for number, camera in enumerate(cameras)}
+
+        return by_camera
 
     def film_frame(self, data: mujoco.MjData, dress: Dress | None = None) -> Image | None:
         """An upright image for people; None where no GL library works. Shadows would take four times as long."""
@@ -94,7 +114,7 @@ class CameraRenderer:
         if not self.can_draw():
             return None
         film = replace(self._drawing, size=self._film_size, resolution=self._film_size, rotated=False, shadows=False)
-        return self._pixels([(data, "agentview")], 1, film, dress)[0, ::-1]
+        return self._begin_pixels([(data, "agentview")], 1, film, dress)()[0, ::-1]
 
     def sketch(self, *, films_alone: bool = False) -> None:
         """Draw fast and coarsely from the first image on: all images, or films alone, in a context of their own."""
@@ -140,43 +160,36 @@ class CameraRenderer:
             mujoco.mjr_uploadMesh(dress.model, self._context.mjr, mesh)
         self._dress = dress
 
-    def _pixels(
+    def _begin_pixels(
         self, views: Iterable[tuple[mujoco.MjData, str]], count: int, drawing: Drawing, dress: Dress | None
-    ) -> Image:
-        """[count, S, S, 3], the lowest row first before they are rotated, as LIBERO's own."""
-        assert self._context is not None
-        if threading.get_ident() != self._thread:
-            raise SimulatorError(
-                "a GL context draws in the thread that made it, and another thread asked for an image",
-                "call look, render and camera_images of all fleets of a task from one thread",
-            )
-        self._context.gl.make_current()
-        self._put_on(dress or self._plain)
-        scene = self._context.scene
-        scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = drawing.shadows
-        scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = drawing.shadows
-        return np.concatenate([_finished(frames, drawing) for frames in self._frames(iter(views), count, drawing)])
+    ) -> Callable[[], Image]:
+        """What gives [count, S, S, 3], the lowest row first before they are rotated, as LIBERO's own."""
+        look = _Look(iter(views), drawing, dress or self._plain)
+        begun = self._begun(look, min(count, _FRAMES_AT_ONCE))
+        return lambda: np.concatenate([_finished(frames, drawing) for frames in self._frames(begun, look, count)])
 
-    def _frames(self, views: Iterator[tuple[mujoco.MjData, str]], count: int, drawing: Drawing) -> Iterator[Image]:
+    def _frames(self, begun: FrameCopies, look: _Look, count: int) -> Iterator[Image]:
         """As they are drawn, some at a time: the GPU draws the next ones while the caller works on these."""
-        begun = self._begun(views, min(count, _FRAMES_AT_ONCE), drawing)
+        assert self._context is not None
+        self._context.gl.make_current()
         try:
             for start in range(_FRAMES_AT_ONCE, count, _FRAMES_AT_ONCE):
                 frames = begun.fetch()
-                begun = self._begun(views, min(count - start, _FRAMES_AT_ONCE), drawing)
+                begun = self._begun(look, min(count - start, _FRAMES_AT_ONCE))
                 yield frames
             yield begun.fetch()
         finally:
             begun.close()
 
-    def _begun(self, views: Iterator[tuple[mujoco.MjData, str]], count: int, drawing: Drawing) -> FrameCopies:
+    def _begun(self, look: _Look, count: int) -> FrameCopies:
         """The next `count` views, which the GPU has begun to draw."""
+        self._prepare(look)
         assert self._context is not None
-        model, scene, size = self._dress.model, self._context.scene, drawing.resolution
-        copies = FrameCopies(self._context.mjr, count, size, rotated=drawing.rotated)
+        model, scene, size = look.dress.model, self._context.scene, look.drawing.resolution
+        copies = FrameCopies(self._context.mjr, count, size, rotated=look.drawing.rotated)
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         try:
-            for row, (data, camera) in enumerate(islice(views, count)):
+            for row, (data, camera) in enumerate(islice(look.views, count)):
                 mujoco.mjv_updateScene(model, data, self._option, None, self._views[camera], everything, scene)
                 mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context.mjr)
                 copies.add(row)
@@ -185,6 +198,20 @@ class CameraRenderer:
             raise
         copies.begin()
         return copies
+
+    def _prepare(self, look: _Look) -> None:
+        """Other looks may have been begun in this thread since."""
+        assert self._context is not None
+        if threading.get_ident() != self._thread:
+            raise SimulatorError(
+                "a GL context draws in the thread that made it, and another thread asked for an image",
+                "call look, render and camera_images of all fleets of a task from one thread",
+            )
+        self._context.gl.make_current()
+        self._put_on(look.dress)
+        scene = self._context.scene
+        scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = look.drawing.shadows
+        scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = look.drawing.shadows
 
 
 def _view(camera: int) -> mujoco.MjvCamera:

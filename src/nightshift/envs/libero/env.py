@@ -10,7 +10,7 @@ import contextlib
 import copy
 import importlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -231,8 +231,14 @@ class LiberoEnv:
 
     def images_of(self, simulations: Sequence[LiberoEnv], cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
         """Images [N, S, S, 3] of simulations of this one's model."""
+        return self.begin_images_of(simulations, cameras)()
+
+    def begin_images_of(
+        self, simulations: Sequence[LiberoEnv], cameras: Sequence[str]
+    ) -> Callable[[], dict[str, NDArray[np.uint8]]]:
+        """What `images_of` gives, once it is called; the GPU draws meanwhile."""
         lit = (simulation.lit() for simulation in simulations)
-        return self._renderer.images(lit, len(simulations), cameras, simulations[0]._dress)
+        return self._renderer.begin_images(lit, len(simulations), cameras, simulations[0]._dress)
 
     def images_in(self, states: States, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
         """Images [T, S, S, 3] of this simulation in each of `states` [T, D]. Reset it before it steps again."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import ActionSpace, States, Steps
+from nightshift.envs.base import ActionSpace, Look, States, Steps
 from nightshift.envs.libero.env import LiberoEnv, usable_actions
 from nightshift.envs.libero.stepping import Addresses, Found, Made
 from nightshift.envs.sharing import share
@@ -120,7 +120,10 @@ class LiberoFleet:
             share(self._threads, lambda number: work(slice(number, number + 1)), count)
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
-        return self._lanes[0].images_of([self._lanes[lane] for lane in lanes.tolist()], cameras)
+        return self.begin_look(lanes, cameras)()
+
+    def begin_look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Look:
+        return self._lanes[0].begin_images_of([self._lanes[lane] for lane in lanes.tolist()], cameras)
 
     def full_states(self, lanes: NDArray[np.int64]) -> States:
         return np.stack([self._lanes[lane].full_state() for lane in lanes.tolist()])

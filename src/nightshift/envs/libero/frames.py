@@ -29,7 +29,7 @@ _SOFTWARE = (b"llvmpipe", b"softpipe", b"swrast")
 
 
 class FrameCopies:
-    """Room for `count` frames [size, size, 3] of a context, which must be current until `fetch`.
+    """Room for `count` frames [size, size, 3] of a context, which must be current from here to `begin` and in `fetch`.
 
     Example:
         copies = FrameCopies(context, count=2, size=128)
@@ -37,6 +37,7 @@ class FrameCopies:
             mujoco.mjr_render(area, scene, context)
             copies.add(row)
         copies.begin()
+        …                        # frames of this or another context may be drawn now
         frames = copies.fetch()
     """
 
@@ -78,6 +79,7 @@ class FrameCopies:
 
     def begin(self) -> None:
         """All frames are added: let the GPU draw them now, while this thread does something else."""
+        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
         self._copying.glFlush()
 
     def fetch(self) -> NDArray[np.uint8]:
@@ -85,6 +87,7 @@ class FrameCopies:
         buffer."""
         frames = np.empty(self._shape, np.uint8)
         size, target = ctypes.c_ssize_t(frames.nbytes), ctypes.c_void_p(frames.ctypes.data)
+        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
         self._waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
         error = self._gl.glGetError()
         self.close()

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import ActionSpace, Fleet, RedrawingFleet, States, Steps
+from nightshift.envs.base import ActionSpace, Fleet, Look, RedrawingFleet, States, Steps, begin_look
 from nightshift.envs.perturbations import registry
 from nightshift.envs.perturbations.base import Perturbation
 from nightshift.errors import SimulatorError
@@ -87,7 +87,11 @@ class PerturbedFleet:
         return after._replace(observation=self._sensed(after.observation)), made
 
     def look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
-        return self._seen(self._fleet.look(lanes, cameras), lanes, self._steps[lanes])
+        return self.begin_look(lanes, cameras)()
+
+    def begin_look(self, lanes: NDArray[np.int64], cameras: Sequence[str]) -> Look:
+        images = begin_look(self._fleet, lanes, cameras)
+        return lambda: self._seen(images(), lanes, self._steps[lanes])
 
     def full_states(self, lanes: NDArray[np.int64]) -> States:
         return self._redrawing.full_states(lanes)
