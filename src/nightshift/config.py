@@ -94,6 +94,18 @@ def _count_or_auto(value: Any) -> Any:
 CountOrAuto = Annotated[int | Auto, BeforeValidator(_count_or_auto)]
 
 
+def _size_or_sizes(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _count_or_auto(size) for name, size in value.items()}
+    try:
+        return _count_or_auto(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or one of these for each camera") from None
+
+
+SizeOrSizes = Annotated[int | Auto | dict[str, int | Auto], BeforeValidator(_size_or_sizes)]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -204,10 +216,23 @@ class Cameras(Section):
 
     names: Names
     """Cameras of the suite; empty draws nothing."""
-    size: CountOrAuto
-    """Pixels of an image, which is square; auto takes the protocol's."""
+    size: SizeOrSizes
+    """Pixels of an image, which is square: of all cameras, or of each by its name; auto takes the protocol's."""
     shadows: Flag
     """Shadows and reflections, as LIBERO draws them; without them a GPU draws about ten times as fast."""
+
+    @model_validator(mode="after")
+    def _every_camera_has_a_size(self) -> Cameras:
+        if isinstance(self.size, Mapping):
+            missing, unknown = set(self.names) - self.size.keys(), self.size.keys() - set(self.names)
+            if missing:
+                raise ValueError(f"size has none for {', '.join(sorted(missing))}")
+            if unknown:
+                raise ValueError(f"size has one for {', '.join(sorted(unknown))}, which names does not name")
+        return self
+
+    def size_of(self, camera: str) -> int | Auto:
+        return self.size[camera] if isinstance(self.size, Mapping) else self.size
 
 
 Point = tuple[float, float, float]
@@ -384,7 +409,7 @@ class Augmentation(Section):
     """Random changes of camera images in behaviour cloning, different for every image of every batch."""
 
     crop: Natural
-    """An image is shifted by at most this many pixels in each direction; 0 = not at all."""
+    """An image is shifted by up to this many pixels in each direction, a smaller camera's by fewer; 0 = not at all."""
     jitter: Annotated[float, Field(ge=0, lt=1, strict=True)]
     """Brightness, contrast and saturation are scaled by factors between 1 - jitter and 1 + jitter; 0 = not at all."""
 

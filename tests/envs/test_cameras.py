@@ -114,7 +114,7 @@ def test_other_threads_go_on_while_a_cpu_draws(fleet: LiberoFleet) -> None:
     fleet.render(0)
     context = fleet._lanes[0]._renderer._context
     assert context is not None
-    copies = FrameCopies(context.mjr, 1, SIZE)
+    copies = FrameCopies(context.mjr, 1, [SIZE])
     if copies._copying is copies._gl:
         pytest.skip("a GPU draws here")
     turns, ended = 0, threading.Event()
@@ -132,7 +132,7 @@ def test_other_threads_go_on_while_a_cpu_draws(fleet: LiberoFleet) -> None:
         other.start()
         started = turns
         for _ in range(1000):
-            copies.add(0)
+            copies.add(0, view=0)
             if turns > started:
                 break
     finally:
@@ -283,9 +283,59 @@ def test_liberos_own_suites_are_drawn_as_published_and_then_averaged() -> None:
 
 
 def test_libero_mini_is_drawn_at_the_size_that_is_asked_for_and_liberos_suites_as_published() -> None:
-    assert LIBERO_MINI.drawing(DEFAULT, cameras(size=100)).resolution == 100
-    assert LIBERO_OBJECT.drawing(DEFAULT, cameras(size=64)).resolution == 256
-    assert LIBERO_OBJECT.drawing(DEFAULT, cameras(size="auto")).size == 256
+    drawn = {
+        (suite, size): suite.drawing(DEFAULT, cameras(size=size)).cameras["wrist"]
+        for suite, size in ((LIBERO_MINI, 100), (LIBERO_OBJECT, 64), (LIBERO_OBJECT, "auto"))
+    }
+    assert drawn == {
+        (LIBERO_MINI, 100): (100, 100),
+        (LIBERO_OBJECT, 64): (256, 64),
+        (LIBERO_OBJECT, "auto"): (256, 256),
+    }
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 32])
+def test_each_camera_has_its_own_size(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """And shows what it shows where all cameras have that size."""
+    monkeypatch.setattr(drawing, "_FRAMES_AT_ONCE", at_once)
+    shown = {}
+    for sizes in ({"agentview": 64, "wrist": 32}, {"agentview": 64, "wrist": 64}, {"agentview": 32, "wrist": 32}):
+        one = LIBERO_MINI.make_fleet(TASK, DEFAULT, cameras(size=sizes))
+        with contextlib.closing(one):
+            one.reset("train", [0, 1, 2])
+            if one.render(0) is None:
+                pytest.skip("no GL library works here")
+            seen = one.look(np.arange(3), PLAIN.names)
+        assert {camera: images.shape for camera, images in seen.items()} == {
+            camera: (3, size, size, 3) for camera, size in sizes.items()
+        }
+        shown[tuple(sizes.values())] = seen
+    np.testing.assert_array_equal(shown[64, 32]["agentview"], shown[64, 64]["agentview"])
+    np.testing.assert_array_equal(shown[64, 32]["wrist"], shown[32, 32]["wrist"])
+
+
+def test_what_pixels_depend_on_is_one_number_where_all_cameras_have_the_same() -> None:
+    same, other = (
+        LIBERO_OBJECT.drawing(DEFAULT, cameras(size=size)).conditions()
+        for size in (128, {"agentview": 128, "wrist": "auto"})
+    )
+    assert (same["resolution"], same["size"]) == (256, 128)
+    assert (other["resolution"], other["size"]) == (256, {"agentview": 128, "wrist": 256})
+    assert same["cameras"] == other["cameras"] == ["agentview", "wrist"]
+
+
+@pytest.mark.parametrize(
+    ("size", "complaint"),
+    [
+        ({"agentview": 64}, "size has none for wrist"),
+        ({"agentview": 64, "wrist": 64, "side": 64}, "size has one for side, which names does not name"),
+        ({"agentview": 64, "wrist": 0}, "should be a whole number from 1 on, or auto"),
+        (0, "a whole number from 1 on, or auto, or one of these for each camera"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_cameras_are_refused(size: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        cameras(size=size)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,11 @@ assert not heavy, heavy
 def test_every_suite_of_ours_is_a_suite_of_its_name_with_a_camera_for_every_image(name: str) -> None:
     suite = registry.find(name)
     assert isinstance(suite, Suite)
-    images = {key: spec.shape for key, spec in suite.observation_space(64).items() if spec.dtype == "uint8"}
+    images = {
+        key: spec.shape
+        for key, spec in suite.observation_space(dict.fromkeys(suite.cameras, 64)).items()
+        if spec.dtype == "uint8"
+    }
     assert images == dict.fromkeys(suite.cameras, (64, 64, 3))
     assert [task.index for task in suite.tasks()] == list(range(suite.tasks()[0].suite_size))
     assert {task.suite for task in suite.tasks()} == {name}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nightshift.policies.augmentation import DRAWS, augment, recolour, shift
+from nightshift.policies.augmentation import DRAWS, augment, augment_cameras, recolour, shift
 from tests.policies.examples import make, observe
 
 IMAGES = torch.from_numpy(observe(4)["agentview"])
@@ -86,6 +86,17 @@ def test_a_policy_augments_its_cameras_differently_and_nothing_else(family: str)
     for name in inputs.keys() - {"agentview", "wrist"}:
         assert torch.equal(changed[name], inputs[name])
     assert policy.greedy(changed).isfinite().all()
+
+
+def test_a_smaller_camera_is_shifted_by_the_same_share_of_its_image() -> None:
+    shown = {"agentview": 128, "wrist": 64}
+    columns = {
+        name: torch.arange(size, dtype=torch.uint8)[None, None, :, None].expand(200, size, size, 3)
+        for name, size in shown.items()
+    }
+    changed = augment_cameras(columns, shown, draws(200, cameras=2), crop=6, jitter=0.0)
+    moved = {name: changed[name][:, 0, size // 2, 0].int() - size // 2 for name, size in shown.items()}
+    assert {name: int(by.abs().max()) for name, by in moved.items()} == {"agentview": 6, "wrist": 3}
 
 
 def test_a_policy_that_does_not_see_augments_nothing() -> None:

@@ -123,7 +123,7 @@ def test_the_suite_and_the_section_belong_together() -> None:
 def test_images_of_another_size_than_the_servers_are_refused(server: FaultyServer) -> None:
     env = robot_env(FAKE, settings_of(server))
     other = env.model_copy(update={"cameras": env.cameras.model_copy(update={"size": 64})})
-    with pytest.raises(SimulatorError, match=r"env\.cameras\.size is 64, and the robot's images have 32"):
+    with pytest.raises(SimulatorError, match=r"env\.cameras\.size is 64 for agentview, and the robot's images have 32"):
         envs.check_cameras(other)
 
 

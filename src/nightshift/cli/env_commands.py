@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -160,9 +160,11 @@ def _steps(task: Task, chosen: config.Env) -> Text:
 
 def _observations(suite: Suite, chosen: config.Env) -> str:
     """What policy.inputs of params.yaml can name; cameras if env.cameras.names has them."""
-    every_camera = chosen.cameras.model_copy(update={"names": tuple(suite.cameras)})
-    size = suite.drawing(protocols.find(chosen.protocol), every_camera).size
-    shapes = {name: spec.shape for name, spec in suite.observation_space(size).items()}
+    size = chosen.cameras.size
+    sizes = {name: size.get(name, "auto") for name in suite.cameras} if isinstance(size, Mapping) else size
+    every_camera = chosen.cameras.model_copy(update={"names": tuple(suite.cameras), "size": sizes})
+    drawn = suite.drawing(protocols.find(chosen.protocol), every_camera).sizes
+    shapes = {name: spec.shape for name, spec in suite.observation_space(drawn).items()}
     return ", ".join(f"{name} {list(shape)}" if shape else name for name, shape in shapes.items())
 
 

@@ -71,9 +71,7 @@ def make_fleet(task: Task, env: config.Env, train_states: States | None = None) 
 def observation_space(env: config.Env) -> dict[str, ArraySpec]:
     """Every observation that a policy gets with these settings, by name: of the cameras those in env.cameras."""
     chosen = selected(env)
-    drawing = chosen.drawing(protocols.find(env.protocol), env.cameras)
-    hidden = set(chosen.cameras) - set(drawing.cameras)
-    return {name: spec for name, spec in chosen.observation_space(drawing.size).items() if name not in hidden}
+    return dict(chosen.observation_space(chosen.drawing(protocols.find(env.protocol), env.cameras).sizes))
 
 
 def check_cameras(env: config.Env) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,20 +49,44 @@ class ArraySpec(NamedTuple):
 TEXT = ArraySpec((), "str")
 
 
+class Pixels(NamedTuple):
+    """Of one side of an image, which is square."""
+
+    resolution: int
+    """As it is drawn."""
+    size: int
+    """After averaging over areas; divides `resolution`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
     """How camera images are drawn: what their pixels depend on besides the state of the simulation."""
 
-    cameras: tuple[str, ...]
-    """Of env.cameras.names: what is recorded and what policies may read."""
-    resolution: int
-    """Pixels as they are drawn. Images are square."""
-    size: int
-    """Pixels after averaging over areas; divides `resolution`."""
+    cameras: Mapping[str, Pixels]
+    """Those of env.cameras.names: what is recorded and what policies may read."""
     shadows: bool
     """Shadows and reflections."""
     rotated: bool
     """Whether images are turned by 180°, as published policies see them."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {camera: pixels.size for camera, pixels in self.cameras.items()}
+
+    def conditions(self) -> dict[str, Any]:
+        """For records: one number where all cameras have the same."""
+        return {
+            "cameras": sorted(self.cameras),
+            "resolution": _common({camera: pixels.resolution for camera, pixels in self.cameras.items()}),
+            "size": _common(self.sizes),
+            "shadows": self.shadows,
+            "rotated": self.rotated,
+        }
+
+
+def _common(numbers: Mapping[str, int]) -> int | dict[str, int]:
+    values = set(numbers.values())
+    return values.pop() if len(values) == 1 else dict(numbers)
 
 
 Flip = Literal["none", "horizontal", "vertical", "both"]
@@ -311,9 +335,9 @@ class Suite(ABC):
     ) -> Fleet:
         """`train_states` replace those that would be read from the project."""
 
-    def observation_space(self, image_size: int) -> Mapping[str, ArraySpec]:
-        """Every observation a policy can take as input, by name; `image_size` is that of `drawing`."""
-        images = dict.fromkeys(self.cameras, ArraySpec((image_size, image_size, 3), "uint8"))
+    def observation_space(self, image_sizes: Mapping[str, int]) -> Mapping[str, ArraySpec]:
+        """Every observation a policy can take as input, by name; `image_sizes` are those of `drawing`."""
+        images = {camera: ArraySpec((size, size, 3), "uint8") for camera, size in image_sizes.items()}
         return {**self.state_space(), INSTRUCTION: TEXT, **images}
 
     def drawing(self, protocol: protocols.Protocol, cameras: config.Cameras) -> Drawing:
@@ -324,7 +348,11 @@ class Suite(ABC):
             raise SimulatorError(
                 f"{self.name} has no camera {', '.join(unknown)}; {has}", "edit env.cameras.names in params.yaml"
             )
-        size = protocol.resolution if cameras.size == "auto" else cameras.size
+        drawn = {name: self._pixels(protocol, cameras.size_of(name)) for name in cameras.names}
+        return Drawing(cameras=drawn, shadows=cameras.shadows, rotated=protocol.rotated)
+
+    def _pixels(self, protocol: protocols.Protocol, asked: int | config.Auto) -> Pixels:
+        size = protocol.resolution if asked == "auto" else asked
         resolution = self.drawn_resolution(protocol, size)
         if resolution % size:
             raise SimulatorError(
@@ -332,13 +360,7 @@ class Suite(ABC):
                 f"set env.cameras.size in params.yaml to auto or to a divisor of {resolution}, for example "
                 f"{resolution // 2}",
             )
-        return Drawing(
-            cameras=cameras.names,
-            resolution=resolution,
-            size=size,
-            shadows=cameras.shadows,
-            rotated=protocol.rotated,
-        )
+        return Pixels(resolution, size)
 
     def flip(self, drawing: Drawing) -> Flip:
         """What makes of a camera image one that a person expects, whatever way round policies see it."""
@@ -380,8 +402,7 @@ class Suite(ABC):
 
     def image_conditions(self, protocol: protocols.Protocol, cameras: config.Cameras) -> dict[str, Any]:
         """What the pixels of `cameras` depend on."""
-        drawing = asdict(self.drawing(protocol, cameras))
-        return {**drawing, "cameras": sorted(drawing["cameras"])}
+        return self.drawing(protocol, cameras).conditions()
 
     def versions(self) -> dict[str, str]:
         """Of everything that a result depends on."""

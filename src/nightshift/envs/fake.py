@@ -39,6 +39,7 @@ _VIEW = 0.5
 """Metres that the camera shows along each axis, from the origin."""
 _GOAL_CHANNEL, _POINT_CHANNEL = 0, 1  # red and green
 _DARKEST = 64
+_FILM_SIZE = 64
 
 
 class FakeSuite(Suite):
@@ -106,21 +107,20 @@ class FakeEnv:
         return np.concatenate([self._point, self._goal])
 
     def camera_images(self, cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
-        image = self._image()
-        return {camera: rotate(image) if self._drawing.rotated else image.copy() for camera in cameras}
+        images = {camera: self._image(self._drawing.sizes[camera]) for camera in cameras}
+        return {camera: rotate(image) if self._drawing.rotated else image for camera, image in images.items()}
 
     def camera_images_in(self, state: NDArray[np.float64], cameras: Sequence[str]) -> Mapping[str, NDArray[np.uint8]]:
         self._point, self._goal = state[:3], state[3:]
         return self.camera_images(cameras)
 
     def render(self) -> NDArray[np.uint8] | None:
-        return self._image()
+        return self._image(_FILM_SIZE)
 
     def close(self) -> None:
         """There is nothing to free."""
 
-    def _image(self) -> NDArray[np.uint8]:
-        size = self._drawing.size
+    def _image(self, size: int) -> NDArray[np.uint8]:
         image = np.zeros((size, size, 3), np.uint8)
         side = max(1, size // 8)
         for channel, place in ((_GOAL_CHANNEL, self._goal), (_POINT_CHANNEL, self._point)):

@@ -31,9 +31,14 @@ def augment(images: Tensor, crop: int, jitter: float, draws: Tensor) -> Tensor:
 def augment_cameras(
     inputs: Mapping[str, Tensor], cameras: Collection[str], draws: Tensor, *, crop: int, jitter: float
 ) -> dict[str, Tensor]:
-    """The inputs of a policy with augmented images; `draws` [B, DRAWS · cameras] has one camera after another."""
+    """The inputs of a policy with augmented images; `draws` [B, DRAWS · cameras] has one camera after another.
+
+    `crop` is in pixels of the largest images; smaller ones are shifted by the same share of theirs.
+    """
     by_camera = zip(cameras, draws.reshape(len(draws), len(cameras), DRAWS).unbind(1), strict=True)
-    return {**inputs, **{name: augment(inputs[name], crop, jitter, own) for name, own in by_camera}}
+    largest = max((inputs[name].shape[1] for name in cameras), default=1)
+    crops = {name: round(crop * inputs[name].shape[1] / largest) for name in cameras}
+    return {**inputs, **{name: augment(inputs[name], crops[name], jitter, own) for name, own in by_camera}}
 
 
 def shift(images: Tensor, by: Tensor) -> Tensor:

@@ -188,7 +188,7 @@ def _describe(env: config.Env, tasks: Sequence[Task], watchdog_s: float, limits:
         action_scale=SCALE,
         tasks=tuple(_task_info(task) for task in tasks),
         observations={name: spec.shape for name, spec in space.items() if spec.dtype == "float32"},
-        cameras=dict.fromkeys(drawing.cameras, (drawing.size, drawing.size, 3)),
+        cameras={camera: (size, size, 3) for camera, size in drawing.sizes.items()},
         limits=limits,
         versions={**suite.versions(), **_picture_version(env)},
         flips=dict.fromkeys(drawing.cameras, suite.flip(drawing)),

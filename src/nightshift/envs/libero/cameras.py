@@ -11,7 +11,7 @@ import importlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.base import Drawing
+from nightshift.envs.base import Drawing, Pixels
 from nightshift.envs.libero.frames import FrameCopies, turned
 from nightshift.envs.libero.setup import NO_GL, prepare
 from nightshift.envs.libero.sketch import sketched
@@ -30,6 +30,7 @@ Image = NDArray[np.uint8]
 
 CAMERA_NAMES = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """The suite's cameras by their names in LIBERO's models."""
+FILMED = "agentview"
 COLLISION_GROUP = 0
 MAX_GEOMS = 10_000
 """That a scene may show; mujoco's renderer has room for as many."""
@@ -55,9 +56,10 @@ class Dress:
 class _Look(NamedTuple):
     """Images that are asked for together."""
 
-    views: Iterator[tuple[mujoco.MjData, str]]
-    """Of what is not drawn yet: simulations and cameras."""
+    simulations: Iterator[mujoco.MjData]
+    """Those that are not drawn yet."""
     drawing: Drawing
+    """Of these cameras."""
     dress: Dress
 
 
@@ -98,14 +100,8 @@ class CameraRenderer:
         """What `images` gives, once it is called. The GPU draws the first frames meanwhile."""
         if not self.can_draw():
             raise SimulatorError("camera images cannot be drawn: no GL library works here", NO_GL)
-        views = ((data, camera) for data in simulations for camera in cameras)
-        pixels = self._begin_pixels(views, count * len(cameras), self._drawing, dress)
-
-        def by_camera() -> dict[str, Image]:
-            drawn = pixels()
-            return {camera: drawn[number :: len(cameras)] for number, camera in enumerate(cameras)}
-
-        return by_camera
+        chosen = replace(self._drawing, cameras={camera: self._drawing.cameras[camera] for camera in cameras})
+        return self._begin(simulations, count, chosen, dress)
 
     def film_frame(self, data: mujoco.MjData, dress: Dress | None = None) -> Image | None:
         """An upright image for people; None where no GL library works. Shadows would take four times as long."""
@@ -113,8 +109,9 @@ class CameraRenderer:
             return self._films.film_frame(data, dress)
         if not self.can_draw():
             return None
-        film = replace(self._drawing, size=self._film_size, resolution=self._film_size, rotated=False, shadows=False)
-        return self._begin_pixels([(data, "agentview")], 1, film, dress)()[0, ::-1]
+        cameras = {FILMED: Pixels(self._film_size, self._film_size)}
+        film = Drawing(cameras=cameras, rotated=False, shadows=False)
+        return self._begin([data], 1, film, dress)()[FILMED][0, ::-1]
 
     def sketch(self, *, films_alone: bool = False) -> None:
         """Draw fast and coarsely from the first image on: all images, or films alone, in a context of their own."""
@@ -128,7 +125,8 @@ class CameraRenderer:
     def can_draw(self) -> bool:
         if self._context is None and not self._failed:
             model = sketched(self._model) if self._is_sketch else self._model
-            self._context = _open_context(model, max(self._drawing.resolution, self._film_size))
+            resolutions = [pixels.resolution for pixels in self._drawing.cameras.values()]
+            self._context = _open_context(model, max(*resolutions, self._film_size))
             self._failed = self._context is None
             self._thread = threading.get_ident()
             # Registered after the GL backend's own handler, so it runs before GL is shut down at exit.
@@ -160,39 +158,43 @@ class CameraRenderer:
             mujoco.mjr_uploadMesh(dress.model, self._context.mjr, mesh)
         self._dress = dress
 
-    def _begin_pixels(
-        self, views: Iterable[tuple[mujoco.MjData, str]], count: int, drawing: Drawing, dress: Dress | None
-    ) -> Callable[[], Image]:
-        """What gives [count, S, S, 3], the lowest row first before they are rotated, as LIBERO's own."""
-        look = _Look(iter(views), drawing, dress or self._plain)
-        begun = self._begun(look, min(count, _FRAMES_AT_ONCE))
-        return lambda: np.concatenate([_finished(frames, drawing) for frames in self._frames(begun, look, count)])
+    def _begin(
+        self, simulations: Iterable[mujoco.MjData], count: int, drawing: Drawing, dress: Dress | None
+    ) -> Callable[[], dict[str, Image]]:
+        """What gives [count, S, S, 3] by camera, the lowest row first before they are rotated, as LIBERO's own."""
+        look = _Look(iter(simulations), drawing, dress or self._plain)
+        at_once = max(1, _FRAMES_AT_ONCE // len(drawing.cameras))
+        counts = [min(at_once, count - start) for start in range(0, count, at_once)]
+        begun = self._begun(look, counts[0])
+        return lambda: _joined([_finished(frames, drawing) for frames in self._frames(begun, look, counts[1:])])
 
-    def _frames(self, begun: FrameCopies, look: _Look, count: int) -> Iterator[Image]:
-        """As they are drawn, some at a time: the GPU draws the next ones while the caller works on these."""
+    def _frames(self, begun: FrameCopies, look: _Look, counts: Sequence[int]) -> Iterator[list[Image]]:
+        """As they are drawn, some at a time: the GPU draws the next ones while the caller works on these. `counts`: of
+        simulations that are yet to be drawn."""
         assert self._context is not None
         self._context.gl.make_current()
         try:
-            for start in range(_FRAMES_AT_ONCE, count, _FRAMES_AT_ONCE):
+            for count in counts:
                 frames = begun.fetch()
-                begun = self._begun(look, min(count - start, _FRAMES_AT_ONCE))
+                begun = self._begun(look, count)
                 yield frames
             yield begun.fetch()
         finally:
             begun.close()
 
     def _begun(self, look: _Look, count: int) -> FrameCopies:
-        """The next `count` views, which the GPU has begun to draw."""
+        """The views of the next `count` simulations, which the GPU has begun to draw."""
         self._prepare(look)
         assert self._context is not None
-        model, scene, size = look.dress.model, self._context.scene, look.drawing.resolution
-        copies = FrameCopies(self._context.mjr, count, size, rotated=look.drawing.rotated)
-        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        model, scene, everything = look.dress.model, self._context.scene, mujoco.mjtCatBit.mjCAT_ALL.value
+        areas = {camera: pixels.resolution for camera, pixels in look.drawing.cameras.items()}
+        copies = FrameCopies(self._context.mjr, count, list(areas.values()), rotated=look.drawing.rotated)
         try:
-            for row, (data, camera) in enumerate(islice(look.views, count)):
-                mujoco.mjv_updateScene(model, data, self._option, None, self._views[camera], everything, scene)
-                mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context.mjr)
-                copies.add(row)
+            for row, data in enumerate(islice(look.simulations, count)):
+                for view, (camera, size) in enumerate(areas.items()):
+                    mujoco.mjv_updateScene(model, data, self._option, None, self._views[camera], everything, scene)
+                    mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context.mjr)
+                    copies.add(row, view)
         except BaseException:
             copies.close()
             raise
@@ -238,10 +240,14 @@ class _Context:
         self.gl.free()
 
 
-def _finished(frames: Image, drawing: Drawing) -> Image:
+def _finished(frames: Sequence[Image], drawing: Drawing) -> dict[str, Image]:
     """Averaged before they are rotated: fewer pixels have to be moved."""
-    smaller = averaged(frames, drawing.size)
-    return turned(smaller) if drawing.rotated else smaller
+    smaller = {camera: averaged(own, size) for (camera, size), own in zip(drawing.sizes.items(), frames, strict=True)}
+    return {camera: turned(own) for camera, own in smaller.items()} if drawing.rotated else smaller
+
+
+def _joined(parts: Sequence[Mapping[str, Image]]) -> dict[str, Image]:
+    return {camera: np.concatenate([part[camera] for part in parts]) for camera in parts[0]}
 
 
 def averaged(pixels: Image, size: int) -> Image:

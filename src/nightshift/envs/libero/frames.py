@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -29,23 +30,26 @@ _SOFTWARE = (b"llvmpipe", b"softpipe", b"swrast")
 
 
 class FrameCopies:
-    """Room for `count` frames [size, size, 3] of a context, which must be current from here to `begin` and in `fetch`.
+    """Room for `count` frames of each view of a context, which must be current from here to `begin` and in `fetch`.
 
     Example:
-        copies = FrameCopies(context, count=2, size=128)
+        copies = FrameCopies(context, count=2, sizes=[128])
         for row in range(2):
             mujoco.mjr_render(area, scene, context)
-            copies.add(row)
+            copies.add(row, view=0)
         copies.begin()
         …                        # frames of this or another context may be drawn now
-        frames = copies.fetch()
+        (frames,) = copies.fetch()
     """
 
-    def __init__(self, context: mujoco.MjrContext, count: int, size: int, *, rotated: bool = False) -> None:
-        """`rotated`: for `turned`."""
+    def __init__(self, context: mujoco.MjrContext, count: int, sizes: Sequence[int], *, rotated: bool = False) -> None:
+        """`sizes`: of the frames of each view, which are square. `rotated`: for `turned`."""
         self._context = context
         self._rotated = rotated
-        self._shape = (count, size, size, CHANNELS)
+        self._shapes = [(count, size, size, CHANNELS) for size in sizes]
+        ends = np.cumsum([np.prod(shape) for shape in self._shapes]).tolist()
+        self._parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        """Of the buffer: the frames of each view."""
         # Python's GIL stays with this thread in calls that only add to the GPU's queue: threads that simulate would
         # take it in between, and a frame needs several such calls. The call that waits lets the GIL go. Where a CPU
         # draws, copying a frame waits for it.
@@ -58,13 +62,13 @@ class FrameCopies:
         self._buffer = ctypes.c_uint()
         self._gl.glGenBuffers(1, ctypes.byref(self._buffer))
         self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
-        self._gl.glBufferData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(int(np.prod(self._shape))), None, _STREAM_READ)
+        self._gl.glBufferData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(self._parts[-1].stop), None, _STREAM_READ)
         self._gl.glPixelStorei(_PACK_ALIGNMENT, 1)
 
-    def add(self, row: int) -> None:
+    def add(self, row: int, view: int) -> None:
         """Copy the frame that was drawn last, at the lower left of the context's offscreen buffer."""
         gl, drawn, resolved = self._copying, self._context.offFBO, self._context.offFBO_r
-        _, height, width, _ = self._shape
+        _, height, width, _ = self._shapes[view]
         gl.glBindFramebuffer(_READ_FRAMEBUFFER, drawn)
         gl.glReadBuffer(_COLOR_ATTACHMENT0)
         if self._context.offSamples:
@@ -73,7 +77,7 @@ class FrameCopies:
             gl.glBlitFramebuffer(0, 0, width, height, 0, 0, width, height, _COLOR_BUFFER_BIT, _NEAREST)
             gl.glBindFramebuffer(_READ_FRAMEBUFFER, resolved)
             gl.glReadBuffer(_COLOR_ATTACHMENT0)
-        offset = ctypes.c_void_p(row * height * width * CHANNELS)
+        offset = ctypes.c_void_p(self._parts[view].start + row * height * width * CHANNELS)
         gl.glReadPixels(0, 0, width, height, _BGR if self._rotated else _RGB, _UNSIGNED_BYTE, offset)
         gl.glBindFramebuffer(_FRAMEBUFFER, drawn)
 
@@ -82,11 +86,11 @@ class FrameCopies:
         self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
         self._copying.glFlush()
 
-    def fetch(self) -> NDArray[np.uint8]:
-        """All frames [count, size, size, 3], the lowest row first, and blue first in those for `turned`. Frees the
-        buffer."""
-        frames = np.empty(self._shape, np.uint8)
-        size, target = ctypes.c_ssize_t(frames.nbytes), ctypes.c_void_p(frames.ctypes.data)
+    def fetch(self) -> list[NDArray[np.uint8]]:
+        """All frames of each view, [count, size, size, 3], the lowest row first, and blue first in those for `turned`.
+        Frees the buffer."""
+        fetched = np.empty(self._parts[-1].stop, np.uint8)
+        size, target = ctypes.c_ssize_t(fetched.nbytes), ctypes.c_void_p(fetched.ctypes.data)
         self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
         self._waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
         error = self._gl.glGetError()
@@ -94,7 +98,7 @@ class FrameCopies:
         if error:
             what = f"GL reports the error {error:#x} while camera images are drawn"
             raise SimulatorError(what, "if the GPU is out of memory, lower env.cameras.size or machine.workers")
-        return frames
+        return [fetched[part].reshape(shape) for part, shape in zip(self._parts, self._shapes, strict=True)]
 
     def close(self) -> None:
         """Free the buffer, if `fetch` has not done so."""

@@ -99,20 +99,15 @@ class RobotSuite(Suite):
 
     def drawing(self, protocol: Protocol, cameras: config.Cameras) -> Drawing:
         """As the server's cameras are: nothing is drawn or resized here."""
-        sizes = {self._described().cameras[name][0] for name in cameras.names if name in self.cameras}
-        if cameras.size != "auto" and sizes - {cameras.size}:
-            raise SimulatorError(
-                f"env.cameras.size is {cameras.size}, and the robot's images have {', '.join(map(str, sorted(sizes)))}",
-                "set env.cameras.size in params.yaml to auto, or change the server",
-            )
-        if len(sizes) > 1:
-            raise SimulatorError(
-                f"the robot's cameras have images of {len(sizes)} sizes",
-                "name cameras of one size in env.cameras.names",
-            )
-        size = sizes.pop() if sizes else 1
-        names = super().drawing(protocol, cameras.model_copy(update={"size": size})).cameras
-        return Drawing(cameras=names, resolution=size, size=size, shadows=True, rotated=False)
+        sizes = {name: self._described().cameras[name][0] for name in cameras.names if name in self.cameras}
+        for name, size in sizes.items():
+            if cameras.size_of(name) not in ("auto", size):
+                raise SimulatorError(
+                    f"env.cameras.size is {cameras.size_of(name)} for {name}, and the robot's images have {size}",
+                    "set env.cameras.size in params.yaml to auto, or change the server",
+                )
+        drawn = super().drawing(protocol, cameras.model_copy(update={"size": sizes or 1})).cameras
+        return Drawing(cameras=drawn, shadows=True, rotated=False)
 
     def versions(self) -> dict[str, str]:
         described = self._description
