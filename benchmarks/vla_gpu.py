@@ -149,7 +149,7 @@ class _Blocks:
     """The one thing of a policy that compiling and recomputing look at."""
 
     def __init__(self, model: Llama) -> None:
-        self.transformer_blocks = list(model.layers)
+        self.transformer_blocks = self.compiled_modules = list(model.layers)
 
 
 class WholePolicy:

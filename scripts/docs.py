@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -141,8 +141,16 @@ def _one(same: Sequence[Parameter], *, of_all: bool) -> Parameter:
         meaning = first
     else:
         meaning = " ".join(f"{', '.join(whose)}: {text}" for text, whose in families.items())
-    values = " or ".join(dict.fromkeys(option for each in same for option in each.value.split(" or ")))
-    return Parameter(name=same[0].name, value=values, meaning=meaning)
+    return Parameter(
+        name=same[0].name, value=_joined(list(dict.fromkeys(each.value for each in same))), meaning=meaning
+    )
+
+
+def _joined(values: Collection[str]) -> str:
+    """Those of families that differ: each option once."""
+    if len(values) == 1:
+        return next(iter(values))
+    return " or ".join(dict.fromkeys(option for value in values for option in value.split(" or ")))
 
 
 def _rows(

@@ -133,6 +133,8 @@ def run(
 def up_to(until: str | None, stages: Sequence[str], folder: Path) -> list[str]:
     """Those of the stages that are not after `until` in dvc.yaml."""
     order = list(graph.load(folder))
+    if until is not None and until not in order:
+        raise Failed(f"the copy {folder} has no stage {until}: its code is older; name another folder for a new copy")
     return [stage for stage in stages if until is None or order.index(stage) <= order.index(until)]
 
 

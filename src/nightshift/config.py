@@ -94,16 +94,34 @@ def _count_or_auto(value: Any) -> Any:
 CountOrAuto = Annotated[int | Auto, BeforeValidator(_count_or_auto)]
 
 
+class _ByName(dict[str, Any]):
+    """Sections are keys of caches, so they have to have a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
 def _size_or_sizes(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _count_or_auto(size) for name, size in value.items()}
+        return {camera: _size_of(camera, size) for camera, size in value.items()}
     try:
         return _count_or_auto(value)
     except ValueError as error:
         raise ValueError(f"{error}, or one of these for each camera") from None
 
 
-SizeOrSizes = Annotated[int | Auto | dict[str, int | Auto], BeforeValidator(_size_or_sizes)]
+def _size_of(camera: str, value: Any) -> Any:
+    try:
+        return _count_or_auto(value)
+    except ValueError as error:
+        raise ValueError(f"{camera}: {error}") from None
+
+
+def _hashable(value: Any) -> Any:
+    return _ByName(value) if isinstance(value, dict) else value
+
+
+SizeOrSizes = Annotated[int | Auto | dict[str, int | Auto], BeforeValidator(_size_or_sizes), AfterValidator(_hashable)]
 
 
 class Section(BaseModel):
@@ -226,9 +244,9 @@ class Cameras(Section):
         if isinstance(self.size, Mapping):
             missing, unknown = set(self.names) - self.size.keys(), self.size.keys() - set(self.names)
             if missing:
-                raise ValueError(f"size has none for {', '.join(sorted(missing))}")
+                raise ValueError(f"size has none for {', '.join(sorted(missing))}: give one for every camera of names")
             if unknown:
-                raise ValueError(f"size has one for {', '.join(sorted(unknown))}, which names does not name")
+                raise ValueError(f"size has one for {', '.join(sorted(unknown))}: add it to names, or remove it")
         return self
 
     def size_of(self, camera: str) -> int | Auto:
@@ -272,14 +290,7 @@ class RobotLimits(Section):
         return self
 
 
-class _Numbers(dict[str, float]):
-    """By name; sections are keys of caches, so they have to have a hash."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-
-Compliance = Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False, strict=True)]], AfterValidator(_Numbers)]
+Compliance = Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False, strict=True)]], AfterValidator(_ByName)]
 
 
 class Robot(Section):
@@ -306,7 +317,7 @@ class Robot(Section):
     validation afterwards, and a person is asked in evaluation."""
     answer_within_s: Positive
     """Seconds that a person has to answer; later the run ends."""
-    compliance: Compliance = _Numbers()
+    compliance: Compliance = _ByName()
     """Numbers of the arm's controller by the server's own names, such as stiffness; sent before every episode and
     whenever a person resumes one."""
 

@@ -19,6 +19,7 @@ from nightshift import config, envs
 from nightshift.envs.base import Fleet, begin_look
 from nightshift.envs.fake import FAKE
 from nightshift.envs.libero import cameras as drawing
+from nightshift.envs.libero import frames
 from nightshift.envs.libero.cameras import averaged
 from nightshift.envs.libero.fleet import LiberoFleet
 from nightshift.envs.libero.frames import FrameCopies
@@ -328,14 +329,46 @@ def test_what_pixels_depend_on_is_one_number_where_all_cameras_have_the_same() -
     ("size", "complaint"),
     [
         ({"agentview": 64}, "size has none for wrist"),
-        ({"agentview": 64, "wrist": 64, "side": 64}, "size has one for side, which names does not name"),
-        ({"agentview": 64, "wrist": 0}, "should be a whole number from 1 on, or auto"),
+        ({"agentview": 64, "wrist": 64, "side": 64}, "size has one for side: add it to names, or remove it"),
+        ({"agentview": 64, "wrist": 0}, "wrist: should be a whole number from 1 on, or auto"),
         (0, "a whole number from 1 on, or auto, or one of these for each camera"),
     ],
 )
 def test_sizes_that_do_not_fit_the_cameras_are_refused(size: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         cameras(size=size)
+
+
+def test_an_environment_whose_cameras_have_sizes_of_their_own_can_be_the_key_of_a_cache() -> None:
+    one, other = (selected(cameras=cameras(size={"agentview": 64, "wrist": wrist})) for wrist in (32, "auto"))
+    again = selected(cameras=cameras(size={"wrist": 32, "agentview": 64}))
+    assert {one: 1, other: 2}[again] == 1
+
+
+def test_a_film_is_drawn_where_no_camera_is_recorded() -> None:
+    fleet = LIBERO_MINI.make_fleet(TASK, DEFAULT, cameras(names=()))
+    with contextlib.closing(fleet):
+        fleet.reset("train", [0])
+        picture = fleet.render(0)
+    if picture is None:
+        pytest.skip("no GL library works here")
+    assert picture.shape == (256, 256, 3)
+
+
+def test_an_error_of_one_look_is_neither_lost_nor_that_of_another(
+    fleet: LiberoFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.reset("train", [0, 1])
+    lanes = np.arange(2)
+    expected = fleet.look(lanes, PLAIN.names)
+    before = begin_look(fleet, lanes, PLAIN.names)
+    with monkeypatch.context() as broken:
+        broken.setattr(frames, "_RGB", 0)
+        broken.setattr(frames, "_BGR", 0)
+        with pytest.raises(SimulatorError, match="GL reports the error 0x500"):
+            begin_look(fleet, lanes, PLAIN.names)
+    for camera, images in before().items():
+        np.testing.assert_array_equal(images, expected[camera], err_msg=camera)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,12 @@ def test_only_stages_up_to_the_given_one_run(tmp_path: Path) -> None:
     assert ran == {"states"}
 
 
+def test_a_copy_without_the_stage_to_stop_at_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages:\n  collect: {cmd: nightshift stage collect}\n")
+    with pytest.raises(seeds.Failed, match=r"has no stage sft: its code is older; name another folder"):
+        seeds.up_to("sft", ["collect"], tmp_path)
+
+
 def test_until_is_refused_where_dvc_knows_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         seeds.arguments(["runs", "0", "--until", "sft"])

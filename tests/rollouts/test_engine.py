@@ -401,6 +401,28 @@ def test_an_error_for_people_ends_the_run_as_it_was_raised_and_the_pool_goes_on(
     assert len(dict(pool.run(mixed(), snapshot(policy())))) == len(mixed())
 
 
+def test_images_that_are_being_drawn_when_a_run_ends_are_fetched(
+    seeing: PolicySnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold memory of the GPU until then."""
+    parts = Seeing(made_as=QueueingSeeingFleet)
+    begin = QueueingSeeingFleet.begin_look
+
+    def fail() -> Any:
+        raise SimulatorError("the driver is gone")
+
+    def begin_or_fail(fleet: Any, lanes: Any, cameras: Any) -> Any:
+        look = begin(fleet, lanes, cameras)
+        return fail if fleet.state == 0 else look
+
+    monkeypatch.setattr(QueueingSeeingFleet, "begin_look", begin_or_fail)
+    parts.before_look = lambda: wait_until(lambda: len(parts.begun) == 8, seconds=30)
+    with pytest.raises(SimulatorError, match="the driver is gone"):
+        play([request(state) for state in range(8)], seeing, settings(8, threads=1), env=SEEN, make_fleet=parts)
+    assert [state for state, _ in parts.looks] == [0, 1]
+    assert [state for state, _ in parts.fetched] == [1]
+
+
 def test_a_gpu_without_enough_memory_is_one_sentence_with_the_setting_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GaussianMlp, "greedy", run_out_of_memory)
     with pytest.raises(DeviceError, match=r"not enough memory.*\n.*lower machine.requests_at_once"):

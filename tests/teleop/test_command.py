@@ -138,6 +138,15 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(project: Path) -> None:
     assert ended.returncode == 1 and "cannot be listened on" in ended.stderr and "Traceback" not in ended.stderr
 
 
+def test_a_policy_that_reads_what_is_not_shown_here_is_refused_before_the_page_is_served(
+    project: Path, params: config.Params
+) -> None:
+    register_champion(project, params.section("register").model, "grid")
+    elsewhere = params.model_copy(update={"env": params.env.model_copy(update={"suite": "libero_mini", "tasks": ()})})
+    with pytest.raises(ConfigError, match=r"the policy champion cannot act here: it reads"):
+        teleop_commands._driver(project, elsewhere, "champion")
+
+
 def test_a_version_of_the_registry_drives(project: Path, params: config.Params) -> None:
     register_champion(project, params.section("register").model, "grid")
     registered = policies.load(project / "registered")

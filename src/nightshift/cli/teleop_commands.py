@@ -10,6 +10,7 @@ from rich.text import Text
 
 from nightshift import config, envs, files, policies
 from nightshift.cli.commands import enter
+from nightshift.envs import grid
 from nightshift.errors import ConfigError, RegistryError
 from nightshift.project import paths, repository
 from nightshift.telemetry.console import console
@@ -80,6 +81,8 @@ def _driver(root: Path, params: config.Params, which: str) -> Driver:
             loaded = mlflow_registry.load(root, model, str(version))
         except RegistryError as error:
             raise ConfigError(f"{which} is no folder here, and {error.what}", error.next_step) from None
+    if misfit := grid.misfit(params.env, loaded):
+        raise ConfigError(f"the policy {which} cannot act here: {misfit}", "change env in params.yaml, or name another")
     return Driver(policy=loaded.to(device), label=which, version=version)
 
 

@@ -86,7 +86,7 @@ class Drawing:
 
 def _common(numbers: Mapping[str, int]) -> int | dict[str, int]:
     values = set(numbers.values())
-    return values.pop() if len(values) == 1 else dict(numbers)
+    return values.pop() if len(values) == 1 else dict(sorted(numbers.items()))
 
 
 Flip = Literal["none", "horizontal", "vertical", "both"]

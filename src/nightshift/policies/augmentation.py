@@ -31,14 +31,16 @@ def augment(images: Tensor, crop: int, jitter: float, draws: Tensor) -> Tensor:
 def augment_cameras(
     inputs: Mapping[str, Tensor], cameras: Collection[str], draws: Tensor, *, crop: int, jitter: float
 ) -> dict[str, Tensor]:
-    """The inputs of a policy with augmented images; `draws` [B, DRAWS · cameras] has one camera after another.
-
-    `crop` is in pixels of the largest images; smaller ones are shifted by the same share of theirs.
-    """
+    """The inputs of a policy with augmented images; `draws` [B, DRAWS · cameras] has one camera after another."""
     by_camera = zip(cameras, draws.reshape(len(draws), len(cameras), DRAWS).unbind(1), strict=True)
-    largest = max((inputs[name].shape[1] for name in cameras), default=1)
-    crops = {name: round(crop * inputs[name].shape[1] / largest) for name in cameras}
+    crops = crops_by_camera({name: inputs[name] for name in cameras}, crop)
     return {**inputs, **{name: augment(inputs[name], crops[name], jitter, own) for name, own in by_camera}}
+
+
+def crops_by_camera(images: Mapping[str, Tensor], crop: int) -> dict[str, int]:
+    """`crop` is in pixels of the largest images; smaller ones are shifted by the same share of theirs."""
+    largest = max((shown.shape[1] for shown in images.values()), default=1)
+    return {camera: round(crop * shown.shape[1] / largest) for camera, shown in images.items()}
 
 
 def shift(images: Tensor, by: Tensor) -> Tensor:

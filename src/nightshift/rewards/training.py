@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nightshift import config
-from nightshift.policies.augmentation import DRAWS, augment
+from nightshift.policies.augmentation import DRAWS, augment, crops_by_camera
 from nightshift.policies.base import Inputs, to_device
 from nightshift.rewards.classifier import SuccessClassifier, Trained
 from nightshift.rewards.segments import Frames, Part, Segment
@@ -47,9 +47,10 @@ def _augmented(
 ) -> dict[str, Tensor]:
     """Every image of every camera has its own shift and colours."""
     changed = dict(inputs)
-    for camera in network.cameras:
+    crops = crops_by_camera({camera: inputs[camera] for camera in network.cameras}, settings.crop)
+    for camera, crop in crops.items():
         draws = torch.rand(len(inputs[camera]), DRAWS, generator=generator)
-        changed[camera] = augment(inputs[camera], settings.crop, settings.jitter, draws)
+        changed[camera] = augment(inputs[camera], crop, settings.jitter, draws)
     return changed
 
 

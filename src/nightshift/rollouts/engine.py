@@ -209,32 +209,31 @@ class Engine:
 
         While a GPU draws one request, the images of that before it are fetched.
         """
-        drawn: list[_Slot] = []
-        """At most one, whose images are yet to be fetched."""
+        before: _Slot | None = None
         for slot in list(cohort.slots):
-            if not slot.simulating.done():  # there is time for it
-                yield from self._seen(cohort, drawn, version)
+            if before is not None and not slot.simulating.done():  # there is time to fetch
+                yield from self._seen(cohort, before, version)
+                before = None
             with self.stopwatch.timing(SIMULATION):
                 wait([slot.simulating])
             error = slot.simulating.exception() or self._drawing_error(slot.group.look)
-            yield from self._seen(cohort, drawn, version)
+            if before is not None:
+                yield from self._seen(cohort, before, version)
             if error is not None:
                 yield self._lost(cohort, slot, error)
-            else:
-                drawn.append(slot)
-        yield from self._seen(cohort, drawn, version)
+            before = slot if error is None else None
+        if before is not None:
+            yield from self._seen(cohort, before, version)
 
-    def _seen(self, cohort: _Cohort, drawn: list[_Slot], version: int) -> Iterator[Answer]:
-        """Take the slots out of `drawn`, and answer those that ended or failed."""
-        while drawn:
-            slot = drawn.pop()
-            error = self._drawing_error(slot.group.see)
-            if error is not None:
-                yield self._lost(cohort, slot, error)
-            elif slot.group.done:
-                self._give_back(slot)
-                cohort.slots.remove(slot)
-                yield Answer(slot.number, _played(slot, version))
+    def _seen(self, cohort: _Cohort, slot: _Slot, version: int) -> Iterator[Answer]:
+        """Fetch its images, and answer the request if it ended or failed."""
+        error = self._drawing_error(slot.group.see)
+        if error is not None:
+            yield self._lost(cohort, slot, error)
+        elif slot.group.done:
+            self._give_back(slot)
+            cohort.slots.remove(slot)
+            yield Answer(slot.number, _played(slot, version))
 
     def _lost(self, cohort: _Cohort, slot: _Slot, error: BaseException) -> Answer:
         self._fleets.discard(slot.fleet)
@@ -318,6 +317,7 @@ class Engine:
         """After an error, or where the answers are no longer wanted."""
         wait([slot.simulating for slot in cohort.slots])
         for slot in cohort.slots:
+            slot.group.abandon()
             if slot.simulating.exception() is None:
                 self._give_back(slot)
             else:

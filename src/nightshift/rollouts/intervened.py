@@ -67,6 +67,10 @@ class IntervenedPlay(GroupPlay):
     def _steps_per_observation(self) -> int:
         return 1
 
+    @property
+    def _is_look_due(self) -> bool:
+        return True
+
     def _moment(self, planned: Array) -> Moment:
         return Moment(
             step=self._recording.steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -70,17 +71,21 @@ class GroupPlay:
 
     def look(self) -> None:
         """Have what `see` needs drawn from now on, where a GPU can. Who leaves this out waits longer in `see`."""
-        if self._is_decision_due or self.done:
+        if self._is_look_due:
             self._observer.look(self._fleet)
 
     def see(self) -> None:
         """Draw and record what is due: what the next decision is made on, what the last one led to, a film's frame."""
-        if self._is_decision_due or self.done:
+        if self._is_look_due:
             self._observer.see(self._fleet)
         if self._is_decision_due and not self.done:
             self._recording.add_decision(np.flatnonzero(self.active), self._observer.seen)
         if self._is_frame_due or (self.request.frames_every and self.done):
             self._film()
+
+    def abandon(self) -> None:
+        """Free what a `look` without `see` holds: nobody plays on."""
+        self._observer.abandon()
 
     def observe(self, lanes: Lanes) -> Observation:
         """What these episodes show, each [len(lanes), …]."""
@@ -112,6 +117,11 @@ class GroupPlay:
     @property
     def _is_decision_due(self) -> bool:
         return self._used == self._actions.shape[1]
+
+    @property
+    def _is_look_due(self) -> bool:
+        """Whether `see` shows what is now."""
+        return self._is_decision_due or self.done
 
     @property
     def _is_frame_due(self) -> bool:
@@ -183,8 +193,8 @@ class Observer:
         self._shown: Observation = {}
         self._outdated = np.zeros(0, np.bool_)
         """Rows of `seen` that are no longer what the simulators show."""
-        self._looking: Look | None = None
-        """Images of these rows that are being drawn."""
+        self._looking: tuple[Lanes, Look] | None = None
+        """Images that are being drawn, and their rows."""
 
     def begin(self, fleet: Fleet, shown: Observation, count: int) -> None:
         """`shown`: the state vectors after a reset."""
@@ -208,24 +218,30 @@ class Observer:
         self._outdated &= ~(stepped & after.unstable)
 
     def look(self, fleet: Fleet) -> None:
-        """Begin to draw."""
+        """Begin to draw what is outdated."""
         lanes = np.flatnonzero(self._outdated)
         if self._cameras and lanes.size:
-            self._looking = begin_look(fleet, lanes, self._cameras)
+            self._looking = lanes, begin_look(fleet, lanes, self._cameras)
 
     def see(self, fleet: Fleet) -> None:
         if self._looking is None:
             self.look(fleet)
-        looking, self._looking = self._looking, None
         lanes = np.flatnonzero(self._outdated)
         for name in self.seen.keys() & self._shown.keys() - {INSTRUCTION}:
             self.seen[name][lanes] = self._shown[name][lanes]
-        if looking is not None:
-            self._put(looking(), lanes)
+        if self._looking is not None:
+            (drawn, look), self._looking = self._looking, None
+            self._put(look(), drawn)
         if self._records_states and lanes.size:
             assert isinstance(fleet, RedrawingFleet), "the suite says that its fleets are"
             self._put({SIMULATOR_STATE: fleet.full_states(lanes)}, lanes)
         self._outdated[:] = False
+
+    def abandon(self) -> None:
+        if self._looking is not None:
+            (_, look), self._looking = self._looking, None
+            with suppress(Exception):  # simulators raise anything
+                look()
 
     def _put(self, values: Mapping[str, NDArray[Any]], lanes: Lanes) -> None:
         """Into these rows of what is seen, whose shape is known when they are first seen."""

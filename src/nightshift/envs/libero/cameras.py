@@ -126,7 +126,7 @@ class CameraRenderer:
         if self._context is None and not self._failed:
             model = sketched(self._model) if self._is_sketch else self._model
             resolutions = [pixels.resolution for pixels in self._drawing.cameras.values()]
-            self._context = _open_context(model, max(*resolutions, self._film_size))
+            self._context = _open_context(model, max([*resolutions, self._film_size]))
             self._failed = self._context is None
             self._thread = threading.get_ident()
             # Registered after the GL backend's own handler, so it runs before GL is shut down at exit.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import mujoco
@@ -48,7 +49,7 @@ class FrameCopies:
         self._rotated = rotated
         self._shapes = [(count, size, size, CHANNELS) for size in sizes]
         ends = np.cumsum([np.prod(shape) for shape in self._shapes]).tolist()
-        self._parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        self._parts = [slice(start, end) for start, end in pairwise([0, *ends])]
         """Of the buffer: the frames of each view."""
         # Python's GIL stays with this thread in calls that only add to the GPU's queue: threads that simulate would
         # take it in between, and a frame needs several such calls. The call that waits lets the GIL go. Where a CPU
@@ -85,6 +86,7 @@ class FrameCopies:
         """All frames are added: let the GPU draw them now, while this thread does something else."""
         self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
         self._copying.glFlush()
+        self._check()  # before other frames are begun, whose errors are not those of these
 
     def fetch(self) -> list[NDArray[np.uint8]]:
         """All frames of each view, [count, size, size, 3], the lowest row first, and blue first in those for `turned`.
@@ -93,12 +95,15 @@ class FrameCopies:
         size, target = ctypes.c_ssize_t(fetched.nbytes), ctypes.c_void_p(fetched.ctypes.data)
         self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
         self._waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
-        error = self._gl.glGetError()
+        self._check()
         self.close()
-        if error:
+        return [fetched[part].reshape(shape) for part, shape in zip(self._parts, self._shapes, strict=True)]
+
+    def _check(self) -> None:
+        if error := self._gl.glGetError():
+            self.close()
             what = f"GL reports the error {error:#x} while camera images are drawn"
             raise SimulatorError(what, "if the GPU is out of memory, lower env.cameras.size or machine.workers")
-        return [fetched[part].reshape(shape) for part, shape in zip(self._parts, self._shapes, strict=True)]
 
     def close(self) -> None:
         """Free the buffer, if `fetch` has not done so."""
