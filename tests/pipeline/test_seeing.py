@@ -22,11 +22,21 @@ from nightshift.stages import collect, dataset, evaluate, rloo, sft
 from tests.conftest import leave_skipped, small_params
 from tests.pipeline.test_precheck import SEEING
 
+CAMERAS = {"agentview": 32, "wrist": 16}
 TINY: dict[str, Any] = merged(
     SEEING,
     {
-        "policy": {**SEEING["policy"], "chunk": 20},  # few decisions: drawing takes a third of a second without a GPU
-        "env": {"suite": "libero_mini", "tasks": ["lift_cube"], "horizon": 40, "cameras": {"shadows": False}},
+        "policy": {
+            **SEEING["policy"],
+            "inputs": [*CAMERAS, "proprio", "instruction"],
+            "chunk": 20,
+        },  # few decisions: drawing takes a third of a second without a GPU
+        "env": {
+            "suite": "libero_mini",
+            "tasks": ["lift_cube"],
+            "horizon": 40,
+            "cameras": {"names": [*CAMERAS], "size": CAMERAS, "shadows": False},
+        },
         "states": {"validation_share": 0.02},
         "collect": {"demos_per_task": 2, "attempts": 4, "disturbance": 0.0},
         "sft": {"steps": 60, "batch_size": 16, "learning_rate": 3.0e-3, "warmup_steps": 2},
@@ -49,12 +59,13 @@ def tiny() -> config.Params:
 def test_a_policy_that_sees_goes_through_all_stages(job: Callable[[str], Job], tiny: config.Params) -> None:
     collect.run(job("collect"), seed=0, env=tiny.env, states=tiny.states, collect=tiny.collect)
     dataset.run(job("dataset"), seed=0, dataset=tiny.dataset)
-    steps = dataset_store.read(paths.DATASET).steps("train", ["agentview", "instruction"])
+    steps = dataset_store.read(paths.DATASET).steps("train", [*CAMERAS, "instruction"])
     seen = steps.observe(np.array([0, 5]))
-    assert seen["agentview"].shape == (2, 32, 32, 3)
-    assert seen["agentview"].dtype == np.uint8
-    assert seen["agentview"][0].std() > 1, "the image is empty"
-    assert (seen["agentview"][0] != seen["agentview"][1]).any(), "the hand does not move"
+    for camera, size in CAMERAS.items():
+        assert seen[camera].shape == (2, size, size, 3)
+        assert seen[camera].dtype == np.uint8
+        assert seen[camera][0].std() > 1, "the image is empty"
+        assert (seen[camera][0] != seen[camera][1]).any(), "the hand does not move"
     assert seen["instruction"].tolist() == ["lift the cube"] * 2
     sft.run(job("sft"), seed=0, policy=tiny.policy, sft=tiny.sft)
     losses = [json.loads(line) for line in (job("sft").state / "metrics.jsonl").read_text().splitlines()]
@@ -63,8 +74,8 @@ def test_a_policy_that_sees_goes_through_all_stages(job: Callable[[str], Job], t
     leave_skipped("rlpd")
     evaluate.run(job("evaluate"), env=tiny.env, evaluate=tiny.evaluate)
     report = json.loads(paths.EVALUATION_REPORT.read_text())
-    assert report["conditions"]["pictures"]["size"] == 32
-    assert policies.load(paths.RLOO_POLICY).observations == ["agentview", "proprio", "instruction"]
+    assert report["conditions"]["pictures"]["size"] == CAMERAS
+    assert policies.load(paths.RLOO_POLICY).observations == [*CAMERAS, "proprio", "instruction"]
     assert [film["candidate"] for film in report["films"]] == ["rloo", "sft"], "no film of every candidate"
     with Image.open(paths.EVALUATION / Path(report["films"][0]["file"]).with_suffix(".jpg")) as strip:
-        assert strip.width == 12 * strip.height, "six stills of the scene and what the policy saw beside it"
+        assert strip.width == 18 * strip.height, "six stills of the scene and of what both cameras showed beside it"
