@@ -163,7 +163,7 @@ def test_a_package_that_a_stage_computes_with_is_missed_before_it_works(node: No
 
 def test_a_stage_that_was_killed_resumes_by_the_same_command_to_the_same_weights(done: Node, tmp_path: Path) -> None:
     node = done.copy(tmp_path / "node")
-    for path in (paths.SFT_POLICY, paths.STATE / "sft", paths.METRICS, paths.RECEIPTS):
+    for path in (paths.SFT_POLICY, paths.METRICS, paths.RECEIPTS):
         shutil.rmtree(node.root / path)
     kill_after_checkpoint(node, "sft")
     assert "no stage has left a receipt" in refused(node, "pack", "sft")

@@ -371,6 +371,18 @@ def test_a_region_under_a_roof_is_entered_by_its_open_side() -> None:
     np.testing.assert_allclose(insert._inward(place, obstacles), [0.0, 1.0, 0.0], atol=1e-9)
 
 
+def test_no_way_leads_into_what_has_tipped_over() -> None:
+    pan = boxes(((0.0, -0.4, 0.95), (0.03, 0.03, 0.03)))
+    scene, place = oven_scene(pan)
+    tipped = turn_about(np.array([1.0, -1.0, 0.0]) / np.sqrt(2), np.arctan(np.sqrt(2)))  # every axis by at least 35°
+    with pytest.raises(ValueError, match="has tipped over"):
+        insert.is_on_sill(
+            replace(place, body=replace(place.body, rotation=tipped)),
+            scene.bodies["item"],
+            neighbours(scene, "item"),
+        )
+
+
 def test_what_goes_under_a_roof_is_held_by_what_still_sticks_out() -> None:
     """A pan with its handle towards the hand: the whole of it would fit between the fingers."""
     pan = boxes(((0.0, -0.4, 0.95), (0.03, 0.03, 0.03)), ((0.0, -0.47, 0.96), (0.008, 0.04, 0.01)))

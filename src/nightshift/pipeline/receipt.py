@@ -23,7 +23,16 @@ from pydantic import Field, ValidationError
 from nightshift import config, files
 from nightshift.adapters.tracking import artifacts
 from nightshift.errors import DataError
-from nightshift.pipeline.run import Session, definition, fingerprint, run_stage, sections, states_to_resume, versions
+from nightshift.pipeline.run import (
+    Session,
+    definition,
+    fingerprint,
+    remove_checkpoints,
+    run_stage,
+    sections,
+    states_to_resume,
+    versions,
+)
 from nightshift.project import checksums, paths
 
 _TarMode = Literal["w", "w:gz", "w:bz2", "w:xz"]
@@ -77,7 +86,7 @@ class Packed:
 
 
 def run_with_receipt(stage: str, session: Session) -> Path:
-    """Run a stage as `run_stage` does, and write its receipt."""
+    """Run a stage as `run_stage` does, write its receipt, and remove its checkpoints: with cameras, demos fill disks."""
     named = definition(stage, session)
     current = fingerprint(stage, session)
     inputs = {path.as_posix(): recorded_md5(session.root, path) for path in named.deps}
@@ -96,6 +105,7 @@ def run_with_receipt(stage: str, session: Session) -> Path:
     )
     path = session.root / paths.stage_receipt(stage)
     files.write_json(path, written.model_dump(mode="json"))
+    remove_checkpoints(stage, current, session)
     return path
 
 

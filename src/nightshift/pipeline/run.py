@@ -331,7 +331,8 @@ def _ensure(stage: str, session: Session) -> StageResult:
         console.print(f"[bold cyan]▶ {stage}[/]  [dim]{'; '.join(reasons)}[/]")
         _run_and_commit(stage, session)
         result = StageResult(stage=stage, status="ran", seconds=time.monotonic() - started, reasons=reasons)
-    _remove_checkpoints(stage, session)
+    if (session.root / paths.STATE / stage).is_dir():
+        remove_checkpoints(stage, fingerprint(stage, session), session)
     console.print(f"[green]✔ {stage}[/]  {result.status}, {result.seconds:.1f} s")
     return result
 
@@ -489,10 +490,9 @@ def _tracker(stage: str, current: str, session: Session) -> Iterator[Tracker]:
         yield Tee([lines, tracker])
 
 
-def _remove_checkpoints(stage: str, session: Session) -> None:
-    """Of this fingerprint, which is done. Those of other fingerprints may be resumed; `nightshift gc` removes them."""
-    if (session.root / paths.STATE / stage).is_dir():
-        shutil.rmtree(session.root / paths.stage_state(stage, fingerprint(stage, session)), ignore_errors=True)
+def remove_checkpoints(stage: str, done: str, session: Session) -> None:
+    """Of the fingerprint that is done. Those of other fingerprints may be resumed; `nightshift gc` removes them."""
+    shutil.rmtree(session.root / paths.stage_state(stage, done), ignore_errors=True)
 
 
 def _digest(path: Path) -> str:

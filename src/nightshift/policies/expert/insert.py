@@ -178,6 +178,8 @@ def _inward(place: Place, obstacles: Boxes) -> Vector:
     """The horizontal axis of the region along which its middle is reached with the fewest collisions."""
     region = place.body
     axes = [sign * axis for axis in region.rotation.T if abs(axis[2]) < STEEP for sign in (1.0, -1.0)]
+    if not axes:
+        raise ValueError("the expert finds no way in under a roof: what the place belongs to has tipped over")
     ways = np.array(axes) * np.array([1.0, 1.0, 0.0])
     long = 2 * float(np.linalg.norm(region.half_size))
     probe = Boxes(centres=region.position[None], axes=np.eye(3)[None], half_sizes=np.full((1, 3), PROBE))
