@@ -170,6 +170,20 @@ def replace_by_copy(source: Path, path: Path) -> None:
         sync(path.parent)
 
 
+def link_or_copy(source: Path, path: Path) -> None:
+    """Hard-link a file, or copy it where the file system has no hard links.
+
+    For files that are replaced or deleted but never modified: of these a hard link is as good as a copy.
+    """
+    try:
+        os.link(source, path)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, path)
+        sync(path)
+
+
 def verify_folder(path: Path, remedy: str, only: Collection[str] | None = None) -> Mapping[str, str]:
     """The sha256 sums a folder was written with, after checking each; `remedy` is the next step if one is off.
 

@@ -177,9 +177,9 @@ def finish(job: Import, progress: Progress) -> Mapping[str, int]:
     admitted: Counter[str] = Counter()
     with files.new_folder(job.target) as new:
         for key in sorted(progress.kept):
-            _link(store.path(key), new)
+            files.link_or_copy(store.path(key), new / store.path(key).name)
             admitted.update(name for name, value in store.get(key).metadata.items() if value is True)
-        _link(job.state / SCHEMA, new)
+        files.link_or_copy(job.state / SCHEMA, new / SCHEMA)
     shutil.rmtree(job.state)
     return dict(admitted)
 
@@ -198,14 +198,6 @@ def _take(entry: EpisodeRef, job: Import, store: EpisodeStore, progress: Progres
         job.limits.check_source(progress.unpacked, job.stored, str(job.path))
     store.put(entry.key, episode)
     progress.kept.add(entry.key)
-
-
-def _link(file: Path, folder: Path) -> None:
-    """Hard-link the file, or copy it where the file system has no hard links."""
-    try:
-        os.link(file, folder / file.name)
-    except OSError:
-        shutil.copyfile(file, folder / file.name)
 
 
 def _join(*steps: str) -> str:

@@ -86,7 +86,7 @@ class Packed:
 
 
 def run_with_receipt(stage: str, session: Session) -> Path:
-    """Run a stage as `run_stage` does, write its receipt, and remove its checkpoints: with cameras, demos fill disks."""
+    """Run a stage as `run_stage` does, write its receipt, and remove what it kept to resume."""
     named = definition(stage, session)
     current = fingerprint(stage, session)
     inputs = {path.as_posix(): recorded_md5(session.root, path) for path in named.deps}

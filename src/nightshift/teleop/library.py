@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import struct
@@ -123,7 +122,7 @@ class Library:
         key = _key(entry.number)
         folder = self.successes if entry.success else self.failures
         self._undone.mkdir(parents=True, exist_ok=True)
-        _link(folder / f"{key}{SUFFIX}", self._undone)
+        files.link_or_copy(folder / f"{key}{SUFFIX}", self._undone / f"{key}{SUFFIX}")
         if entry.success:
             self._publish(removed=key)
         else:
@@ -182,7 +181,7 @@ class Library:
             return
         with files.new_folder(self.successes, known) as new:
             for name in known:
-                _link(self.successes / name, new)
+                files.link_or_copy(self.successes / name, new / name)
             if added:
                 EpisodeStore(new, ranges=self._ranges).put(*added)
 
@@ -230,11 +229,3 @@ def _entry(number: int, episode: Episode) -> Entry:
         source=episode.provenance.source,
         who=str(metadata.get("who", "")),
     )
-
-
-def _link(file: Path, folder: Path) -> None:
-    """Hard-link the file, or copy it where the file system has no hard links."""
-    try:
-        os.link(file, folder / file.name)
-    except OSError:
-        shutil.copyfile(file, folder / file.name)

@@ -7,7 +7,6 @@ incoming             staged completely, with index: this is the content of the f
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,17 +59,11 @@ def commit_staged(folder: Path) -> None:
 
 
 def link(path: Path, source: Path) -> None:
-    """Hard-link `source` to `path`, or copy it where the file system has no hard links.
-
-    Trajectory files are replaced and deleted but never modified, so a hard link is as good as a copy.
-    """
+    """As `files.link_or_copy`, of a trajectory file that may be missing."""
     try:
-        os.link(source, path)
+        files.link_or_copy(source, path)
     except FileNotFoundError:
         raise missing(source) from None
-    except OSError:
-        shutil.copyfile(source, path)
-        files.sync(path)
 
 
 def link_checked(path: Path, source: Path, sha256: str) -> str:
