@@ -338,3 +338,26 @@ def test_json_is_written_so_that_diffs_are_small(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"b": 1, "a": [1]})
     assert (tmp_path / "a.json").read_text().startswith('{\n  "a"')
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": [1], "b": 1}
+
+
+def test_a_file_is_linked_or_copied_where_that_cannot_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, linked, copied = (tmp_path / name for name in ("source", "linked", "copied"))
+    source.write_text("content")
+    files.link_or_copy(source, linked)
+    assert linked.samefile(source)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    files.link_or_copy(source, copied)
+    assert copied.read_text() == "content" and not copied.samefile(source)
+
+
+def test_a_link_never_replaces_a_file(tmp_path: Path) -> None:
+    source, there = tmp_path / "source", tmp_path / "there"
+    source.write_text("new")
+    there.write_text("old")
+    with pytest.raises(FileExistsError):
+        files.link_or_copy(source, there)
+    assert there.read_text() == "old"

@@ -171,13 +171,13 @@ def replace_by_copy(source: Path, path: Path) -> None:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """Hard-link a file, or copy it where the file system has no hard links.
+    """Hard-link a file, or copy it where that cannot be done, as between file systems.
 
     For files that are replaced or deleted but never modified: of these a hard link is as good as a copy.
     """
     try:
         os.link(source, path)
-    except FileNotFoundError:
+    except (FileNotFoundError, FileExistsError):
         raise
     except OSError:
         shutil.copyfile(source, path)

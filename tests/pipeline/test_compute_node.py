@@ -224,6 +224,36 @@ def test_results_can_be_packed_while_a_stage_runs(done: Node, tmp_path: Path) ->
     assert "without the results of opponent, evaluate" in packed.stdout
 
 
+PACK_WHILE_A_STAGE_ENDS = """
+import subprocess, sys
+from pathlib import Path
+from nightshift.pipeline import receipt
+
+add_unfinished = receipt._add_unfinished
+
+def add_when_it_is_done(tar, stage, *where):
+    subprocess.run([sys.executable, "-S", "-m", "nightshift", "stage", stage], check=True)
+    add_unfinished(tar, stage, *where)
+
+receipt._add_unfinished = add_when_it_is_done
+receipt.pack(Path.cwd(), [], Path("results.tar"))
+"""
+
+
+def test_a_stage_that_is_done_while_it_is_packed_is_packed_as_done(done: Node, tmp_path: Path) -> None:
+    """It takes its checkpoints with it."""
+    node = done.copy(tmp_path / "node")
+    shutil.rmtree(node.root / paths.SFT_POLICY)
+    (node.root / paths.stage_receipt("sft")).unlink()
+    kill_after_checkpoint(node, "sft")
+    packed = node.python(PACK_WHILE_A_STAGE_ENDS)
+    assert packed.returncode == 0, packed.stderr
+    with tarfile.open(node.root / "results.tar") as tar:
+        names = set(tar.getnames())
+    assert {paths.stage_receipt("sft").as_posix(), (paths.SFT_POLICY / files.MANIFEST).as_posix()} <= names
+    assert not [name for name in names if name.startswith((paths.STATE / "sft").as_posix())]
+
+
 def test_inputs_that_were_brought_to_the_node_do_not_make_a_result_outdated(done: Node, tmp_path: Path) -> None:
     node = done.copy(tmp_path / "node")
     for stage in ("states", "collect", "dataset", "start"):

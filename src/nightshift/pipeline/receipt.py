@@ -154,7 +154,7 @@ def verify_outputs(receipt: Receipt, folder: Path) -> None:
             state = "is missing" if found == checksums.MISSING else f"is damaged: its md5 is {found}, not {md5}"
             raise DataError(
                 f"{folder / path}, made by {receipt.stage} on {receipt.host}, {state}",
-                f"bring it again, or nightshift stage {receipt.stage} there: it resumes",
+                f"bring it again, or nightshift stage {receipt.stage} there, which starts anew",
             )
 
 
@@ -163,22 +163,39 @@ def pack(root: Path, stages: Sequence[str], archive: Path, left_out: Collection[
     whose receipt is current, and what the others resume from. Of the folders in `left_out` the manifest alone if the
     stage that reads it first is done: this node may be gone when another finds that it needs the rest.
 
-    A stage may run meanwhile: what it has not finished has no current receipt.
+    A stage may run meanwhile: what it has not finished has no current receipt. If it leaves one before the archive is
+    written, its checkpoints go, and all is packed again.
     """
     session = Session(root)
     _check_left_out(session, left_out)
-    contents = _contents(session, stages)
-    needed = _needed(session, left_out, contents.current)
-    mode: _TarMode = _COMPRESSED.get(archive.suffix, "w")
     with files.staged(archive, []) as temporary:
-        with tarfile.open(temporary, mode) as tar:
-            for stage, state in contents.unfinished.items():
-                _add_unfinished(tar, stage, state, session.root)
-            for receipt in contents.results:
-                for path in _packed(receipt, root, set(left_out) - set(needed)):
-                    tar.add(root / path, path.as_posix())
+        while True:
+            known = _receipts_on_disk(root)
+            packed = _write_archive(temporary, _COMPRESSED.get(archive.suffix, "w"), session, stages, left_out)
+            if _receipts_on_disk(root) == known:
+                break
         files.sync(temporary)
         files.settle(temporary, archive)
+    return packed
+
+
+def _receipts_on_disk(root: Path) -> set[tuple[str, int, int]]:
+    """They change when a stage leaves one, also one with the same content."""
+    found = {path.name: path.stat() for path in (root / paths.RECEIPTS).glob("*.json")}
+    return {(name, one.st_ino, one.st_mtime_ns) for name, one in found.items()}
+
+
+def _write_archive(
+    path: Path, mode: _TarMode, session: Session, stages: Sequence[str], left_out: Collection[Path]
+) -> Packed:
+    contents = _contents(session, stages)
+    needed = _needed(session, left_out, contents.current)
+    with tarfile.open(path, mode) as tar:
+        for stage, state in contents.unfinished.items():
+            _add_unfinished(tar, stage, state, session.root)
+        for receipt in contents.results:
+            for one in _packed(receipt, session.root, set(left_out) - set(needed)):
+                tar.add(session.root / one, one.as_posix())
     return replace(contents, needed=needed)
 
 
@@ -244,7 +261,7 @@ def _unfinished(session: Session, found: Mapping[str, Receipt], outdated: Sequen
     state = session.root / paths.STATE
     begun = [name for name in session.graph if name in outdated or (name not in found and (state / name).is_dir())]
     folders = states_to_resume(begun, session)
-    return {stage: folder for stage, folder in folders.items() if folder.is_dir() and any(folder.iterdir())}
+    return {stage: folder for stage, folder in folders.items() if any(folder.glob("*"))}
 
 
 def _add_unfinished(tar: tarfile.TarFile, stage: str, state: Path, root: Path) -> None:

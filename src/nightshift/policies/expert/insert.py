@@ -179,7 +179,9 @@ def _inward(place: Place, obstacles: Boxes) -> Vector:
     region = place.body
     axes = [sign * axis for axis in region.rotation.T if abs(axis[2]) < STEEP for sign in (1.0, -1.0)]
     if not axes:
-        raise ValueError("the expert finds no way in under a roof: what the place belongs to has tipped over")
+        raise ValueError(
+            "the expert finds no way in under a roof: the place is tilted, and none of its sides is upright"
+        )
     ways = np.array(axes) * np.array([1.0, 1.0, 0.0])
     long = 2 * float(np.linalg.norm(region.half_size))
     probe = Boxes(centres=region.position[None], axes=np.eye(3)[None], half_sizes=np.full((1, 3), PROBE))
