@@ -39,7 +39,8 @@ _VIEW = 0.5
 """Metres that the camera shows along each axis, from the origin."""
 _GOAL_CHANNEL, _POINT_CHANNEL = 0, 1  # red and green
 _DARKEST = 64
-_FILM_SIZE = 64
+_FILM_SIZE = 256
+"""Of a picture for people where there are no cameras."""
 
 
 class FakeSuite(Suite):
@@ -115,7 +116,7 @@ class FakeEnv:
         return self.camera_images(cameras)
 
     def render(self) -> NDArray[np.uint8] | None:
-        return self._image(_FILM_SIZE)
+        return self._image(max(self._drawing.sizes.values(), default=_FILM_SIZE))
 
     def close(self) -> None:
         """There is nothing to free."""
