@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -46,7 +45,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, collect:
                     advance(f"{request.task}{_spent(invalid.total())}")
     with files.new_folder(paths.DEMOS) as demos:
         for path in (drafts.folder / SCHEMA, *map(drafts.path, kept)):
-            shutil.copy2(path, demos)
+            files.link_or_copy(path, demos / path.name)
 
 
 def _candidates(task: Task, states: Sequence[int], seed: int, collect: config.Collect) -> Iterator[int]:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.envs.base import Drawing, Pixels
+from nightshift.envs.libero.culling import COLLISION_GROUP, Culling
 from nightshift.envs.libero.frames import FrameCopies, turned
 from nightshift.envs.libero.setup import NO_GL, prepare
 from nightshift.envs.libero.sketch import sketched
@@ -31,7 +33,6 @@ Image = NDArray[np.uint8]
 CAMERA_NAMES = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """The suite's cameras by their names in LIBERO's models."""
 FILMED = "agentview"
-COLLISION_GROUP = 0
 MAX_GEOMS = 10_000
 """That a scene may show; mujoco's renderer has room for as many."""
 _FRAMES_AT_ONCE = 32
@@ -51,6 +52,11 @@ class Dress:
     model: mujoco.MjModel
     textures: frozenset[int] = frozenset()
     meshes: frozenset[int] = frozenset()
+
+    @cached_property
+    def culling(self) -> Culling:
+        """Of the model as it is when it is drawn first."""
+        return Culling(self.model)
 
 
 class _Look(NamedTuple):
@@ -192,7 +198,9 @@ class CameraRenderer:
         try:
             for row, data in enumerate(islice(look.simulations, count)):
                 for view, (camera, size) in enumerate(areas.items()):
-                    mujoco.mjv_updateScene(model, data, self._option, None, self._views[camera], everything, scene)
+                    seen = self._views[camera]
+                    with look.dress.culling.hidden(data, seen.fixedcamid, shadows=look.drawing.shadows):
+                        mujoco.mjv_updateScene(model, data, self._option, None, seen, everything, scene)
                     mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context.mjr)
                     copies.add(row, view)
         except BaseException:

@@ -10,7 +10,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.envs.libero.cameras import CAMERA_NAMES, COLLISION_GROUP
+from nightshift.envs.libero.cameras import CAMERA_NAMES
+from nightshift.envs.libero.culling import COLLISION_GROUP
 from nightshift.envs.libero.model_copies import ModelCopies
 
 Vector = NDArray[np.float64]

@@ -1,0 +1,76 @@
+"""Geoms that cannot be seen in an image, so that the GPU need not draw them. The pixels are the same, bit for bit.
+
+Of all faces in a scene, the wrist's camera sees a third. Vertices of fine meshes are what takes most of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.envs.libero.setup import prepare
+
+Geoms = NDArray[np.int64]
+"""Numbers [N] of a model's geoms."""
+
+COLLISION_GROUP = 0
+"""The group of geoms that no camera shows."""
+_NO_MIRROR = -1
+_PLANE, _BOX = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_BOX.value
+
+
+class Culling:
+    """What cameras of one model cannot see.
+
+    MuJoCo draws a second time what the first box or plane that mirrors shows. So a geom may be in the image of the
+    camera itself, or in the mirror's. And a light that casts shadows may throw that of any geom into the image.
+    """
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        prepare()
+        from nightshift.envs.libero import pyramids  # it compiles: `prepare` must have set the cache folder
+
+        self._mark = pyramids.mark_seen
+        self._model = model
+        shown = model.geom_group != COLLISION_GROUP
+        bounded = (model.geom_type != _PLANE) & (model.geom_rbound > 0)
+        self._geoms: Geoms = (shown & bounded).nonzero()[0]
+        self._bounds = model.geom_aabb[self._geoms]
+        mirrors = (shown & _reflects(model)).nonzero()[0].tolist()
+        self._mirrors_anything = len(mirrors) > 1 or any(model.geom_type[mirror] == _PLANE for mirror in mirrors)
+        """A plane may have no end, and without the first mirror MuJoCo would draw what the next one shows."""
+        self._mirror = mirrors[0] if mirrors else _NO_MIRROR
+        self._casts_shadows = bool((model.light_castshadow & model.light_active).any())
+
+    @contextmanager
+    def hidden(self, data: mujoco.MjData, camera: int, *, shadows: bool) -> Iterator[None]:
+        """Until the end of the context, the model's geoms that are not seen are in the group that is not drawn."""
+        unseen = self.unseen(data, camera, shadows=shadows)
+        groups = self._model.geom_group[unseen]
+        self._model.geom_group[unseen] = COLLISION_GROUP
+        try:
+            yield
+        finally:
+            self._model.geom_group[unseen] = groups
+
+    def unseen(self, data: mujoco.MjData, camera: int, *, shadows: bool) -> Geoms:
+        """Geoms that change no pixel of a square image. `shadows`: whether shadows and mirrors are drawn."""
+        if shadows and (self._casts_shadows or self._mirrors_anything):
+            return self._geoms[:0]
+        seen: NDArray[np.bool_] = np.zeros(len(self._geoms), np.bool_)
+        geoms = data.geom_xpos, data.geom_xmat, self._geoms, self._bounds
+        eye = data.cam_xpos[camera], data.cam_xmat[camera], self._model.cam_fovy[camera]
+        mirror = self._mirror if shadows else _NO_MIRROR
+        self._mark(seen, geoms, eye, (mirror, self._model.geom_size[mirror]))
+        return self._geoms[~seen]
+
+
+def _reflects(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    flat = np.isin(model.geom_type, (_PLANE, _BOX))
+    reflectance = np.append(model.mat_reflectance, 0)  # the last is that of geoms without a material, number -1
+    reflects: NDArray[np.bool_] = flat & (reflectance[model.geom_matid] > 0)
+    return reflects
