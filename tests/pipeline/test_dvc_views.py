@@ -37,7 +37,7 @@ def leave_evaluation(successes: int) -> None:
     }
     iterations = [{"rollout/success": 0.5, "update/kl": 0.01}, {"rollout/success": successes / 20}]
     history = History(algorithm="rloo", iterations=iterations, validation={0: Rate(10, 20)}, kept=2)
-    candidates = [Candidate(name="rloo", label="RLOO", folder=Path(), history=history)]
+    candidates = [Candidate(name="rloo", label="RLOO", folder=Path(), policy={}, history=history)]
     with files.new_folder(paths.EVALUATION) as folder:
         files.write_json(folder / paths.EVALUATION_METRICS.name, tables.metrics(report))
         (folder / paths.EVALUATION_SUCCESS.name).write_text(tables.success(report))

@@ -102,7 +102,7 @@ def test_the_figure_of_an_evaluation_has_panels_of_interventions_where_somebody_
     }
     for iterations in (HELPED, [{"rollout/success": 0.9}]):
         history = History(algorithm="", iterations=iterations, validation={}, kept=1, control_hz=20)
-        candidate = Candidate(name="rlpd", label="RLPD", folder=tmp_path, history=history)
+        candidate = Candidate(name="rlpd", label="RLPD", folder=tmp_path, policy={}, history=history)
         drawn.clear()
         figures.evaluation(tmp_path / "e.png", report, [candidate])
         assert ("RLPD: seconds between interventions, at least" in drawn) == (iterations is HELPED)

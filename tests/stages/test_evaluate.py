@@ -327,6 +327,28 @@ def test_a_clone_that_training_made_worse_is_the_best_candidate(
 
 
 @pytest.mark.usefixtures("two_policies", "no_figure")
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_policy_that_training_kept_as_it_was_is_not_played_again(
+    job: Callable[[str], Job], params: config.Params, kept: bool
+) -> None:
+    with files.new_folder(paths.RLOO_POLICY) as folder:
+        for name in (policies.SPEC, policies.WEIGHTS):
+            shutil.copy(paths.SFT_POLICY / name, folder)
+        if not kept:  # the same weights in another network
+            spec = json.loads((folder / policies.SPEC).read_text())
+            (folder / policies.SPEC).write_text(json.dumps({**spec, "activation": "relu"}))
+        files.write_json(folder / paths.HISTORY, HISTORY)
+    pool = ByPolicy(params.env, [lambda r: r.init_state < 4, lambda r: True])
+    report = run(replace(job("evaluate"), pool=lambda env: pool), params)
+    clone, trained = report["candidates"]
+    assert [clone["overall"]["successes"], trained["overall"]["successes"]] == [8, 8 if kept else 20]
+    assert trained["gain"]["won"] == (0 if kept else 12)
+    assert len(pool.played) == (20 if kept else 40)
+    outcomes = json.loads(paths.EVALUATION_OUTCOMES.read_text())
+    assert (outcomes["rloo"] == outcomes["sft"]) == kept
+
+
+@pytest.mark.usefixtures("two_policies", "no_figure")
 def test_the_metrics_of_all_candidates_are_logged(job: Callable[[str], Job], params: config.Params) -> None:
     run(job("evaluate"), params)
     line, _ = (job("evaluate").state / "metrics.jsonl").read_text().splitlines()  # and the report as an artifact

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,17 @@ from nightshift.reports.history import History
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A trained policy. Example: Candidate(name="rloo", label="GRPO", folder=Path("models/rloo"), history=…)"""
+    """A trained policy.
+
+    Example: Candidate(name="rloo", label="GRPO", folder=Path("models/rloo"), policy={"policy.json": "…"}, history=…)
+    """
 
     name: str
     label: str
     """The algorithm, for tables and figures."""
     folder: Path
+    policy: Mapping[str, str]
+    """sha256 of the files in the folder, without the history of training."""
     history: History | None
 
 
@@ -35,11 +41,17 @@ def candidates(root: Path) -> list[Candidate]:
 
 
 def _candidate(folder: Path) -> Candidate:
-    files.verify_folder(folder, f"rm -r {folder} and run again")
+    sums = files.verify_folder(folder, f"rm -r {folder} and run again")
     found = history.read(folder)
     algorithm = (found.algorithm if found else "") or folder.name
     label = algorithm.upper().replace("_", " ")
-    return Candidate(name=folder.name, label=label, folder=folder, history=found)
+    policy = {name: sum_ for name, sum_ in sums.items() if name != paths.HISTORY}
+    return Candidate(name=folder.name, label=label, folder=folder, policy=policy, history=found)
+
+
+def first_with_same_policy(found: Sequence[Candidate]) -> dict[str, str]:
+    """By the name of each candidate: where training kept the policy that it began with, that is the clone."""
+    return {one.name: next(other.name for other in found if other.policy == one.policy) for one in found}
 
 
 @dataclass(frozen=True, kw_only=True)

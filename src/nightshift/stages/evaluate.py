@@ -23,7 +23,14 @@ from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
 from nightshift.project import paths
 from nightshift.reports import figures, films, gate, tables
-from nightshift.reports.candidates import Candidate, Opponent, candidates, left_out, read_opponent
+from nightshift.reports.candidates import (
+    Candidate,
+    Opponent,
+    candidates,
+    first_with_same_policy,
+    left_out,
+    read_opponent,
+)
 from nightshift.reports.films import Film
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
@@ -40,7 +47,11 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     cameras = cameras_in(env, {name for policy in acting.values() for name in policy.observations})
     if opponent:
         acting[CHAMPION] = policies.load(opponent.folder)
-    outcomes = {name: _outcomes(job, env, requests, name, policy) for name, policy in acting.items()}
+    same = first_with_same_policy(found)
+    outcomes: dict[str, list[EpisodeOutcome]] = {}
+    for name, policy in acting.items():  # a policy that training kept as it was has played when its turn comes
+        played = outcomes.get(same.get(name, name))
+        outcomes[name] = _outcomes(job, env, requests, name, policy) if played is None else played
     summaries = {name: _summary(env, episodes) for name, episodes in outcomes.items()}
     best = gate.best(gate.common_rates({candidate.name: outcomes[candidate.name] for candidate in found}))
     report: dict[str, Any] = {
