@@ -183,6 +183,15 @@ def test_metrics_outlive_their_stage_and_hold_every_policy_of_an_evaluation(proj
     assert {f"success/{candidate['name']}" for candidate in candidates} <= logged
 
 
+def test_a_stage_that_is_forced_to_run_again_begins_new_metrics(own_project: Path) -> None:
+    with Session(own_project) as session:
+        fingerprint = run.fingerprint("sft", session)
+    files.append_json(own_project / paths.stage_metrics("sft", fingerprint), {"step": 10**6, "sft/loss": 9.0})
+    with Session(own_project, run.Choice.of(own_project, "", ["sft"])) as session:
+        assert run.ensure("sft", session).status == "ran"
+    assert steps_recorded(own_project, "sft", fingerprint) == [20]
+
+
 def test_data_is_not_read_to_start_a_run_and_to_find_its_checkpoints(own_project: Path) -> None:
     folder = own_project / paths.IMPORTS / "huge"
     with files.new_folder(folder) as new:

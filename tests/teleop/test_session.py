@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -490,6 +492,23 @@ def test_a_kill_while_the_last_success_is_undone_damages_nothing(
     library = Library(NAME, RANGES)
     library.close()
     assert not library.entries and NAME not in sources.names()
+
+
+def test_an_episode_whose_undo_failed_is_undone_by_the_next(
+    params: config.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with rig(params) as one:
+        one.demonstrate()
+        one.demonstrate()
+        with monkeypatch.context() as patch, pytest.raises(ProjectError, match="no space left"):
+            patch.setattr(os, "fsync", full)
+            one.library.undo()
+        assert len(stored(one.library)) == 2
+        one.library.undo()
+        assert len(stored(one.library)) == 1
 
 
 def test_a_session_that_ends_while_it_saves_saves(params: config.Params) -> None:

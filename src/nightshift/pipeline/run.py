@@ -482,7 +482,11 @@ def _job(stage: str, current: str, session: Session, tracker: Tracker) -> Job:
 
 @contextmanager
 def _tracker(stage: str, current: str, session: Session) -> Iterator[Tracker]:
-    lines = JsonlTracker(session.root / paths.stage_metrics(stage, current))
+    """Call it before the stage's state is made: without one the stage starts over, and so do its metrics."""
+    path = session.root / paths.stage_metrics(stage, current)
+    if not (session.root / paths.stage_state(stage, current)).exists():
+        path.unlink(missing_ok=True)
+    lines = JsonlTracker(path)
     if packages.on_compute_node():
         yield lines
         return

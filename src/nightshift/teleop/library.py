@@ -122,14 +122,17 @@ class Library:
         key = _key(entry.number)
         folder = self.successes if entry.success else self.failures
         self._undone.mkdir(parents=True, exist_ok=True)
-        files.link_or_copy(folder / f"{key}{SUFFIX}", self._undone / f"{key}{SUFFIX}")
+        aside = self._undone / f"{key}{SUFFIX}"
+        aside.unlink(missing_ok=True)  # of a try that failed
+        files.link_or_copy(folder / f"{key}{SUFFIX}", aside)
         if entry.success:
             self._publish(removed=key)
         else:
             (folder / f"{key}{SUFFIX}").unlink()
             files.sync(folder)
+        self.entries.pop()
         self._film_path(entry.number).unlink(missing_ok=True)
-        return self.entries.pop()
+        return entry
 
     def film(self, number: int) -> bytes:
         """The pictures of an episode, each behind its step and its size; empty where they are not on this machine."""
