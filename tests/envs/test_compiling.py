@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightshift import envs
+from nightshift import config, envs
+from nightshift.envs.libero import cameras as drawing
 from nightshift.envs.libero.compiling import discard_other_code
 from nightshift.envs.mini.suite import LIBERO_MINI
+from nightshift.envs.protocols import DEFAULT
 
 _COMPILE = """
 from nightshift.envs.libero.compiling import compile_control_step
@@ -50,6 +52,18 @@ def test_what_is_compiled_ahead_is_what_simulations_call() -> None:
     from nightshift.envs.libero.osc import advance
 
     assert [len(compiled.signatures) for compiled in (advance, _write, judge, play)] == [1, 1, 1, 1]
+
+
+@pytest.mark.skipif(not drawing.works(), reason="no GL library works here")
+def test_what_is_compiled_ahead_is_what_images_need() -> None:
+    cameras = config.Cameras(names=("wrist",), size=64, shadows=True)
+    fleet = LIBERO_MINI.make_fleet(LIBERO_MINI.tasks()[0], DEFAULT, cameras)
+    fleet.reset("train", [0, 1])
+    fleet.look(np.arange(2), ["wrist"])
+    from nightshift.envs.libero.averaging import average
+    from nightshift.envs.libero.pyramids import mark_seen
+
+    assert [len(compiled.signatures) for compiled in (average, mark_seen)] == [1, 1]
 
 
 def test_code_that_was_compiled_with_other_versions_of_its_callees_is_discarded(tmp_path: Path) -> None:

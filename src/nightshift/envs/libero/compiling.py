@@ -1,4 +1,4 @@
-"""Compiles the control step (osc.py), observations, the judging of goals and averages of images once per machine.
+"""Compiles the control step (osc.py), observations, the judging of goals and what images need once per machine.
 
     process A   lock ── compile (half a minute) ── write numba's cache ── unlock
     process B     └──────────────── wait ───────────────────────────────── load (a second)
@@ -20,7 +20,7 @@ from nightshift import files
 from nightshift.envs.libero.setup import use_project_caches
 
 LOCK = "compile.lock"
-_COMPILED = ("osc", "observations", "goal", "chunks", "averaging")
+_COMPILED = ("osc", "observations", "goal", "chunks", "averaging", "pyramids")
 
 
 @cache
@@ -34,12 +34,15 @@ def compile_control_step() -> None:
     from nightshift.envs.libero.goal import judge
     from nightshift.envs.libero.observations import _write
     from nightshift.envs.libero.osc import advance
+    from nightshift.envs.libero.pyramids import mark_seen
 
     vector, matrix = float64[::1], float64[:, ::1]
     indices, joints, rows, shown = int64[::1], int32[::1], int64[:, ::1], float32[:, ::1]
     control = (indices, vector, rows, joints, joints, indices, matrix, indices, matrix, matrix, vector, float64)
     goal, flags = (indices, rows, matrix), (boolean[::1], boolean[::1])
     both = types.Tuple(control), types.Tuple(goal)  # type: ignore[no-untyped-call]
+    view = (types.Tuple((matrix, matrix, indices, matrix)), types.Tuple((vector, vector, float64)))  # type: ignore[no-untyped-call]
+    mirror = types.Tuple((int64, vector))  # type: ignore[no-untyped-call]
     folder = Path(os.environ["NUMBA_CACHE_DIR"])
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / LOCK):
@@ -49,6 +52,7 @@ def compile_control_step() -> None:
         _write.compile((rows, indices, indices, indices, rows, int64, shown, shown, shown, shown))
         judge.compile((rows, indices, *goal, *flags))
         average.compile((uint8[:, :, :, ::1], int64, uint8[:, :, :, ::1]))
+        mark_seen.compile((boolean[::1], *view, mirror))
         play.compile((rows, rows, float64[:, :, ::1], int64, *both, indices, *flags))
 
 

@@ -43,7 +43,7 @@ def _mark(seen, geoms, apex, middle, side, up):  # type: ignore[no-untyped-def]
     corners[2], corners[3] = middle + side + up, middle - side + up
     inwards = np.empty((4, 3))
     for plane in range(4):
-        inwards[plane] = np.cross(corners[plane] - apex, corners[(plane + 1) % 4] - apex)
+        inwards[plane] = _cross(corners[plane] - apex, corners[(plane + 1) % 4] - apex)
         inwards[plane] /= np.sqrt(np.sum(inwards[plane] ** 2)) * np.sign(np.sum(inwards[plane] * (middle - apex)))
     for k in range(len(numbers)):
         own = axes[numbers[k]]
@@ -58,3 +58,9 @@ def _mark(seen, geoms, apex, middle, side, up):  # type: ignore[no-untyped-def]
                 reach += abs(along) * bounds[k, 3 + axis]
             meets &= depth >= -reach - MARGIN
         seen[k] |= meets
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _cross(a, b):  # type: ignore[no-untyped-def]
+    """np.cross would take numba twice as long to compile as all of this file."""
+    return np.array((a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]))
