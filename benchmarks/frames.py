@@ -1,10 +1,11 @@
 """Camera images of LIBERO's suites: how many a second with all geoms of a scene, and without those that are not seen.
 
-One JSON line per suite and camera: {suite, camera, all, culled, ratio, faces, faces_seen}. Frames a second are medians
-over rounds that take turns, and `least` and `most` are of the ratio. The pixels of both are compared. `--costliest N`
-adds the geoms without which a frame takes least time, in ms a frame.
+One JSON line per suite and view: {suite, cameras, all, culled, ratio, least, most, faces, faces_drawn}. `all` and
+`culled` are frames a second, medians over rounds that take turns; `least` and `most` are of their ratio. Faces are
+those of meshes in a frame, `faces_drawn` without geoms that are not seen, means over the drawn states. The pixels of
+both are compared.
 
-Example: benchmarks/frames.py --suites libero_10 libero_goal --frames 320 --costliest 5
+Example: benchmarks/frames.py --suites libero_10 libero_goal --frames 320
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -35,6 +36,7 @@ from nightshift.errors import SimulatorError
 
 SUITES = ("libero_mini", "libero_spatial", "libero_object", "libero_goal", "libero_10")
 CAMERAS = config.Cameras(names=tuple(CAMERA_NAMES), size="auto", shadows=True)
+VIEWS = [[camera] for camera in CAMERA_NAMES] + [list(CAMERA_NAMES)]
 LANES = 8
 ROUNDS = 3
 
@@ -49,22 +51,28 @@ class Scene:
         self.fleet = fleet
         self.fleet.reset("eval", list(range(LANES)))
         self._lanes = np.arange(frames) % LANES
-        first = self.fleet._lanes[0]
-        self.model, self.data = first._model, first._data
+        self._model = self.fleet._lanes[0]._model
 
-    def draw(self, camera: str) -> tuple[float, NDArray[np.uint8]]:
-        """Seconds a frame, and the images."""
+    def draw(self, cameras: Sequence[str]) -> tuple[float, Mapping[str, NDArray[np.uint8]]]:
+        """Seconds a frame, and the images by camera."""
         started = time.perf_counter()
-        images = self.fleet.look(self._lanes, [camera])[camera]
-        return (time.perf_counter() - started) / len(images), images
+        images = self.fleet.look(self._lanes, cameras)
+        return (time.perf_counter() - started) / (len(self._lanes) * len(cameras)), images
 
-    def faces(self, geoms: Geoms) -> int:
-        meshes = self.model.geom_dataid[geoms[self.model.geom_type[geoms] == mujoco.mjtGeom.mjGEOM_MESH.value]]
-        return int(self.model.mesh_facenum[meshes].sum())
+    def faces(self) -> int:
+        """Of a frame with all geoms."""
+        return self._faces_of((self._model.geom_group != COLLISION_GROUP).nonzero()[0])
 
-    def shown(self) -> Geoms:
-        geoms: Geoms = (self.model.geom_group != COLLISION_GROUP).nonzero()[0]
-        return geoms
+    def faces_drawn(self, cameras: Sequence[str]) -> float:
+        """Of a frame, on average."""
+        culling = Culling(self._model)
+        views = [self._model.camera(CAMERA_NAMES[camera]).id for camera in cameras]
+        unseen = [culling.unseen(lane._data, view, shadows=True) for lane in self.fleet._lanes for view in views]
+        return self.faces() - statistics.mean(self._faces_of(geoms) for geoms in unseen)
+
+    def _faces_of(self, geoms: Geoms) -> int:
+        meshes = self._model.geom_dataid[geoms[self._model.geom_type[geoms] == mujoco.mjtGeom.mjGEOM_MESH.value]]
+        return int(self._model.mesh_facenum[meshes].sum())
 
 
 @contextmanager
@@ -73,48 +81,33 @@ def all_geoms() -> Iterator[None]:
         yield
 
 
-def compare(scene: Scene, camera: str) -> dict[str, object]:
+def compare(scene: Scene, cameras: Sequence[str]) -> dict[str, object]:
     rounds = []
     for _ in range(ROUNDS):
         with all_geoms():
-            slow, every = scene.draw(camera)
-        fast, seen = scene.draw(camera)
-        np.testing.assert_array_equal(every, seen)
+            slow, every = scene.draw(cameras)
+        fast, seen = scene.draw(cameras)
+        for camera in cameras:
+            np.testing.assert_array_equal(every[camera], seen[camera])
         rounds.append((slow, fast))
     ratios = [slow / fast for slow, fast in rounds]
-    shown = scene.shown()
-    unseen = Culling(scene.model).unseen(scene.data, scene.model.camera(CAMERA_NAMES[camera]).id, shadows=True)
     return {
         "all": round(1 / statistics.median(slow for slow, _ in rounds), 1),
         "culled": round(1 / statistics.median(fast for _, fast in rounds), 1),
         "ratio": round(statistics.median(ratios), 2),
         "least": round(min(ratios), 2),
         "most": round(max(ratios), 2),
-        "faces": scene.faces(shown),
-        "faces_seen": scene.faces(shown) - scene.faces(unseen),
+        "faces": scene.faces(),
+        "faces_drawn": round(scene.faces_drawn(cameras)),
     }
-
-
-def costliest(scene: Scene, camera: str, count: int) -> list[tuple[str, int, float]]:
-    """Geoms by their cost: name, faces, ms a frame that drawing takes less without it."""
-    whole = min(scene.draw(camera)[0] for _ in range(ROUNDS))
-    costs = []
-    for geom in scene.shown().tolist():
-        group = scene.model.geom_group[geom]
-        scene.model.geom_group[geom] = COLLISION_GROUP
-        without = min(scene.draw(camera)[0] for _ in range(ROUNDS))
-        scene.model.geom_group[geom] = group
-        body = scene.model.body(scene.model.geom_bodyid[geom]).name
-        name = scene.model.geom(geom).name or f"a geom of {body}"
-        costs.append((name, scene.faces(np.array([geom])), round(1000 * (whole - without), 3)))
-    return sorted(costs, key=lambda cost: -cost[2])[:count]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", nargs="+", default=SUITES)
-    parser.add_argument("--frames", type=int, default=32, help="of a measurement (default: %(default)s)")
-    parser.add_argument("--costliest", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--frames", type=int, default=32, help="of each camera, in a measurement (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     for suite in arguments.suites:
         try:
@@ -122,13 +115,9 @@ def main() -> None:
         except SimulatorError as error:
             print(json.dumps({"suite": suite, "skipped": str(error)}), flush=True)
             continue
-        for camera in CAMERA_NAMES:
-            scene.draw(camera)
-            print(json.dumps({"suite": suite, "camera": camera, **compare(scene, camera)}), flush=True)
-            if arguments.costliest:
-                for name, faces, ms in costliest(scene, camera, arguments.costliest):
-                    row = {"suite": suite, "camera": camera, "geom": name, "faces": faces, "ms": ms}
-                    print(json.dumps(row), flush=True)
+        for cameras in VIEWS:
+            scene.draw(cameras)
+            print(json.dumps({"suite": suite, "cameras": cameras, **compare(scene, cameras)}), flush=True)
         scene.fleet.close()
 
 

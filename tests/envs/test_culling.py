@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -18,11 +19,14 @@ from nightshift.envs.libero.cameras import CameraRenderer
 from nightshift.envs.libero.culling import Culling
 from nightshift.envs.libero.suites import LIBERO_GOAL, LIBERO_OBJECT, LiberoSuite
 from nightshift.envs.mini.suite import LIBERO_MINI
+from nightshift.envs.perturbations import registry
+from nightshift.envs.perturbations.base import EpisodeKey
 from nightshift.envs.protocols import DEFAULT
+from nightshift.types import PerturbationSpec
 from tests.envs.test_suites import needs_assets
 
 SIZE = 64
-THINGS = 12
+THINGS = 24
 CAMERAS = config.Cameras(names=("agentview", "wrist"), size="auto", shadows=True)
 Image = NDArray[np.uint8]
 Geoms = NDArray[np.int64]
@@ -30,17 +34,19 @@ Geoms = NDArray[np.int64]
 needs_gl = pytest.mark.skipif(not drawing.works(), reason="no GL library works here")
 
 
-def world(*, mirrors: int = 1, flat: bool = False, shadows: bool = False) -> mujoco.MjModel:
+def world(
+    *, mirrors: int = 1, mirror: str = 'geom type="box"', shadows: bool = False, camera: str = 'fovy="50"'
+) -> mujoco.MjModel:
     """Things, mirrors and a camera that can be put anywhere."""
-    mirror = '<geom type="{}" size=".4 .3 .05" material="mirror"/>'.format("plane" if flat else "box")
+    flat = f'<{mirror} size=".4 .3 .05" material="mirror"/>'
     thing = '<geom type="ellipsoid" size=".2 .1 .05" rgba="{} .5 .7 1"/>'
-    bodies = [mirror] * mirrors + [thing.format(n / THINGS) for n in range(THINGS)]
+    bodies = [flat] * mirrors + [thing.format(n / THINGS) for n in range(THINGS)]
     return mujoco.MjModel.from_xml_string(f"""
         <mujoco>
           <asset><material name="mirror" reflectance=".7"/></asset>
           <worldbody>
             <light pos="0 0 4" castshadow="{str(shadows).lower()}"/>
-            <body mocap="true"><camera name="agentview" fovy="50"/><camera name="robot0_eye_in_hand"/></body>
+            <body mocap="true"><camera name="agentview" {camera}/><camera name="robot0_eye_in_hand"/></body>
             {"".join(f'<body mocap="true">{geom}</body>' for geom in bodies)}
             <geom type="box" size=".1 .1 .1" group="0"/>
           </worldbody>
@@ -49,12 +55,21 @@ def world(*, mirrors: int = 1, flat: bool = False, shadows: bool = False) -> muj
     """)
 
 
-def placed(model: mujoco.MjModel, seed: int) -> mujoco.MjData:
-    """The camera first, then mirrors and things: all about the origin."""
+def placed(model: mujoco.MjModel, seed: int, *, at_mirror: bool = False) -> mujoco.MjData:
+    """The camera first, then mirrors and things: all about the origin. `at_mirror`: the camera looks at the upper side
+    of the first mirror."""
     random, data = np.random.default_rng(seed), mujoco.MjData(model)
     data.mocap_pos[:] = random.uniform(-1.5, 1.5, data.mocap_pos.shape)
     data.mocap_quat[:] = random.normal(size=data.mocap_quat.shape)
     mujoco.mj_forward(model, data)
+    if at_mirror:
+        mirror = model.body_mocapid.tolist().index(1)
+        axes, middle = data.xmat[mirror].reshape(3, 3), data.xpos[mirror]
+        eye = middle + axes @ random.uniform([-0.5, -0.5, 0.1], [0.5, 0.5, 1.5])
+        backwards = eye - middle - axes @ random.uniform([-0.4, -0.3, 0.05], [0.4, 0.3, 0.05])
+        mujoco.mju_quatZ2Vec(data.mocap_quat[0], backwards / np.linalg.norm(backwards))
+        data.mocap_pos[0] = eye
+        mujoco.mj_forward(model, data)
     return data
 
 
@@ -82,16 +97,45 @@ def _of_both(*, shadows: bool) -> Drawing:
 
 @needs_gl
 @settings(max_examples=150)
-@given(seed=st.integers(0, 2**32), shadows=st.booleans())
+@given(seed=st.integers(0, 2**32), view=st.sampled_from(["anywhere", "at the mirror", "without shadows"]))
 def test_an_image_is_the_same_without_what_is_not_seen_in_it_or_in_a_mirror(
-    renderers: Callable[[bool], CameraRenderer], seed: int, shadows: bool
+    renderers: Callable[[bool], CameraRenderer], seed: int, view: str
 ) -> None:
-    renderer = renderers(shadows)
-    data = placed(renderer._model, seed)
+    renderer = renderers(view != "without shadows")
+    data = placed(renderer._model, seed, at_mirror=view == "at the mirror")
     image = drawn(renderer, data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Culling, "unseen", everything)
         np.testing.assert_array_equal(image, drawn(renderer, data))
+
+
+def test_whatever_has_a_point_that_the_mirror_shows_is_drawn() -> None:
+    model = world()
+    culling, (mirror,), shown = Culling(model), (model.geom_matid >= 0).nonzero()[0], 0
+    for seed in range(1000):
+        data = placed(model, seed, at_mirror=True)
+        things = mirror + 1 + _in_mirror(model, data, mirror).nonzero()[0]
+        assert not np.isin(things, culling.unseen(data, 0, shadows=True)).any(), seed
+        shown += len(things)
+    assert shown > 1000, "the test hardly looks into the mirror"
+
+
+def _in_mirror(model: mujoco.MjModel, data: mujoco.MjData, mirror: int) -> NDArray[np.bool_]:
+    """Of each thing [N]: whether an end of one of its axes is in the image by way of the mirror. The mirror image of
+    that point is looked for, where the code has the mirror image of the eye."""
+    things = slice(mirror + 1, mirror + 1 + THINGS)
+    axes, view, eye = data.geom_xmat[mirror].reshape(3, 3), data.cam_xmat[0].reshape(3, 3), data.cam_xpos[0]
+    middle = data.geom_xpos[mirror] + model.geom_size[mirror, 2] * axes[:, 2]
+    own = data.geom_xmat[things].reshape(-1, 3, 3) * model.geom_size[things, None]
+    ends = data.geom_xpos[things, :, None] + np.concatenate([own, -own], axis=2)  # [N, 3, 6]
+    points = (ends.transpose(0, 2, 1) - middle) @ axes
+    images, start = points * [1, 1, -1], (eye - middle) @ axes
+    share = start[2] / (start[2] - images[..., 2:])
+    in_mirror = (abs(start + share * (images - start))[..., :2] < model.geom_size[mirror, :2]).all(axis=-1)
+    seen = (middle + images @ axes.T - eye) @ view
+    in_image = (abs(seen[..., :2]) < -seen[..., 2:] * np.tan(np.deg2rad(model.cam_fovy[0]) / 2)).all(axis=-1)
+    found: NDArray[np.bool_] = ((points[..., 2] > 0) & in_mirror & in_image).any(axis=1)
+    return found
 
 
 def test_what_only_a_mirror_shows_is_drawn() -> None:
@@ -110,21 +154,40 @@ def test_what_only_a_mirror_shows_is_drawn() -> None:
     data.mocap_quat[mirror] = [0, 1, 0, 0]  # its upper side is turned away
     mujoco.mj_forward(model, data)
     assert thing in culling.unseen(data, 0, shadows=True)
+    data.mocap_quat[mirror], data.mocap_pos[mirror] = [1, 0, 0, 0], [5, 0, -1]  # the camera does not see it
+    data.mocap_pos[first] = [10, 0, 1]  # where it would be in the mirror
+    mujoco.mj_forward(model, data)
+    assert thing in culling.unseen(data, 0, shadows=True)
 
 
 @pytest.mark.parametrize(
-    ("scene", "drawn_without_shadows"),
+    "scene",
     [
-        pytest.param({"shadows": True}, True, id="a light that casts shadows"),
-        pytest.param({"mirrors": 2}, True, id="a second mirror, in which MuJoCo draws if the first is gone"),
-        pytest.param({"flat": True}, True, id="a plane that mirrors, which may have no end"),
+        pytest.param({"shadows": True}, id="a light that casts shadows"),
+        pytest.param({"mirrors": 2}, id="a second mirror, in which MuJoCo draws if the first is gone"),
+        pytest.param({"mirror": 'geom type="plane"'}, id="a plane that mirrors, which may have no end"),
+        pytest.param({"mirror": 'site type="box"'}, id="a site that mirrors"),
     ],
 )
-def test_all_is_drawn_where_anything_might_change_a_pixel(scene: dict[str, bool], drawn_without_shadows: bool) -> None:
+def test_all_is_drawn_where_anything_might_change_a_pixel(scene: dict[str, Any]) -> None:
     model = world(**scene)
     data, culling = placed(model, 0), Culling(model)
     assert not culling.unseen(data, 0, shadows=True).size
-    assert bool(culling.unseen(data, 0, shadows=False).size) == drawn_without_shadows
+    assert culling.unseen(data, 0, shadows=False).size, "shadows and mirrors are drawn together"
+
+
+@pytest.mark.parametrize(
+    "camera",
+    [
+        pytest.param('fovy="2" orthographic="true"', id="orthographic"),
+        pytest.param('resolution="64 64" sensorsize=".01 .01" focal=".01 .01" principal=".004 0"', id="off its axis"),
+    ],
+)
+def test_all_is_drawn_for_a_camera_that_sees_no_pyramid_about_its_axis(camera: str) -> None:
+    model = world(camera=camera)
+    data, (own, other) = placed(model, 0), range(2)
+    assert not Culling(model).unseen(data, own, shadows=False).size
+    assert Culling(model).unseen(data, other, shadows=False).size
 
 
 @needs_gl
@@ -155,6 +218,28 @@ def test_scenes_of_the_suites_look_the_same_without_what_is_not_seen(
             for camera, image in zip(CAMERAS.names, images, strict=True):
                 np.testing.assert_array_equal(image, drawn(renderer, data, camera), err_msg=camera)
     assert np.mean(shares) >= least
+    env.close()
+
+
+@needs_gl
+@needs_assets
+def test_a_perturbed_scene_looks_the_same_after_the_plain_one_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = LIBERO_GOAL.tasks()[0]
+    env = LIBERO_GOAL.make_env(task, DEFAULT, CAMERAS)
+    env.reset("eval", 0)
+    env.images_of([env], CAMERAS.names)
+    names = ("camera_viewpoints", "field_of_view", "object_sizes", "confounding_objects")
+    specs = [PerturbationSpec(name=name, strength=5.0) for name in names]
+    changes = [registry.find(spec.name)(spec, EpisodeKey(task.name, 0, 0)) for spec in specs]
+    perturbed = env.altered(changes, "eval", 0)
+    perturbed.reset("eval", 0)
+    images = perturbed.images_of([perturbed], CAMERAS.names)
+    boxes, plain = perturbed._dress.culling._bounds, env._dress.culling._bounds
+    assert not np.array_equal(boxes[: len(plain)], plain), "objects have other sizes"
+    monkeypatch.setattr(Culling, "unseen", everything)
+    for camera, image in perturbed.images_of([perturbed], CAMERAS.names).items():
+        np.testing.assert_array_equal(images[camera], image, err_msg=camera)
+    perturbed.close()
     env.close()
 
 

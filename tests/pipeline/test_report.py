@@ -254,6 +254,24 @@ def test_a_champion_that_played_in_this_evaluation_is_shown_once_and_without_a_r
         assert {(m.ours, m.theirs) for m in page.state_maps(found)} == {("GRPO", "SFT"), ("GRPO", "version 1")}
 
 
+def test_policies_that_are_the_same_have_figures_and_no_comparison(facts: Facts) -> None:
+    clone, trained = facts.evaluation["candidates"]
+    kept = {**trained, "overall": clone["overall"], "same_policy_as": "sft"}
+    champion = {"version": "1", "overall": clone["overall"], "best_gain": trained["gain"], "same_policy_as": "sft"}
+    found = replace(
+        facts,
+        evaluation={**facts.evaluation, "best": "sft", "candidates": [clone, kept], "champion": champion},
+        outcomes=dict.fromkeys(["sft", "rloo", "champion"], facts.outcomes["sft"]),
+    )
+    assert [(row["name"], row["what"]) for row in page.result_rows(found)] == [
+        ("SFT", "clone"),
+        ("GRPO", "the same policy as SFT, not played again"),
+        ("version 1", "champion until then, the same policy as SFT, not played again"),
+    ]
+    assert not page.paired_tests(found)
+    assert "not played again" in page.render(found)
+
+
 def test_what_changed_since_the_champion_is_named(facts: Facts) -> None:
     assert facts.champion is not None
     assert [(c.name, c.before, c.now) for c in facts.champion.params] == [("rloo.iterations", "12", "6")]

@@ -87,7 +87,14 @@ def test_the_pages_show_the_results_of_the_default_run_as_they_are_printed(page:
         took={},
         evaluation={
             "candidates": [
-                {"label": label, "overall": rate, "tasks": {}, "invalid": 0, "gain": gain if label == "RLOO" else None}
+                {
+                    "name": label.lower(),
+                    "label": label,
+                    "overall": rate,
+                    "tasks": {},
+                    "invalid": 0,
+                    "gain": gain if label == "RLOO" else None,
+                }
                 for label, rate in rates.items()
             ]
         },

@@ -343,9 +343,33 @@ def test_a_policy_that_training_kept_as_it_was_is_not_played_again(
     clone, trained = report["candidates"]
     assert [clone["overall"]["successes"], trained["overall"]["successes"]] == [8, 8 if kept else 20]
     assert trained["gain"]["won"] == (0 if kept else 12)
+    assert [clone["same_policy_as"], trained["same_policy_as"]] == [None, "sft" if kept else None]
     assert len(pool.played) == (20 if kept else 40)
     outcomes = json.loads(paths.EVALUATION_OUTCOMES.read_text())
     assert (outcomes["rloo"] == outcomes["sft"]) == kept
+    text = printed()
+    assert ("after GRPO: the same policy as after SFT, not played again" in text) == kept
+    assert ("gain over SFT" in text) != kept, "an interval of a gain would be that of no measurement"
+    words = summary.markdown(summary.gather(Path(), []))
+    assert ("not played again" in words) == kept and ("points over SFT" in words) != kept
+
+
+@pytest.mark.usefixtures("two_policies", "no_figure")
+def test_a_champion_that_training_gave_again_is_not_played_and_equal_policies_have_one_film(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    with files.new_folder(paths.OPPONENT) as folder:
+        for name in (policies.SPEC, policies.WEIGHTS):
+            shutil.copy(paths.RLOO_POLICY / name, folder)
+        files.write_json(folder / paths.CHAMPION_VERSION, {"version": "3"})
+    filming = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"films": 1})})
+    pool = LocalPool(params.env, make_fleet=Seeing())
+    report = run(replace(job("evaluate"), pool=lambda env: pool), filming)
+    champion = report["champion"]
+    assert (champion["version"], champion["same_policy_as"]) == ("3", "rloo")
+    assert champion["overall"] == report["candidates"][1]["overall"]
+    assert [film["candidate"] for film in report["films"]] == ["rloo", "sft"]
+    assert "champion, version 3: the same policy as after GRPO, not played again" in printed()
 
 
 @pytest.mark.usefixtures("two_policies", "no_figure")

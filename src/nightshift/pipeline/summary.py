@@ -61,8 +61,9 @@ def render(summary: Summary) -> RenderableType:
     parts: list[RenderableType] = [_stages(summary)]
     if summary.evaluation:
         parts += [Text(), _success(summary.evaluation)]
-        if any(result["gain"] for result in summary.evaluation["candidates"]):
-            parts += [Text(), _gains(summary.evaluation["candidates"])]
+        if compared := tables.compared(summary.evaluation["candidates"]):
+            parts += [Text(), _gains(summary.evaluation["candidates"][0], compared)]
+        parts += [Text(line, style="dim") for line in _not_played(summary.evaluation)]
         parts += [Text(line, style="yellow") for line in _left_out(summary.evaluation)]
     if summary.receipt:
         parts += [Text(), _model(summary.receipt)]
@@ -152,18 +153,17 @@ def _success(evaluation: Mapping[str, Any]) -> Table:
     return table
 
 
-def _gains(candidates: Sequence[Mapping[str, Any]]) -> Table:
+def _gains(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Table:
     """State by state against the first candidate, where both were valid."""
-    first = candidates[0]["label"]
     table = _table()
-    table.add_column(f"gain over {first}", style="bold", ratio=1, overflow="fold")
+    table.add_column(f"gain over {first['label']}", style="bold", ratio=1, overflow="fold")
     table.add_column("states", justify="right", width=6)
     table.add_column("won", justify="right", width=4)
     table.add_column("lost", justify="right", width=4)
     table.add_column("points", justify="right", width=6)
     table.add_column("95 % interval", justify="right", width=16)
     table.add_column("exact p", justify="right", width=8)
-    for result in candidates[1:]:
+    for result in others:
         gain = result["gain"]
         counts = [str(gain[key]) for key in ("states", "won", "lost")]
         points = f"[bold]{100 * gain['gain']:+.1f}[/]"
@@ -172,15 +172,26 @@ def _gains(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _sentences(evaluation: Mapping[str, Any]) -> list[str]:
-    """The gains in words, and what was left out."""
+    """The gains in words, what did not play, and what was left out."""
     candidates = evaluation.get("candidates", [])
-    return [
+    gains = [
         f"{_title(result)}: {100 * gain['gain']:+.1f} points over {candidates[0]['label']} "
         f"(95 % interval {_interval(gain, sign='+')}, exact p {p_value(gain['p_value'])}), "
         f"won {gain['won']} and lost {gain['lost']} of {gain['states']} states"
-        for result in candidates
-        if (gain := result["gain"])
-    ] + _left_out(evaluation)
+        for result in tables.compared(candidates)
+        for gain in [result["gain"]]
+    ]
+    return [*gains, *_not_played(evaluation), *_left_out(evaluation)]
+
+
+def _not_played(evaluation: Mapping[str, Any]) -> list[str]:
+    """A line per policy whose figures are those of another one."""
+    titles = {result["name"]: _title(result) for result in _played(evaluation)}
+    return [
+        f"{titles[result['name']]}: the same policy as {titles[first]}, not played again"
+        for result in _played(evaluation)
+        if (first := tables.same_policy_as(result))
+    ]
 
 
 def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
@@ -193,7 +204,7 @@ def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def _played(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Every policy that played the grid: the candidates, and the champion where it had to."""
+    """Every policy with figures on the grid: the candidates, and the champion where it had to play."""
     champion = evaluation.get(CHAMPION)
     return [*evaluation.get("candidates", []), *([champion] if champion else [])]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,19 +49,27 @@ def _candidate(folder: Path) -> Candidate:
     return Candidate(name=folder.name, label=label, folder=folder, policy=policy, history=found)
 
 
-def first_with_same_policy(found: Sequence[Candidate]) -> dict[str, str]:
-    """By the name of each candidate: where training kept the policy that it began with, that is the clone."""
-    return {one.name: next(other.name for other in found if other.policy == one.policy) for one in found}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Opponent:
     """The champion, as the stage `opponent` took it from the registry."""
 
     version: str
     folder: Path
-    weights: str
-    """sha256 of its weights."""
+    policy: Mapping[str, str]
+    """As of `Candidate`."""
+
+    @property
+    def weights(self) -> str:
+        """Their sha256."""
+        return self.policy[policies.WEIGHTS]
+
+
+def first_with_same_policy(players: Mapping[str, Candidate | Opponent]) -> dict[str, str]:
+    """By the name of each: where training kept the policy that it began with, that is the clone."""
+    return {
+        name: next(first for first, other in players.items() if other.policy == player.policy)
+        for name, player in players.items()
+    }
 
 
 def read_opponent(root: Path) -> Opponent | None:
@@ -71,7 +79,8 @@ def read_opponent(root: Path) -> Opponent | None:
         return None
     sums = files.verify_folder(folder, "nightshift stage opponent")
     version = json.loads((folder / paths.CHAMPION_VERSION).read_text())["version"]
-    return Opponent(version=version, folder=folder, weights=sums[policies.WEIGHTS])
+    policy = {name: sum_ for name, sum_ in sums.items() if name != paths.CHAMPION_VERSION}
+    return Opponent(version=version, folder=folder, policy=policy)
 
 
 def left_out(root: Path) -> dict[str, str] | None:

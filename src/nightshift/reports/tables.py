@@ -31,6 +31,17 @@ def suites(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def same_policy_as(result: Mapping[str, Any]) -> str | None:
+    """The name of the policy that played in its place, since the two are the same."""
+    found: str | None = result.get("same_policy_as")  # reports had none
+    return found
+
+
+def compared(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that are another policy than the first, so that their gain over it is a measurement."""
+    return [other for other in candidates[1:] if same_policy_as(other) != candidates[0]["name"]]
+
+
 def parts(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """Rates by suite where a candidate played several: tasks are too many to show then. By task otherwise."""
     return suites(result) or result["tasks"]

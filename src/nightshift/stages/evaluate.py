@@ -1,6 +1,7 @@
 """Evaluate: play a fixed grid of held-out init states, each once, with every candidate.
 
-The champion plays too where the stage `opponent` found that it has not played this grid.
+The champion plays too where the stage `opponent` found that it has not played this grid. Of players that are the same
+policy, as where training kept the clone, the first plays for all.
 """
 
 from __future__ import annotations
@@ -43,15 +44,14 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     code = played_by(env)  # before hours of playing, in which a file may be edited
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     found, opponent = candidates(Path()), read_opponent(Path())
-    acting = {candidate.name: policies.load(candidate.folder) for candidate in found}
-    cameras = cameras_in(env, {name for policy in acting.values() for name in policy.observations})
+    players: dict[str, Candidate | Opponent] = {candidate.name: candidate for candidate in found}
     if opponent:
-        acting[CHAMPION] = policies.load(opponent.folder)
-    same = first_with_same_policy(found)
-    outcomes: dict[str, list[EpisodeOutcome]] = {}
-    for name, policy in acting.items():  # a policy that training kept as it was has played when its turn comes
-        played = outcomes.get(same.get(name, name))
-        outcomes[name] = _outcomes(job, env, requests, name, policy) if played is None else played
+        players[CHAMPION] = opponent
+    same = first_with_same_policy(players)
+    acting = {name: policies.load(player.folder) for name, player in players.items() if same[name] == name}
+    cameras = cameras_in(env, {seen for candidate in found for seen in acting[same[candidate.name]].observations})
+    played = {name: _outcomes(job, env, requests, name, policy) for name, policy in acting.items()}
+    outcomes = {name: played[first] for name, first in same.items()}
     summaries = {name: _summary(env, episodes) for name, episodes in outcomes.items()}
     best = gate.best(gate.common_rates({candidate.name: outcomes[candidate.name] for candidate in found}))
     report: dict[str, Any] = {
@@ -63,8 +63,8 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
         },
         "conditions": conditions(env, evaluate, cameras),
         "best": best,
-        "candidates": _results(found, outcomes, summaries),
-        CHAMPION: _champion(opponent, outcomes, best) | summaries[CHAMPION] if opponent else None,
+        "candidates": _results(found, outcomes, summaries, same),
+        CHAMPION: _champion(opponent, outcomes, best, same) | summaries[CHAMPION] if opponent else None,
         CHAMPION_LEFT_OUT: left_out(Path()),
     }
     filmed = _filmed(found, outcomes, best, evaluate.films)
@@ -138,8 +138,8 @@ def _filmed(
 def _film(
     job: Job, env: config.Env, requests: Sequence[RolloutRequest], acting: Mapping[str, Policy], folder: Path
 ) -> list[Film]:
-    """Play these requests once more with every policy, drawn at every control step, beside the images that the policy
-    saw. Without a GL library: no films."""
+    """Play these requests once more with every policy that acts, drawn at every control step, beside the images that
+    the policy saw. Without a GL library: no films."""
     made: list[Film] = []
     if not requests:
         return made
@@ -176,18 +176,36 @@ def _results(
     found: Sequence[Candidate],
     outcomes: Mapping[str, Sequence[EpisodeOutcome]],
     summaries: Mapping[str, Mapping[str, Any]],
+    same: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """A summary per candidate, with its paired gain over the first."""
     first, *others = found
     cells = {name: solved(episodes) for name, episodes in outcomes.items()}
     gains = {other.name: Paired.between(cells[other.name], cells[first.name]).to_json() for other in others}
-    return [{"name": c.name, "label": c.label, **summaries[c.name], "gain": gains.get(c.name)} for c in found]
+    return [
+        {
+            "name": c.name,
+            "label": c.label,
+            **_same_policy(c.name, same),
+            **summaries[c.name],
+            "gain": gains.get(c.name),
+        }
+        for c in found
+    ]
 
 
-def _champion(opponent: Opponent, outcomes: Mapping[str, Sequence[EpisodeOutcome]], best: str) -> dict[str, Any]:
+def _champion(
+    opponent: Opponent, outcomes: Mapping[str, Sequence[EpisodeOutcome]], best: str, same: Mapping[str, str]
+) -> dict[str, Any]:
     """The champion on the same grid, and the paired gain of the best candidate over it."""
     gain = Paired.between(solved(outcomes[best]), solved(outcomes[CHAMPION])).to_json()
-    return {"name": CHAMPION, "version": opponent.version, "weights": opponent.weights, "best_gain": gain}
+    facts = {"name": CHAMPION, "version": opponent.version, "weights": opponent.weights, "best_gain": gain}
+    return {**facts, **_same_policy(CHAMPION, same)}
+
+
+def _same_policy(name: str, same: Mapping[str, str]) -> dict[str, str | None]:
+    """Who played in its place: what is said of their difference is not a measurement."""
+    return {"same_policy_as": same[name] if same[name] != name else None}
 
 
 def _summary(env: config.Env, outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:

@@ -28,7 +28,8 @@ class Culling:
     """What cameras of one model cannot see.
 
     MuJoCo draws a second time what the first box or plane that mirrors shows. So a geom may be in the image of the
-    camera itself, or in the mirror's. And a light that casts shadows may throw that of any geom into the image.
+    camera itself, or in the mirror's. And a light that casts shadows may throw that of any geom into the image. In
+    scenes of another kind nothing counts as unseen.
     """
 
     def __init__(self, model: mujoco.MjModel) -> None:
@@ -38,14 +39,19 @@ class Culling:
         self._mark = pyramids.mark_seen
         self._model = model
         shown = model.geom_group != COLLISION_GROUP
-        bounded = (model.geom_type != _PLANE) & (model.geom_rbound > 0)
+        bounded = model.geom_rbound > 0  # planes, which may have no end, are not
         self._geoms: Geoms = (shown & bounded).nonzero()[0]
         self._bounds = model.geom_aabb[self._geoms]
-        mirrors = (shown & _reflects(model)).nonzero()[0].tolist()
-        self._mirrors_anything = len(mirrors) > 1 or any(model.geom_type[mirror] == _PLANE for mirror in mirrors)
-        """A plane may have no end, and without the first mirror MuJoCo would draw what the next one shows."""
+        mirrors = (shown & _reflects(model, model.geom_type, model.geom_matid)).nonzero()[0].tolist()
         self._mirror = mirrors[0] if mirrors else _NO_MIRROR
-        self._casts_shadows = bool((model.light_castshadow & model.light_active).any())
+        self._mirrors_anything = (
+            len(mirrors) > 1  # without the first one MuJoCo would draw what the next one shows
+            or any(model.geom_type[mirror] == _PLANE for mirror in mirrors)
+            or bool(_reflects(model, model.site_type, model.site_matid).any())
+        )
+        self._casts_shadows = bool(model.light_castshadow.any())
+        self._is_pyramid = (model.cam_orthographic == 0) & ~model.cam_sensorsize.any(axis=1)
+        """By camera: whether what it sees is a pyramid about its axis, which its field of view describes."""
 
     @contextmanager
     def hidden(self, data: mujoco.MjData, camera: int, *, shadows: bool) -> Iterator[None]:
@@ -60,7 +66,7 @@ class Culling:
 
     def unseen(self, data: mujoco.MjData, camera: int, *, shadows: bool) -> Geoms:
         """Geoms that change no pixel of a square image. `shadows`: whether shadows and mirrors are drawn."""
-        if shadows and (self._casts_shadows or self._mirrors_anything):
+        if not self._is_pyramid[camera] or (shadows and (self._casts_shadows or self._mirrors_anything)):
             return self._geoms[:0]
         seen: NDArray[np.bool_] = np.zeros(len(self._geoms), np.bool_)
         geoms = data.geom_xpos, data.geom_xmat, self._geoms, self._bounds
@@ -70,8 +76,9 @@ class Culling:
         return self._geoms[~seen]
 
 
-def _reflects(model: mujoco.MjModel) -> NDArray[np.bool_]:
-    flat = np.isin(model.geom_type, (_PLANE, _BOX))
-    reflectance = np.append(model.mat_reflectance, 0)  # the last is that of geoms without a material, number -1
-    reflects: NDArray[np.bool_] = flat & (reflectance[model.geom_matid] > 0)
+def _reflects(model: mujoco.MjModel, types: NDArray[np.int32], materials: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Of geoms or sites."""
+    flat = np.isin(types, (_PLANE, _BOX))
+    reflectance = np.append(model.mat_reflectance, 0)  # the last is that of what has no material, number -1
+    reflects: NDArray[np.bool_] = flat & (reflectance[materials] > 0)
     return reflects

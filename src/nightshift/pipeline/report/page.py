@@ -56,6 +56,8 @@ class ChampionPlayed:
     """Of the best candidate against it; None where it has not played this grid."""
     solved: Mapping[Cell, bool]
     """On this grid."""
+    same_policy_as: str | None = None
+    """The candidate that played in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +100,31 @@ def result_rows(facts: Facts) -> list[dict[str, Any]]:
     rows = [
         {
             "name": candidate["label"],
-            "what": "clone" if candidate is facts.clone else "trained from the clone",
+            "what": _what(candidate, facts),
             "best": candidate["name"] == facts.evaluation["best"],
             "figures": candidate["overall"],
         }
         for candidate in facts.evaluation.get("candidates", ())
     ]
     if (champion := champion_played(facts)) and champion.figures:
-        what = "champion until then" if champion.paired else "champion until then, on other init states"
+        what = "champion until then"
+        if champion.same_policy_as:
+            what += f", the same policy as {_label(champion.same_policy_as, facts)}, not played again"
+        elif not champion.paired:
+            what += ", on other init states"
         rows.append({"name": champion.name, "what": what, "best": False, "figures": champion.figures})
     return rows
+
+
+def _what(candidate: Mapping[str, Any], facts: Facts) -> str:
+    if first := tables.same_policy_as(candidate):
+        return f"the same policy as {_label(first, facts)}, not played again"
+    return "clone" if candidate is facts.clone else "trained from the clone"
+
+
+def _label(name: str, facts: Facts) -> str:
+    candidate = facts.candidate(name)
+    return str(candidate["label"]) if candidate else name
 
 
 def champion_played(facts: Facts) -> ChampionPlayed | None:
@@ -118,6 +135,7 @@ def champion_played(facts: Facts) -> ChampionPlayed | None:
             figures=played["overall"],
             paired=played["best_gain"],
             solved=solved(facts.outcomes[CHAMPION]),
+            same_policy_as=tables.same_policy_as(played),
         )
     if facts.champion is None:
         return None
@@ -135,12 +153,17 @@ def paired_tests(facts: Facts) -> list[dict[str, Any]]:
     clone = facts.clone
     tests = [
         {"name": f"{candidate['label']} against {clone['label']}", "figures": candidate["gain"]}
-        for candidate in facts.evaluation.get("candidates", ())
-        if clone and candidate["gain"]
+        for candidate in tables.compared(facts.evaluation.get("candidates", ()))
+        if clone
     ]
-    if (champion := champion_played(facts)) and champion.paired and facts.best:
+    if (champion := champion_played(facts)) and champion.paired and facts.best and not _is_best(champion, facts):
         tests.append({"name": f"{facts.best['label']} against {champion.name}", "figures": champion.paired})
     return tests
+
+
+def _is_best(champion: ChampionPlayed, facts: Facts) -> bool:
+    """Whether the best candidate played in its place: then there is nothing to compare."""
+    return champion.same_policy_as is not None and champion.same_policy_as == facts.evaluation["best"]
 
 
 def task_rows(facts: Facts) -> list[dict[str, Any]]:
