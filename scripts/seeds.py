@@ -35,7 +35,7 @@ from nightshift import config, files, interrupts
 from nightshift.pipeline.receipt import stale
 from nightshift.pipeline.run import Session
 from nightshift.project import checksums, graph, packages, paths, repository
-from nightshift.reports import history
+from nightshift.reports import history, tables
 from nightshift.statistics.intervals import of_mean
 
 PROJECT = Path(__file__).parents[1]
@@ -182,8 +182,10 @@ def _copy(folder: Path) -> None:
 def row(seed: int, clone: dict[str, Any], trained: dict[str, Any], kept: int | str) -> str:
     gain = trained["gain"]
     before, after = _rate(clone["overall"]), _rate(trained["overall"])
-    points = _points(gain["gain"], gain["low"], gain["high"])
-    counts = f"{gain['won']}, {gain['lost']}"
+    if tables.same_policy_as(trained) == clone["name"]:
+        counts, points = "–", "the same policy"
+    else:
+        counts, points = f"{gain['won']}, {gain['lost']}", _points(gain["gain"], gain["low"], gain["high"])
     return f"| {seed} | {before} | {trained['name']} | {after} | {counts} | {points} | {kept} |\n"
 
 

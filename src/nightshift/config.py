@@ -174,14 +174,17 @@ class Machine(Section):
     """A run is refused while the disk of the project, of DVC's cache or of Ray's temporary folder has less room than
     this."""
     microbatch_size: Count
-    """Decisions per backward pass: lower it when memory runs out. Gradients are accumulated over a minibatch."""
+    """Of sft and rloo: decisions per backward pass; lower it when memory runs out. Gradients are accumulated over a
+    minibatch."""
     microbatch_tokens: Count | None = None
     """Tokens per backward pass instead, for policies that are transformers: as many decisions as they have room for,
     each with the longest prompt. null = microbatch_size counts."""
     gradient_checkpointing: Flag
-    """Compute the activations of transformer blocks again in the backward pass: less memory, a third more time."""
+    """Of sft and rloo: compute the activations of transformer blocks again in the backward pass: less memory, a third
+    more time."""
     compile: Flag
-    """Compile transformer blocks, or a whole `vla` (torch.compile), at the first call: where policies act and learn."""
+    """Compile transformer blocks, or a whole `vla` (torch.compile), at the first call: where policies act, and in sft
+    and rloo where they learn."""
     checkpoint_every: CheckpointEvery
 
     @model_validator(mode="after")
@@ -1006,7 +1009,7 @@ class Rlpd(Section):
     """Transitions per gradient step."""
     demo_share: Annotated[float, Field(ge=0, le=1, strict=True)] | Literal["pooled"]
     """Of every batch; the rest is experience. Pooled: demos and experience are one buffer, so the share of demos falls
-    while experience comes in."""
+    while experience comes in. Interventions are demos and experience, and so are drawn twice as often."""
     window: Natural
     """Newest episodes of experience to sample from; 0 = all."""
     discount: Rate

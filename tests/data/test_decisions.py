@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nightshift.data import episode as episodes
-from nightshift.data.decisions import decision_episode, demo_transitions, experience_transitions
+from nightshift.data.decisions import decision_episode, demo_transitions, experience_transitions, solved_at_end
 from nightshift.data.episode import Episode
 from nightshift.data.replay import TrajectoryReplay
 from nightshift.errors import DataError
@@ -120,6 +120,16 @@ def test_cloning_may_imitate_the_actions_of_demos_before_their_end_alone() -> No
     assert demo[2.0]["bc_mask"].tolist() == [True, False]
     experience = sampled(decision_episode(trajectory(4, 2, success=True), PROVENANCE, DISCOUNT), 2)
     assert not any(row["bc_mask"].any() for row in experience.values())
+
+
+def test_a_demo_has_the_reward_and_the_end_of_an_episode_that_is_played() -> None:
+    ours = episodes.from_trajectory(trajectory(5, 1, success=True), PROVENANCE)
+    rewarded = np.array([0, 0, 1, 1, 1, 0], np.float32)
+    theirs = replace(ours, rewards=rewarded, terminated=False, truncated=True)
+    for demo in (ours, theirs):
+        changed = solved_at_end(demo)
+        assert changed.rewards.tolist() == [0, 0, 0, 0, 1, 0]
+        assert (changed.terminated, changed.truncated) == (True, False)
 
 
 def test_an_episode_of_another_policy_is_refused() -> None:

@@ -136,6 +136,17 @@ def test_sharded_ranks_clone_adapters_of_a_policy_whose_base_is_frozen(dataset: 
     assert any("lora_B" in name for name in found.tensors)
 
 
+def test_the_draws_of_a_step_follow_from_the_seed(tmp_path: Path) -> None:
+    """With one step of one demo every batch is the same, so that draws alone can make a difference."""
+    only = [demo(2, 0, "lift the cube")]
+    dataset_store.write(tmp_path / "dataset", {"train": only, "validation": []}, Schema.of(only[0]))
+    spec = make_spec("flow sde", tmp_path / "dataset")
+    first, again, other = (alone(replace(spec, seed=seed), [FIRST])[0].tensors for seed in (0, 0, 1))
+    policy = [name for name in first if first[name].is_floating_point()]
+    assert all(torch.equal(first[name], again[name]) for name in policy)
+    assert any(not torch.equal(first[name], other[name]) for name in policy)
+
+
 def test_the_order_of_the_demos_is_that_of_one_process_to_the_bit(dataset: Path, tmp_path: Path) -> None:
     spec = make_spec("gaussian_mlp", dataset)
     expected, _ = alone(spec, [FIRST])

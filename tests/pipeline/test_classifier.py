@@ -211,6 +211,13 @@ def test_a_target_out_of_reach_leaves_no_classifier_and_says_what_was_reached(pr
     assert not paths.CLASSIFIER.exists()
 
 
+def test_an_episode_from_a_state_that_is_set_aside_for_validation_by_now_is_refused(project: Path) -> None:
+    edit(project, "states", validation_share=0.9)
+    with Session(project) as session, pytest.raises(DataError, match=r"begins at training state \d+ of near, which is"):
+        commands.train(session)
+    assert not paths.CLASSIFIER.exists()
+
+
 def test_shuffled_labels_reach_no_precision(made: Path) -> None:
     """The negative control: what the network memorises of the training episodes does not pass the calibration."""
     settings = config.load(made / paths.PARAMS).classifier.model_copy(update={"steps": 200})

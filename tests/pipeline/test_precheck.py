@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import yaml
 from nightshift import config, envs, files, policies
 from nightshift.access import TOKEN_VARIABLE
 from nightshift.config import merged
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.grid import check_inputs
-from nightshift.errors import ConfigError, DeviceError, NightshiftError, Problems, ProjectError
+from nightshift.envs.splits import planned_training_states
+from nightshift.errors import ConfigError, DataError, DeviceError, NightshiftError, Problems, ProjectError
 from nightshift.learners import checkpoint
 from nightshift.pipeline import disk_use, precheck
 from nightshift.pipeline.run import Session, ensure, fingerprint, states_to_resume
@@ -26,6 +29,7 @@ from nightshift.project import graph, packages, paths, ports
 from nightshift.teleop.server import listen
 from tests.command import Command
 from tests.conftest import REPOSITORY, add_store, edit, install, nightshift, small_params
+from tests.data.examples import PROVENANCE, make
 from tests.policies.openvla_oft import published, tiny
 from tests.stages.test_opponent import edited_policy, register_champion, rename_layers
 
@@ -462,6 +466,28 @@ def test_imports_stands_for_every_import_there_is() -> None:
         check(params(dataset={"sources": ["imports"]}))
     (paths.IMPORTS / "teleop").mkdir(parents=True)
     check(params(dataset={"sources": ["imports"]}))
+
+
+@pytest.mark.usefixtures("project")
+def test_a_recorded_demo_from_a_state_that_is_set_aside_for_validation_is_refused() -> None:
+    """Its state may have been one to train on when it was recorded."""
+    chosen = params(dataset={"sources": ["demos", "teleop"]})
+    (task, split), *_ = planned_training_states(chosen.env, chosen.states).items()
+    store = EpisodeStore(paths.IMPORTS / "teleop")
+    for state in (split.train[-1], None):
+        store.put(f"{state}", make(provenance=replace(PROVENANCE, task=task, init_state=state)))
+    check(chosen)
+    store.put("late", make(provenance=replace(PROVENANCE, task=task, init_state=split.validation[0])))
+    with pytest.raises(DataError, match=rf"teleop/late\.\w+ begins at training state {split.validation[0]} of {task}"):
+        check(chosen)
+    check(params(dataset={"sources": ["demos"]}))
+
+
+def test_a_decision_that_a_time_limit_would_cut_short_is_refused_where_rlpd_runs() -> None:
+    uneven = {"env": {"horizon": 10}, "policy": {"chunk": 4, "head": "tanh_gaussian"}}
+    check(params(**uneven, algorithms=["rloo"]))
+    with pytest.raises(ConfigError, match=r"policy\.chunk \(4\) does not divide env\.horizon \(10\)"):
+        check(params(**uneven, algorithms=["rlpd"]))
 
 
 def test_drawn_training_states_are_counted_before_they_are_drawn() -> None:

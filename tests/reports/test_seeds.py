@@ -98,6 +98,15 @@ def test_every_training_stage_has_its_rows_and_a_clone_alone_has_one_too(
     assert [line.split(" | ")[2] for line in (second, third)] == ["rloo", "another"]
 
 
+def test_a_policy_that_training_left_as_it_was_has_no_gain_in_its_row() -> None:
+    clone = {"name": "sft", "overall": Rate(100, 200).to_json(), "gain": None}
+    none = Paired(states=200, won=0, lost=0).to_json()
+    kept = {"name": "rloo", "overall": clone["overall"], "gain": none, "same_policy_as": "sft"}
+    assert seeds.row(0, clone, kept, 0).endswith("| rloo | 50.0 % (43.1 to 56.9) | – | the same policy | 0 |\n")
+    as_good = {**kept, "same_policy_as": None}
+    assert "| 0, 0 | +0.0 (" in seeds.row(0, clone, as_good, 4)
+
+
 @pytest.mark.parametrize(
     ("recipe", "concerned"),
     [

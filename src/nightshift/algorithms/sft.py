@@ -33,8 +33,6 @@ _GENERATOR = "generator"
 """The name of the state of the loader's random generator in a checkpoint."""
 _AHEAD = 4
 """Batches that are read ahead, each by a thread: to gather the images of one may take longer than a step on a GPU."""
-_SEEDS_APART = 2**32
-"""More than a run has steps, so that no step of two seeds has the same augmentation."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +299,9 @@ class SftLearner:
         return self._optimizer.microbatches
 
     def _step(self) -> Tensor:
-        # Seeded by the step, so that a checkpoint need not hold its state.
-        augmentation = torch.Generator().manual_seed(self._seed * _SEEDS_APART + self._optimizer.steps)
-        return self._optimizer.update(self._loader.take(), augmentation)
+        return self._optimizer.update(self._loader.take(), _augmentation(self._seed, self._optimizer.steps))
+
+
+def _augmentation(seed: int, step: int) -> torch.Generator:
+    """Follows from the step, so that a checkpoint need not hold its state. One word, as torch ignores the others."""
+    return torch.Generator().manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1)[0]))

@@ -49,7 +49,7 @@ class DecisionReplay:
         )
 
     def _ratio(self) -> dict[str, float]:
-        """Of the sources. Pooled, all transitions are sampled equally often, to within half a row per update."""
+        """Of the sources. Pooled, their transitions are all sampled equally often, to within half a row per update."""
         share = self._settings.demo_share
         if isinstance(share, str):
             share = self._demos.total_samples / (self._demos.total_samples + self._experience.total_samples)

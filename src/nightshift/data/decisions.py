@@ -7,6 +7,7 @@ tensors, so that a batch is ready for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,14 @@ from nightshift.types import INSTRUCTION, Provenance, Trajectory
 
 CONTROL_STEPS = "control_steps"
 """In the metadata of an episode of decisions: how many steps the simulator made for it, also after its end."""
+
+
+def solved_at_end(demo: Episode) -> Episode:
+    """A demo with 1 at its end, which is success, and 0 before. Datasets of others may reward several steps, or every
+    one, and not all of them say that success ends an episode."""
+    rewards = np.zeros_like(demo.rewards)
+    rewards[-2:-1] = 1.0  # of the last action: the last row is what it led to
+    return replace(demo, rewards=rewards, terminated=True, truncated=False)
 
 
 def decision_episode(trajectory: Trajectory, provenance: Provenance, discount: float) -> Episode:

@@ -11,7 +11,7 @@ from typing import Any
 from nightshift import config
 from nightshift.envs import protocols, registry
 from nightshift.envs.base import ArraySpec, Env, Fleet, States, Suite, installed
-from nightshift.errors import SimulatorError, StatesNotDrawn
+from nightshift.errors import ConfigError, SimulatorError, StatesNotDrawn
 from nightshift.types import Split, Task
 
 __all__ = [
@@ -102,6 +102,17 @@ def horizons(env: config.Env) -> dict[str, int]:
     if env.horizon != "auto":
         return dict.fromkeys(selected(env).benchmarks(), env.horizon)
     return {suite(env.suite).benchmark(task): horizon(env, task) for task in tasks(env)}
+
+
+def check_whole_decisions(env: config.Env, chunk: int) -> None:
+    """ConfigError if a time limit would cut a decision of `chunk` steps short."""
+    for limit in horizons(env).values():
+        if limit % chunk:
+            raise ConfigError(
+                f"policy.chunk ({chunk}) does not divide env.horizon ({limit}): "
+                "a time limit would cut a decision short",
+                "change one of them in params.yaml",
+            )
 
 
 @dataclass(frozen=True)

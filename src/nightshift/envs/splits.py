@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from nightshift import config, envs
 from nightshift.envs import protocols
-from nightshift.errors import ConfigError, SimulatorError
-from nightshift.types import Task
+from nightshift.errors import ConfigError, DataError, SimulatorError
+from nightshift.types import Provenance, Task
 
 _FEWEST = 2
 
@@ -26,10 +26,13 @@ def split_training_states(task: Task, states: config.States) -> TrainingStates:
     return _split(task, envs.init_state_count(task, "train"), states)
 
 
-def planned_training_states(task: Task, states: config.States) -> TrainingStates:
-    """As `split_training_states` will be, before the states of a suite that ships none are drawn."""
-    count = states.per_task if envs.lacks_train_states(task) else envs.init_state_count(task, "train")
-    return _split(task, count, states)
+def planned_training_states(env: config.Env, states: config.States) -> dict[str, TrainingStates]:
+    """Of every task, as `split_training_states` will be, before the states of a suite that ships none are drawn."""
+    return {task.name: _split(task, _planned_count(task, states), states) for task in envs.tasks(env)}
+
+
+def _planned_count(task: Task, states: config.States) -> int:
+    return states.per_task if envs.lacks_train_states(task) else envs.init_state_count(task, "train")
 
 
 def evaluation_states(
@@ -54,6 +57,22 @@ def check_validation_states(states: Mapping[str, TrainingStates], level: float, 
             f"{count} validation states cannot show a gain at {name} {level:g}",
             f"raise states.per_task, states.validation_share or {name} in params.yaml",
         )
+
+
+def check_none_from_validation(
+    episodes: Iterable[tuple[str, Provenance]], states: Mapping[str, TrainingStates], leave_out: str
+) -> None:
+    """DataError if an episode to learn from began in a state that is set aside now: policies are chosen by these.
+
+    Each comes with what it is called in a message. `leave_out`: how to do without it.
+    """
+    for name, origin in episodes:
+        if origin.task in states and origin.init_state in states[origin.task].validation:
+            raise DataError(
+                f"{name} begins at training state {origin.init_state} of {origin.task}, which is set aside for "
+                "validation now",
+                f"lower states.validation_share in params.yaml, or {leave_out}",
+            )
 
 
 def check_demo_states(states: Mapping[str, TrainingStates], collect: config.Collect) -> None:

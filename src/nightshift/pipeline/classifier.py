@@ -21,7 +21,7 @@ from nightshift.data import sources
 from nightshift.data.decisions import decision_episode
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
-from nightshift.envs.splits import split_training_states
+from nightshift.envs.splits import check_none_from_validation, planned_training_states, split_training_states
 from nightshift.errors import ConfigError, DataError
 from nightshift.pipeline.run import Session
 from nightshift.policies import device
@@ -59,7 +59,7 @@ def train(session: Session) -> Outcome:
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     settings, seed = session.params.classifier, session.params.seed
     episodes = _episodes(settings)
-    segments.check(episodes, settings)
+    _check(episodes, session.params)
     shapes = segments.shapes(episodes)
     starts = segments.split(episodes, settings, seed)
     found = segments.by_part(episodes, starts, settings.ambiguous_steps)
@@ -93,7 +93,7 @@ def evaluate(session: Session) -> Outcome:
             "every episode of classifier.sources was in training or calibration",
             "name the sources that it was trained on (classifier.test_share of them was set aside), or add episodes",
         )
-    segments.check(episodes, settings)
+    _check(episodes, session.params)
     trained.network.check(segments.shapes(episodes), "the episodes")
     trained.check_tasks(sorted({episode.provenance.task for episode in episodes}))
     found = [one for episode in episodes for one in segments.of_episode(episode, trained.ambiguous_steps)]
@@ -174,6 +174,14 @@ def _key(task: str, state: int) -> str:
 
 def _episodes(settings: config.Classifier) -> list[Episode]:
     return [episode for store in _all_stores(settings) for episode in store]
+
+
+def _check(episodes: Sequence[Episode], params: config.Params) -> None:
+    """DataError for what must not be learned from, before anything is trained."""
+    segments.check(episodes, params.classifier)
+    states = planned_training_states(params.env, params.states)
+    begun = ((f"the episode {episode.label}", episode.provenance) for episode in episodes)
+    check_none_from_validation(begun, states, "leave its source out of classifier.sources")
 
 
 def _all_stores(settings: config.Classifier) -> list[EpisodeStore]:

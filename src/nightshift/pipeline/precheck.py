@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 from nightshift import config, envs, policies
 from nightshift.cluster.program import ADDRESS_VARIABLE, temporary_folder
 from nightshift.data import sources
+from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.grid import check_inputs
 from nightshift.envs.perturbations import randomisation, registry
 from nightshift.envs.splits import (
-    TrainingStates,
     check_demo_states,
+    check_none_from_validation,
     check_validation_states,
     evaluation_states,
     planned_training_states,
@@ -43,7 +44,7 @@ from nightshift.policies.start import cannot_be_loaded, check_same_network, no_c
 from nightshift.project import packages, paths
 from nightshift.project.graph import Definition
 from nightshift.stream import listening
-from nightshift.types import INSTRUCTION
+from nightshift.types import INSTRUCTION, Provenance
 
 if TYPE_CHECKING:
     import torch
@@ -261,17 +262,29 @@ def _checks(stages: list[Definition], states: Mapping[str, Path], *, in_run: boo
 
 
 def _check_sources(params: config.Params) -> None:
-    missing = [source for source in sources.resolved(params.dataset.sources) if source not in sources.names()]
+    wanted = sources.resolved(params.dataset.sources)
+    missing = [source for source in wanted if source not in sources.names()]
     if missing:
         there = ", ".join(sources.names())
         raise DataError(
             f"dataset.sources in params.yaml has {', '.join(missing)}, and there are {there}",
             sources.remedy(missing[0]),
         )
+    recorded = [origin for source in wanted if source != sources.DEMOS for origin in _recorded_here(source)]
+    if recorded:
+        states = planned_training_states(params.env, params.states)
+        check_none_from_validation(recorded, states, "leave it out of dataset.sources")
+
+
+def _recorded_here(source: str) -> list[tuple[str, Provenance]]:
+    """Episodes of an import that began in a training state of ours, as a person's do, each with its file."""
+    store = EpisodeStore(paths.IMPORTS / source)
+    found = [(f"{store.path(key)}", store.get(key).provenance) for key in store.keys()]  # noqa: SIM118 - no dict
+    return [(path, origin) for path, origin in found if origin.init_state is not None]
 
 
 def _check_demos(params: config.Params) -> None:
-    check_demo_states(_planned_states(params), params.collect)
+    check_demo_states(planned_training_states(params.env, params.states), params.collect)
 
 
 def _check_evaluation(params: config.Params) -> None:
@@ -289,12 +302,8 @@ def check_films(count: int, name: str) -> None:
 
 def _check_validation(params: config.Params, algorithm: str) -> None:
     if algorithm in params.algorithms:
-        level = params.section(algorithm).validation.level
-        check_validation_states(_planned_states(params), level, f"{algorithm}.validation.level")
-
-
-def _planned_states(params: config.Params) -> dict[str, TrainingStates]:
-    return {task.name: planned_training_states(task, params.states) for task in envs.tasks(params.env)}
+        states, level = planned_training_states(params.env, params.states), params.section(algorithm).validation.level
+        check_validation_states(states, level, f"{algorithm}.validation.level")
 
 
 def _check_sft(params: config.Params) -> None:
@@ -340,6 +349,7 @@ def _check_rlpd(params: config.Params) -> None:
     if "rlpd" in params.algorithms:
         from nightshift.rewards.reward import check_reward
 
+        envs.check_whole_decisions(params.env, params.policy.chunk)
         listening.check(params.machine.listen)
         check_reward(params.rlpd.reward, params.env)
         check_person(params.rlpd.interventions, params.machine)

@@ -14,10 +14,9 @@ from nightshift.algorithms.rlpd.learner import Metrics, RlpdLearner, mean_entrop
 from nightshift.algorithms.rlpd.transitions import Transitions, from_replay
 from nightshift.data import dataset_store
 from nightshift.data.decision_replay import DecisionReplay
-from nightshift.data.decisions import CONTROL_STEPS, policy_inputs
+from nightshift.data.decisions import CONTROL_STEPS, policy_inputs, solved_at_end
 from nightshift.data.experience import Experience, without_ordered
 from nightshift.envs.splits import check_validation_states, split_training_states
-from nightshift.errors import ConfigError
 from nightshift.interventions.metrics import intervention_metrics
 from nightshift.interventions.opening import check_person
 from nightshift.learners import checkpoint
@@ -44,8 +43,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     torch.set_num_threads(1)  # one order of summation on every machine: the same weights everywhere
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
-    for horizon in envs.horizons(env).values():
-        _check_chunks(cloned.chunk, horizon)
+    envs.check_whole_decisions(env, cloned.chunk)
     reward = open_reward(rlpd.reward)
     reward.check(env)
     check_person(rlpd.interventions, job.machine)
@@ -55,7 +53,8 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     start = _start(cloned, data, rlpd, seed).to(device.resolve(job.machine.device))
     base_entropy = _entropy_on_demos(start, data) if rlpd.entropy.relative else 0.0
     learner, begun = RlpdLearner(start, rlpd, seed=seed, base_entropy=base_entropy), snapshot(start)
-    replay = DecisionReplay(start, map(reward.demo, data.episodes("train")), rlpd, seed=seed)
+    demos = (reward.demo(solved_at_end(demo)) for demo in data.episodes("train"))
+    replay = DecisionReplay(start, demos, rlpd, seed=seed)
     pool = job.pool(env)
     selection = Selection(Validator(pool, splits, _judge(job, env, rlpd, reward)), begun)
     with (
@@ -89,14 +88,6 @@ class _Training:
 
     def averaged_policy(self) -> PolicySnapshot:
         return snapshot(self.learner.averaged, version=len(self.history))
-
-
-def _check_chunks(chunk: int, horizon: int) -> None:
-    if horizon % chunk:
-        raise ConfigError(
-            f"policy.chunk ({chunk}) does not divide env.horizon ({horizon}): a time limit would cut a decision short",
-            "change one of them in params.yaml",
-        )
 
 
 def _judge(job: Job, env: config.Env, rlpd: config.Rlpd, reward: Reward) -> Judge:
@@ -134,10 +125,10 @@ def _train(job: Job, training: _Training, rlpd: config.Rlpd) -> None:
     decisions = training.replay.decisions
     with progress.bar("rlpd", total=rlpd.steps, done=decisions) as advance:
         while decisions < rlpd.steps:
-            before, metrics = decisions, _round(training, rlpd, advance)
+            before, found = decisions, _round(training, rlpd, advance)
             decisions = training.replay.decisions
-            training.history.append(metrics)
-            job.tracker.log({**metrics, **gpu.sample()}, decisions)
+            training.history.append(found.metrics)
+            job.tracker.log({**found.metrics, **found.times, **gpu.sample()}, decisions)
             if _is_due(before, decisions, rlpd.validation.every, rlpd.steps):
                 _validate(job, training)
             if _is_due(before, decisions, job.machine.checkpoint_every.rlpd_decisions, rlpd.steps):
@@ -149,7 +140,17 @@ def _is_due(before: int, now: int, every: int, end: int) -> bool:
     return now >= end or now // every > before // every
 
 
-def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Round:
+    """What is logged of it."""
+
+    metrics: dict[str, float]
+    """The same when it is repeated, so that the history, which later stages depend on, is the same too."""
+    times: dict[str, float]
+    """How fast it was, and what the actors were about meanwhile."""
+
+
+def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) -> _Round:
     """Play some episodes, and make the updates that their decisions allow."""
     watch, replay = Stopwatch(), training.replay
     controller: Controller = "random" if replay.decisions < rlpd.random_steps else "sample"
@@ -163,22 +164,26 @@ def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) ->
     with watch.timing(_UPDATE):
         updates = [training.learner.update(batch) for batch in _batches(replay)]
     control_steps = sum(episode.metadata[CONTROL_STEPS] for episode in loaded)
-    return {
-        names.SUCCESS: success,
-        names.LENGTH: sum(decisions) / len(loaded),
-        names.INVALID: float(played.invalid),
-        names.WEIGHT_AGE: float(played.weight_age),
-        names.WEIGHT_AGE_SECONDS: played.weight_age_seconds,
-        names.ENV_STEPS_PER_SECOND: control_steps / (watch.seconds[_PLAY] + watch.seconds[_UPDATE]),
-        names.GRADIENT_STEPS_PER_SECOND: len(updates) * rlpd.utd_ratio / watch.seconds[_UPDATE],
-        **verdict_metrics(loaded),
-        **(intervention_metrics(loaded) if rlpd.interventions.is_on else {}),
-        **_mean(updates),
-        "actor/target_entropy": training.learner.target_entropy,
-        **replay.metrics(),
-        **training.experience.metrics(),
-        **watch.seconds,
-    }
+    return _Round(
+        metrics={
+            names.SUCCESS: success,
+            names.LENGTH: sum(decisions) / len(loaded),
+            names.INVALID: float(played.invalid),
+            names.WEIGHT_AGE: float(played.weight_age),
+            **verdict_metrics(loaded),
+            **(intervention_metrics(loaded) if rlpd.interventions.is_on else {}),
+            **_mean(updates),
+            "actor/target_entropy": training.learner.target_entropy,
+            **replay.metrics(),
+        },
+        times={
+            names.WEIGHT_AGE_SECONDS: played.weight_age_seconds,
+            names.ENV_STEPS_PER_SECOND: control_steps / (watch.seconds[_PLAY] + watch.seconds[_UPDATE]),
+            names.GRADIENT_STEPS_PER_SECOND: len(updates) * rlpd.utd_ratio / watch.seconds[_UPDATE],
+            **training.experience.metrics(),
+            **watch.seconds,
+        },
+    )
 
 
 def _batches(replay: DecisionReplay) -> Iterator[Transitions]:

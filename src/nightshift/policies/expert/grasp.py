@@ -78,7 +78,7 @@ class Grasp:
     point: Vector  # [3]
     yaw: float
     width: float  # of what is between the fingers
-    cost: float  # without the cost of reaching it from the present pose
+    cost: float  # of what the hand touches and where; `choose` adds that of reaching it
 
 
 def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool = False) -> Grasp | None:
@@ -105,7 +105,7 @@ def choose(scene: Scene, name: str, way: Vector | None = None, *, crowded: bool 
 
 
 def _cost_of_pose(scene: Scene, grasp: Grasp) -> float:
-    """Of turning the hand to a grasp, most of it from the start pose, and of not being the preferred mirror image.
+    """Of turning the hand to a grasp, from the start pose above all, and of not being the preferred mirror image.
 
     Noise turns the hand on its way. If its present pose decided alone, one scene would have demos of several grasps,
     and a clone learns their mean.
