@@ -22,6 +22,7 @@ from uuid import UUID
 
 import psutil
 from httpx import TransportError
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowFilter,
@@ -156,7 +157,12 @@ def _is_outermost() -> bool:
 
 
 def hours_late() -> float:
-    """How long after its time on the clock this run began: the machine was off, or another run came first."""
+    """How long after its time on the clock this run began: the machine was off, or another run came first.
+
+    One that is tried again has begun before, and somebody may have pressed Retry much later.
+    """
+    if flow_run.run_count > 1:
+        return 0.0
     due = flow_run.scheduled_start_time
     return float((datetime.now(due.tzinfo) - due).total_seconds() / 3600)
 
@@ -166,6 +172,12 @@ def report_leftovers() -> None:
     with get_client(sync_client=True) as client:
         dead = mark_leftovers(client)
     notify.killed(Path.cwd(), [run.name for run in dead if run.parent_task_run_id is None])
+
+
+def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook of a flow: `nightshift serve` has found that the process of a run was killed, and marked it as Crashed. The
+    next run finds nothing to mark any more."""
+    notify.killed(Path.cwd(), [flow_run.name])
 
 
 def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:

@@ -9,7 +9,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.lifecycle import hours_late, labelled, orderly
+from flows.lifecycle import hours_late, labelled, orderly, tell_of_crash
 from flows.pipeline import pipeline
 from nightshift.pipeline import nightly as night
 from nightshift.pipeline import notify
@@ -20,7 +20,7 @@ NOTHING_TO_DO = "Nothing to do"
 """Name of the state of such a night."""
 
 
-@flow(name="nightly", flow_run_name=labelled, persist_result=False)
+@flow(name="nightly", flow_run_name=labelled, persist_result=False, on_crashed=[tell_of_crash])
 @orderly
 def nightly(catch_up_hours: float | None = None) -> list[StageResult] | State[Any]:
     """Import new demos, run the pipeline if anything is stale, commit the new versions.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.lifecycle import labelled, orderly
+from flows.lifecycle import labelled, orderly, tell_of_crash
 from nightshift.pipeline.run import Choice, Session, StageResult
 from nightshift.project import environment
 from tasks._report import reporting
@@ -25,7 +25,7 @@ from tasks.start import start
 from tasks.states import states
 
 
-@flow(name="pipeline", flow_run_name=labelled, persist_result=False)
+@flow(name="pipeline", flow_run_name=labelled, persist_result=False, on_crashed=[tell_of_crash])
 @orderly
 def pipeline(from_stage: str = "", force_stages: Sequence[str] = ()) -> list[StageResult]:
     """From init states to a registered policy; stages that are fresh in dvc.lock are not run again."""

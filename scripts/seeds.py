@@ -32,6 +32,7 @@ from typing import IO, Any
 import yaml
 
 from nightshift import config, files, interrupts
+from nightshift.errors import NightshiftError
 from nightshift.pipeline.receipt import stale
 from nightshift.pipeline.run import Session
 from nightshift.project import checksums, graph, packages, paths, repository
@@ -237,14 +238,14 @@ def main() -> None:
     processes = Processes()
     processes.handle_signals()
     try:
-        run_all(folders, recipe, processes, node=chosen.node, jobs=chosen.jobs, until=chosen.until)
-    except Failed as error:
-        sys.exit(str(error))
+        failed = run_all(folders, recipe, processes, node=chosen.node, jobs=chosen.jobs, until=chosen.until)
     except Stopped:
         sys.stderr.write("stopped; the same command goes on\n")
         sys.exit(128 + signal.SIGINT)  # as the command nightshift does
     if chosen.until is None:
-        report(folders)
+        report({seed: folder for seed, folder in folders.items() if seed not in failed})
+    if failed:
+        sys.exit("\n".join(f"seed {seed}: {error}" for seed, error in failed.items()))
 
 
 def run_all(
@@ -255,13 +256,20 @@ def run_all(
     node: bool,
     jobs: int,
     until: str | None = None,
-) -> None:
+) -> dict[int, Exception]:
+    """The seeds that failed; the others are run all the same."""
+    failed: dict[int, Exception] = {}
+
     def run_one(seed: int) -> None:
         processes.check()
-        run(folders[seed], seed, recipe, processes, node=node, until=until)
+        try:
+            run(folders[seed], seed, recipe, processes, node=node, until=until)
+        except (Failed, NightshiftError) as error:
+            failed[seed] = error
 
     with ThreadPoolExecutor(jobs) as executor:
         list(executor.map(run_one, folders))
+    return {seed: failed[seed] for seed in folders if seed in failed}
 
 
 def report(folders: Mapping[int, Path]) -> None:

@@ -14,7 +14,7 @@ from prefect.states import Cancelled, Completed
 from prefect.task_engine import TaskRunTimeoutError
 
 from nightshift import interrupts
-from nightshift.errors import RolloutError, Unreachable
+from nightshift.errors import ProjectError, RolloutError, Unreachable
 from nightshift.pipeline import run
 from nightshift.pipeline.run import Session, StageResult
 from tasks._progress import shown
@@ -31,7 +31,14 @@ class StageTask(Task[..., Result]):
     """A task that Prefect shows as Cancelled when its stage is stopped, and that stops its flow then."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        result = super().__call__(*arguments, **keywords)
+        try:
+            result = super().__call__(*arguments, **keywords)
+        except TaskRunTimeoutError:
+            hours = (self.timeout_seconds or 0) / 3600
+            raise ProjectError(
+                f"{self.name} took longer than its {hours:.3g} h",
+                f"run again: it resumes. If it was slow and did not hang, raise hours in tasks/{self.name}.py",
+            ) from None
         if was_stopped(result):
             raise KeyboardInterrupt
         return result

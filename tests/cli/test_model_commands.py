@@ -126,8 +126,10 @@ def test_a_rollback_passes_over_a_version_that_was_withdrawn(nights: Path) -> No
     for version in ("1", "2", "1"):
         model_versions.promote(nights, MODEL, version)
     assert model_versions.rollback(nights, MODEL) == ("1", "2")
-    with pytest.raises(RegistryError, match="version 2 had no champion before it that was not withdrawn or deleted"):
+    assert model_versions.rollback(nights, MODEL) == ("2", "3"), "2 has replaced 1 since, and 3 before that"
+    with pytest.raises(RegistryError, match="version 3 had no champion before it that was not withdrawn or deleted"):
         model_versions.rollback(nights, MODEL)
+    model_versions.promote(nights, MODEL, "2")
     client = mlflow_tracking.connect(nights)
     client.delete_model_version_tag(MODEL, "1", mlflow_registry.WITHDRAWN)
     client.set_model_version_tag(MODEL, "1", mlflow_registry.PREVIOUS, "")

@@ -18,7 +18,6 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, Log
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.states import Completed, Pending, Running, Scheduled
-from prefect.task_engine import TaskRunTimeoutError
 from pydantic import BaseModel, model_serializer
 
 from flows import lifecycle
@@ -161,8 +160,9 @@ def test_a_stage_that_takes_longer_than_its_hours_is_not_tried_again(
     monkeypatch.setattr(run, "ensure", ensure)
     monkeypatch.setattr("tasks.states.states.timeout_seconds", 1.0)
     monkeypatch.setattr("tasks.states.states.retry_delay_seconds", [0, 0])
-    with pytest.raises(TaskRunTimeoutError):
+    with pytest.raises(ProjectError, match=r"states took longer than its 0\.000278 h") as refused:
         pipeline()
+    assert "it resumes" in refused.value.next_step
     assert len(calls) < 2
 
 
@@ -384,6 +384,13 @@ def test_an_error_of_prefect_in_making_a_deployment_is_not_said_to_be_a_missing_
     monkeypatch.setattr("flows.local.Schedule", broken)
     with pytest.raises(TypeError, match="another Prefect"):
         deployments()
+
+
+def test_a_night_that_is_tried_again_much_later_is_played(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect keeps the time at which it was due."""
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", "2")
+    nightly(catch_up_hours=0.0)
+    assert calls == STAGES
 
 
 def test_a_night_that_can_only_begin_much_later_is_left_out_and_told(

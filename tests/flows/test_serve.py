@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
+import psutil
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling
 
 from flows.server import answers, local_url
@@ -119,6 +123,22 @@ def test_the_schedule_is_the_one_in_prefect_yaml(port: int, server: Command) -> 
     assert nightly.parameters == stated["parameters"]
 
 
+def test_the_coming_nights_are_on_the_servers_list_of_runs(port: int, server: Command) -> None:
+    """A schedule is not enough: the scheduler of the server makes the runs, and an error of it is in a log alone."""
+
+    def coming(client: SyncPrefectClient) -> list[FlowRun]:
+        waiting = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
+        return client.read_flow_runs(flow_run_filter=FlowRunFilter(state=waiting))
+
+    wait_until(lambda: ask(local_url(port), coming))
+    (schedule,) = STATED["nightly"]["schedules"]
+    timezone = ZoneInfo(schedule["timezone"])
+    minute, hour = map(int, schedule["cron"].split()[:2])
+    due = [run.expected_start_time.astimezone(timezone) for run in ask(local_url(port), coming)]
+    assert {(one.hour, one.minute) for one in due} == {(hour, minute)}
+    assert min(due) > datetime.now(timezone)
+
+
 def test_a_run_that_another_is_in_the_way_of_is_shown_as_refused(root: Path, port: int, server: Command) -> None:
     with Session(root):
         run = order(port)
@@ -138,6 +158,22 @@ def test_a_server_that_is_killed_takes_prefect_and_its_run_along_and_the_next_on
     wait_until(lambda: not answers(local_url(port)))
     wait_until(lambda: not inhabitants(root))
     serving.ready()
+    wait_until(lambda: state(local_url(port), run) == "Crashed")
+    wait_until(lambda: messages)
+    assert [message["title"] for message in messages] == ["Nightshift: a run was killed"]
+
+
+def test_a_run_whose_process_is_killed_is_told_at_once(
+    root: Path, port: int, server: Command, receiver: tuple[str, list[dict[str, Any]]]
+) -> None:
+    """As by the kernel when memory runs out: Prefect marks it as Crashed, so the next run finds nothing to tell of."""
+    _, messages = receiver
+    messages.clear()
+    run = order(port)
+    wait_until(lambda: engines(root) and state(local_url(port), run) == "Running")
+    for process in psutil.process_iter(["pid", "cwd", "cmdline"]):
+        if process.info["cwd"] == str(root) and "prefect.engine" in " ".join(process.info["cmdline"]):
+            process.kill()
     wait_until(lambda: state(local_url(port), run) == "Crashed")
     wait_until(lambda: messages)
     assert [message["title"] for message in messages] == ["Nightshift: a run was killed"]

@@ -37,13 +37,17 @@ def deliver(path: Path, **spoiled: object) -> None:
     os.utime(path, (0, 0))
 
 
+def brought_in(project: Path) -> list[str]:
+    return [step.sentence for step in nightly.prepare(project)]
+
+
 def test_every_file_of_the_inbox_is_imported_once_under_its_name_and_tracked_by_dvc(project: Path, inbox: Path) -> None:
     deliver(inbox / "kitchen v2.hdf5")
-    assert nightly.prepare(project) == ["imported kitchen_v2: 3 episodes"]
+    assert brought_in(project) == ["imported kitchen_v2: 3 episodes"]
     assert (project / paths.IMPORTS / "kitchen_v2.dvc").exists()
-    assert nightly.prepare(project) == []
+    assert brought_in(project) == []
     deliver(inbox / "more.hdf5")
-    assert nightly.prepare(project) == ["imported more: 3 episodes"]
+    assert brought_in(project) == ["imported more: 3 episodes"]
     assert sources.resolved(["imports"]) == ["kitchen_v2", "more"]
 
 
@@ -54,12 +58,41 @@ def test_what_cannot_be_imported_is_said_and_does_not_keep_the_rest_from_being_i
     os.utime(inbox / "a.hdf5", (0, 0))
     demo_file(inbox / "b.hdf5", count=1)  # written just now
     deliver(inbox / "c.hdf5", demo_1=with_nan())
-    broken, unfinished, done = nightly.prepare(project)
+    broken, unfinished, done = brought_in(project)
     assert broken.startswith("could not import a.hdf5: ")
     assert unfinished == "b.hdf5 is still being written: the next night takes it"
     assert done == "imported c: 2 episodes, 0 failed and 1 broken ones left out"
     edit(project, "nightly", inbox="nowhere")
-    assert nightly.prepare(project) == ["nightly.inbox nowhere is not a folder"]
+    assert brought_in(project) == ["nightly.inbox nowhere is not a folder"]
+
+
+def test_people_are_told_of_demos_that_cannot_be_brought_in_and_the_page_of_nights_says_so(
+    project: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing to do is true of the pipeline alone then."""
+    inbox.rmdir()
+    monkeypatch.setattr(nightly, "statuses", lambda root: [])
+    sentence = f"nightly.inbox {inbox} is not a folder"
+    with receiving() as (address, messages):
+        monkeypatch.setenv(notify.ADDRESSES, address)
+        assert not nightly.play(project, lambda: None, lambda _: None)
+    (message,) = messages
+    assert message["title"] == "Nightshift: new demos could not be brought in"
+    assert message["message"].startswith(sentence)
+    (night,) = quiet_nights.read(project)
+    assert night.why == f"{nightly.NOTHING_TO_DO}; {sentence}"
+
+
+def test_a_night_with_nothing_to_do_commits_what_an_earlier_one_could_not(
+    project: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(inbox / "goal.hdf5")
+    assert brought_in(project) == ["imported goal: 3 episodes"]
+    monkeypatch.setattr(nightly, "statuses", lambda root: [])
+    told: list[str] = []
+    assert not nightly.play(project, lambda: None, told.append)
+    assert told[-1].startswith("committed dvc.lock, report and imports as ")
+    assert "data/imports/goal.dvc" in git(project, "show", "--stat", "HEAD")
 
 
 def test_an_import_that_was_interrupted_before_dvc_tracked_it_is_tracked_by_the_next_night(
@@ -72,11 +105,11 @@ def test_an_import_that_was_interrupted_before_dvc_tracked_it_is_tracked_by_the_
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(DvcStore, "track", interrupted)
-        nightly.prepare(project)
+        brought_in(project)
     assert (project / paths.IMPORTS / "goal").is_dir()
-    assert nightly.prepare(project) == ["tracked goal, whose import was interrupted"]
+    assert brought_in(project) == ["tracked goal, whose import was interrupted"]
     assert "data/imports/goal.dvc" in (nightly.conclude(project) and git(project, "show", "--stat", "HEAD"))
-    assert nightly.prepare(project) == []
+    assert brought_in(project) == []
 
 
 def test_a_dangling_link_and_a_file_that_vanishes_do_not_end_the_night(
@@ -85,7 +118,7 @@ def test_a_dangling_link_and_a_file_that_vanishes_do_not_end_the_night(
     (inbox / "a.hdf5").symlink_to(inbox / "nowhere.hdf5")
     os.utime(inbox / "a.hdf5", (0, 0), follow_symlinks=False)
     deliver(inbox / "b.hdf5")
-    dangling, done = nightly.prepare(project)
+    dangling, done = brought_in(project)
     assert dangling == f"could not import a.hdf5: {inbox / 'a.hdf5'} does not exist"
     assert done == "imported b: 3 episodes"
     (inbox / "a.hdf5").unlink()
@@ -94,15 +127,15 @@ def test_a_dangling_link_and_a_file_that_vanishes_do_not_end_the_night(
     listed = Path.rglob
     renamed = inbox / "c" / ".demo.hdf5.Qx4v2a"  # rsync has renamed it since it was listed
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: [*listed(self, pattern), renamed])
-    assert nightly.prepare(project) == ["c is still being written: the next night takes it"]
+    assert brought_in(project) == ["c is still being written: the next night takes it"]
 
 
 def test_two_files_that_would_be_the_same_import_are_told(project: Path, inbox: Path) -> None:
     deliver(inbox / "a b.hdf5")
     deliver(inbox / "a_b.hdf5")
     told = "a b.hdf5 and a_b.hdf5 would both be the import a_b: one is taken, so rename the other"
-    assert nightly.prepare(project) == ["imported a_b: 3 episodes", told]
-    assert nightly.prepare(project) == [told]
+    assert brought_in(project) == ["imported a_b: 3 episodes", told]
+    assert brought_in(project) == [told]
 
 
 def test_a_night_that_git_refuses_to_commit_is_told_and_does_not_fail(
@@ -127,13 +160,13 @@ def test_an_import_that_git_names_is_pulled_from_a_real_remote(project: Path, tm
     dvc(project, "push")
     shutil.rmtree(project / paths.IMPORTS / "goal")
     shutil.rmtree(project / ".dvc/cache")
-    assert nightly.prepare(project) == ["pulled goal from DVC's remote"]
+    assert brought_in(project) == ["pulled goal from DVC's remote"]
     assert sources.open_store("goal").keys()
-    assert nightly.prepare(project) == []
+    assert brought_in(project) == []
     shutil.rmtree(project / paths.IMPORTS / "goal")
     shutil.rmtree(project / ".dvc/cache")
     shutil.rmtree(tmp_path / "remote")
-    (sentence,) = nightly.prepare(project)
+    (sentence,) = brought_in(project)
     assert sentence.startswith("could not pull goal: ")
 
 
@@ -146,9 +179,9 @@ def test_an_import_from_another_repository_becomes_its_newest_version(project: P
     dvc(other, "init", "-q")
     publish(other, "one")
     dvc(project, "import", "-q", str(other), "goal", "-o", str(paths.IMPORTS / "goal"))
-    assert nightly.prepare(project) == []
+    assert brought_in(project) == []
     publish(other, "two")
-    assert nightly.prepare(project) == ["pulled goal from DVC's remote"]
+    assert brought_in(project) == ["pulled goal from DVC's remote"]
     assert (project / paths.IMPORTS / "goal" / "episode").read_text() == "two"
 
 
@@ -161,7 +194,7 @@ def publish(repository: Path, content: str) -> None:
 
 def test_a_night_commits_the_lock_and_new_imports_and_nothing_else(project: Path, inbox: Path) -> None:
     deliver(inbox / "goal.hdf5")
-    nightly.prepare(project)
+    brought_in(project)
     (project / "README.md").write_text("not yet committed")
     git(project, "add", "README.md")
     (project / paths.DVC_LOCK).write_text("schema: '2.0'\n")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ import yaml
 from nightshift import config, files
 from nightshift.adapters import mlflow_tracking, model_versions
 from nightshift.errors import CacheError, ProjectError
-from nightshift.pipeline import run
+from nightshift.pipeline import precheck, run
 from nightshift.pipeline.run import Session
 from nightshift.project import environment, graph, packages, paths
 from nightshift.telemetry import metric_names
@@ -229,6 +230,32 @@ def test_an_edit_during_a_run_stops_the_next_stage(own_project: Path) -> None:
         edit(own_project, "sft", learning_rate=3.0e-3)
         with pytest.raises(ProjectError, match="was edited while the pipeline ran"):
             run.ensure("sft", session)
+
+
+def test_an_edit_while_a_stage_is_checked_does_not_put_its_result_under_the_new_numbers(
+    own_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What DVC records as the params of a stage are those of the file at that moment."""
+    check = precheck.check
+
+    def edited_meanwhile(*arguments: Any, **keywords: Any) -> None:
+        check(*arguments, **keywords)
+        edit(own_project, "sft", learning_rate=4.0e-3)
+
+    edit(own_project, "sft", learning_rate=3.0e-3)
+    with Session(own_project) as session, monkeypatch.context() as patch:
+        patch.setattr(precheck, "check", edited_meanwhile)
+        with pytest.raises(ProjectError, match="was edited while the pipeline ran"):
+            run.ensure("sft", session)
+    with Session(own_project) as session:
+        assert run.ensure("sft", session).status == "ran"
+
+
+def test_an_edit_of_what_changes_no_result_does_not_end_a_run(own_project: Path) -> None:
+    with Session(own_project) as session:
+        edit(own_project, "notify", events=["failure"])
+        edit(own_project, "nightly", commit=False)
+        session.check_unchanged()
 
 
 def test_two_runs_at_once_are_refused(project: Path) -> None:

@@ -244,6 +244,20 @@ def test_a_stage_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path) -> N
     assert ended.stderr.count("an earlier line") < seeds.LINES_SHOWN
 
 
+def test_a_seed_that_fails_keeps_no_other_from_running_and_is_told_after_the_table(tmp_path: Path) -> None:
+    for seed in (2, 3):
+        finished_run(tmp_path / str(seed), seed, 100, won=40, lost=0)
+    files.write_json(tmp_path / "recipe.yaml", RECIPE)
+    files.write_bytes(tmp_path / "1" / paths.DVC_YAML, b"<<<<<<< HEAD")
+    recipe = ["--recipe", str(tmp_path / "recipe.yaml"), "--node"]
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "1", "2", "3", *recipe]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert [line[:4] for line in ended.stdout.splitlines()[2:4]] == ["| 2 ", "| 3 "]
+    assert ended.stderr.startswith("seed 1: ")
+    assert "Traceback" not in ended.stderr
+
+
 STAGE = """
 import signal, sys, time
 from pathlib import Path

@@ -68,6 +68,8 @@ REASON = "gate.reason"
 VERDICT = "gate.verdict"
 PREVIOUS = "champion.previous"
 """The version that was champion before it; empty if there was none."""
+REPLACED = "champion.replaced"
+"""Of a version that became champion again: those that it replaced the times before, separated by spaces."""
 RUN = "run_id"
 PIPELINE_RUN = "pipeline.run"
 CODE = "code"
@@ -274,8 +276,11 @@ def hushed() -> Iterator[None]:
 
 @deferred()
 def make_champion(client: MlflowClient, version: ModelVersion, before: ModelVersion | None) -> None:
-    """Move the alias; the version remembers whom it replaced, for a rollback."""
-    set_tags(client, version, {PREVIOUS: str(before.version) if before else ""})
+    """Move the alias; the version remembers whom it replaced, for a rollback, and if it was champion before, each."""
+    tags = client.get_model_version(version.name, version.version).tags
+    replaced = [*tags.get(REPLACED, "").split(), tags.get(PREVIOUS, "")]
+    previous = str(before.version) if before else ""
+    set_tags(client, version, {PREVIOUS: previous, REPLACED: " ".join(filter(None, replaced))})
     client.set_registered_model_alias(version.name, CHAMPION, version.version)
 
 

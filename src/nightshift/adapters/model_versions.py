@@ -145,17 +145,26 @@ def rollback(root: Path, model: str) -> tuple[str, str]:
     return str(present.version), str(target.version)
 
 
+def _replaced_by(version: ModelVersion) -> list[str]:
+    """The champions that it replaced, the last one first: it may have become champion more than once."""
+    earlier = version.tags.get(registry.REPLACED, "").split()
+    return [number for number in (version.tags.get(registry.PREVIOUS), *reversed(earlier)) if number]
+
+
 def _before(client: MlflowClient, present: ModelVersion) -> ModelVersion:
     """The last champion before this one that was neither withdrawn nor deleted."""
     known = {str(version.version): version for version in registry.versions(client, present.name)}
     seen = {str(present.version)}
-    number = present.tags.get(registry.PREVIOUS)
-    while number and number not in seen:
+    waiting = _replaced_by(present)
+    while waiting:
+        number = waiting.pop(0)
+        if number in seen:
+            continue
         seen.add(number)
         found = known.get(number)
         if found and registry.WITHDRAWN not in found.tags:
             return found
-        number = found.tags.get(registry.PREVIOUS) if found else ""
+        waiting = [*(_replaced_by(found) if found else []), *waiting]
     what = "no champion before it" if len(seen) == 1 else "no champion before it that was not withdrawn or deleted"
     raise RegistryError(
         f"version {present.version} had {what}, so there is nothing to go back to", "nightshift promote VERSION"

@@ -180,6 +180,11 @@ def sweep(choices: Sequence[str], sample: int, jobs: int) -> None:
         table.add_row(str(outcome.trial.number), *result_cells(outcome.success), outcome.run_id[:SHORT_ID], params)
     table.columns[-1].no_wrap = False
     console.print(table)
+    if failed := sum(outcome.success is None for outcome in outcomes):
+        raise ProjectError(
+            f"{failed} of {len(outcomes)} trials failed",
+            f"their logs are beside the clones in {paths.SWEEPS}; the same command keeps the trials that are done",
+        )
 
 
 def split_name(what: str, model: str) -> tuple[str, str]:

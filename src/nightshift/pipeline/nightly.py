@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from nightshift import config, interrupts
 from nightshift.data import formats, importing
@@ -33,23 +34,33 @@ def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) 
     """Do the steps of a night, and pass a sentence about each to `tell`. Returns False if there was nothing to do; then
     the caller sends the notification.
 
-    A night whose versions cannot be committed is not a failed one: people are told, and the next night commits them.
+    A night that cannot bring something in, or whose versions cannot be committed, is not a failed one: people are told,
+    and the next night tries again.
     """
     started = datetime.now(UTC)
-    for sentence in prepare(root):
-        tell(sentence)
-    if not stale(statuses(root)):
-        quiet_nights.add(root, started, "idle", NOTHING_TO_DO)
-        tell(NOTHING_TO_DO)
-        return False
-    pipeline()
+    steps = prepare(root)
+    for step in steps:
+        tell(step.sentence)
+    if failures := [step.sentence for step in steps if step.failed]:
+        notify.not_brought_in(root, failures)
+    has_work = bool(stale(statuses(root)))
+    if has_work:
+        pipeline()
+    else:
+        found = "; ".join([NOTHING_TO_DO, *failures])
+        quiet_nights.add(root, started, "idle", found)
+        tell(found)
+    _commit(root, tell)
+    return has_work
+
+
+def _commit(root: Path, tell: Callable[[str], None]) -> None:
     try:
         if sentence := conclude(root):
             tell(sentence)
     except NightshiftError as error:
         tell(f"not committed: {error.what}")
         notify.not_committed(root, error)
-    return True
 
 
 def failed(root: Path, started: datetime, error: Exception) -> None:
@@ -84,16 +95,23 @@ def _was_met(error: BaseException) -> bool:
     return known
 
 
-def prepare(root: Path) -> list[str]:
-    """Bring in what is new; a sentence for each. What cannot be brought in is said, and does not end the night."""
+class Step(NamedTuple):
+    """Of bringing something in."""
+
+    sentence: str
+    failed: bool = False
+
+
+def prepare(root: Path) -> list[Step]:
+    """Bring in what is new. What cannot be brought in is said, and does not end the night."""
     with Session(root) as session:
         settings = session.params.nightly
-        told = [*_pull(session)] if settings.pull else []
+        steps = [*_pull(session)] if settings.pull else []
         if settings.inbox is not None:
-            told += _import_inbox(session, Path(settings.inbox), settings.format)
+            steps += _import_inbox(session, Path(settings.inbox), settings.format)
         if session.params.start == "champion":
-            told += _renew_start(session)
-        return told
+            steps += _renew_start(session)
+        return steps
 
 
 def conclude(root: Path) -> str:
@@ -106,32 +124,33 @@ def conclude(root: Path) -> str:
     return f"committed {paths.DVC_LOCK}, report and imports as {made}" if made else ""
 
 
-def _pull(session: Session) -> Iterator[str]:
+def _pull(session: Session) -> Iterator[Step]:
     for pointer in sorted((session.root / paths.IMPORTS).glob("*.dvc")):
         try:
             if session.store.pull([pointer.relative_to(session.root)]):
-                yield f"pulled {pointer.stem} from DVC's remote"
+                yield Step(f"pulled {pointer.stem} from DVC's remote")
         except NightshiftError as error:
-            yield f"could not pull {pointer.stem}: {error.what}"
+            yield Step(f"could not pull {pointer.stem}: {error.what}", failed=True)
 
 
-def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator[str]:
+def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator[Step]:
     folder = session.root / inbox
     if not folder.is_dir():
-        yield f"nightly.inbox {inbox} is not a folder"
+        yield Step(f"nightly.inbox {inbox} is not a folder", failed=True)
         return
     taken: dict[str, Path] = {}
     for entry in sorted(folder.glob("[!.]*")):
         name = import_name(entry)
         first = taken.setdefault(name, entry)
         if first != entry:
-            yield f"{first.name} and {entry.name} would both be the import {name}: one is taken, so rename the other"
+            both = f"{first.name} and {entry.name} would both be the import {name}"
+            yield Step(f"{both}: one is taken, so rename the other", failed=True)
             continue
         try:
             if sentence := _take(session, entry, source_format):
-                yield sentence
+                yield Step(sentence)
         except NightshiftError as error:
-            yield f"could not import {entry.name}: {error.what}"
+            yield Step(f"could not import {entry.name}: {error.what}", failed=True)
 
 
 def _take(session: Session, entry: Path, source_format: str) -> str:
@@ -181,7 +200,7 @@ def _import(session: Session, job: importing.Import) -> str:
     return f"imported {job.name}: {len(state.kept)} episodes" + (left_out if state.unsolved or state.broken else "")
 
 
-def _renew_start(session: Session) -> Iterator[str]:
+def _renew_start(session: Session) -> Iterator[Step]:
     """Training starts from the champion there is now; the same one again makes nothing stale."""
     from nightshift.adapters import mlflow_registry
 
@@ -190,4 +209,4 @@ def _renew_start(session: Session) -> Iterator[str]:
     before = json.loads(recorded.read_text())["version"] if recorded.exists() else ""
     if champion and champion.version != before:
         renew("start", session)
-        yield f"training starts from version {champion.version}, the champion"
+        yield Step(f"training starts from version {champion.version}, the champion")

@@ -38,6 +38,11 @@ def missed(root: Path, why: str) -> None:
     _tell(root, "failure", "a night was missed", why)
 
 
+def not_brought_in(root: Path, sentences: Sequence[str]) -> None:
+    """Tell that a night worked without demos that it should have brought in."""
+    _tell(root, "failure", "new demos could not be brought in", "\n".join(sentences))
+
+
 def not_committed(root: Path, error: NightshiftError) -> None:
     """Tell that what a night made is not in git."""
     _tell(root, "failure", "the versions of a night are not committed", str(error))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from nightshift import config, files
-from nightshift.adapters.tracking import JsonlTracker, RunKind, Tee, Tracker
+from nightshift.adapters.tracking import WITHOUT_EFFECT, JsonlTracker, RunKind, Tee, Tracker
 from nightshift.errors import Busy, ProjectError
 from nightshift.pipeline import results
 from nightshift.pipeline.job import Job
@@ -194,8 +194,9 @@ class Session:
             self._prechecked.update(stage.name for stage in definitions)
 
     def check_unchanged(self) -> None:
-        """All stages of a run have the same params, code and versions: an edit made meanwhile ends the run."""
-        if config.load(self.root / paths.PARAMS) != self.params:
+        """All stages of a run have the same params, code and versions: an edit made meanwhile ends the run. That of a
+        section without an effect on results does not, and the run goes on with what it began with."""
+        if _deciding(config.load(self.root / paths.PARAMS)) != _deciding(self.params):
             raise ProjectError("params.yaml was edited while the pipeline ran", "run again: what is done is cached")
         for path, digest in self._code_now().items():
             if digest != self._code[path]:
@@ -211,6 +212,11 @@ class Session:
 
     def _code_now(self) -> dict[Path, str]:
         return {path: _digest(self.root / path) for path in sorted(graph.code(self.graph))}
+
+
+def _deciding(params: config.Params) -> dict[str, Any]:
+    """What decides about results."""
+    return params.model_dump(exclude=set(WITHOUT_EFFECT))
 
 
 def was_killed(root: Path) -> bool:
@@ -371,6 +377,7 @@ def _asked_for(user: str) -> str:
 
 def _run_and_commit(stage: str, session: Session) -> None:
     transaction = session.store.begin(stage)
+    session.check_unchanged()  # what `begin` has recorded is what the stage works with
     run_stage(stage, session)
     session.store.commit(transaction)
 

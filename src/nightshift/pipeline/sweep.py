@@ -284,6 +284,13 @@ def main() -> None:
     interrupts.handle()
     interrupts.end_with(int(os.environ[STARTED_BY]))  # it may be gone by now, and getppid be another process
     environment.apply(Path.cwd())
+    try:
+        _play()
+    except NightshiftError as error:
+        sys.exit(f"{error}\n{' '.join(error.what.split())}")  # the last line is what the table of trials shows
+
+
+def _play() -> None:
     with Session(Path.cwd(), kind="trial", title=os.environ.get(TITLE, "")) as session:
         names = list(session.graph)
         results = [ensure(stage, session) for stage in names[: names.index(LAST_STAGE) + 1]]
