@@ -524,6 +524,12 @@ def test_a_list_of_paraphrases_that_misses_a_task_is_refused_by_the_task(tmp_pat
     broken = tmp_path / "broken.yaml"
     broken.write_text("near: go there\n")
     assert "is not a list of sentences for every task" in refusal("fake", "language_instructions", 1.0, str(broken))
+    blank = tmp_path / "blank.yaml"
+    blank.write_text("near: ['  ']\nfar: [go far]\n")
+    assert "is not a list of sentences for every task" in refusal("fake", "language_instructions", 1.0, str(blank))
+    for nothing in (tmp_path, tmp_path / "nothing.yaml"):
+        told = f"robustness.paraphrases in params.yaml is {nothing}, which is no file"
+        assert told in refusal("fake", "language_instructions", 1.0, str(nothing))
 
 
 def test_a_suite_without_a_model_to_change_refuses_a_scene_when_it_is_asked_for_one() -> None:

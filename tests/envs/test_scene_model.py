@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, product
+from itertools import count, islice, product
 
 import numpy as np
 import pytest
@@ -121,6 +121,65 @@ def test_no_object_is_added_where_the_goal_wants_something() -> None:
         assert (apart > np.linalg.norm(zone.size[:2])).all()
         furnished.copies.give_back(scene.model)
     fleet.close()
+
+
+LARGER = 1.25
+"""At full strength."""
+TASKS = [
+    pytest.param(suite, words, expected, id=words, marks=[needs_assets] if suite != "libero_mini" else [])
+    for suite, words, expected in (
+        ("libero_mini", "lift_cube", True),
+        ("libero_mini", "place_can_in_tray", False),  # its middle would be above the tray's region
+        (
+            "libero_spatial",
+            "bowl_next_to_the_plate",
+            False,
+        ),  # the bowl would be in the plate, and be thrown off the table
+        ("libero_spatial", "on_the_stove", True),
+        ("libero_10", "KITCHEN_SCENE3", False),  # LIBERO would not call the pot on the stove
+        ("libero_10", "KITCHEN_SCENE6", True),
+    )
+]
+
+
+@pytest.mark.parametrize(("suite", "words", "expected"), TASKS, scope="module")
+def test_objects_grow_where_they_have_room_and_the_goal_stays_within_reach(
+    env: LiberoEnv, words: str, expected: bool
+) -> None:
+    """In LIBERO's evaluation states; those drawn for training have more room."""
+    for scene, start in islice(zip(scenes(env), starts(env), strict=True), STATES):
+        before = changeable(scene)
+        assert scene.can_scale_objects(LARGER) == expected
+        assert scene.can_scale_objects(1.0)
+        assert (scene.start == start).all()
+        assert changeable(scene) == before, "it was only tried"
+
+
+def changeable(scene: SceneModel) -> dict[str, bytes]:
+    values = {name: getattr(scene.model, name) for name in dir(scene.model)}
+    return {name: value.tobytes() for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+@pytest.mark.parametrize(
+    ("suite", "words", "moves"),
+    [
+        pytest.param("libero_10", "LIVING_ROOM_SCENE6", True, id="right of the plate", marks=needs_assets),
+        pytest.param("libero_goal", "front_of_the_stove", False, id="in front of the stove", marks=needs_assets),
+        pytest.param("libero_mini", "push_block_to_zone", False, id="a place on the table"),
+    ],
+    scope="module",
+)
+def test_a_region_beside_an_object_stays_beside_it_where_objects_are_moved(
+    env: LiberoEnv, words: str, moves: bool
+) -> None:
+    for number, scene in enumerate(scenes(env)):
+        (site,) = (one for one in scene._goal_sites if "table" in scene.model.site(one).name)
+        object_at, region_at = places(scene)[0], scene._data.site_xpos[site].copy()
+        change = strongest("object_positions", number)
+        change.change_scene(scene)
+        moved = np.append(places(scene)[0] - object_at, 0.0)
+        assert change.reached == MAX_STRENGTH
+        assert scene._data.site_xpos[site] - region_at == pytest.approx(moved if moves else 0 * moved)
 
 
 def push_into(scene: SceneModel, spare: int) -> None:

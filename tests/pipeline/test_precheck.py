@@ -490,6 +490,18 @@ def test_a_decision_that_a_time_limit_would_cut_short_is_refused_where_rlpd_runs
         check(params(**uneven, algorithms=["rlpd"]))
 
 
+def test_a_margin_under_perturbations_is_refused_where_nothing_can_be_perturbed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gate would wait for a comparison for good."""
+    asked = params(register={"max_perturbation_drop": 0.1})
+    check(asked, "register")
+    monkeypatch.setattr(type(envs.suite(asked.env.suite)), "perturbation_kinds", frozenset())
+    with pytest.raises(ConfigError, match=r"max_perturbation_drop asks for a comparison under perturbations, and fake"):
+        check(asked, "register")
+    check(params(), "register")
+
+
 def test_drawn_training_states_are_counted_before_they_are_drawn() -> None:
     spatial = {"suite": "libero_spatial", "tasks": [], "cameras": {"names": []}}
     few = {"env": spatial, "states": {"per_task": 5, "validation_share": 0.2}, "collect": {"demos_per_task": 5}}

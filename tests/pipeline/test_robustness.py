@@ -659,6 +659,12 @@ def test_the_ticks_of_a_curve_are_the_strengths_that_were_played() -> None:
     ] * 3
 
 
+def test_a_curve_that_goes_on_where_the_first_policy_lost_all_episodes_stays_in_its_chart() -> None:
+    points, other = [[(strength, Rate(1, 2)) for strength in found] for found in ((0.0, 1.0), (0.0, 1.0, 5.0))]
+    across = [float(x) for x in re.findall(r'c?x="([0-9.]+)%"', svg.strength_curve(points, other, ""))]
+    assert across and max(across) <= svg.RIGHT
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages of a compute node that cannot write pages either, and on which nightshift is not installed."""

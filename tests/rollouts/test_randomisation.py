@@ -12,6 +12,7 @@ import pytest
 from nightshift import config
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.fake import FAKE
+from nightshift.envs.libero.env import LiberoEnv
 from nightshift.envs.perturbations.randomisation import randomised
 from nightshift.errors import ConfigError
 from nightshift.pipeline import precheck
@@ -122,3 +123,40 @@ def test_a_whole_strength_is_never_above_the_highest(params: config.Params) -> N
     settings = config.Randomisation(perturbations=("action_delay",), strength=3.5)
     drawn = {randomised(env(params, settings), request(state=s)).perturbations[0].strength for s in range(100)}
     assert drawn == {0.0, 1.0, 2.0, 3.0}
+
+
+def test_episodes_that_a_perturbed_scene_loses_compile_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models take hundreds of megabytes in LIBERO's suites, and stay until the pool is closed."""
+    built = []
+    build, settled = LiberoEnv.__init__, LiberoEnv.check_settled
+
+    def counted(self: LiberoEnv, *arguments: Any, **keywords: Any) -> None:
+        built.append(self)
+        build(self, *arguments, **keywords)
+
+    def broken_where_altered(self: LiberoEnv, split: Split, init_state: int) -> None:
+        if self._lent_by is not None:
+            raise RuntimeError("it does not settle")
+        settled(self, split, init_state)
+
+    monkeypatch.setattr(LiberoEnv, "__init__", counted)
+    monkeypatch.setattr(LiberoEnv, "check_settled", broken_where_altered)
+    mini = config.Env(
+        suite="libero_mini",
+        tasks=("lift_cube",),
+        protocol="openvla-oft",
+        horizon=4,
+        cameras=config.Cameras(names=(), size=32, shadows=False),
+    )
+    moved = (PerturbationSpec(name="object_positions", strength=1.0),)
+    asked = [
+        RolloutRequest(
+            task="lift_cube", split="eval", init_state=state, controller="expert", seed=0, perturbations=perturbations
+        )
+        for state, perturbations in enumerate((moved, moved, moved, ()))
+    ]
+    pool = LocalPool(mini)
+    found = {number: trajectory.valid for number, (trajectory,) in pool.run(asked)}
+    pool.close()
+    assert found == {0: False, 1: False, 2: False, 3: True}
+    assert len(built) == 1

@@ -155,7 +155,7 @@ def _check_randomisation(params: config.Params) -> None:
         if unnoticed := [name for name in env.randomisation.perturbations if name not in noticed]:
             raise ConfigError(
                 f"{', '.join(unnoticed)} in env.randomisation cannot be noticed: policy.inputs has "
-                f"{', '.join(params.policy.inputs)}",
+                f"{', '.join(params.policy.inputs)}, and env.cameras.names {', '.join(env.cameras.names) or 'nothing'}",
                 "leave it out, or add what it changes to policy.inputs: a camera, or instruction",
             )
 
@@ -361,6 +361,18 @@ def _check_input_device(params: config.Params, *, in_run: bool) -> None:
         check_device(params.rlpd.interventions, in_run=in_run)
 
 
+def _check_margin(params: config.Params) -> None:
+    """ConfigError if the gate would wait for a comparison that nobody can make."""
+    if params.section("register").max_perturbation_drop is None:
+        return
+    if not registry.reaching(params.env, params.policy.inputs):
+        raise ConfigError(
+            f"register.max_perturbation_drop asks for a comparison under perturbations, and {params.env.suite} can do "
+            f"none that policy.inputs ({', '.join(params.policy.inputs)}) would notice",
+            "set register.max_perturbation_drop: null",
+        )
+
+
 def _check_start(params: config.Params) -> None:
     """The champion that training starts from exists, and is the network that params.yaml describes."""
     if params.skips(config.START):
@@ -386,6 +398,7 @@ _BY_SECTION: dict[str, Check] = {
     "rloo": _check_rloo,
     "rlpd": _check_rlpd,
     "evaluate": _check_evaluation,
+    "register": _check_margin,
 }
 """What is checked if a stage reads this section."""
 

@@ -14,6 +14,7 @@ shares a batch, it does with any settings (`acting.py`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections import deque
@@ -236,7 +237,7 @@ class Engine:
             yield Answer(slot.number, _played(slot, version))
 
     def _lost(self, cohort: _Cohort, slot: _Slot, error: BaseException) -> Answer:
-        self._fleets.discard(slot.fleet)
+        self._drop(slot)
         cohort.slots.remove(slot)
         return _failed(slot.number, slot.group.request, error)
 
@@ -321,7 +322,18 @@ class Engine:
             if slot.simulating.exception() is None:
                 self._give_back(slot)
             else:
-                self._fleets.discard(slot.fleet)
+                self._drop(slot)
+
+    def _drop(self, slot: _Slot) -> None:
+        """What was played has failed. A model and its GL context take hundreds of megabytes: they are kept, and used
+        again, if they are not what failed."""
+        if not (isinstance(slot.perturbed, PerturbedFleet) and slot.perturbed.has_own_scene):
+            self._fleets.discard(slot.fleet)
+            return
+        slot.group.abandon()
+        with contextlib.suppress(Exception):  # simulators raise anything
+            slot.perturbed.close()
+        self._fleets.give_back(slot.fleet)
 
     def _give_back(self, slot: _Slot) -> None:
         """For the next request of its task."""

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 import mujoco
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from nightshift.envs.libero.articulation import predicate_ranges
 from nightshift.envs.libero.observations import Field
 from nightshift.envs.libero.osc import array_at, counts_at
+
+Vector = NDArray[np.float64]
 
 ON_DISTANCE = 0.03
 """Horizontal distance in metres between two objects' centres within which LIBERO's On can hold."""
@@ -68,6 +71,18 @@ class Goal:
             np.array([one.bounds for one in conditions], np.float64).reshape(-1, 3),
         )
         """Arguments of `judge`."""
+
+
+def at_places(domain: Any) -> list[Condition]:
+    """Those of a goal that want an object in or on a region."""
+    found = [necessary(domain, predicate) for predicate in domain.parsed_problem["goal_state"]]
+    return [one for one in found if one is not None and one.kind in {Kind.OVER_SITE, Kind.INSIDE_SITE}]
+
+
+def is_at_place(condition: Condition, item: Vector, site: Vector, rotation: Vector) -> bool:
+    """Whether one of these may hold with its item and its site at these positions [3]; `rotation` [9]: of the site."""
+    half = np.array(condition.bounds)
+    return bool(_is_at_site(condition.kind == Kind.OVER_SITE, item, site, rotation, half))
 
 
 def necessary(domain: Any, predicate: Sequence[str]) -> Condition | None:

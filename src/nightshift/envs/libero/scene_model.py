@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import combinations
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import mujoco
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nightshift.envs.libero.cameras import CAMERA_NAMES
 from nightshift.envs.libero.culling import COLLISION_GROUP
+from nightshift.envs.libero.goal import Condition, at_places, is_at_place
 from nightshift.envs.libero.model_copies import ModelCopies
 
 Vector = NDArray[np.float64]
@@ -48,8 +49,15 @@ STACK_GAP = 1e-4
 """Metres between an object and the one that it is put on, at most."""
 BEHIND = 1e-6
 """Metres below a surface from which the next one is looked for: less than the gap under an object that rests."""
+GROWN_INTO = 0.001
+"""Metres by which an object may reach further into another one than before it was resized."""
 SUNK = 0.04
 """Metres that an object may reach into what it stands on: where LIBERO places it, and where it has settled."""
+_SCALED = (
+    *("body_pos", "body_ipos", "body_mass", "body_inertia", "site_pos", "jnt_pos"),
+    *("geom_size", "geom_pos", "geom_aabb", "geom_rbound", "mesh_vert", "bvh_aabb"),
+)
+"""Arrays of a model that a resized object changes."""
 
 
 class Furnished(NamedTuple):
@@ -112,6 +120,7 @@ class SceneModel:
         self._bottoms: dict[int, float] = {}
         """Of each that was asked for since the last change."""
         self._goal_sites = self._sites_of_goal(domain)
+        self._goal_places = at_places(domain)
         self._resized = self._without(self._goal_containers())
         self._data = mujoco.MjData(self.model)
         self._update()
@@ -226,6 +235,68 @@ class SceneModel:
             self._stack(stacked)
         return bool(self._resized)
 
+    def can_scale_objects(self, factor: float) -> bool:
+        """Whether none of that size reaches further into another one or into furniture, and whether all can still be
+        where the goal wants them: LIBERO judges by the middle of an object, which is higher in a larger one."""
+        with self._undone():
+            self._settle()
+            depths, fitting = self._depths(), self._fitting()
+            self.scale_objects(factor)
+            self._settle()
+            grown = self._depths()
+            is_apart = all(deep - depths.get(pair, 0.0) < GROWN_INTO for pair, deep in grown.items())
+            return is_apart and self._fitting() == fitting
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """What is resized meanwhile is set back at the end."""
+        start, meshes, is_scaled = self.start.copy(), self.meshes.copy(), self._is_scaled
+        kept = {name: getattr(self.model, name).copy() for name in _SCALED}
+        yield
+        for name, values in kept.items():
+            getattr(self.model, name)[:] = values
+        self.start[:], self.meshes, self._is_scaled = start, meshes, is_scaled
+        self._update()
+
+    def _depths(self) -> Mapping[tuple[int, int], float]:
+        """How far objects, furniture and the robot reach into each other, by their bodies."""
+        roots = np.zeros(self.model.nbody, np.int64)
+        for root in (*self._entities, *self._spares.tolist()):
+            roots[self._bodies(root)] = root
+        robot = sorted(self._robot_bodies())
+        roots[robot] = robot[0]
+        contact = self._collided(self._positions).contact
+        found: dict[tuple[int, int], float] = {}
+        for pair, distance in zip(np.sort(roots[self.model.geom_bodyid[contact.geom]]), contact.dist, strict=True):
+            one, other = pair.tolist()
+            if one and one != other:
+                found[one, other] = max(found.get((one, other), 0.0), -float(distance))
+        return found
+
+    def _fitting(self) -> list[Condition]:
+        """The places of the goal in which the object that they are for can stand as it stands now."""
+        return [condition for condition in self._goal_places if self._fits(condition)]
+
+    def _fits(self, condition: Condition) -> bool:
+        body, site = condition.item, condition.place
+        place = self._qpos(body)
+        before, height = place.copy(), float(place[2]) - self._bottom(body)
+        middle, rotation = self._data.site_xpos[site], self._data.site_xmat[site]
+        holder = self._root(int(self.model.site_bodyid[site]))
+        above = np.array([0.0, 0.0, np.abs(rotation.reshape(3, 3)[2]) @ condition.bounds])
+        others = {geom for root in self.objects.values() if root != holder for geom in self._geoms(root)}
+        floor = self._ground(middle + above, others)[0]
+        place[:] = *middle[:2], floor + height
+        if holder is not None and self._reaches_into(body, holder):
+            self._lift_out(body, holder, floor + height, floor + height + STACK_ROOM)
+        fits = is_at_place(condition, place, middle, rotation)
+        place[:] = before
+        return fits
+
+    def _root(self, body: int) -> int | None:
+        """The object or piece of furniture that a body is part of; None for the table."""
+        return next((root for root in self._entities if self._is_within(body, [root])), None)
+
     def _stacked(self) -> list[tuple[int, int]]:
         """Objects that stand on another one, each with that one, from the lowest to the highest."""
         found = [(body, below) for body in self.objects.values() if (below := self._object_below(body)) is not None]
@@ -239,21 +310,37 @@ class SceneModel:
         """Put objects on each other without a gap, and what stands on the table on it. LIBERO's init states drop them
         from some centimetres, and objects of another size fall off each other."""
         if stacked:
-            for body in self._standing():
-                self._qpos(body)[2] -= max(0.0, self._bottom(body) - self._support(body))
-            self._update()
+            self._set_down(self._standing())
         for body, below in stacked:
             self._put_on(body, below)
             self._update()
 
+    def _settle(self) -> None:
+        """Put every object on what it stands on or will fall on."""
+        stacked = self._stacked()
+        self._set_down(set(self.objects.values()) - {body for body, _ in stacked})
+        for body, below in stacked:
+            self._put_on(body, below)
+            self._update()
+
+    def _set_down(self, bodies: Iterable[int]) -> None:
+        """Lower these objects to what is below them, the lowest first."""
+        for body in sorted(bodies, key=self._bottom):
+            self._qpos(body)[2] -= max(0.0, self._bottom(body) - self._support(body))
+            self._update()
+
     def _put_on(self, body: int, below: int) -> None:
         """Lower or lift an object to where it just does not touch another one."""
+        height = float(self._qpos(body)[2])
+        inside = height - self._bottom(body) + self._bottom(below)
+        self._lift_out(body, below, inside, max(height, inside) + STACK_ROOM)
+
+    def _lift_out(self, body: int, other: int, inside: float, outside: float) -> None:
+        """To the lowest height between these two where it does not touch the other one."""
         place = self._qpos(body)
-        inside = place[2] - self._bottom(body) + self._bottom(below)
-        outside = max(place[2], inside) + STACK_ROOM
         while outside - inside > STACK_GAP:
             place[2] = (inside + outside) / 2
-            if self._reaches_into(body, below):
+            if self._reaches_into(body, other):
                 inside = place[2]
             else:
                 outside = place[2]
@@ -285,14 +372,30 @@ class SceneModel:
         return {int(self.model.geom_dataid[geom]) for geom in self._geoms(root) if is_mesh[geom]}
 
     def move_objects(self, vector: Vector) -> None:
-        """Horizontally, those on the table and what stands on them."""
-        for body in self.movable():
+        """Horizontally, those on the table and what stands on them. A region of the goal that is beside one of them
+        stays beside it."""
+        moved = self.movable()
+        for body in moved:
             self._qpos(body)[:2] += vector
+        for site in self._regions_beside(moved):
+            frame = self._data.xmat[self.model.site_bodyid[site]].reshape(3, 3)
+            self.model.site_pos[site] += frame.T @ (*vector, 0.0)
         self._update()
+
+    def _regions_beside(self, roots: list[int]) -> list[int]:
+        """Of those regions of the goal that are part of the table, the ones that LIBERO names after an object, such as
+        living_room_table_plate_right_region."""
+        kinds = {name.rpartition("_")[0] for name, body in self.objects.items() if body in roots}
+        return [
+            site
+            for site in self._goal_sites
+            if not self._is_within(int(self.model.site_bodyid[site]), self._entities)
+            and any(f"_{kind}_" in self.model.site(site).name for kind in kinds)
+        ]
 
     def can_move_objects(self, vector: Vector) -> bool:
         """Whether they stand on the table there as well, and reach into nothing that stays."""
-        table, start = self.table_height(), self.start.copy()
+        table, start, sites = self.table_height(), self.start.copy(), self.model.site_pos.copy()
         moved, standing = self.movable(), self._standing()
         self.move_objects(vector)
         refused = (
@@ -300,8 +403,9 @@ class SceneModel:
             or self._touches(moved)
             or any(abs(self._support(body) - table) >= ON_TABLE for body in standing)
             or any(map(self._is_over_an_edge, standing))
+            or not all(self._is_on_table(site, table) for site in self._regions_beside(moved))
         )
-        self.start[:] = start
+        self.start[:], self.model.site_pos[:] = start, sites
         self._update()
         return not refused
 
@@ -325,6 +429,14 @@ class SceneModel:
             if height - table < ON_TABLE and int(self.model.geom_bodyid[geom]) not in raised
         ]
 
+    def _is_on_table(self, site: int, table: float) -> bool:
+        """Whether nothing but the table, and objects that can be moved, is where a region is."""
+        passed = {geom for root in self.objects.values() for geom in self._geoms(root)}
+        width, depth, _ = self.model.site_size[site]
+        corners = np.array([(0, 0), (width, depth), (width, -depth), (-width, depth), (-width, -depth)])
+        points = np.column_stack([self._data.site_xpos[site, :2] + corners, np.full(5, table + SPARE_HEADROOM)])
+        return all(abs(self._ground(point, passed)[0] - table) < SAME_HEIGHT for point in points)
+
     def _is_over_an_edge(self, root: int) -> bool:
         """Whether a part of an object is where what it stands on has ended."""
         angles = np.linspace(0, 2 * np.pi, 8, endpoint=False)
@@ -342,15 +454,6 @@ class SceneModel:
         pairs = self.model.geom_bodyid[data.contact.geom]
         crossing = np.isin(pairs, sorted(own)).any(axis=1) & np.isin(pairs, sorted(other)).any(axis=1)
         return bool((crossing & (data.contact.dist < 0)).any())
-
-    def room_to_grow(self) -> float:
-        """The factor by which all objects can grow before one reaches into another, seen from above as circles."""
-        reach = {body: self._reach(body) for body in self.objects.values()}
-        gaps = [
-            float(np.linalg.norm(self._data.xpos[one, :2] - self._data.xpos[other, :2])) / (reach[one] + reach[other])
-            for one, other in combinations(reach, 2)
-        ]
-        return min((gap for gap in gaps if gap > 1), default=np.inf)  # a gap below 1: one stands on the other
 
     def table_height(self) -> float:
         """The lowest surface that an object stands on; those of LIBERO's init states are still above it."""
@@ -509,6 +612,10 @@ class SceneModel:
             for geom in self._geoms(body)
         }
         above[2] = max(above[2], bottom + SUNK)
+        return self._ground(above, passed)
+
+    def _ground(self, above: Vector, passed: set[int]) -> tuple[float, int]:
+        """Height and geom of the first surface below a point that is of none of the `passed` geoms."""
         while True:
             height, geom = self._surface(above)
             if geom not in passed:

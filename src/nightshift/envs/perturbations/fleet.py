@@ -61,6 +61,11 @@ class PerturbedFleet:
         return {one.name: one.reached for one in self._perturbations if one.reached < one.strength}
 
     @property
+    def has_own_scene(self) -> bool:
+        """Then the fleet that it was made from simulates nothing, and whatever fails is not in it."""
+        return any(one.kind == "scene" for one in self._perturbations)
+
+    @property
     def task(self) -> Task:
         told = reduce(lambda words, one: one.change_instruction(words), self._perturbations, self._fleet.task.language)
         return replace(self._fleet.task, language=told)

@@ -32,8 +32,8 @@ class ObjectColors(Perturbation):
 
 
 class ObjectSizes(Perturbation):
-    """All objects are larger or smaller by one factor, with the mass that their volume gives them; smaller where they
-    would reach into each other at full strength."""
+    """All objects are larger or smaller by one factor, with the mass that their volume gives them; smaller where, at
+    full strength, they would reach into each other or could not be where the goal wants them."""
 
     name = "object_sizes"
     kind = "scene"
@@ -41,7 +41,7 @@ class ObjectSizes(Perturbation):
     summary = f"all objects {100 * SCALE_PER_LEVEL:g} % larger or smaller"
 
     def change_scene(self, scene: SceneModel) -> None:
-        grows = self.random().choice([True, False]) and scene.room_to_grow() > 1 + SCALE_PER_LEVEL * MAX_STRENGTH
+        grows = self.random().choice([True, False]) and scene.can_scale_objects(1 + SCALE_PER_LEVEL * MAX_STRENGTH)
         sign = 1.0 if grows else -1.0
         if not scene.scale_objects(1 + sign * SCALE_PER_LEVEL * self.strength):
             self.reached = 0.0

@@ -38,6 +38,8 @@ def read(suite: str, file: str | None) -> Paraphrases:
 
 
 def _content(path: Path) -> Paraphrases:
+    if not path.is_file():
+        raise ConfigError(f"robustness.paraphrases in params.yaml is {path}, which is no file", "name a YAML file")
     content = config.read_yaml(path)
     if not isinstance(content, dict) or not all(map(_is_list_of_sentences, content.values())):
         raise ConfigError(
@@ -59,4 +61,4 @@ def check(paraphrases: Paraphrases, tasks: Iterable[Task], strength: int) -> Non
 
 
 def _is_list_of_sentences(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one.strip() for one in value)

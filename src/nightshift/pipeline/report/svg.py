@@ -92,7 +92,7 @@ def metric_curve(values: Mapping[int, float], words: str, limit: float | None = 
 
 def strength_curve(points: Sequence[tuple[float, Rate]], other: Sequence[tuple[float, Rate]], words: str) -> Markup:
     """Success over the strength of a perturbation, with the interval as a band; `other`: another policy, if any."""
-    axes = Axes(first=0, last=max(strength for strength, _ in points), top=1.0, height=190)
+    axes = Axes(first=0, last=max(strength for strength, _ in (*points, *other)), top=1.0, height=190)
     played = sorted({strength for strength, _ in (*points, *other)})
     shown = played[:: -(-len(played) // _FEW_TICKS)]
     parts = list(_frame(axes, [(0, "0 %"), (0.25, ""), (0.5, "50 %"), (0.75, ""), (1, "100 %")], "strength", shown))
