@@ -176,8 +176,12 @@ def report_leftovers() -> None:
 
 def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Hook of a flow: `nightshift serve` has found that the process of a run was killed, and marked it as Crashed. The
-    next run finds nothing to mark any more."""
-    notify.killed(Path.cwd(), [flow_run.name])
+    next run finds nothing to mark any more.
+
+    Prefect calls it in the process of the run as well, which then is alive, and for the flow that another one runs.
+    """
+    if flow_run.parent_task_run_id is None and flow_run.labels.get(_PROCESS) != os.getpid():
+        notify.killed(Path.cwd(), [flow_run.name])
 
 
 def mark_leftovers(client: SyncPrefectClient) -> list[FlowRun]:

@@ -14,6 +14,15 @@ from typing import Any, cast
 
 from httpx import TransportError
 from prefect import Flow, tags
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import CancelledRun, PrefectHTTPStatusError, TerminationSignal
@@ -35,6 +44,9 @@ from nightshift.project.environment import without_password
 from nightshift.telemetry.console import console
 
 _DRAIN_SECONDS = 5
+_SECONDS_TO_SCHEDULE = 120
+"""The server's scheduler looks for new schedules every few seconds, and for all of them every minute."""
+_NIGHTLY = f"{nightly.name}/{nightly.name}"
 _STATED = ("description", "tags")
 """Keys that every deployment has."""
 
@@ -106,6 +118,23 @@ def serve_forever(url: str) -> None:
         runner.wait_for_runs()
 
 
+async def _announce_next_night() -> None:
+    """Say when it begins, or that the server's scheduler has made no run for it, of which it tells its log alone."""
+    waiting = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
+    flow = FlowFilter(name=FlowFilterName(any_=[nightly.name]))
+    with contextlib.suppress(TransportError, PrefectHTTPStatusError):  # the server is gone: serve ends, and says so
+        async with get_client() as client:
+            if not any(one.active for one in (await client.read_deployment_by_name(_NIGHTLY)).schedules):
+                return
+            for _ in range(_SECONDS_TO_SCHEDULE):
+                await asyncio.sleep(1)
+                if found := await client.read_flow_runs(flow_filter=flow, flow_run_filter=waiting):
+                    due = min(run.expected_start_time for run in found if run.expected_start_time)
+                    console.print(f"the next night begins at {due.astimezone():%Y-%m-%d %H:%M %Z}", soft_wrap=True)
+                    return
+    console.print(f"warning: Prefect's server has scheduled no night; {LOG} says why", soft_wrap=True)
+
+
 class _Runner(Runner):
     """Signals end it by cancelling its task. Prefect's handler exits wherever the signal lands: pydantic turns that
     into an error of its own, and a group of tasks into a group of errors, whose traceback asyncio prints."""
@@ -119,7 +148,11 @@ class _Runner(Runner):
 
     async def start(self, run_once: bool = False, webserver: bool | None = None) -> None:
         self._task = asyncio.current_task()
-        await super().start(run_once, webserver)
+        announcing = asyncio.create_task(_announce_next_night())
+        try:
+            await super().start(run_once, webserver)
+        finally:
+            announcing.cancel()
 
     def handle_sigterm(self, *_: Any, **__: Any) -> None:
         if self._task is not None and not (loop := self._task.get_loop()).is_closed():

@@ -35,7 +35,7 @@ def nightly(catch_up_hours: float | None = None) -> list[StageResult] | State[An
         return Completed(name="Missed", message=why)
     environment.apply(root)
     results: list[StageResult] = []
-    if not night.play(root, lambda: results.extend(pipeline()), get_run_logger().info):
+    if idle := night.play(root, lambda: results.extend(pipeline()), get_run_logger().info):
         notify.finished(root, [])
-        return Completed(name=NOTHING_TO_DO, message=night.NOTHING_TO_DO, data=[])
+        return Completed(name=NOTHING_TO_DO, message=idle, data=[])
     return results

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -243,7 +243,7 @@ def main() -> None:
         sys.stderr.write("stopped; the same command goes on\n")
         sys.exit(128 + signal.SIGINT)  # as the command nightshift does
     if chosen.until is None:
-        report({seed: folder for seed, folder in folders.items() if seed not in failed})
+        report(folders, failed)
     if failed:
         sys.exit("\n".join(f"seed {seed}: {error}" for seed, error in failed.items()))
 
@@ -264,7 +264,7 @@ def run_all(
         processes.check()
         try:
             run(folders[seed], seed, recipe, processes, node=node, until=until)
-        except (Failed, NightshiftError) as error:
+        except (Failed, NightshiftError, OSError, subprocess.CalledProcessError) as error:
             failed[seed] = error
 
     with ThreadPoolExecutor(jobs) as executor:
@@ -272,11 +272,14 @@ def run_all(
     return {seed: failed[seed] for seed in folders if seed in failed}
 
 
-def report(folders: Mapping[int, Path]) -> None:
+def report(folders: Mapping[int, Path], failed: Collection[int] = ()) -> None:
     """A row per seed and training stage, and the mean gain of each stage."""
     sys.stdout.write(HEADER)
     gains: dict[str, list[float]] = defaultdict(list)
     for seed, folder in folders.items():
+        if seed in failed:
+            sys.stdout.write(f"| {seed} | failed | – | – | – | – | – |\n")
+            continue
         clone, *others = json.loads((folder / paths.EVALUATION_REPORT).read_text())["candidates"]
         if not others:
             sys.stdout.write(row_of_clone(seed, clone))

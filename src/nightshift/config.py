@@ -1160,7 +1160,7 @@ class Notify(Section):
 
 
 class Params(Section):
-    seed: Natural
+    seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)]
     """Of every random number: the same seed gives the same weights."""
     algorithms: Algorithms
     """The training stages that run; empty evaluates the clone alone."""

@@ -15,7 +15,7 @@ from dvc.ui import ui
 from rich.console import Console
 
 from nightshift.adapters.dvc_store import DvcStore
-from nightshift.errors import CacheError
+from nightshift.errors import CacheError, ProjectError
 from nightshift.project.versions import versions
 from tests.command import dvc
 from tests.conftest import REPOSITORY, git
@@ -26,6 +26,10 @@ stages:
   train: {cmd: cat out/x params.yaml > model, deps: [out], params: [rloo], outs: [model]}
   act:   {cmd: cp model receipt, deps: [model], outs: [receipt], meta: {writes: registry}}
 """
+
+
+def unchanged() -> None:
+    """The inputs are those of the run."""
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def work(store: DvcStore) -> dict[str, str]:
         elif store.restore(name):
             done[name] = "restored"
         else:
-            transaction = store.begin(name)
+            transaction = store.begin(name, unchanged)
             subprocess.run(str(transaction.stage.cmd), shell=True, check=True)
             store.commit(transaction)
             done[name] = "ran"
@@ -205,9 +209,21 @@ def test_a_deleted_output_comes_back_from_the_cache(toy: Path) -> None:
     assert work(store)["train"] == "restored"
 
 
+def test_inputs_that_are_not_those_of_the_run_leave_the_outputs_where_they_are(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+
+    def edited() -> None:
+        raise ProjectError("params.yaml was edited")
+
+    with pytest.raises(ProjectError):
+        store.begin("make", edited)
+    assert (toy / "out").exists()
+
+
 def test_an_edit_made_while_a_stage_runs_leaves_it_stale(toy: Path) -> None:
     store = DvcStore(toy)
-    transaction = store.begin("make")
+    transaction = store.begin("make", unchanged)
     (toy / "out").mkdir()
     (toy / "out/x").write_text("one")
     (toy / "src/code.py").write_text("edited meanwhile")

@@ -130,11 +130,7 @@ TASKS = [
     for suite, words, expected in (
         ("libero_mini", "lift_cube", True),
         ("libero_mini", "place_can_in_tray", False),  # its middle would be above the tray's region
-        (
-            "libero_spatial",
-            "bowl_next_to_the_plate",
-            False,
-        ),  # the bowl would be in the plate, and be thrown off the table
+        ("libero_spatial", "bowl_next_to_the_plate", False),  # the plate would throw the bowl off the table
         ("libero_spatial", "on_the_stove", True),
         ("libero_10", "KITCHEN_SCENE3", False),  # LIBERO would not call the pot on the stove
         ("libero_10", "KITCHEN_SCENE6", True),

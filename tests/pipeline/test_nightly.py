@@ -38,7 +38,7 @@ def deliver(path: Path, **spoiled: object) -> None:
 
 
 def brought_in(project: Path) -> list[str]:
-    return [step.sentence for step in nightly.prepare(project)]
+    return [note.sentence for note in nightly.prepare(project)]
 
 
 def test_every_file_of_the_inbox_is_imported_once_under_its_name_and_tracked_by_dvc(project: Path, inbox: Path) -> None:
@@ -75,12 +75,12 @@ def test_people_are_told_of_demos_that_cannot_be_brought_in_and_the_page_of_nigh
     sentence = f"nightly.inbox {inbox} is not a folder"
     with receiving() as (address, messages):
         monkeypatch.setenv(notify.ADDRESSES, address)
-        assert not nightly.play(project, lambda: None, lambda _: None)
+        idle = nightly.play(project, lambda: None, lambda _: None)
     (message,) = messages
     assert message["title"] == "Nightshift: new demos could not be brought in"
     assert message["message"].startswith(sentence)
     (night,) = quiet_nights.read(project)
-    assert night.why == f"{nightly.NOTHING_TO_DO}; {sentence}"
+    assert night.why == idle == f"{nightly.NOTHING_TO_DO_WITHOUT}: {sentence}"
 
 
 def test_a_night_with_nothing_to_do_commits_what_an_earlier_one_could_not(
@@ -90,7 +90,7 @@ def test_a_night_with_nothing_to_do_commits_what_an_earlier_one_could_not(
     assert brought_in(project) == ["imported goal: 3 episodes"]
     monkeypatch.setattr(nightly, "statuses", lambda root: [])
     told: list[str] = []
-    assert not nightly.play(project, lambda: None, told.append)
+    assert nightly.play(project, lambda: None, told.append) == nightly.NOTHING_TO_DO
     assert told[-1].startswith("committed dvc.lock, report and imports as ")
     assert "data/imports/goal.dvc" in git(project, "show", "--stat", "HEAD")
 
@@ -147,7 +147,7 @@ def test_a_night_that_git_refuses_to_commit_is_told_and_does_not_fail(
     ran: list[bool] = []
     with receiving() as (address, messages):
         monkeypatch.setenv(notify.ADDRESSES, address)
-        assert nightly.play(project, lambda: ran.append(True), said.append)
+        assert not nightly.play(project, lambda: ran.append(True), said.append)
     assert ran == [True]
     assert said[-1].startswith("not committed: git refused to commit dvc.lock: ")
     assert [message["title"] for message in messages] == ["Nightshift: the versions of a night are not committed"]

@@ -253,7 +253,7 @@ def test_a_seed_that_fails_keeps_no_other_from_running_and_is_told_after_the_tab
     command = [sys.executable, str(SCRIPT), str(tmp_path), "1", "2", "3", *recipe]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert [line[:4] for line in ended.stdout.splitlines()[2:4]] == ["| 2 ", "| 3 "]
+    assert [line[:8] for line in ended.stdout.splitlines()[2:5]] == ["| 1 | fa", "| 2 | 50", "| 3 | 50"]
     assert ended.stderr.startswith("seed 1: ")
     assert "Traceback" not in ended.stderr
 

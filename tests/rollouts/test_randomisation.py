@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 from nightshift import config
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.envs.fake import FAKE
+from nightshift.envs.libero import cameras as drawing
 from nightshift.envs.libero.env import LiberoEnv
+from nightshift.envs.libero.fleet import LiberoFleet
 from nightshift.envs.perturbations.randomisation import randomised
 from nightshift.errors import ConfigError
 from nightshift.pipeline import precheck
@@ -125,38 +127,72 @@ def test_a_whole_strength_is_never_above_the_highest(params: config.Params) -> N
     assert drawn == {0.0, 1.0, 2.0, 3.0}
 
 
-def test_episodes_that_a_perturbed_scene_loses_compile_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models take hundreds of megabytes in LIBERO's suites, and stay until the pool is closed."""
-    built = []
-    build, settled = LiberoEnv.__init__, LiberoEnv.check_settled
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[LiberoEnv]:
+    """Simulators that were compiled."""
+    found = []
+    build = LiberoEnv.__init__
 
     def counted(self: LiberoEnv, *arguments: Any, **keywords: Any) -> None:
-        built.append(self)
+        found.append(self)
         build(self, *arguments, **keywords)
+
+    monkeypatch.setattr(LiberoEnv, "__init__", counted)
+    return found
+
+
+def valid(perturbed: Sequence[bool], cameras: tuple[str, ...] = ()) -> list[bool]:
+    """Whether the simulator failed, of an episode of each kind, one after the other."""
+    mini = config.Env(
+        suite="libero_mini",
+        tasks=("lift_cube",),
+        protocol="openvla-oft",
+        horizon=4,
+        cameras=config.Cameras(names=cameras, size=32, shadows=False),
+    )
+    moved = (PerturbationSpec(name="object_positions", strength=1.0),)
+    asked = [
+        RolloutRequest(
+            task="lift_cube",
+            split="eval",
+            init_state=state,
+            controller="expert",
+            seed=0,
+            perturbations=moved if is_perturbed else (),
+        )
+        for state, is_perturbed in enumerate(perturbed)
+    ]
+    pool = LocalPool(mini)
+    found = {number: trajectory.valid for number, (trajectory,) in pool.run(asked)}
+    pool.close()
+    return [found[number] for number in range(len(asked))]
+
+
+def test_episodes_that_a_perturbed_scene_loses_compile_nothing_anew(
+    monkeypatch: pytest.MonkeyPatch, built: list[LiberoEnv]
+) -> None:
+    """Models take hundreds of megabytes in LIBERO's suites, and stay until the pool is closed."""
+    settled = LiberoEnv.check_settled
 
     def broken_where_altered(self: LiberoEnv, split: Split, init_state: int) -> None:
         if self._lent_by is not None:
             raise RuntimeError("it does not settle")
         settled(self, split, init_state)
 
-    monkeypatch.setattr(LiberoEnv, "__init__", counted)
     monkeypatch.setattr(LiberoEnv, "check_settled", broken_where_altered)
-    mini = config.Env(
-        suite="libero_mini",
-        tasks=("lift_cube",),
-        protocol="openvla-oft",
-        horizon=4,
-        cameras=config.Cameras(names=(), size=32, shadows=False),
-    )
-    moved = (PerturbationSpec(name="object_positions", strength=1.0),)
-    asked = [
-        RolloutRequest(
-            task="lift_cube", split="eval", init_state=state, controller="expert", seed=0, perturbations=perturbations
-        )
-        for state, perturbations in enumerate((moved, moved, moved, ()))
-    ]
-    pool = LocalPool(mini)
-    found = {number: trajectory.valid for number, (trajectory,) in pool.run(asked)}
-    pool.close()
-    assert found == {0: False, 1: False, 2: False, 3: True}
+    assert valid([True, True, True, False]) == [False, False, False, True]
     assert len(built) == 1
+
+
+@pytest.mark.skipif(not drawing.works(), reason="no GL library works here")
+def test_a_simulator_that_cannot_draw_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, built: list[LiberoEnv]
+) -> None:
+    """A perturbed scene is drawn in the GL context of the simulator that it was made from."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("the GL context is lost")
+
+    monkeypatch.setattr(LiberoFleet, "begin_look", broken)
+    assert valid([True, True, True], cameras=("agentview",)) == [False, False, False]
+    assert len(built) > 1

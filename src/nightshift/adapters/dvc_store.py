@@ -110,11 +110,13 @@ class DvcStore:
         with self._locked():
             return tuple(self._reasons(self._stage(name)))
 
-    def begin(self, name: str) -> StageTransaction:
-        """Record the stage's inputs as they are now and remove its outputs, as `dvc repro` does."""
+    def begin(self, name: str, check: Callable[[], None]) -> StageTransaction:
+        """Record the stage's inputs as they are now and remove its outputs, as `dvc repro` does. The outputs stay if
+        `check` raises an error, because these inputs are not those of the run."""
         with self._locked():
             stage = self._stage(name)
             stage.save_deps()
+            check()
             stage.remove_outs(ignore_remove=False, force=False)
             return StageTransaction(stage=stage)
 

@@ -77,7 +77,7 @@ def nightly() -> None:
     started = datetime.now(UTC)
     died = was_killed(root)  # asked before the first session, which ends what the dead run left in MLflow
     try:
-        if night.play(root, lambda: run("", []), _tell):
+        if not night.play(root, lambda: run("", []), _tell):
             return
         if died:
             _run_flow(Choice())  # marks what the dead run left in Prefect, and notifies people

@@ -93,7 +93,7 @@ def evaluate(session: Session) -> Outcome:
             "every episode of classifier.sources was in training or calibration",
             "name the sources that it was trained on (classifier.test_share of them was set aside), or add episodes",
         )
-    _check(episodes, session.params)
+    segments.check(episodes, settings)
     trained.network.check(segments.shapes(episodes), "the episodes")
     trained.check_tasks(sorted({episode.provenance.task for episode in episodes}))
     found = [one for episode in episodes for one in segments.of_episode(episode, trained.ambiguous_steps)]

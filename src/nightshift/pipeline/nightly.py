@@ -24,34 +24,35 @@ from nightshift.project import paths, quiet_nights, repository
 from nightshift.telemetry import progress
 
 NOTHING_TO_DO = "nothing to do: no new demos, and params, code, versions and data are those of the last run"
+NOTHING_TO_DO_WITHOUT = "nothing to do without what could not be brought in"
 _MET = "_nightshift_night_failed"
 """Attribute of an error that `failed` or `refused` has handled already."""
 SETTLED_SECONDS = 60
 """What was written to later than this is still being copied: the next night takes it."""
 
 
-def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) -> bool:
-    """Do the steps of a night, and pass a sentence about each to `tell`. Returns False if there was nothing to do; then
-    the caller sends the notification.
+def play(root: Path, pipeline: Callable[[], None], tell: Callable[[str], None]) -> str:
+    """Do the steps of a night, and pass a sentence about each to `tell`. Returns why there was nothing to do, and then
+    the caller sends the notification; empty if the pipeline ran.
 
     A night that cannot bring something in, or whose versions cannot be committed, is not a failed one: people are told,
     and the next night tries again.
     """
     started = datetime.now(UTC)
-    steps = prepare(root)
-    for step in steps:
-        tell(step.sentence)
-    if failures := [step.sentence for step in steps if step.failed]:
+    notes = prepare(root)
+    for note in notes:
+        tell(note.sentence)
+    if failures := [note.sentence for note in notes if note.failed]:
         notify.not_brought_in(root, failures)
-    has_work = bool(stale(statuses(root)))
-    if has_work:
+    idle = ""
+    if stale(statuses(root)):
         pipeline()
     else:
-        found = "; ".join([NOTHING_TO_DO, *failures])
-        quiet_nights.add(root, started, "idle", found)
-        tell(found)
+        idle = f"{NOTHING_TO_DO_WITHOUT}: {'; '.join(failures)}" if failures else NOTHING_TO_DO
+        quiet_nights.add(root, started, "idle", idle)
+        tell(idle)
     _commit(root, tell)
-    return has_work
+    return idle
 
 
 def _commit(root: Path, tell: Callable[[str], None]) -> None:
@@ -95,23 +96,23 @@ def _was_met(error: BaseException) -> bool:
     return known
 
 
-class Step(NamedTuple):
-    """Of bringing something in."""
+class Note(NamedTuple):
+    """On what a night brings in."""
 
     sentence: str
     failed: bool = False
 
 
-def prepare(root: Path) -> list[Step]:
+def prepare(root: Path) -> list[Note]:
     """Bring in what is new. What cannot be brought in is said, and does not end the night."""
     with Session(root) as session:
         settings = session.params.nightly
-        steps = [*_pull(session)] if settings.pull else []
+        notes = [*_pull(session)] if settings.pull else []
         if settings.inbox is not None:
-            steps += _import_inbox(session, Path(settings.inbox), settings.format)
+            notes += _import_inbox(session, Path(settings.inbox), settings.format)
         if session.params.start == "champion":
-            steps += _renew_start(session)
-        return steps
+            notes += _renew_start(session)
+        return notes
 
 
 def conclude(root: Path) -> str:
@@ -124,19 +125,19 @@ def conclude(root: Path) -> str:
     return f"committed {paths.DVC_LOCK}, report and imports as {made}" if made else ""
 
 
-def _pull(session: Session) -> Iterator[Step]:
+def _pull(session: Session) -> Iterator[Note]:
     for pointer in sorted((session.root / paths.IMPORTS).glob("*.dvc")):
         try:
             if session.store.pull([pointer.relative_to(session.root)]):
-                yield Step(f"pulled {pointer.stem} from DVC's remote")
+                yield Note(f"pulled {pointer.stem} from DVC's remote")
         except NightshiftError as error:
-            yield Step(f"could not pull {pointer.stem}: {error.what}", failed=True)
+            yield Note(f"could not pull {pointer.stem}: {error.what}", failed=True)
 
 
-def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator[Step]:
+def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator[Note]:
     folder = session.root / inbox
     if not folder.is_dir():
-        yield Step(f"nightly.inbox {inbox} is not a folder", failed=True)
+        yield Note(f"nightly.inbox {inbox} is not a folder", failed=True)
         return
     taken: dict[str, Path] = {}
     for entry in sorted(folder.glob("[!.]*")):
@@ -144,13 +145,13 @@ def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator
         first = taken.setdefault(name, entry)
         if first != entry:
             both = f"{first.name} and {entry.name} would both be the import {name}"
-            yield Step(f"{both}: one is taken, so rename the other", failed=True)
+            yield Note(f"{both}: one is taken, so rename the other", failed=True)
             continue
         try:
             if sentence := _take(session, entry, source_format):
-                yield Step(sentence)
+                yield Note(sentence)
         except NightshiftError as error:
-            yield Step(f"could not import {entry.name}: {error.what}", failed=True)
+            yield Note(f"could not import {entry.name}: {error.what}", failed=True)
 
 
 def _take(session: Session, entry: Path, source_format: str) -> str:
@@ -200,7 +201,7 @@ def _import(session: Session, job: importing.Import) -> str:
     return f"imported {job.name}: {len(state.kept)} episodes" + (left_out if state.unsolved or state.broken else "")
 
 
-def _renew_start(session: Session) -> Iterator[Step]:
+def _renew_start(session: Session) -> Iterator[Note]:
     """Training starts from the champion there is now; the same one again makes nothing stale."""
     from nightshift.adapters import mlflow_registry
 
@@ -209,4 +210,4 @@ def _renew_start(session: Session) -> Iterator[Step]:
     before = json.loads(recorded.read_text())["version"] if recorded.exists() else ""
     if champion and champion.version != before:
         renew("start", session)
-        yield Step(f"training starts from version {champion.version}, the champion")
+        yield Note(f"training starts from version {champion.version}, the champion")

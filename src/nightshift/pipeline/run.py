@@ -194,8 +194,8 @@ class Session:
             self._prechecked.update(stage.name for stage in definitions)
 
     def check_unchanged(self) -> None:
-        """All stages of a run have the same params, code and versions: an edit made meanwhile ends the run. That of a
-        section without an effect on results does not, and the run goes on with what it began with."""
+        """All stages of a run have the same params, code and versions: an edit made meanwhile ends the run, unless it
+        is of a section without an effect on results."""
         if _deciding(config.load(self.root / paths.PARAMS)) != _deciding(self.params):
             raise ProjectError("params.yaml was edited while the pipeline ran", "run again: what is done is cached")
         for path, digest in self._code_now().items():
@@ -376,8 +376,7 @@ def _asked_for(user: str) -> str:
 
 
 def _run_and_commit(stage: str, session: Session) -> None:
-    transaction = session.store.begin(stage)
-    session.check_unchanged()  # what `begin` has recorded is what the stage works with
+    transaction = session.store.begin(stage, session.check_unchanged)
     run_stage(stage, session)
     session.store.commit(transaction)
 

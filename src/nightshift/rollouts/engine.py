@@ -237,6 +237,7 @@ class Engine:
             yield Answer(slot.number, _played(slot, version))
 
     def _lost(self, cohort: _Cohort, slot: _Slot, error: BaseException) -> Answer:
+        slot.group.abandon()
         self._drop(slot)
         cohort.slots.remove(slot)
         return _failed(slot.number, slot.group.request, error)
@@ -326,11 +327,11 @@ class Engine:
 
     def _drop(self, slot: _Slot) -> None:
         """What was played has failed. A model and its GL context take hundreds of megabytes: they are kept, and used
-        again, if they are not what failed."""
-        if not (isinstance(slot.perturbed, PerturbedFleet) and slot.perturbed.has_own_scene):
+        again, if a simulation of another model is what failed."""
+        is_altered = isinstance(slot.perturbed, PerturbedFleet) and slot.perturbed.has_own_scene
+        if not is_altered or slot.simulating.exception() is None:
             self._fleets.discard(slot.fleet)
             return
-        slot.group.abandon()
         with contextlib.suppress(Exception):  # simulators raise anything
             slot.perturbed.close()
         self._fleets.give_back(slot.fleet)

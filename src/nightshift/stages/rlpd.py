@@ -142,12 +142,12 @@ def _is_due(before: int, now: int, every: int, end: int) -> bool:
 
 @dataclass(frozen=True)
 class _Round:
-    """What is logged of it."""
+    """The metrics of one."""
 
     metrics: dict[str, float]
     """The same when it is repeated, so that the history, which later stages depend on, is the same too."""
     times: dict[str, float]
-    """How fast it was, and what the actors were about meanwhile."""
+    """And what else depends on the clock: how many episodes are on their way."""
 
 
 def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) -> _Round:

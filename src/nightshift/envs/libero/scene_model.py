@@ -252,11 +252,13 @@ class SceneModel:
         """What is resized meanwhile is set back at the end."""
         start, meshes, is_scaled = self.start.copy(), self.meshes.copy(), self._is_scaled
         kept = {name: getattr(self.model, name).copy() for name in _SCALED}
-        yield
-        for name, values in kept.items():
-            getattr(self.model, name)[:] = values
-        self.start[:], self.meshes, self._is_scaled = start, meshes, is_scaled
-        self._update()
+        try:
+            yield
+        finally:
+            for name, values in kept.items():
+                getattr(self.model, name)[:] = values
+            self.start[:], self.meshes, self._is_scaled = start, meshes, is_scaled
+            self._update()
 
     def _depths(self) -> Mapping[tuple[int, int], float]:
         """How far objects, furniture and the robot reach into each other, by their bodies."""
@@ -278,22 +280,27 @@ class SceneModel:
         return [condition for condition in self._goal_places if self._fits(condition)]
 
     def _fits(self, condition: Condition) -> bool:
-        body, site = condition.item, condition.place
-        place = self._qpos(body)
-        before, height = place.copy(), float(place[2]) - self._bottom(body)
-        middle, rotation = self._data.site_xpos[site], self._data.site_xmat[site]
-        holder = self._root(int(self.model.site_bodyid[site]))
-        above = np.array([0.0, 0.0, np.abs(rotation.reshape(3, 3)[2]) @ condition.bounds])
-        others = {geom for root in self.objects.values() if root != holder for geom in self._geoms(root)}
-        floor = self._ground(middle + above, others)[0]
-        place[:] = *middle[:2], floor + height
-        if holder is not None and self._reaches_into(body, holder):
-            self._lift_out(body, holder, floor + height, floor + height + STACK_ROOM)
-        fits = is_at_place(condition, place, middle, rotation)
+        site, place = condition.place, self._qpos(condition.item)
+        before = place.copy()
+        self._put_at(condition.item, site)
+        fits = is_at_place(condition, place, self._data.site_xpos[site], self._data.site_xmat[site])
         place[:] = before
         return fits
 
-    def _root(self, body: int) -> int | None:
+    def _put_at(self, body: int, site: int) -> None:
+        """Put an object on the floor of a region, or on the rim around it."""
+        middle, rotation = self._data.site_xpos[site], self._data.site_xmat[site].reshape(3, 3)
+        holder = self._holder(int(self.model.site_bodyid[site]))
+        others = {geom for root in self.objects.values() if root != holder for geom in self._geoms(root)}
+        top = np.array([0.0, 0.0, np.abs(rotation[2]) @ self.model.site_size[site]])
+        floor, _ = self._ground(middle + top, others)
+        place = self._qpos(body)
+        lowest = floor + float(place[2]) - self._bottom(body)
+        place[:] = *middle[:2], lowest
+        if holder is not None and self._reaches_into(body, holder):
+            self._lift_out(body, holder, lowest, lowest + STACK_ROOM)
+
+    def _holder(self, body: int) -> int | None:
         """The object or piece of furniture that a body is part of; None for the table."""
         return next((root for root in self._entities if self._is_within(body, [root])), None)
 
@@ -616,11 +623,12 @@ class SceneModel:
 
     def _ground(self, above: Vector, passed: set[int]) -> tuple[float, int]:
         """Height and geom of the first surface below a point that is of none of the `passed` geoms."""
+        point = above.copy()
         while True:
-            height, geom = self._surface(above)
+            height, geom = self._surface(point)
             if geom not in passed:
                 return height, geom
-            above[2] = height - BEHIND
+            point[2] = height - BEHIND
 
     def _surface(self, above: Vector) -> tuple[float, int]:
         """Height of the first surface below a point, and its geom; where there is none, -inf and -1."""

@@ -62,7 +62,7 @@ class PerturbedFleet:
 
     @property
     def has_own_scene(self) -> bool:
-        """Then the fleet that it was made from simulates nothing, and whatever fails is not in it."""
+        """Then the fleet that it was made from simulates nothing. What draws is still its own."""
         return any(one.kind == "scene" for one in self._perturbations)
 
     @property
