@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from nightshift import files
 from tests.handover import hand_over, take_over
 
 HIDDEN = ("av", "dvc", "git", "gymnasium", "mlflow", "prefect", "pynvml", "nvidia_ml_py", "ray", "scmrepo")
@@ -107,7 +108,7 @@ class Node:
         archive = self.root.with_name(f"{self.root.name}.tar")
         git(project, "archive", "-o", str(archive), "HEAD", ".", ":!.venv")  # a link to this test's environment
         with tarfile.open(archive) as tar:
-            tar.extractall(self.root, filter="data")
+            files.extract(tar, self.root)
 
     def copy(self, root: Path) -> Node:
         """Another node, with the same files."""

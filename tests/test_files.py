@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -361,3 +362,24 @@ def test_a_link_never_replaces_a_file(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         files.link_or_copy(source, there)
     assert there.read_text() == "old"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_nothing_of_an_archive_lands_outside_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """Python before 3.11.4, as Debian 12 has it, knows no filters."""
+    if is_old:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    (tmp_path / "a").write_text("inside")
+    for number, name in enumerate(("b/a", "../a")):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            tar.add(tmp_path / "a", name)
+    folder = tmp_path / "to" / "here"
+    folder.mkdir(parents=True)
+    with tarfile.open(tmp_path / "0.tar") as tar:
+        files.extract(tar, folder)
+    assert (folder / "b/a").read_text() == "inside"
+    with tarfile.open(tmp_path / "1.tar") as tar, pytest.raises(tarfile.TarError):
+        files.extract(tar, folder)
+    assert not (tmp_path / "to/a").exists()

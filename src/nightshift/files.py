@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import tarfile
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -335,3 +336,15 @@ def translated_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise (refusal(error, path) or error) from error
+
+
+def extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """All of an archive, of which nothing may land outside the folder."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(folder, filter="data")
+        return
+    for member in tar.getmembers():  # Python before 3.11.4
+        path = Path(member.name)
+        if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+            raise tarfile.ExtractError(f"{member.name} is neither a file nor a folder in it")
+    tar.extractall(folder)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from nightshift import config, files
 from nightshift.algorithms.estimators import Groups
@@ -342,6 +344,25 @@ def test_the_metadata_of_a_checkpoint_calls_no_function(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"names pathlib\.Path\.touch"):
         shards.read(tmp_path)
     assert not (tmp_path / "called").exists()
+
+
+class OldEnum:
+    """As Python before 3.11.4 pickles a member of an enumeration; of anything else it would be an attribute."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        self._kind = kind
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._kind, self._name)
+
+
+def test_the_metadata_of_a_checkpoint_may_be_of_an_older_python_and_reaches_no_attribute(tmp_path: Path) -> None:
+    member = pickle.dumps(OldEnum(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
+    assert shards._Unpickler(io.BytesIO(member)).load() is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    (tmp_path / shards.METADATA).write_bytes(pickle.dumps(OldEnum(PosixPath, "touch")))
+    with pytest.raises(DataError, match="names attribute touch of <class 'pathlib.PosixPath'>"):
+        shards.read(tmp_path)
 
 
 def test_a_checkpoint_with_a_missing_shard_is_set_aside_by_name(

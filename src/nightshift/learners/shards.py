@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Mapping
+from enum import Enum, EnumType
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,26 @@ class _Reader(FileSystemReader):
         return metadata
 
 
+def _member(kind: Any, name: str) -> Enum:
+    """What Python before 3.11.4 calls getattr for in a pickle: a member of an enumeration, and nothing else here."""
+    if isinstance(kind, EnumType):
+        member: Enum = kind[name]
+        return member
+    raise _unknown(f"attribute {name} of {kind!r}")
+
+
+def _unknown(name: str) -> DataError:
+    return DataError(
+        f"metadata of a sharded checkpoint names {name}, which torch {torch.__version__} does not write",
+        "remove this stage's folder in .state and run again: training starts from the beginning",
+    )
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _RECORDS.get(module, ()):
             return super().find_class(module, name)
-        raise DataError(
-            f"metadata of a sharded checkpoint names {module}.{name}, which torch {torch.__version__} does not write",
-            "remove this stage's folder in .state and run again: training starts from the beginning",
-        )
+        if (module, name) == ("builtins", "getattr"):
+            return _member
+        raise _unknown(f"{module}.{name}")

@@ -54,7 +54,7 @@ def _opened(source: Path, root: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=root / paths.STATE, prefix="adopt-") as folder:
         try:
             with tarfile.open(source) as tar:
-                tar.extractall(folder, filter="data")
+                files.extract(tar, Path(folder))
         except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{source} is no tar archive, or a damaged one: {error}", "bring it again") from error
         yield Path(folder)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from nightshift import files
 from nightshift.data.episode import Episode
 from nightshift.data.formats import REPEATED_FINAL, SUCCESS_ASSUMED, lerobot
 from nightshift.data.formats.lerobot import images, layout, stats
@@ -193,7 +194,7 @@ def test_damage_to_our_export_is_reported(tmp_path: Path) -> None:
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("theirs")
     with tarfile.open(THEIRS) as archive:
-        archive.extractall(folder, filter="data")
+        files.extract(archive, folder)
     return folder
 
 
@@ -271,7 +272,7 @@ def test_what_is_no_dataset_or_names_files_elsewhere_is_refused(theirs: Path, tm
     with pytest.raises(DataError, match=r"is not a LeRobot dataset: it has no meta/info\.json"):
         load(tmp_path)
     with tarfile.open(THEIRS) as archive:
-        archive.extractall(tmp_path, filter="data")
+        files.extract(archive, tmp_path)
     root = tmp_path / "theirs_films"
     _edit(root, data_path="../../secret.parquet")
     with pytest.raises(DataError, match=r"refused: it refers to \.\./\.\./secret\.parquet, which is outside"):
@@ -287,7 +288,7 @@ def test_what_is_no_dataset_or_names_files_elsewhere_is_refused(theirs: Path, tm
 @pytest.mark.parametrize("kind", ["theirs_images", "theirs_films"])
 def test_damage_to_a_dataset_of_lerobot_gives_a_data_error_or_an_episode(tmp_path: Path, kind: str) -> None:
     with tarfile.open(THEIRS) as archive:
-        archive.extractall(tmp_path, filter="data")
+        files.extract(archive, tmp_path)
     victims = sorted(path for path in (tmp_path / kind).rglob("*") if path.suffix in (".parquet", ".mp4"))
     locations = random.Random(1)
     refused = 0

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from nightshift import files
 from nightshift.data.episode import Episode
 from nightshift.data.formats import lerobot
 from nightshift.data.formats.lerobot import images, layout, parquet_pages
@@ -33,7 +34,7 @@ TOP = "observation.images.top"
 def root(tmp_path: Path) -> Path:
     """A dataset of two episodes, 3 and 4 frames, made with LeRobot's own API."""
     with tarfile.open(THEIRS) as archive:
-        archive.extractall(tmp_path, filter="data")
+        files.extract(archive, tmp_path)
     return tmp_path / "theirs_images"
 
 
