@@ -361,7 +361,7 @@ def test_the_metadata_of_a_checkpoint_may_be_of_an_older_python_and_reaches_no_a
     member = pickle.dumps(OldEnum(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
     assert shards._Unpickler(io.BytesIO(member)).load() is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
     (tmp_path / shards.METADATA).write_bytes(pickle.dumps(OldEnum(PosixPath, "touch")))
-    with pytest.raises(DataError, match="names attribute touch of <class 'pathlib.PosixPath'>"):
+    with pytest.raises(DataError, match=r"names attribute touch of <class 'pathlib\.PosixPath'>"):
         shards.read(tmp_path)
 
 
