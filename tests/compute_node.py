@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nightshift import files
 from tests.handover import hand_over, take_over
 
 HIDDEN = ("av", "dvc", "git", "gymnasium", "mlflow", "prefect", "pynvml", "nvidia_ml_py", "ray", "scmrepo")
@@ -102,6 +101,7 @@ class Node:
 
     def receive(self, project: Path) -> None:
         """Bring what git tracks, as docs/compute_node.md does."""
+        from nightshift import files
         from tests.conftest import git
 
         self.root.mkdir(parents=True)
