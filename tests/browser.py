@@ -107,6 +107,11 @@ class Page:
         """With a mouse whose button stays down, from the middle of an element."""
         x, y = self._middle(selector)
         self._call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
+        self.move(selector, right)
+
+    def move(self, selector: str, right: int) -> None:
+        """With the button down, to so far from the middle of an element."""
+        x, y = self._middle(selector)
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x + right, y=y, button="left", buttons=1)
 
     def drop(self) -> None:

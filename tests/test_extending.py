@@ -56,6 +56,7 @@ PARAMS: dict[str, Any] = {
     "rlpd": {**RLPD, "steps": 30, "training_starts": 20, "reward": "hurry", "validation": {"every": 30}},
     "evaluate": {"init_states": 3},
 }
+ENV = config.Env.model_validate(small_params()["env"])
 COST = np.float32(0.02)
 
 
@@ -144,7 +145,7 @@ def finished(
 
 
 def keep_made_by(patch: pytest.MonkeyPatch, method: str, kept: list[Episode]) -> None:
-    reward = type(open_reward("hurry"))
+    reward = type(open_reward("hurry", ENV))
     make = getattr(reward, method)
 
     def made(*arguments: Any) -> Episode:
@@ -200,7 +201,7 @@ def test_demos_have_the_reward_of_another_package_too(project: Path, rewarded_de
 @pytest.mark.usefixtures("installed")
 def test_a_demo_and_experience_of_the_same_steps_have_the_same_return() -> None:
     """Also with chunks: a decision's reward is the discounted sum over its control steps."""
-    reward, played = open_reward("hurry"), trajectory(5, 2, success=True)
+    reward, played = open_reward("hurry", ENV), trajectory(5, 2, success=True)
     decisions = reward.episode(played, PROVENANCE, DISCOUNT).rewards[:-1]
     steps = reward.demo(from_trajectory(trajectory(5, 1, success=True), PROVENANCE)).rewards[:-1]
     assert (len(decisions), len(steps)) == (3, 5)
@@ -293,7 +294,7 @@ def declare(folder: Path, package: str, group: str, **entries: str) -> None:
     [
         ("nightshift.suites", registry.find, "libero_mini"),
         ("nightshift.policies", lambda name: policies.build({"family": name}), "vla"),
-        ("nightshift.rewards", open_reward, "simulator"),
+        ("nightshift.rewards", lambda name: open_reward(name, ENV), "simulator"),
         ("nightshift.formats", formats.reader, "hdf5"),
     ],
 )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
 """The environment variable with the token that other machines need: actors of a learner, browsers of a page."""
 _MIN_TOKEN_LENGTH = 16
+_TOKEN = 'python -c "import secrets; print(secrets.token_hex())"'
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
@@ -52,7 +53,7 @@ class Access:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.token is None and not is_loopback(_hostname(host)):
             return "this server is for this machine only"
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _netloc(origin) != host:
             return "pages of other sites may not talk to this server"
         return ""
 
@@ -82,16 +83,25 @@ class Guard:
 
 def token_of_user() -> str | None:
     """None if there is none; StreamError if it is short enough to guess."""
-    token = os.environ.get(TOKEN_VARIABLE) or None
+    token = read_token(TOKEN_VARIABLE)
     check_token(token)
     return token
+
+
+def read_token(variable: str) -> str | None:
+    """Of an environment variable, without the end of line that files of secrets have. ConfigError if HTTP cannot carry
+    it; the token itself is in no message."""
+    token = os.environ.get(variable, "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"{variable} has a character that no HTTP header can carry", f"take another token: {_TOKEN}")
+    return token or None
 
 
 def check_token(token: str | None) -> None:
     if token is not None and len(token) < _MIN_TOKEN_LENGTH:
         raise StreamError(
             f"the token has {len(token)} characters, which is short enough to guess",
-            f'use at least {_MIN_TOKEN_LENGTH}: python -c "import secrets; print(secrets.token_hex())"',
+            f"use at least {_MIN_TOKEN_LENGTH}: {_TOKEN}",
         )
 
 
@@ -100,7 +110,7 @@ def check_host(host: str, token: str | None, setting: str = "--host") -> None:
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"{setting} {host} lets other machines move the robot, and there is no token",
-            f'export {TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex())")',
+            f"export {TOKEN_VARIABLE}=$({_TOKEN})",
         )
 
 
@@ -122,6 +132,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _hostname(host: str) -> str:

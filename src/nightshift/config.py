@@ -43,11 +43,25 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _address(value: str) -> str:
+def is_address(value: str) -> bool:
+    """Whether it is HOST:PORT; an IPv6 host may be in brackets."""
     host, _, port = value.rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _MAX_PORT:
+    return bool(host and re.fullmatch("[0-9]{1,5}", port)) and int(port) <= _MAX_PORT
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _address(value: str) -> str:
+    if not is_address(value):
         raise ValueError(f"should be HOST:PORT with a port from 0 to {_MAX_PORT}")
     return value
+
+
+def _address_or_none(value: str) -> str:
+    return _address(value) if value else value
 
 
 _MAX_PORT = 65535
@@ -153,7 +167,7 @@ class Machine(Section):
     """Requests (groups of episodes) that one simulator process plays side by side. On a GPU they share a batch."""
     actors: Natural
     """Processes that play for rlpd and send their episodes over a stream; 0 plays with the simulators above."""
-    listen: Annotated[str, Field(pattern=r"^$|^.+:[0-9]+$")]
+    listen: Annotated[str, AfterValidator(_address_or_none)]
     """HOST:PORT where the learner of rlpd takes actors of other machines, too; empty: this machine's only."""
     page: Annotated[str, AfterValidator(_address)]
     """HOST:PORT of the web page where a person takes over (rlpd.interventions.source: browser); port 0 = a free one."""
@@ -218,8 +232,7 @@ class Machine(Section):
 
     @property
     def page_address(self) -> tuple[str, int]:
-        host, _, port = self.page.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        return host_and_port(self.page)
 
     @property
     def simulator_cpus(self) -> int:
@@ -357,6 +370,11 @@ class Env(Section):
         if (self.suite == "robot") != (self.robot is not None):
             raise ValueError("the suite robot and the section env.robot belong together: give both or none")
         return self
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether success is reported in training: on a robot nobody may."""
+        return self.robot is None or self.robot.success != "none"
 
 
 class States(Section):

@@ -99,6 +99,11 @@ def test_keys_move_for_a_moment_and_other_characters_do_nothing() -> None:
     assert not state.command(1.6).any()
     state.feed(b"\x1b[A\xff", 9.0)
     assert state.seconds_since_input(9.0) == pytest.approx(7.8)
+    for part in (b"\x1b", b"[", b"1;5", b"C"):  # an arrow whose bytes come one by one, and contain the letter c
+        state.feed(part, 9.0)
+    assert not state.command(9.0).any()
+    state.feed(b"\x1bw", 9.0)  # the key Esc, then another one
+    assert state.command(9.0).tolist() == [-1.0, 0, 0, 0, 0, 0]
     state.feed(b" ", 9.0)
     assert (state.toggles, state.seconds_since_input(9.0)) == (1, 0.0)
 

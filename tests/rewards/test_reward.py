@@ -18,8 +18,10 @@ from nightshift.rewards import classifier
 from nightshift.rewards.classifier import SuccessClassifier, Trained
 from nightshift.rewards.reward import SIMULATOR, ClassifierReward, check_reward, open_reward, verdict_metrics
 from nightshift.types import Array, Observation, RolloutRequest, Trajectory
+from tests.conftest import REPOSITORY
 from tests.data.examples import PROVENANCE
 
+PARAMS = config.load(REPOSITORY / "params.yaml")
 SIZE, CHUNK = 8, 2
 REQUEST = RolloutRequest(task="lift_cube", split="train", init_state=17, controller="sample", seed=0)
 
@@ -35,11 +37,12 @@ class Bright(SuccessClassifier):
         return found
 
 
-def reward(threshold: float = 0.5) -> ClassifierReward:
+def reward(threshold: float = 0.5, *, is_judged: bool = True) -> ClassifierReward:
     return ClassifierReward(
         Trained(
             network=Bright(), threshold=threshold, ambiguous_steps=3, tasks=["lift_cube"], calibration={}, starts={}
-        )
+        ),
+        is_judged=is_judged,
     )
 
 
@@ -129,6 +132,10 @@ def test_the_simulator_says_whether_the_verdict_was_right(
     assert len(counts) == 3
 
 
+def test_where_nobody_else_judges_no_reward_is_called_wrong() -> None:
+    assert not verdict_metrics([reward(is_judged=False).episode(played([0, 90]), PROVENANCE, 1.0)])
+
+
 def test_it_asks_for_its_cameras_and_for_episodes_that_go_on_after_success() -> None:
     assert reward().request(REQUEST) == replace(REQUEST, cameras=("agentview",), until_horizon=True)
 
@@ -137,7 +144,7 @@ def test_the_simulators_reward_changes_nothing() -> None:
     trajectory = played([0, 90, 0], success=True, success_step=4)
     assert SIMULATOR.request(REQUEST) is REQUEST
     plain, rewarded = (
-        make(trajectory, PROVENANCE, 0.9) for make in (decision_episode, open_reward("simulator").episode)
+        make(trajectory, PROVENANCE, 0.9) for make in (decision_episode, open_reward("simulator", PARAMS.env).episode)
     )
     assert rewarded.metadata == plain.metadata
     assert rewarded.rewards.tolist() == plain.rewards.tolist()

@@ -95,6 +95,14 @@ def test_images_of_another_size_are_refused_by_the_episode_that_has_them() -> No
         segments.shapes([episode(0), other])
 
 
+def test_what_shows_success_alone_cannot_be_learned_from() -> None:
+    shows_success = segments.of_episode(episode(0), ambiguous_steps=100)
+    with pytest.raises(DataError, match=r"no episode to train on shows a frame without success") as refusal:
+        segments.check_labels(shows_success)
+    assert "classifier.ambiguous_steps" in refusal.value.next_step
+    segments.check_labels([*shows_success, *segments.of_episode(episode(1), ambiguous_steps=3)])
+
+
 def test_a_batch_is_half_successes_whatever_the_classes_are() -> None:
     found = [one for state in range(4) for one in segments.of_episode(episode(state), 3)]
     frames = segments.Frames(found, ["front", INSTRUCTION])

@@ -399,6 +399,18 @@ def test_a_person_may_say_before_the_end_that_the_task_is_done(server: FaultySer
     assert env.step(STILL).success
 
 
+def test_a_yes_before_the_end_holds_where_the_episode_goes_on(server: FaultyServer, tmp_path: Path) -> None:
+    """A classifier ends episodes afterwards. Nobody is asked again at the horizon, where the run would wait."""
+    person = FolderPerson(tmp_path)
+    env = make(server, settings_of(server, success="person"), person=person)
+    for _ in range(2):
+        env.reset("train", 0)
+        assert not env.step(STILL).success
+        person.reply("success", True)
+        assert [env.step(STILL).success for _ in range(2)] == [True, True]
+        assert person.question() is None
+
+
 def test_no_before_the_end_means_not_yet(server: FaultyServer, tmp_path: Path) -> None:
     person = FolderPerson(tmp_path)
     env = make(server, settings_of(server, success="person"), clock=Answering(person, True), person=person)

@@ -20,8 +20,9 @@ import uvicorn
 import yaml
 
 from nightshift import config, envs
+from nightshift.cli import robot_commands
 from nightshift.envs.base import Step
-from nightshift.envs.robot.client import RobotClient, connect
+from nightshift.envs.robot.client import TOKEN_VARIABLE, RobotClient, connect
 from nightshift.envs.robot.env import RobotEnv
 from nightshift.envs.robot.poses import Vector
 from nightshift.envs.robot.suite import ROBOT
@@ -172,6 +173,22 @@ def test_an_open_address_needs_a_token_and_a_free_port() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on"):
             check_address("127.0.0.1", port, "")
+
+
+@pytest.mark.parametrize("token", ["a token of 20 €urs", "a token\nof two lines"])
+def test_a_token_that_http_cannot_carry_is_one_sentence_that_does_not_show_it(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(ConfigError, match="press the robot's own stop button") as refusal:
+        robot_commands.stop("http://127.0.0.1:1")
+    assert token not in str(refusal.value)
+
+
+def test_the_end_of_line_of_a_file_is_no_part_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, f"{TOKEN}\n")
+    with serving(BlockingArm(PATIENT_S), TOKEN) as url:
+        robot_commands.stop(url)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://host:abc", "http://[::1", "ftp://host:1"])

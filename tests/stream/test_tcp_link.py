@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -276,9 +276,19 @@ def test_a_client_that_turns_hostile_after_the_handshake_is_disconnected(
     assert not len(endpoint.inbox)
 
 
+class WatchedRoster(Roster):
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.an_end_was_noted = threading.Event()
+
+    def note_end(self, connection: Hashable) -> None:
+        super().note_end(connection)
+        self.an_end_was_noted.set()
+
+
 def test_an_actor_is_there_while_a_slow_upload_or_download_lasts(endpoint: LearnerEndpoint) -> None:
     now = [0.0]
-    roster = Roster(clock=lambda: now[0])
+    roster = WatchedRoster(clock=lambda: now[0])
     endpoint.publisher.publish({"network": np.zeros(2**25, np.uint8)})
     download = frame(b"\x83\xa3ask\xa7weights\xaanewer_than\xff" + ACTOR.replace(b"elsewhere", b"downloads"))
     with closing(Server(replace(endpoint, roster=roster))) as server, connect(server) as up, connect(server) as down:
@@ -288,6 +298,10 @@ def test_an_actor_is_there_while_a_slow_upload_or_download_lasts(endpoint: Learn
             time.sleep(0.01)
         now[0] += ABSENT_SECONDS + 1
         assert roster.present() == ["downloads", "elsewhere"]
+        up.close()
+        assert roster.an_end_was_noted.wait(60)
+        now[0] += ABSENT_SECONDS + 1
+        assert roster.present() == ["downloads"], "an actor that died in the middle of an upload has gone"
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

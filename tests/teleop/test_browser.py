@@ -220,6 +220,16 @@ def test_a_held_key_ends_with_the_focus_of_the_window_and_a_button_can_be_held(
         until(lambda: user._wanted()[:1] == [-1.0])
         tab.evaluate("window.dispatchEvent(new Event('blur'))")
         until(lambda: user._wanted() == [0.0] * 6)
+        tab.key("KeyW", down=False)
+        tab.wait("pictures[0].naturalWidth > 0")
+        tab.drag("#views img", right=90)
+        until(lambda: user._wanted()[1:2] == [1.0])
+        tab.evaluate("window.dispatchEvent(new Event('blur'))")
+        until(lambda: user._wanted() == [0.0] * 6)
+        tab.move("#views img", right=91)
+        tab.wait("held.size === 0")
+        assert user._wanted() == [0.0] * 6, "the mouse moves on with its button down"
+        tab.drop()
         tab.evaluate("document.querySelector('[data-move=\"5+\"]').focus()")
         for kind, down in (("keyDown", True), ("keyUp", False)):
             tab.evaluate(f"document.activeElement.dispatchEvent(new KeyboardEvent('{kind.lower()}', {{key: ' '}}))")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -523,6 +524,32 @@ def test_a_session_that_ends_while_it_saves_saves(params: config.Params) -> None
 def test_two_processes_cannot_record_into_one_source(params: config.Params) -> None:
     with rig(params), pytest.raises(DataError, match="is in use"):
         Library(NAME, RANGES)
+
+
+def test_successes_of_another_clone_take_no_number_and_no_film_of_a_failure(params: config.Params) -> None:
+    """Films and failures stay on their machine; successes travel by DVC with the numbers of theirs."""
+    with rig(params) as theirs:
+        theirs.begin()
+        theirs.drive(FORWARD)
+        theirs.drive(FORWARD)
+        theirs.order(mark(success=True))
+        theirs.settle()
+        came = stored(theirs.library)
+        theirs.order(messages.Undo(type="undo"))
+    with rig(params) as ours:
+        ours.begin()
+        ours.drive(FORWARD)
+        ours.order(mark(success=False))
+        ours.settle()
+        film = ours.library.film(0)
+    assert film
+    with files.new_folder(paths.IMPORTS / NAME) as folder:
+        EpisodeStore(folder, ranges=RANGES).put("000000", came[0])
+    with contextlib.closing(Library(NAME, RANGES)) as library:
+        assert [(entry.number, entry.success) for entry in library.entries] == [(0, True), (1, False)]
+        assert (library.film(0), library.film(1)) == (b"", film)
+        library.undo()
+        assert [(entry.number, entry.success) for entry in library.entries] == [(0, True)]
 
 
 def test_an_import_of_another_origin_is_not_recorded_into() -> None:

@@ -303,5 +303,5 @@ class SftLearner:
 
 
 def _augmentation(seed: int, step: int) -> torch.Generator:
-    """Follows from the step, so that a checkpoint need not hold its state. One word, as torch ignores the others."""
+    """It follows from the step, so that no checkpoint needs its state. On the CPU torch uses 32 bits of a seed."""
     return torch.Generator().manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1)[0]))

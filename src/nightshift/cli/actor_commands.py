@@ -14,8 +14,7 @@ from nightshift.telemetry.console import console
 
 def join(learner: str, name: str) -> None:
     """Take part until learning is over; episodes that are not sent yet stay in the spool."""
-    host, _, port = learner.rpartition(":")
-    if not host or not port.isdecimal():
+    if not config.is_address(learner):
         raise ConfigError(f"{learner!r} is not the address of a learner", "give HOST:PORT, e.g. gpu-box:7777")
     root = enter()
     chosen = name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
@@ -23,5 +22,5 @@ def join(learner: str, name: str) -> None:
     from nightshift.stages._actor import join_learner  # loads torch
 
     console.print(f"playing as {chosen} for the learner at {learner}")
-    join_learner((host, int(port)), chosen, root / paths.ACTOR_SPOOLS, machine)
+    join_learner(config.host_and_port(learner), chosen, root / paths.ACTOR_SPOOLS, machine)
     console.print("learning is over")

@@ -270,7 +270,7 @@ def robot_serve(
     suite: Annotated[str, typer.Option(help="whose simulators are served")] = "libero_mini",
     task: Annotated[list[str] | None, typer.Option(help="may be repeated; all tasks if not given")] = None,
     host: Annotated[str, typer.Option(help="any other than 127.0.0.1 needs NIGHTSHIFT_ROBOT_TOKEN")] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 5050,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 5050,
     watchdog: Annotated[float, typer.Option(min=0.01, help="seconds without a command until it is held")] = 5.0,
 ) -> None:
     """Put simulated tasks behind the protocol of a robot server."""
@@ -467,7 +467,9 @@ def ui(port: Annotated[int, typer.Option(help="on this machine")] = 5000) -> Non
 
 
 @app.command()
-def serve(port: Annotated[int, typer.Option(help="of Prefect's server on this machine")] = 4200) -> None:
+def serve(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of Prefect's server on this machine")] = 4200,
+) -> None:
     """Run the pipeline every night, and on demand."""
     commands.serve(port)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +10,7 @@ import yaml
 from rich.text import Text
 
 from nightshift import config, envs
+from nightshift.access import read_token
 from nightshift.cli.commands import enter
 from nightshift.envs.robot.client import TOKEN_VARIABLE, fetch_description
 from nightshift.envs.robot.messages import Description
@@ -37,7 +37,7 @@ def serve(suite: str, tasks: list[str], address: tuple[str, int], watchdog_s: fl
     if suite == ROBOT:
         raise ConfigError("the suite robot is a robot server already", "serve simulators: nightshift env list")
     root = enter()
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = read_token(TOKEN_VARIABLE) or ""
     app.check_address(*address, token)
     chosen = config.load(root / paths.PARAMS).env
     env = chosen.model_copy(update={"suite": suite, "tasks": tuple(tasks), "robot": None})
@@ -186,6 +186,10 @@ def _print(result: Result) -> None:
 def _post(url: str, endpoint: str, body: bytes) -> None:
     try:
         status, data = Probe(url, _TIMEOUT_S).post(endpoint, body)
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, f"press the robot's own stop button if it moves; then {error.next_step}"
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         raise SimulatorError(
             f"no robot server answers at {url}: {error!r}", "press the robot's own stop button if it moves"

@@ -63,6 +63,7 @@ def train(session: Session) -> Outcome:
     shapes = segments.shapes(episodes)
     starts = segments.split(episodes, settings, seed)
     found = segments.by_part(episodes, starts, settings.ambiguous_steps)
+    segments.check_labels(found["train"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = SuccessClassifier.from_config(settings, shapes).to(device.resolve(session.params.machine.device))

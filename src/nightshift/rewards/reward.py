@@ -74,8 +74,10 @@ class ClassifierReward:
     probability of whole episodes, so it accounts for the many chances of one to be wrong.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Trained, *, is_judged: bool) -> None:
+        """`is_judged`: whether anybody else reports success of what is trained on."""
         self._trained = trained
+        self._is_judged = is_judged
         self._cameras = trained.network.cameras
 
     def request(self, request: RolloutRequest) -> RolloutRequest:
@@ -85,8 +87,11 @@ class ClassifierReward:
         decisions = self._first_success(trajectory, provenance.language)
         judged = _without(_cut(trajectory, decisions), trajectory.beside)
         episode = decision_episode(judged, provenance, discount)
-        verdict = _verdict(trajectory, None if decisions is None else judged.length, self._trained.ambiguous_steps)
-        return replace(episode, metadata={**episode.metadata, CONTROL_STEPS: trajectory.length, _VERDICT: verdict})
+        metadata = {**episode.metadata, CONTROL_STEPS: trajectory.length}
+        if self._is_judged:
+            rewarded_after = None if decisions is None else judged.length
+            metadata[_VERDICT] = _verdict(trajectory, rewarded_after, self._trained.ambiguous_steps)
+        return replace(episode, metadata=metadata)
 
     def demo(self, episode: Episode) -> Episode:
         """It succeeds at its end, as its dataset says."""
@@ -150,17 +155,17 @@ def _verdict(trajectory: Trajectory, rewarded_after: int | None, ambiguous_steps
 
 
 def verdict_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
-    """How many rewards the simulator agrees with; nothing where it gives them itself."""
+    """How many rewards the simulator agrees with; nothing where it gives them itself, or nobody else judges."""
     verdicts = Counter(episode.metadata[_VERDICT] for episode in episodes if _VERDICT in episode.metadata)
     return {f"reward/{verdict}": float(verdicts[verdict]) for verdict in get_args(Verdict)} if verdicts else {}
 
 
-def open_reward(name: str) -> Reward:
+def open_reward(name: str, env: config.Env) -> Reward:
     """What `rlpd.reward` names: the simulator, the classifier, or a reward of another package."""
     others = plugins.find(plugins.REWARDS, (config.SIMULATOR,))
     if name == config.SIMULATOR:
         return SIMULATOR
-    return _of_package(others[name]) if name in others else ClassifierReward(_load(name))
+    return _of_package(others[name]) if name in others else ClassifierReward(_load(name), is_judged=env.is_judged)
 
 
 def _of_package(entry: EntryPoint) -> Reward:
@@ -173,7 +178,7 @@ def _of_package(entry: EntryPoint) -> Reward:
 
 def check_reward(name: str, env: config.Env) -> None:
     """NightshiftError if there is no such reward, or it cannot reward episodes of this environment."""
-    open_reward(name).check(env)
+    open_reward(name, env).check(env)
 
 
 def _load(name: str) -> Trained:

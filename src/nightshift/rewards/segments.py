@@ -140,6 +140,16 @@ def by_part(episodes: Iterable[Episode], parts: Mapping[str, Part], ambiguous_st
     return found
 
 
+def check_labels(segments: Sequence[Segment]) -> None:
+    """DataError if the segments to train on do not show both success and its absence."""
+    if not any(not segment.success for segment in segments):
+        raise DataError(
+            "no episode to train on shows a frame without success: none failed, and classifier.ambiguous_steps leaves "
+            "nothing of those that succeeded",
+            "lower classifier.ambiguous_steps in params.yaml, or record failures with nightshift classifier record",
+        )
+
+
 class Frames:
     """All frames of segments, by label; images are read when they are drawn."""
 

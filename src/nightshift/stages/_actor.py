@@ -383,7 +383,7 @@ class _Player:
         self._pool = pool
         self._spool = spool
         self._in_play = in_play
-        tasks, reward = envs.tasks(spec.env), open_reward(spec.reward)
+        tasks, reward = envs.tasks(spec.env), open_reward(spec.reward, spec.env)
         self._tickets = make_tickets(tasks, spec.states, spec.seed, reward, spec.interventions)
         self._recorder = Recorder(tasks=tasks, discount=spec.discount, reward=reward, commit=spec.commit)
         self._done: set[int] = set()

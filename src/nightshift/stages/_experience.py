@@ -209,7 +209,7 @@ def open_experience(
         with _streamed(job, seed=seed, env=env, states=states, rlpd=rlpd) as streamed:
             yield streamed
         return
-    tasks, reward = envs.tasks(env), open_reward(rlpd.reward)
+    tasks, reward = envs.tasks(env), open_reward(rlpd.reward, env)
     yield LocalExperience(
         pool,
         make_tickets(tasks, states, seed, reward, rlpd.interventions),

@@ -44,7 +44,7 @@ def run(job: Job, *, seed: int, env: config.Env, states: config.States, rlpd: co
     files.verify_folder(paths.SFT_POLICY, f"rm -r {paths.SFT_POLICY} and run again")
     cloned = policies.load(paths.SFT_POLICY)
     envs.check_whole_decisions(env, cloned.chunk)
-    reward = open_reward(rlpd.reward)
+    reward = open_reward(rlpd.reward, env)
     reward.check(env)
     check_person(rlpd.interventions, job.machine)
     splits = {task.name: split_training_states(task, states) for task in envs.tasks(env)}
@@ -145,9 +145,9 @@ class _Round:
     """The metrics of one."""
 
     metrics: dict[str, float]
-    """The same when it is repeated, so that the history, which later stages depend on, is the same too."""
+    """The same whenever it is repeated: they are the history, which later stages depend on."""
     times: dict[str, float]
-    """And what else depends on the clock: how many episodes are on their way."""
+    """What depends on the clock: seconds, speeds, and the queues of the actors."""
 
 
 def _round(training: _Training, rlpd: config.Rlpd, advance: progress.Advance) -> _Round:

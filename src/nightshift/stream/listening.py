@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nightshift.access import TOKEN_VARIABLE, token_of_user
+from nightshift.config import host_and_port
 from nightshift.errors import ConfigError
 from nightshift.project import ports
 
@@ -18,8 +19,7 @@ def address(listen: str) -> tuple[str, int]:
             f"machine.listen is {listen}, and other machines need a token to connect",
             f'export {TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex())"), here and there',
         )
-    host, _, port = listen.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host_and_port(listen)
 
 
 def check(listen: str) -> None:

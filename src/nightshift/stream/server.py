@@ -129,6 +129,10 @@ class Server(Closing):
     def _answer_requests(self, channel: Channel, connection: socket.socket) -> None:
         """Answer requests in order; the next request is received while the last one is being answered."""
 
+        def note(request: dict[str, Any], seconds: float) -> None:
+            if actor := str_field(request, "actor"):
+                self._endpoint.roster.note_transfer(actor, seconds, channel)
+
         def answer(request: dict[str, Any], payload: memoryview) -> None:
             try:
                 self._answer(channel, request, payload)
@@ -136,19 +140,17 @@ class Server(Closing):
                 _shut_down(connection)
                 raise
 
-        with ThreadPoolExecutor(1, f"{threading.current_thread().name} answers") as answering:
+        name = f"{threading.current_thread().name} answers"
+        with contextlib.ExitStack() as at_end, ThreadPoolExecutor(1, name) as answering:
+            at_end.callback(self._endpoint.roster.note_end, channel)
             last = answering.submit(lambda: None)
             try:
                 while not self._closing:
-                    request, payload = channel.receive(idle=IDLE_TIMEOUT, begun=self._note_request)
+                    request, payload = channel.receive(idle=IDLE_TIMEOUT, begun=note)
                     last.result()
                     last = answering.submit(answer, request, payload)
             finally:
                 last.result()
-
-    def _note_request(self, request: dict[str, Any], seconds: float) -> None:
-        if actor := str_field(request, "actor"):
-            self._endpoint.roster.note_transfer(actor, seconds)
 
     def _answer(self, channel: Channel, request: dict[str, Any], payload: memoryview) -> None:
         try:
@@ -179,7 +181,7 @@ class Server(Closing):
             channel.send({"version": None})
         else:
             if actor:
-                self._endpoint.roster.note_transfer(actor, channel.frame_timeout(len(weights.content)))
+                self._endpoint.roster.note_transfer(actor, channel.frame_timeout(len(weights.content)), channel)
             channel.send({"version": weights.version}, weights.content)
         if actor:
             self._endpoint.roster.note(actor, weights.version if weights else newer_than)

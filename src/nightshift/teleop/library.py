@@ -7,6 +7,7 @@ episode is saved or undone, so that it is complete at any time. `dataset` refuse
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import shutil
@@ -15,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nightshift import files
 from nightshift.data.episode import Episode
@@ -31,6 +34,8 @@ ORIGIN = "teleop"
 FILM_SUFFIX = ".film"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 _FRAME = struct.Struct("<II")
+_VECTOR_DIMENSIONS = 2
+_DIGEST_LENGTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,8 @@ class Entry:
     source: str
     """Of its provenance: human or policy."""
     who: str
+    digest: str
+    """Of what was measured and done; its film has this name. Numbers repeat in other clones of the project."""
 
 
 Film = Sequence[tuple[int, bytes]]
@@ -70,6 +77,7 @@ class Library:
         self._claim = locks.Claim(self.state, DataError)
         self._films, self._undone = self.state / "films", self.state / "undone"
         shutil.rmtree(self._undone, ignore_errors=True)
+        self._renumber_failures()
         self.entries: list[Entry] = sorted(self._listed(), key=lambda entry: entry.number)
         self.next_number = self._first_new = 1 + max((entry.number for entry in self.entries), default=-1)
         """Of the episode that is saved next."""
@@ -99,7 +107,6 @@ class Library:
         """When this returns, the episode is durable and part of its source."""
         number = self.next_number
         key = _key(number)
-        self._film_path(number).unlink(missing_ok=True)  # of an episode that was undone as the power failed
         if episode.success:
             self._publish(added=(key, episode))
         else:
@@ -112,7 +119,7 @@ class Library:
     def keep_film(self, entry: Entry, film: Film) -> None:
         """What the pilot saw of an episode that is saved."""
         if film:
-            files.write_chunks(self._film_path(entry.number), _film_chunks(film))
+            files.write_chunks(self._film_path(entry), _film_chunks(film))
 
     def undo(self) -> Entry:
         """Take the last episode out; its file is kept aside until the session ends."""
@@ -131,13 +138,15 @@ class Library:
             (folder / f"{key}{SUFFIX}").unlink()
             files.sync(folder)
         self.entries.pop()
-        self._film_path(entry.number).unlink(missing_ok=True)
+        self._film_path(entry).unlink(missing_ok=True)
         return entry
 
     def film(self, number: int) -> bytes:
         """The pictures of an episode, each behind its step and its size; empty where they are not on this machine."""
-        with contextlib.suppress(FileNotFoundError):
-            return self._film_path(number).read_bytes()
+        for entry in self.entries:
+            if entry.number == number:
+                with contextlib.suppress(FileNotFoundError):
+                    return self._film_path(entry).read_bytes()
         return b""
 
     def thumbnail(self, number: int) -> bytes:
@@ -166,12 +175,22 @@ class Library:
             if others:
                 raise DataError(f"{self.successes} holds episodes of another origin", "record under another --name")
 
+    def _renumber_failures(self) -> None:
+        """Where successes of another clone have come with their numbers: failures are on this machine alone."""
+        taken = set(_numbers(self.successes))
+        failures = list(_numbers(self.failures))
+        free = 1 + max([*taken, *failures], default=-1)
+        for offset, number in enumerate(sorted(taken.intersection(failures))):
+            old, new = (self.failures / f"{_key(one)}{SUFFIX}" for one in (number, free + offset))
+            old.rename(new)
+        if taken.intersection(failures):
+            files.sync(self.failures)
+
     def _listed(self) -> Iterator[Entry]:
         for folder in (self.successes, self.failures):
             store = EpisodeStore(folder)
-            for key in store.keys():  # noqa: SIM118 - a store is no dict
-                if key.isdecimal():
-                    yield _entry(int(key), store.get(key))
+            for number in _numbers(folder):
+                yield _entry(number, store.get(_key(number)))
 
     def _publish(self, added: tuple[str, Episode] | None = None, removed: str = "") -> None:
         """Replace the source by one with an episode more or less. Its other files are linked, and not read again."""
@@ -193,8 +212,8 @@ class Library:
         self.pointer.unlink(missing_ok=True)
         files.remove_folder(self.successes)
 
-    def _film_path(self, number: int) -> Path:
-        return self._films / f"{_key(number)}{FILM_SUFFIX}"
+    def _film_path(self, entry: Entry) -> Path:
+        return self._films / f"{entry.digest}{FILM_SUFFIX}"
 
 
 def is_recorded_here(episode: Episode) -> bool:
@@ -216,6 +235,22 @@ def _film_chunks(film: Film) -> Iterator[bytes]:
         yield picture
 
 
+def _numbers(folder: Path) -> Iterator[int]:
+    for key in EpisodeStore(folder).keys():  # noqa: SIM118 - a store is no dict
+        if key.isdecimal():
+            yield int(key)
+
+
+def _digest(episode: Episode) -> str:
+    """Of everything but the images, which take long to read."""
+    vectors = {name: values for name, values in episode.observations.items() if values.ndim <= _VECTOR_DIMENSIONS}
+    content = hashlib.sha256(episode.provenance.task.encode())
+    for name in sorted(vectors):
+        content.update(np.ascontiguousarray(vectors[name]).tobytes())
+    content.update(np.ascontiguousarray(episode.actions).tobytes())
+    return content.hexdigest()[:_DIGEST_LENGTH]
+
+
 def _key(number: int) -> str:
     return f"{number:06d}"
 
@@ -231,4 +266,5 @@ def _entry(number: int, episode: Episode) -> Entry:
         intervened=int(episode.interventions.sum()),
         source=episode.provenance.source,
         who=str(metadata.get("who", "")),
+        digest=_digest(episode),
     )

@@ -318,14 +318,15 @@ class SceneModel:
         from some centimetres, and objects of another size fall off each other."""
         if stacked:
             self._set_down(self._standing())
-        for body, below in stacked:
-            self._put_on(body, below)
-            self._update()
+            self._pile_up(stacked)
 
     def _settle(self) -> None:
         """Put every object on what it stands on or will fall on."""
         stacked = self._stacked()
         self._set_down(set(self.objects.values()) - {body for body, _ in stacked})
+        self._pile_up(stacked)
+
+    def _pile_up(self, stacked: list[tuple[int, int]]) -> None:
         for body, below in stacked:
             self._put_on(body, below)
             self._update()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from nightshift import config
+from nightshift.access import read_token
 from nightshift.envs.robot.messages import (
     BadMessage,
     Description,
@@ -397,7 +397,7 @@ def connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
 
 
 def headers() -> dict[str, str]:
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = read_token(TOKEN_VARIABLE)
     authorization = {"Authorization": f"Bearer {token}"} if token else {}
     return {"Content-Type": "application/json", **authorization}
 

@@ -50,6 +50,8 @@ class RobotEnv:
         """Seen since the last step."""
         self._home = np.zeros(4)
         self._judge: Judge = settings.success
+        self._was_solved = False
+        """In this episode, by the person, whose yes holds: an episode may go on after it."""
 
     @property
     def action_space(self) -> ActionSpace:
@@ -65,6 +67,7 @@ class RobotEnv:
         self._steps = 0
         self._images = {}
         self._judge = _judge(self._settings, split)
+        self._was_solved = False
         if self._judge == "person":
             self._person.ask(self._question())
         return self._observe(self._state)
@@ -174,14 +177,19 @@ class RobotEnv:
             return state.success
         if self._judge == "none":
             return False
-        if self._steps < self._horizon:
-            answer = self._person.answer()
-            if answer:
-                self._person.withdraw()
-            elif answer is False:  # not yet: the question stays open
-                self._person.ask(self._question())
-            return answer is True
-        return await_answer(self._person, self._question(), self._settings.answer_within_s, self._client.clock)
+        self._was_solved = self._was_solved or self._says_person()
+        return self._was_solved
+
+    def _says_person(self) -> bool:
+        """Without waiting, until the horizon."""
+        if self._steps >= self._horizon:
+            return await_answer(self._person, self._question(), self._settings.answer_within_s, self._client.clock)
+        answer = self._person.answer()
+        if answer:
+            self._person.withdraw()
+        elif answer is False:  # not yet: the question stays open
+            self._person.ask(self._question())
+        return answer is True
 
     def _question(self) -> Question:
         return Question(kind="success", words=f"Is this done: {self.task.language}?")

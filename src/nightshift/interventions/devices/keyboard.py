@@ -36,8 +36,10 @@ _KEYS = {
     "c": (5, 1.0),
 }
 _GRIPPER = " "
-_ESCAPE_SEQUENCE = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]?")
+_ESCAPE_SEQUENCE = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]")
 """Arrows and other keys whose sequences contain letters."""
+_BEGUN_SEQUENCE = re.compile(rb"\x1b([\[O][0-9;]*)?\Z")
+"""Its end comes with the next read."""
 _READ_SECONDS = 0.05
 _READ_BYTES = 64
 
@@ -49,9 +51,13 @@ class KeyboardState:
         self._release = release_seconds
         self._values = np.zeros(6, np.float32)
         self._pressed = np.full(6, -np.inf)
+        self._begun = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        for key in _ESCAPE_SEQUENCE.sub(b"", data).decode("ascii", "ignore").lower():
+        data = _ESCAPE_SEQUENCE.sub(b"", self._begun + data)
+        begun = _BEGUN_SEQUENCE.search(data)
+        self._begun = begun.group() if begun else b""
+        for key in data.removesuffix(self._begun).decode("ascii", "ignore").lower():
             if key == _GRIPPER:
                 self.toggles += 1
             elif key in _KEYS:

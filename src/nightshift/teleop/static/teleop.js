@@ -28,6 +28,7 @@ let sequence = 0;
 const sent = new Map(); // when each command was sent, until it is echoed
 const held = new Map(); // keys, buttons and sticks that are held: name → axes
 let wheel = { axis: 2, value: 0, until: 0 };
+let dragFrom = null; // where the mouse was pressed on the scene, until its button is released
 let pad = { axes: [0, 0, 0, 0, 0, 0], buttons: [] };
 
 /* Connection */
@@ -308,6 +309,7 @@ function hold(name, vector) { held.set(name, vector); drive(); }
 function letGo(name) { if (held.delete(name)) drive(); }
 function letGoOfAll() {
   held.clear();
+  dragFrom = null; // the mouse may move on with its button down
   wheel.until = 0;
   document.querySelectorAll(".held").forEach((button) => button.classList.remove("held"));
   drive();
@@ -411,16 +413,15 @@ $("gripper").addEventListener("click", toggleGripper);
 $("speed").addEventListener("input", () => setSpeed($("speed").value));
 
 function steerByDragging(image) {
-  let from = null;
-  image.addEventListener("pointerdown", (event) => { from = event; image.setPointerCapture(event.pointerId); });
+  image.addEventListener("pointerdown", (event) => { dragFrom = event; image.setPointerCapture(event.pointerId); });
   image.addEventListener("pointermove", (event) => {
-    if (!from) return;
-    const right = (event.clientX - from.clientX) / DRAG_PIXELS, down = (event.clientY - from.clientY) / DRAG_PIXELS;
+    if (!dragFrom) return;
+    const right = (event.clientX - dragFrom.clientX) / DRAG_PIXELS, down = (event.clientY - dragFrom.clientY) / DRAG_PIXELS;
     const vector = event.shiftKey ? [right, down, 0, 0, 0, 0].map((_, axis) => axis === 5 ? -right : axis === 4 ? down : 0)
       : [down, right, 0, 0, 0, 0];
     held.set("drag", vector);
   });
-  const end = () => { from = null; letGo("drag"); };
+  const end = () => { dragFrom = null; letGo("drag"); };
   for (const kind of ["pointerup", "pointercancel", "lostpointercapture"]) image.addEventListener(kind, end);
   image.addEventListener("wheel", (event) => {
     event.preventDefault();
