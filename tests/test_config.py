@@ -108,13 +108,35 @@ def test_an_address_for_actors_of_other_machines_without_actors_is_refused(tmp_p
         config.load(write(tmp_path, changed("machine", actors=0, listen="0.0.0.0:7777")))
 
 
+@pytest.mark.parametrize("listen", ["gpu-box", ":7777", "gpu-box:99999"])
+def test_what_is_no_address_is_refused(tmp_path: Path, listen: str) -> None:
+    with pytest.raises(ConfigError, match=r"machine\.listen: should be HOST:PORT"):
+        config.load(write(tmp_path, changed("machine", actors=1, listen=listen)))
+
+
+def test_an_ipv6_address_may_be_in_brackets() -> None:
+    assert config.host_and_port("[::1]:7777") == ("::1", 7777)
+
+
+def test_an_rlpd_that_ends_before_its_first_update_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training_starts is 600, so no update comes within 600 steps"):
+        config.load(write(tmp_path, changed("rlpd", steps=600, training_starts=600)))
+
+
+def test_a_folder_in_place_of_params_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        config.load(tmp_path)
+
+
 def test_a_number_that_yaml_reads_as_text_gets_a_hint(tmp_path: Path) -> None:
     text = (REPOSITORY / "params.yaml").read_text().replace("learning_rate: 1.0e-3", "learning_rate: 1e-3")
     with pytest.raises(ConfigError, match=r"write 3\.0e-4"):
         config.load(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "\tx: 1", "seed: 0"])
+@pytest.mark.parametrize(
+    "text", ["", "[1, 2]", "a: [", "\tx: 1", "seed: 0", "seed: {{ seed }}", "? [a]\n: 1", "seed: 2026-11-31"]
+)
 def test_a_file_that_is_not_params_is_one_config_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
         config.load(write(tmp_path, text))

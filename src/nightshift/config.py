@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -1053,6 +1053,11 @@ class Rlpd(Section):
             raise ValueError("interventions.imitate needs actor.bc_weight: raise it or set interventions.imitate: none")
         if self.entropy.relative and self.actor.start == "scratch":
             raise ValueError("entropy.relative needs actor.start: clone: fresh weights have no entropy worth keeping")
+        if self.steps <= self.training_starts:
+            raise ValueError(
+                f"training_starts is {self.training_starts}, so no update comes within {self.steps} steps: raise steps "
+                "or lower training_starts"
+            )
         return self
 
 
@@ -1161,6 +1166,8 @@ class Nightly(Section):
     """A folder in which every file or folder is imported once, under its name; null = none."""
     format: Annotated[str, AfterValidator(_known_format)]
     """Of what is put there."""
+    task: Name | None = None
+    """What it shows, where its files do not say: those of hil-serl never do."""
     pull: Flag
     """Get imports from DVC's remote: those that git names and this clone lacks, newer ones of other repositories."""
     commit: Flag
@@ -1282,6 +1289,8 @@ class _StrictLoader(YAML_LOADER):  # type: ignore[misc]
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if not isinstance(key, Hashable):
+                raise ConfigError(f"{self.name} has {key!r} as a key in line {line}", "write a name there, or quote it")
             if key in seen:
                 raise ConfigError(
                     f"{self.name} has the key {key!r} twice, in lines {seen[key]} and {line}", "remove one of them"
@@ -1310,6 +1319,8 @@ def read_yaml(path: Path) -> Any:
         text = path.read_text()
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist", "run from the project's root") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder", "name a file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", f"git checkout -- {path.name}") from None
     check_conflict(path, text, path.name)
@@ -1322,6 +1333,8 @@ def read_yaml(path: Path) -> Any:
     except yaml.YAMLError as error:
         what = " ".join(str(error).split())
         raise ConfigError(f"{path} is not valid YAML: {what}", "mend the line that it names") from None
+    except ValueError as error:  # a date that does not exist
+        raise ConfigError(f"{path} has a value that YAML cannot read: {error}", "quote it if it is text") from None
     finally:
         loader.dispose()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,15 @@ def test_a_deleted_output_comes_back_from_the_cache(toy: Path) -> None:
     assert work(store)["train"] == "restored"
 
 
+def test_outputs_stay_where_no_others_can_be_restored(toy: Path) -> None:
+    store = DvcStore(toy)
+    work(store)
+    params = (toy / "params.yaml").read_text()
+    (toy / "params.yaml").write_text(params.replace("1.0", "3.0"))
+    assert not store.restore("train")
+    assert (toy / "model").exists()
+
+
 def test_inputs_that_are_not_those_of_the_run_leave_the_outputs_where_they_are(toy: Path) -> None:
     store = DvcStore(toy)
     work(store)
@@ -235,6 +246,20 @@ def test_a_locked_project_is_a_sentence(toy: Path) -> None:
     store = DvcStore(toy)
     with store._locked(), pytest.raises(CacheError, match="another DVC command is working in this project"):
         DvcStore(toy).status()
+
+
+def test_a_run_waits_until_another_command_is_done(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`dvc push` of many demos takes longer than the three seconds for which DVC itself waits."""
+    store = DvcStore(toy)
+    held = contextlib.ExitStack()
+    held.enter_context(store._locked())
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(DvcStore(toy, patience=300.0).reasons, "make")
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=5)
+        held.close()
+        assert waiting.result(timeout=60) == ("never run",)
+    assert capsys.readouterr().out.count("waiting for another DVC command") == 1
 
 
 def test_a_dataset_can_be_read_as_it_was_at_a_tag(toy: Path) -> None:

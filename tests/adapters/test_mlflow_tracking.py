@@ -61,6 +61,13 @@ def test_processes_with_the_same_params_and_code_join_one_parent_run(root: Path)
     assert joined(root, "dataset", "d1") != first
 
 
+def test_a_folder_may_have_an_apostrophe(root: Path) -> None:
+    other = root / "o'brien"
+    other.mkdir()
+    shutil.copy(root / "params.yaml", other)
+    assert joined(other, "states", "s1") == joined(other, "collect", "c1")
+
+
 def test_the_experiment_opens_in_the_view_for_models(root: Path) -> None:
     track = tracking(root)
     experiment = track.client.get_experiment(track.experiment_id)

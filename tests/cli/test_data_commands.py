@@ -32,6 +32,7 @@ from tests.command import dvc
 from tests.conftest import edit, git, nightshift
 from tests.data import examples
 from tests.data.formats.hdf5_files import libero_demo, write_libero
+from tests.data.formats.test_rlds_tfrecord import TINY_ARM
 
 COMMAND = str(Path(sys.prefix) / "bin" / "nightshift")
 
@@ -104,9 +105,15 @@ def test_a_limit_of_the_user_admits_a_larger_episode(project: Path, tmp_path: Pa
     assert len(EpisodeStore(paths.IMPORTS / "goal").keys()) == 1
 
 
+def test_splits_that_a_dataset_sets_aside_are_left_out(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data_commands.import_episodes(TINY_ARM, "rlds", "arm", "", skip_broken=True)
+    assert "left out: 1 episode of splits that are not for training" in capsys.readouterr().out
+    assert {episode.provenance.split for episode in EpisodeStore(project / paths.IMPORTS / "arm")} == {"train"}
+
+
 def test_an_import_without_success_is_refused(project: Path, tmp_path: Path) -> None:
     path = demo_file(tmp_path / "goal.hdf5", count=1, demo_0={"rewards": np.zeros(5, np.uint8)})
-    with pytest.raises(DataError, match="no successful episodes: 1 did not succeed, 0 are broken"):
+    with pytest.raises(DataError, match="no successful episodes to train on: 1 that did not succeed"):
         take(path)
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 
 from nightshift.data.episode import Episode
-from nightshift.data.schema import Schema
+from nightshift.data.schema import Schema, common
 from nightshift.errors import DataError
 from nightshift.types import Provenance
-from tests.data.examples import PROVENANCE, episodes, make
+from tests.data.examples import PROVENANCE, episodes, make, with_images
 
 
 def odd(**changes: Any) -> Provenance:
@@ -90,3 +90,15 @@ def test_a_schema_survives_json() -> None:
     assert Schema.from_json(SCHEMA.to_json(), "a") == SCHEMA
     with pytest.raises(DataError, match=r"s.json is not a schema"):
         Schema.from_json({"actions": {"dtype": "float32"}}, "s.json")
+
+
+def test_a_common_schema_widens_vectors_and_refuses_images_of_another_dtype() -> None:
+    bytes_, shares = with_images(), with_images(seed=1)
+    lit = {name: column / np.float32(255) for name, column in shares.observations.items() if column.ndim > 2}
+    shares = replace(
+        shares, observations={**shares.observations, **lit}, actions=shares.actions.astype(np.float64), extras={}
+    )
+    shared = common([Schema.of(bytes_), Schema.of(shares)])
+    assert (shared.fields["actions"].dtype, shared.fields["observations.front"].dtype) == ("float64", "uint8")
+    with pytest.raises(DataError, match=r"observations\.front is float32, not uint8"):
+        shared.check(shared.conformed(shares), "here")

@@ -12,7 +12,7 @@ import pytest
 
 from nightshift import config
 from nightshift.adapters.dvc_store import DvcStore
-from nightshift.data import sources
+from nightshift.data import importing, sources
 from nightshift.errors import DataError
 from nightshift.pipeline import nightly, notify
 from nightshift.pipeline.run import Session, stale, statuses
@@ -20,6 +20,7 @@ from nightshift.project import paths, quiet_nights
 from tests.cli.test_data_commands import demo_file, take, with_nan
 from tests.command import dvc
 from tests.conftest import edit, git, nightshift
+from tests.data.formats.test_hil_serl import dump, run_of
 from tests.receiver import SECRET, receiving
 
 
@@ -51,6 +52,34 @@ def test_every_file_of_the_inbox_is_imported_once_under_its_name_and_tracked_by_
     assert sources.resolved(["imports"]) == ["kitchen_v2", "more"]
 
 
+def test_a_file_that_has_changed_since_it_was_imported_is_told_every_night_until_it_has_another_name(
+    project: Path, inbox: Path
+) -> None:
+    deliver(inbox / "recording.hdf5")
+    brought_in(project)
+    demo_file(inbox / "recording.hdf5", count=5)
+    os.utime(inbox / "recording.hdf5", (1, 1))
+    told = "recording.hdf5 is not what the import recording was made of: rename it, and it is taken"
+    assert brought_in(project) == brought_in(project) == [told]
+    (inbox / "recording.hdf5").rename(inbox / "day_2.hdf5")
+    assert brought_in(project) == ["imported day_2: 5 episodes"]
+
+
+def test_a_night_names_the_task_of_files_that_do_not(project: Path, inbox: Path) -> None:
+    edit(project, "nightly", format="hil-serl")
+    os.utime(dump(inbox / "ram.pkl", run_of(3, first=0)), (0, 0))
+    (told,) = brought_in(project)
+    assert told.startswith("could not import ram.pkl: ") and "name of its task" in told
+    edit(project, "nightly", task="insert_ram")
+    assert brought_in(project) == ["imported ram: 1 episodes"]
+
+
+def test_a_long_name_is_cut_and_stays_one_of_its_own() -> None:
+    one, other = (nightly.import_name(Path("x" * 240 + ending)) for ending in ("1", "2"))
+    assert len(one) == len(other) == importing.LONGEST_NAME
+    assert one != other
+
+
 def test_what_cannot_be_imported_is_said_and_does_not_keep_the_rest_from_being_imported(
     project: Path, inbox: Path
 ) -> None:
@@ -61,7 +90,7 @@ def test_what_cannot_be_imported_is_said_and_does_not_keep_the_rest_from_being_i
     broken, unfinished, done = brought_in(project)
     assert broken.startswith("could not import a.hdf5: ")
     assert unfinished == "b.hdf5 is still being written: the next night takes it"
-    assert done == "imported c: 2 episodes, 0 failed and 1 broken ones left out"
+    assert done == "imported c: 2 episodes; left out: 1 that are broken"
     edit(project, "nightly", inbox="nowhere")
     assert brought_in(project) == ["nightly.inbox nowhere is not a folder"]
 
@@ -119,7 +148,7 @@ def test_a_dangling_link_and_a_file_that_vanishes_do_not_end_the_night(
     os.utime(inbox / "a.hdf5", (0, 0), follow_symlinks=False)
     deliver(inbox / "b.hdf5")
     dangling, done = brought_in(project)
-    assert dangling == f"could not import a.hdf5: {inbox / 'a.hdf5'} does not exist"
+    assert dangling == f"could not import a.hdf5: {inbox / 'a.hdf5'} does not exist; give a file or folder that does"
     assert done == "imported b: 3 episodes"
     (inbox / "a.hdf5").unlink()
     (inbox / "c").mkdir()

@@ -31,6 +31,8 @@ def test_choices_are_yaml_and_1e_3_is_a_number() -> None:
     for wrong in ("sft.steps", "sft.steps=", "sft.steps=[1"):
         with pytest.raises(ConfigError, match="is no choice of values"):
             sweep.parse([wrong])
+    with pytest.raises(ConfigError, match=r"sft\.steps is given twice"):
+        sweep.parse(["sft.steps=100", "sft.steps=200"])
 
 
 def test_a_grid_has_every_combination_and_a_sample_some_of_them_the_same_ones_for_a_seed(project: Path) -> None:

@@ -9,17 +9,28 @@ import pytest
 
 from nightshift import config, files
 from nightshift.data import dataset_store, episode
+from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
 from nightshift.stages import collect, dataset, sft
+from nightshift.telemetry.console import console
 
 
 @pytest.fixture
 def demos(job: Callable[[str], Job], params: config.Params) -> None:
     collect.run(job("collect"), seed=params.seed, env=params.env, states=params.states, collect=params.collect)
+
+
+def imported(name: str, *demos: Episode, file: str = "") -> None:
+    """A source of these episodes; `file` is where they came from."""
+    with files.new_folder(paths.IMPORTS / name) as folder:
+        store = EpisodeStore(folder)
+        for number, demo in enumerate(demos):
+            origin = replace(demo.provenance, init_state=None, origin=f"{file or f'{name}.hdf5'}#{number}")
+            store.put(f"{number}", replace(demo, provenance=origin))
 
 
 def run(job: Callable[[str], Job], params: config.Params) -> None:
@@ -104,10 +115,84 @@ def test_imports_stand_beside_the_demos_and_are_split_episode_by_episode(
 def test_an_import_that_looks_different_is_refused_by_name(job: Callable[[str], Job], params: config.Params) -> None:
     with files.new_folder(paths.IMPORTS / "elsewhere") as folder:
         demo = next(iter(EpisodeStore(paths.DEMOS)))
-        EpisodeStore(folder).put("0", replace(demo, actions=demo.actions.astype(np.float64)))
+        actions, chosen = demo.actions.repeat(2, axis=1), demo.policy_actions.repeat(2, axis=1)
+        EpisodeStore(folder).put("0", replace(demo, actions=actions, policy_actions=chosen))
     both = params.dataset.model_copy(update={"sources": ("demos", "elsewhere")})
-    with pytest.raises(DataError, match=r"data/imports/elsewhere/0.safetensors: actions is float64, not float32"):
+    with pytest.raises(DataError, match=r"data/imports/elsewhere/0.safetensors: actions has shape"):
         dataset.run(job("dataset"), seed=params.seed, dataset=both)
+
+
+@pytest.mark.usefixtures("demos")
+def test_the_dataset_has_what_all_sources_have_and_says_what_it_leaves_out(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    """As in the tutorial: imports of LIBERO and robomimic have float64 actions and fields of their own."""
+    demos = list(EpisodeStore(paths.DEMOS))
+    imported(
+        "by_hand",
+        *(
+            replace(
+                demo,
+                actions=demo.actions.astype(np.float64),
+                policy_actions=demo.policy_actions.astype(np.float64) / 3,
+                rewards=demo.rewards.astype(np.uint8),
+                extras={"dones": np.zeros(demo.length, np.int64)},
+            )
+            for demo in demos
+        ),
+    )
+    both = params.dataset.model_copy(update={"sources": ("demos", "by_hand")})
+    with console.capture() as shown:
+        dataset.run(job("dataset"), seed=params.seed, dataset=both)
+    assert "of by_hand, extras.dones are left out of the dataset" in shown.get()
+    data = dataset_store.read(paths.DATASET)
+    assert not any(name.startswith("extras.") for name in data.schema.fields)
+    assert data.schema.fields["actions"].dtype == "float64", "nothing is rounded"
+    found = [demo for part in dataset_store.SPLITS for demo in data.episodes(part)]
+    (same,) = [demo for demo in found if demo.provenance.origin == "by_hand.hdf5#0"]
+    assert np.array_equal(same.policy_actions, demos[0].policy_actions.astype(np.float64) / 3)
+    sft.run(job("sft"), seed=0, policy=params.policy, sft=params.sft.model_copy(update={"steps": 3}))
+
+
+@pytest.mark.usefixtures("demos")
+def test_an_import_that_came_twice_is_trained_on_once(job: Callable[[str], Job], params: config.Params) -> None:
+    demos = list(EpisodeStore(paths.DEMOS))[:4]
+    for name in ("first", "again"):
+        imported(name, *demos)
+    both = params.dataset.model_copy(update={"sources": ("first", "again")})
+    with console.capture() as shown:
+        dataset.run(job("dataset"), seed=params.seed, dataset=both)
+    assert shown.get().count("is left out: it is the episode data/imports/first/") == 4
+    assert len(list(dataset_store.read(paths.DATASET).episodes("train"))) < 4
+
+
+@pytest.mark.usefixtures("demos")
+def test_demos_of_files_with_one_name_are_of_different_starts(job: Callable[[str], Job], params: config.Params) -> None:
+    near = [demo for demo in EpisodeStore(paths.DEMOS) if demo.provenance.task == "near"]
+    for name, demo in zip(("a", "b"), near, strict=False):
+        imported(name, demo, file="demo.hdf5")
+    both = params.dataset.model_copy(update={"sources": ("a", "b")})
+    dataset.run(job("dataset"), seed=params.seed, dataset=both)
+    data = dataset_store.read(paths.DATASET)
+    assert [len(list(data.episodes(part))) for part in dataset_store.SPLITS] == [1, 1]
+
+
+@pytest.mark.usefixtures("demos")
+def test_numbers_that_float32_does_not_hold_are_refused(job: Callable[[str], Job], params: config.Params) -> None:
+    demo = next(iter(EpisodeStore(paths.DEMOS)))
+    huge = {name: np.full(values.shape, 1e300) for name, values in demo.observations.items()}
+    imported("odd", replace(demo, observations=huge))
+    with pytest.raises(DataError, match=r"odd/0.safetensors: observations\.\w+ is larger than float32 can be"):
+        dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset.model_copy(update={"sources": ("odd",)}))
+
+
+@pytest.mark.usefixtures("demos")
+def test_an_episode_without_an_action_is_refused(job: Callable[[str], Job], params: config.Params) -> None:
+    demo = next(iter(EpisodeStore(paths.DEMOS)))
+    first = {name: column[:1] for name, column in episode.columns(demo).items()}
+    imported("odd", episode.assemble(first, episode.header(demo)))
+    with pytest.raises(DataError, match="the episode has no action"):
+        dataset.run(job("dataset"), seed=params.seed, dataset=params.dataset.model_copy(update={"sources": ("odd",)}))
 
 
 @pytest.mark.usefixtures("demos")

@@ -110,7 +110,10 @@ def whole_run(cloned: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 def learn(job: Job, params: config.Params, **changes: Any) -> dict[str, torch.Tensor]:
     """The tensors of the last checkpoint."""
     raw = config.merged(params.rlpd.model_dump(), config.merged(SMALL, changes))
-    chosen = config.Rlpd.model_validate(raw)
+    return learn_by(job, params, config.Rlpd.model_validate(raw))
+
+
+def learn_by(job: Job, params: config.Params, chosen: config.Rlpd) -> dict[str, torch.Tensor]:
     rlpd.run(job, seed=params.seed, env=params.env, states=params.states, rlpd=chosen)
     last = checkpoint.newest(job.state)
     assert last is not None
@@ -260,7 +263,8 @@ def test_the_actor_that_starts_as_the_clone_first_acts_as_the_clone(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     """Also after the warm-up, in which critics and temperature alone are trained."""
-    tensors = learn(job("rlpd"), params, training_starts=1000)
+    small = config.Rlpd.model_validate(config.merged(params.rlpd.model_dump(), SMALL))
+    tensors = learn_by(job("rlpd"), params, small.model_copy(update={"training_starts": 1000}))
     before = policies.load(paths.SFT_POLICY).state_dict()
     assert all(torch.equal(tensors[f"policy.weights.{name}"], value) for name, value in before.items())
     assert history()["kept"] == 0

@@ -11,6 +11,7 @@ import graphlib
 import heapq
 import logging
 import operator
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift.errors import CacheError
 from nightshift.project import graph, paths
+from nightshift.telemetry.console import console
 
 if TYPE_CHECKING:
     from dvc.dependency.param import ParamsDependency
@@ -63,10 +65,15 @@ def cache_folder(root: Path) -> Path:
     return Path(settings["cache"].get("dir") or root / paths.DVC / "cache")
 
 
+PATIENCE_SECONDS = 3600.0
+"""Of what has worked for hours: a push of many demos may take as long."""
+
+
 class DvcStore:
     """One project's dvc.yaml, dvc.lock and cache."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, patience: float = 0.0) -> None:
+        """`patience`: how many seconds another DVC command, such as `dvc push`, is waited for."""
         from dvc.repo import Repo
         from dvc.ui import ui
 
@@ -76,6 +83,7 @@ class DvcStore:
         with _translate_errors():
             self._repo: Repo = Repo(str(root))
         self._root = root.resolve()
+        self._patience = patience
 
     def close(self) -> None:
         self._repo.close()
@@ -135,24 +143,30 @@ class DvcStore:
     def restore(self, name: str) -> bool:
         """Bring back the outputs if this stage ran before with the same inputs; False if it never did."""
         from dvc.stage.cache import RunCacheNotFoundError
+        from dvc_data.hashfile.hash_info import HashInfo
 
         with self._locked():
             stage = self._stage(name)
             if not _restorable(stage):
                 return False
-            stage.remove_outs(ignore_remove=False, force=False)
+            if not stage.deps_cached():
+                stage.save_deps()
+                for out in stage.outs:
+                    out.hash_info = HashInfo()  # or DVC would take those of dvc.lock, which are of other inputs
             try:
-                self._repo.stage_cache.restore(stage)
+                self._repo.stage_cache.restore(stage, dry=True)  # outputs go only where others take their place
             except RunCacheNotFoundError:
                 return False
+            stage.remove_outs(ignore_remove=False, force=False)
+            self._repo.stage_cache.restore(stage)
             stage.save()
             self._record(stage)
             return True
 
     def track(self, path: Path) -> Path:
         """Put data that no stage makes into the cache, as `dvc add` does; returns the .dvc file for git."""
-        with _translate_errors():
-            (stage,) = self._repo.add(str(self._root / path))
+        with self._locked() as repo:
+            (stage,) = repo.add(str(self._root / path))
             return Path(stage.path).relative_to(self._root)
 
     def pull(self, pointers: Sequence[Path]) -> list[Path]:
@@ -221,10 +235,26 @@ class DvcStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Repo]:
+        with _translate_errors(), contextlib.ExitStack() as held:
+            self._lock(held)
+            yield self._repo
+
+    def _lock(self, held: contextlib.ExitStack) -> None:
+        from dvc.lock import LockError
         from dvc.repo import lock_repo
 
-        with _translate_errors(), lock_repo(self._repo):
-            yield self._repo
+        deadline, told = time.monotonic() + self._patience, False
+        while True:
+            try:
+                held.enter_context(lock_repo(self._repo))  # it tries for some seconds itself
+            except LockError:
+                if time.monotonic() >= deadline:
+                    raise
+                if not told:
+                    console.print("waiting for another DVC command in this project")
+                told = True
+            else:
+                return
 
     def _reasons(self, stage: Stage) -> Iterator[str]:
         if not any(dep.hash_info for dep in stage.deps):

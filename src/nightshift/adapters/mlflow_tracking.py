@@ -427,8 +427,8 @@ def _root_of(artifacts: str) -> Path | None:
 
 
 def folder_tag(root: Path) -> str:
-    """What tells the runs of a project from those of others in the same store."""
-    return f"{socket.gethostname()}:{root.resolve()}"
+    """What tells the runs of a project from those of others in the same store. It has no quote: MLflow's filters do."""
+    return f"{socket.gethostname()}:{root.resolve()}".replace("'", "%27")
 
 
 def _refuse_database(uri: str) -> None:

@@ -461,7 +461,7 @@ def robustness(
 
 
 @app.command()
-def ui(port: Annotated[int, typer.Option(help="on this machine")] = 5000) -> None:
+def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="on this machine")] = 5000) -> None:
     """Show MLflow's pages: runs, curves, models."""
     commands.ui(port)
 

@@ -33,7 +33,7 @@ def import_episodes(
     path: Path, format: str, name: str, task: str, *, skip_broken: bool, max_episode_gb: float | None = None
 ) -> None:
     """A source in another format as data/imports/NAME, tracked by DVC."""
-    from nightshift.adapters.dvc_store import DvcStore
+    from nightshift.adapters.dvc_store import PATIENCE_SECONDS, DvcStore
     from nightshift.data import importing
 
     path = Path(os.path.abspath(path))
@@ -48,13 +48,11 @@ def import_episodes(
             importing.gather(job, state, skip_broken=skip_broken, watch=advance)
         admitted = importing.finish(job, state)
     console.print(f"[bold]{job.target}[/]: {_episodes(len(state.kept))}")
-    pointer = DvcStore(root).track(job.target)
-    if state.unsolved:
-        console.print(f"left out: {_episodes(len(state.unsolved))} that did not succeed")
-    if state.broken:
-        console.print(f"left out: {_episodes(len(state.broken))} that are broken")
-        for sentence in state.broken.values():
-            console.print(Text(f"  {sentence}", style="dim"), soft_wrap=True)
+    pointer = DvcStore(root, patience=PATIENCE_SECONDS).track(job.target)
+    for reason, count in state.left_out.items():
+        console.print(f"left out: {_episodes(count)} {reason}")
+    for sentence in state.broken.values():
+        console.print(Text(f"  {sentence}", style="dim"), soft_wrap=True)
     for mark, words in _ADMITTED.items():
         if mark in admitted:
             console.print(f"[dim]{_episodes(admitted[mark])}: {words}[/]", soft_wrap=True)
@@ -93,6 +91,8 @@ def stats(source: str, plot: Path | None) -> None:
     from nightshift.data import sources, statistics
 
     plot = None if plot is None else Path(os.path.abspath(plot))
+    if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
+        raise DataError(f"{plot} cannot be drawn", "name a file that ends in .png, in a folder that exists")
     enter()
     found = statistics.compute(sources.open_store(source) if source else _dataset("all"))
     title = source or str(paths.DATASET)

@@ -6,6 +6,7 @@ final observation; its action, reward and discount are undefined. So N steps are
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,8 @@ from nightshift.types import Provenance, Trajectory
 
 OBSERVATIONS = "observations."
 EXTRAS = "extras."
+_VECTORS = 2
+"""Axes of a column of vectors; images have more."""
 NO_POLICY = -1
 """The policy version of steps without a learned policy, such as demos."""
 
@@ -93,6 +96,16 @@ def from_trajectory(trajectory: Trajectory, provenance: Provenance, policy_versi
         success=trajectory.success,
         provenance=provenance,
     )
+
+
+def digest(episode: Episode) -> str:
+    """Of everything that was measured and done but images, which take long to read: the same episode has the same."""
+    content = hashlib.sha256(episode.provenance.task.encode())
+    for name, column in sorted(columns(episode).items()):
+        if column.ndim <= _VECTORS:
+            content.update(f"{name} {column.dtype} {column.shape} ".encode())
+            content.update(np.ascontiguousarray(column).tobytes())
+    return content.hexdigest()
 
 
 def columns(episode: Episode) -> dict[str, Column]:

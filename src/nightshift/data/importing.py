@@ -32,7 +32,8 @@ from nightshift.project import locks, packages, paths
 UNSOLVED = "unsolved.jsonl"
 """Keys of the unsuccessful episodes, so that a resumed import does not decode them again."""
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+LONGEST_NAME = 100
+_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{LONGEST_NAME - 1}}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ class Import:
         if not _NAME.fullmatch(self.name) or self.name in (DEMOS, ROLLOUTS, ALL_IMPORTS):
             raise DataError(
                 f"{self.name!r} cannot be the name of an import",
-                f"use letters, digits, _ and -; {DEMOS} is taken by the stage collect, {ROLLOUTS} by the success "
-                f"classifier, {ALL_IMPORTS} means all of them",
+                f"use up to {LONGEST_NAME} letters, digits, _ and -; {DEMOS} is taken by the stage collect, {ROLLOUTS} "
+                f"by the success classifier, {ALL_IMPORTS} means all of them",
             )
         with formats.reading(str(self.path)):
             if not self.path.exists():
@@ -80,22 +81,32 @@ class Import:
     def state(self) -> Path:
         """The folder for episodes until the import is complete; it depends on the content of the source, and on the
         code of a reader of another package."""
-        stamps = [(str(file), status.st_size, status.st_mtime_ns) for file, status in self._files]
         entry = formats.plug_in(self.format)
         reader = [self.format, packages.plug_in(entry)] if entry else [self.format]
-        content = json.dumps([str(self.path.resolve()), *reader, self.task, stamps])
+        content = json.dumps([*reader, self.task, self.source_digest])
         return paths.stage_state("import", hashlib.sha256(content.encode()).hexdigest())
+
+    @cached_property
+    def source_digest(self) -> str:
+        """As it was when this was first asked for."""
+        return source_digest(self.path)
 
     @cached_property
     def stored(self) -> int:
         """The bytes of the source; a file with several names counts once."""
-        return sum({(status.st_dev, status.st_ino): status.st_size for _, status in self._files}.values())
+        return sum({(status.st_dev, status.st_ino): status.st_size for _, status in _files(self.path)}.values())
 
-    @cached_property
-    def _files(self) -> list[tuple[Path, os.stat_result]]:
-        with formats.reading(str(self.path)):
-            found = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
-            return [(file, file.stat()) for file in found if file.is_file()]
+
+def source_digest(path: Path) -> str:
+    """Of the names, sizes and times of all files of a source."""
+    stamps = [(str(file.resolve()), status.st_size, status.st_mtime_ns) for file, status in _files(path)]
+    return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
+
+
+def _files(path: Path) -> list[tuple[Path, os.stat_result]]:
+    with formats.reading(str(path)):
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        return [(file, file.stat()) for file in found if file.is_file()]
 
 
 @dataclass(kw_only=True)
@@ -107,12 +118,24 @@ class Progress:
     unsolved: set[str]
     broken: dict[str, str] = field(default_factory=dict)
     """Error messages of the episodes and files that were left out because they are invalid, by key."""
+    other_splits: set[str] = field(default_factory=set)
+    """Keys of the episodes that their dataset sets aside for validation or testing."""
     unpacked: int = 0
     """The bytes of all episodes so far."""
 
     @property
     def done(self) -> int:
         return len(self.kept) + len(self.unsolved)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many episodes, by the reason."""
+        found = {
+            "that did not succeed": len(self.unsolved),
+            "that are broken": len(self.broken),
+            "of splits that are not for training": len(self.other_splits),
+        }
+        return {reason: count for reason, count in found.items() if count}
 
 
 @contextlib.contextmanager
@@ -170,9 +193,11 @@ def _with_remedy(error: DataError) -> DataError:
 def finish(job: Import, progress: Progress) -> Mapping[str, int]:
     """Move the import to data/imports, and count the metadata flags of its episodes."""
     if not progress.kept:
-        reasons = f"{len(progress.unsolved)} did not succeed, {len(progress.broken)} are broken"
+        reasons = ", ".join(f"{count} {reason}" for reason, count in progress.left_out.items()) or "it has none at all"
         first = next(iter(progress.broken.values()), "")
-        raise DataError(f"{job.path} has no successful episodes: {reasons}", first and f"the first: {first}")
+        raise DataError(
+            f"{job.path} has no successful episodes to train on: {reasons}", first and f"the first broken one: {first}"
+        )
     store = EpisodeStore(job.state)
     admitted: Counter[str] = Counter()
     with files.new_folder(job.target) as new:
@@ -186,6 +211,9 @@ def finish(job: Import, progress: Progress) -> Mapping[str, int]:
 
 def _take(entry: EpisodeRef, job: Import, store: EpisodeStore, progress: Progress) -> None:
     episode: Episode = entry.load()
+    if episode.provenance.split != "train":
+        progress.other_splits.add(entry.key)
+        return
     if not episode.success:
         files.append_json(job.state / UNSOLVED, entry.key)
         progress.unsolved.add(entry.key)
@@ -193,6 +221,8 @@ def _take(entry: EpisodeRef, job: Import, store: EpisodeStore, progress: Progres
     with formats.reading(entry.where):
         if episode.actions.ndim != 2:  # noqa: PLR2004
             raise DataError(f"{entry.where}: actions has shape {list(episode.actions.shape)}, not [N, A]")
+        if episode.length == 1:
+            raise DataError(f"{entry.where}: the episode has no action")
         store.check(episode, str(job.path))
         progress.unpacked += sum(column.nbytes for column in columns(episode).values())
         job.limits.check_source(progress.unpacked, job.stored, str(job.path))

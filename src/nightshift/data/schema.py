@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.data.episode import Episode, columns
+from nightshift.data.episode import Episode, assemble, columns, header
 from nightshift.data.tensors import DTYPES, Column
 from nightshift.errors import DataError
 from nightshift.types import Split
@@ -52,6 +52,15 @@ class Schema:
         scalars = {name: replace(declared[name], shape=()) for name in ("rewards", "discounts")}
         return cls(fields={**declared, **scalars, **_FIXED})
 
+    def conformed(self, episode: Episode) -> Episode:
+        """The episode with the fields of this schema alone, which it has, and vectors and numbers in their dtypes."""
+        kept = {name: columns(episode)[name] for name in self.fields}
+        cast = {
+            name: column.astype(self.fields[name].dtype, copy=False) if _may_be_widened(self.fields[name]) else column
+            for name, column in kept.items()
+        }
+        return assemble(cast, header(episode))
+
     def check(self, episode: Episode, where: str) -> None:
         """Raise DataError if an episode violates the schema; `where` is its file or sender, for the message."""
         _check_ending(episode, where)
@@ -74,6 +83,26 @@ class Schema:
             return cls(fields={name: _field(entry) for name, entry in value.items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{where} is not a schema of episodes: {error!r}") from None
+
+
+def common(schemas: Sequence[Schema]) -> Schema:
+    """The fields that all of them have. Vectors and numbers of different dtypes get one that holds each of them."""
+    first, *others = schemas
+    shared = {name: field for name, field in first.fields.items() if all(name in other.fields for other in others)}
+    return Schema(
+        fields={name: _widened(field, [other.fields[name] for other in others]) for name, field in shared.items()}
+    )
+
+
+def _may_be_widened(field: FieldSpec) -> bool:
+    """Images may not: bytes and shares of one are not the same light."""
+    return len(field.shape) <= 1
+
+
+def _widened(field: FieldSpec, others: Sequence[FieldSpec]) -> FieldSpec:
+    if not _may_be_widened(field):
+        return field
+    return replace(field, dtype=np.result_type(field.dtype, *(other.dtype for other in others)).name)
 
 
 def _field(entry: Mapping[str, Any]) -> FieldSpec:

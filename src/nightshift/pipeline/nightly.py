@@ -6,6 +6,7 @@ registry ──▶ data/champion/start ─────┴─▶ pipeline ─▶ 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from nightshift import config, interrupts
+from nightshift import config, files, interrupts
 from nightshift.data import formats, importing
 from nightshift.errors import Busy, NightshiftError
 from nightshift.pipeline import notify
@@ -28,6 +29,7 @@ NOTHING_TO_DO_WITHOUT = "nothing to do without what could not be brought in"
 _MET = "_nightshift_night_failed"
 """Attribute of an error that `failed` or `refused` has handled already."""
 SETTLED_SECONDS = 60
+_ENDING = 8
 """What was written to later than this is still being copied: the next night takes it."""
 
 
@@ -109,7 +111,7 @@ def prepare(root: Path) -> list[Note]:
         settings = session.params.nightly
         notes = [*_pull(session)] if settings.pull else []
         if settings.inbox is not None:
-            notes += _import_inbox(session, Path(settings.inbox), settings.format)
+            notes += _import_inbox(session, Path(settings.inbox), settings)
         if session.params.start == "champion":
             notes += _renew_start(session)
         return notes
@@ -134,7 +136,7 @@ def _pull(session: Session) -> Iterator[Note]:
             yield Note(f"could not pull {pointer.stem}: {error.what}", failed=True)
 
 
-def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator[Note]:
+def _import_inbox(session: Session, inbox: Path, settings: config.Nightly) -> Iterator[Note]:
     folder = session.root / inbox
     if not folder.is_dir():
         yield Note(f"nightly.inbox {inbox} is not a folder", failed=True)
@@ -148,28 +150,43 @@ def _import_inbox(session: Session, inbox: Path, source_format: str) -> Iterator
             yield Note(f"{both}: one is taken, so rename the other", failed=True)
             continue
         try:
-            if sentence := _take(session, entry, source_format):
-                yield Note(sentence)
+            yield from _take(session, entry, settings)
         except NightshiftError as error:
-            yield Note(f"could not import {entry.name}: {error.what}", failed=True)
+            reason = "; ".join(filter(None, (error.what, error.next_step)))
+            yield Note(f"could not import {entry.name}: {reason}", failed=True)
 
 
-def _take(session: Session, entry: Path, source_format: str) -> str:
-    """Import an entry of the inbox; a sentence, or empty if an earlier night has done it."""
+def _take(session: Session, entry: Path, settings: config.Nightly) -> Iterator[Note]:
+    """Import an entry of the inbox; nothing is said where an earlier night has done it."""
     name = import_name(entry)
     if (paths.IMPORTS / f"{name}.dvc").exists():
-        return ""
-    if (paths.IMPORTS / name).exists():
+        if _has_changed(entry, name):
+            yield Note(
+                f"{entry.name} is not what the import {name} was made of: rename it, and it is taken", failed=True
+            )
+    elif (paths.IMPORTS / name).exists():
         session.store.track(paths.IMPORTS / name)
-        return f"tracked {name}, whose import was interrupted"
-    if time.time() - _last_written(entry) < SETTLED_SECONDS:
-        return f"{entry.name} is still being written: the next night takes it"
-    return _import(session, importing.Import(path=entry, format=source_format, name=name))
+        yield Note(f"tracked {name}, whose import was interrupted")
+    elif time.time() - _last_written(entry) < SETTLED_SECONDS:
+        yield Note(f"{entry.name} is still being written: the next night takes it")
+    else:
+        job = importing.Import(path=entry, format=settings.format, name=name, task=settings.task or "")
+        yield Note(_import(session, job))
+
+
+def _has_changed(entry: Path, name: str) -> bool:
+    """Since this machine imported it. False where another one did."""
+    record = paths.imported(name)
+    return record.exists() and json.loads(record.read_text())["source"] != importing.source_digest(entry)
 
 
 def import_name(entry: Path) -> str:
-    """The name of a file or folder as the name of an import."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", entry.stem).lstrip("-") or "_"
+    """The name of a file or folder as the name of an import; of a long one the end is replaced by its digest."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", entry.stem).lstrip("-") or "_"
+    if len(name) <= importing.LONGEST_NAME:
+        return name
+    ending = "_" + hashlib.sha256(entry.stem.encode()).hexdigest()[:_ENDING]
+    return name[: importing.LONGEST_NAME - len(ending)] + ending
 
 
 def _last_written(entry: Path) -> float:
@@ -196,9 +213,10 @@ def _import(session: Session, job: importing.Import) -> str:
         with progress.bar("import", len(state.entries), state.done) as advance:
             importing.gather(job, state, skip_broken=True, watch=advance)
         importing.finish(job, state)
+        files.write_json(paths.imported(job.name), {"source": job.source_digest})
     session.store.track(job.target)
-    left_out = f", {len(state.unsolved)} failed and {len(state.broken)} broken ones left out"
-    return f"imported {job.name}: {len(state.kept)} episodes" + (left_out if state.unsolved or state.broken else "")
+    left_out = ", ".join(f"{count} {reason}" for reason, count in state.left_out.items())
+    return f"imported {job.name}: {len(state.kept)} episodes" + (f"; left out: {left_out}" if left_out else "")
 
 
 def _renew_start(session: Session) -> Iterator[Note]:

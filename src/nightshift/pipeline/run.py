@@ -152,11 +152,11 @@ class Session:
 
     @property
     def store(self) -> DvcStore:
-        from nightshift.adapters.dvc_store import DvcStore
+        from nightshift.adapters.dvc_store import PATIENCE_SECONDS, DvcStore
 
         if self._store is None:
             repository.check(self.root)
-            self._store = DvcStore(self.root)
+            self._store = DvcStore(self.root, patience=PATIENCE_SECONDS)
         return self._store
 
     @property

@@ -81,6 +81,8 @@ def parse(choices: Sequence[str]) -> dict[str, list[Any]]:
             values = []
         if not values:
             raise ConfigError(f"{choice!r} is no choice of values", "write NAME=VALUE,VALUE, as in sft.steps=100,200")
+        if name in found:
+            raise ConfigError(f"{name} is given twice", f"write all of its values at once: {name}=VALUE,VALUE")
         found[name] = [_number(value) for value in values]
     return found
 

@@ -116,6 +116,11 @@ def stage_metrics(stage: str, fingerprint: str) -> Path:
     return METRICS / f"{stage}-{short(fingerprint)}.jsonl"
 
 
+def imported(name: str) -> Path:
+    """What a night remembers of the source that it imported under this name."""
+    return STATE / "imported" / f"{name}.json"
+
+
 def stage_receipt(stage: str) -> Path:
     return RECEIPTS / f"{stage}.json"
 

@@ -7,7 +7,6 @@ episode is saved or undone, so that it is complete at any time. `dataset` refuse
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import shutil
@@ -17,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nightshift import files
-from nightshift.data.episode import Episode
+from nightshift.data.episode import Episode, digest
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.schema import Range
 from nightshift.data.sources import ALL_IMPORTS, DEMOS, ROLLOUTS
@@ -34,7 +31,6 @@ ORIGIN = "teleop"
 FILM_SUFFIX = ".film"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 _FRAME = struct.Struct("<II")
-_VECTOR_DIMENSIONS = 2
 _DIGEST_LENGTH = 16
 
 
@@ -241,16 +237,6 @@ def _numbers(folder: Path) -> Iterator[int]:
             yield int(key)
 
 
-def _digest(episode: Episode) -> str:
-    """Of everything but the images, which take long to read."""
-    vectors = {name: values for name, values in episode.observations.items() if values.ndim <= _VECTOR_DIMENSIONS}
-    content = hashlib.sha256(episode.provenance.task.encode())
-    for name in sorted(vectors):
-        content.update(np.ascontiguousarray(vectors[name]).tobytes())
-    content.update(np.ascontiguousarray(episode.actions).tobytes())
-    return content.hexdigest()[:_DIGEST_LENGTH]
-
-
 def _key(number: int) -> str:
     return f"{number:06d}"
 
@@ -266,5 +252,5 @@ def _entry(number: int, episode: Episode) -> Entry:
         intervened=int(episode.interventions.sum()),
         source=episode.provenance.source,
         who=str(metadata.get("who", "")),
-        digest=_digest(episode),
+        digest=digest(episode)[:_DIGEST_LENGTH],
     )

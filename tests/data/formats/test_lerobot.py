@@ -43,6 +43,8 @@ def unusual(steps: int, seed: int) -> Episode:
         "scalar": random.integers(-5, 5, steps, np.int16),
         "touches": random.random((steps, 2)) < 0.5,
         "nothing": np.zeros((steps, 0), np.float32),
+        "robot/grid": random.standard_normal((steps, 3)).astype(np.float32),
+        "images.depth": random.integers(0, 2**16, (steps, 4, 4, 1), np.uint16),
     }
     return replace(
         made,
@@ -247,8 +249,9 @@ def test_datasets_of_version_2_1_are_read(tmp_path: Path) -> None:
         },
     }
     (root / layout.INFO).write_text(json.dumps(info))
-    rows = [{"episode_index": number, "tasks": ["push"], "length": 4} for number in range(2)]
-    (root / layout.OLD_EPISODES).write_text("\n".join(map(json.dumps, rows)))
+    task = "push\u2028slowly"  # JSON may have it as it is, and Python counts it as an end of line
+    rows = [{"episode_index": number, "tasks": [task], "length": 4} for number in range(2)]
+    (root / layout.OLD_EPISODES).write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
     for number in range(2):
         vectors = pa.array((np.arange(8, dtype=np.float32).reshape(4, 2) + number).tolist(), pa.list_(pa.float32()))
         counters = {name: np.arange(4) for name in ("frame_index", "index", "task_index")}

@@ -143,7 +143,7 @@ def _rows_of_v3(dataset: LeRobotDataset) -> tuple[list[dict[str, Any]], list[Dat
 
 def _rows_of_v2(dataset: LeRobotDataset) -> tuple[list[dict[str, Any]], list[DataError]]:
     path = dataset.file(str(layout.OLD_EPISODES))
-    lines = [json.loads(line) for line in common.read_text(path).splitlines() if line.strip()]
+    lines = [json.loads(line) for line in common.read_text(path).split("\n") if line.strip()]
     return list(_checked(lines, str(path))), []
 
 

@@ -200,14 +200,13 @@ class _DataFiles:
 
 
 def _features_of_columns(episode: Episode) -> dict[str, str]:
-    """The LeRobot feature of each column; columns without one go into the sidecar file."""
+    """The LeRobot feature of each column; columns without one go into the sidecar file, and so do the names."""
     found = {"actions": layout.ACTION, "rewards": layout.REWARD, "interventions": layout.INTERVENTION}
     for name, column in episode.observations.items():
-        if "/" in name:
-            raise DataError(f"the observation {name} cannot be a feature of LeRobot: no slashes", "rename it")
         shown = column.dtype == np.uint8 and column.ndim == _IMAGE_AXES and column.shape[-1] == _CHANNELS
-        if column.size and column.ndim - 1 <= _MAX_AXES:
-            found[f"{OBSERVATIONS}{name}"] = f"{layout.IMAGES if shown else layout.OBSERVATION}{name}"
+        feature = f"{layout.IMAGES if shown else layout.OBSERVATION}{name.replace('/', '.')}"  # which has no slashes
+        if column.size and column.ndim - 1 <= _MAX_AXES and _is_image(feature) == shown:
+            found[f"{OBSERVATIONS}{name}"] = feature
     if len(set(found.values())) < len(found):
         raise DataError(f"two observations would be the same feature of LeRobot: {', '.join(sorted(found))}")
     return found
