@@ -119,8 +119,8 @@ def test_an_ipv6_address_may_be_in_brackets() -> None:
 
 
 def test_an_rlpd_that_ends_before_its_first_update_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"training_starts is 600, so no update comes within 600 steps"):
-        config.load(write(tmp_path, changed("rlpd", steps=600, training_starts=600)))
+    with pytest.raises(ConfigError, match=r"training_starts is 600, so no update comes within 599 steps"):
+        config.load(write(tmp_path, changed("rlpd", steps=599, training_starts=600)))
 
 
 def test_a_folder_in_place_of_params_is_one_sentence(tmp_path: Path) -> None:

@@ -1053,7 +1053,7 @@ class Rlpd(Section):
             raise ValueError("interventions.imitate needs actor.bc_weight: raise it or set interventions.imitate: none")
         if self.entropy.relative and self.actor.start == "scratch":
             raise ValueError("entropy.relative needs actor.start: clone: fresh weights have no entropy worth keeping")
-        if self.steps <= self.training_starts:
+        if self.steps < self.training_starts:
             raise ValueError(
                 f"training_starts is {self.training_starts}, so no update comes within {self.steps} steps: raise steps "
                 "or lower training_starts"
