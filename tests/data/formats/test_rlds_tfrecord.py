@@ -19,6 +19,7 @@ from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.formats import (
     REPEATED_FINAL,
+    SUCCESS_ASSUMED,
     EpisodeRef,
     reader,
     rlds_tfrecord,
@@ -372,13 +373,35 @@ def three(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in {**plain, **changes}.items() if value is not None}
 
 
-def test_steps_without_reward_discount_and_end_are_filled_and_metadata_says_so(folder: Path) -> None:
+def test_steps_without_reward_discount_and_end_are_a_demonstration_and_metadata_says_so(folder: Path) -> None:
     read = external(folder, three(reward=None, discount=None, is_terminal=None)).load()
-    assert read.metadata == {"not_in_source": ["reward", "discount", "is_terminal"]}
-    assert read.rewards.tolist() == [0, 0, 0]
+    assert read.metadata == {"not_in_source": ["reward", "discount", "is_terminal"], SUCCESS_ASSUMED: True}
+    assert read.rewards.tolist() == [0, 1, 0]
     assert read.discounts.tolist() == [1, 1, 1]
-    assert read.truncated
-    assert not read.terminated
+    assert read.masks.tolist() == [1, 0]
+    assert (read.terminated, read.truncated, read.success) == (True, False, True)
+
+
+def test_a_demonstration_without_rewards_that_was_cut_short_stays_so(folder: Path) -> None:
+    read = external(folder, three(reward=None, is_terminal=np.zeros(3, np.bool_))).load()
+    assert (read.terminated, read.truncated, read.success) == (False, True, True)
+    assert read.masks.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_success_in_the_metadata_is_not_assumed_and_gives_the_missing_fields(folder: Path, success: bool) -> None:
+    about = {"episode_metadata/success": np.array([success])}
+    read = external(folder, three(reward=None, is_terminal=None), about).load()
+    assert SUCCESS_ASSUMED not in read.metadata
+    assert (read.success, read.terminated, read.truncated) == (success, success, not success)
+    assert read.rewards.tolist() == [0, success, 0]
+
+
+@pytest.mark.parametrize("reward", [1, 0])
+def test_without_an_end_in_the_source_the_last_reward_says_whether_the_task_ended(folder: Path, reward: int) -> None:
+    read = external(folder, three(reward=np.array([0, reward, 0], np.float32), is_terminal=None)).load()
+    assert (read.success, read.terminated, read.truncated) == (bool(reward), bool(reward), not reward)
+    assert read.rewards.tolist() == [0, reward, 0]
 
 
 def test_a_source_that_rewards_its_last_step_gets_a_step_after_it(folder: Path) -> None:

@@ -2,13 +2,15 @@
 
 RLDS leaves much open; these are our conventions. A text that is the same at every step belongs to the episode: the
 instruction becomes its language, other texts become metadata. If the action is a dict, its floating-point parts are
-concatenated in the order of their names, and the other parts become extras. A missing reward is 0, a missing discount
-1, a missing is_terminal False; metadata lists the missing fields.
+concatenated in the order of their names, and the other parts become extras. A missing discount is 1; metadata lists the
+missing fields.
 
 In RLDS the action and the reward of the last step are undefined. Many robot datasets use them nevertheless, because
-they have no observation after the last action; then the last observation is repeated, and metadata records that. An
-episode is successful if its metadata says so; without such metadata, if it terminated and its last transition has a
-reward.
+they have no observation after the last action; then the last observation is repeated, and metadata records that.
+
+An episode is successful if its metadata says so; without such metadata, if it terminated and its last transition has a
+reward. A dataset without rewards consists of demonstrations, as for LeRobot: its episodes count as successful. A
+missing reward is 1 at the end of a success and else 0; a missing is_terminal is True at the end of a success.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 
 from nightshift.data import rlds, rlds_validation
 from nightshift.data.episode import Episode
-from nightshift.data.formats import REPEATED_FINAL, common
+from nightshift.data.formats import REPEATED_FINAL, SUCCESS_ASSUMED, common
 from nightshift.data.formats.tfds_features import Feature
 from nightshift.data.formats.tfrecord import Record
 from nightshift.data.tensors import Column
@@ -83,12 +85,14 @@ def episode(read: DecodedRecord, split: TfdsSplit, task: str, record: Record) ->
     metadata = _metadata(texts, read.about, instruction) | ({NOT_IN_SOURCE: missing} if missing else {})
     if np.any(columns["reward"][-1]):
         columns, metadata[REPEATED_FINAL] = _with_repeated_final(columns), True
+    success, assumed = _success(columns, read.about, missing)
+    columns |= _ending(columns, missing, success)
     terminated = bool(columns["is_terminal"][-1])
     header = {
         "terminated": terminated,
         "truncated": not terminated,
-        "success": _success(columns, read.about, terminated),
-        "metadata": metadata,
+        "success": success,
+        "metadata": metadata | assumed,
         "provenance": _provenance(texts[instruction][0] if instruction else "", split, task, record),
     }
     return rlds.from_fields(columns, header, record.label)
@@ -160,10 +164,25 @@ def _is_instruction(name: str, is_text: bool) -> bool:
     return is_text and name.rpartition("/")[2] in _INSTRUCTIONS
 
 
-def _success(columns: Mapping[str, Column], about: Mapping[str, Any], terminated: bool) -> bool:
+def _success(
+    columns: Mapping[str, Column], about: Mapping[str, Any], missing: Sequence[str]
+) -> tuple[bool, dict[str, bool]]:
+    """Whether the episode succeeded, and metadata that says so if that is assumed."""
     if _SUCCESS in about and not isinstance(about[_SUCCESS], str):
-        return bool(np.all(about[_SUCCESS]))
-    return terminated and bool(np.any(columns["reward"][-2:-1] > 0))
+        return bool(np.all(about[_SUCCESS])), {}
+    if "reward" in missing:
+        return True, {SUCCESS_ASSUMED: True}
+    ended = "is_terminal" in missing or bool(columns["is_terminal"][-1])
+    return ended and bool(np.any(columns["reward"][-2:-1] > 0)), {}
+
+
+def _ending(columns: Mapping[str, Column], missing: Sequence[str], success: bool) -> dict[str, Column]:
+    """What the source does not say about the end: the reward of the last transition, and whether the task ended."""
+    ends = {"reward": slice(-2, -1), "is_terminal": slice(-1, None)}
+    filled = {name: columns[name].copy() for name in ends if name in missing}
+    for name, column in filled.items():
+        column[ends[name]] = success
+    return filled
 
 
 def _provenance(language: str, split: TfdsSplit, task: str, record: Record) -> dict[str, Any]:
