@@ -335,6 +335,22 @@ def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_the_place_of_a_file_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a" / "inside").mkdir(parents=True)
+    with pytest.raises(ProjectError, match=r"a is a folder, and not a file\n.*move it"):
+        files.write_bytes(tmp_path / "a", b"1")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "x" * 300], ids=["with what a temporary name adds", "by itself"])
+def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ProjectError, match=rf"{name} is too long for the name of a file\n.*use shorter names"):
+        files.write_bytes(tmp_path / name, b"1")
+    with pytest.raises(ProjectError, match="is too long for the name of a file"), files.new_folder(tmp_path / name):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_json_is_written_so_that_diffs_are_small(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"b": 1, "a": [1]})
     assert (tmp_path / "a.json").read_text().startswith('{\n  "a"')

@@ -240,7 +240,7 @@ def read_journal(journal: Path) -> list[Any]:
 
 
 def refusal(error: OSError, path: Path | None = None) -> ProjectError | None:
-    """The sentence for a disk that is full or a place that cannot be written; None for any other error."""
+    """The sentence for a disk that is full or a path where no file can be written; None for any other error."""
     where = path or error.filename2 or error.filename or "the project"  # the second is the target of a copy
     if error.errno in DISK_FULL:
         return ProjectError(
@@ -248,6 +248,10 @@ def refusal(error: OSError, path: Path | None = None) -> ProjectError | None:
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
         return ProjectError(f"{where} cannot be written: {error.strerror}", "make the folder writable and run again")
+    if error.errno == errno.EISDIR:
+        return ProjectError(f"{where} is a folder, and not a file", "move it to another place and run again")
+    if error.errno == errno.ENAMETOOLONG:
+        return ProjectError(f"{where} is too long for the name of a file", "use shorter names")
     return None
 
 
