@@ -65,6 +65,19 @@ def test_observations_recorded_after_the_action_are_moved_to_the_next_one(tmp_pa
     assert np.abs(episode.observations["joint_states"][:-1] - episode.extras["states"][:-1, 1:8]).max() < 1e-3
 
 
+def test_robot_states_stay_beside_the_observations_that_they_are_a_part_of(tmp_path: Path) -> None:
+    """LIBERO's script takes both from what `env.step` returned."""
+    demo = libero_demo(steps=6, seed=1)
+    arm = np.cumsum(np.random.default_rng(0).normal(0, 0.02, (7, 7)), axis=0)
+    demo["states"][:, 1:8] = arm[:-1]
+    demo["obs/joint_states"] = arm[1:]
+    demo["robot_states"][:, :2] = demo["obs/gripper_states"]
+    episode = only(write_libero(tmp_path / "a.hdf5", {"demo_0": demo}))
+    assert episode.metadata[OBSERVATIONS_SHIFTED]
+    np.testing.assert_array_equal(episode.extras["robot_states"][:, :2], episode.observations["gripper_states"])
+    EpisodeStore(tmp_path / "store").put("0", episode)
+
+
 def test_observations_recorded_before_the_action_stay_where_they_are(tmp_path: Path) -> None:
     """As scripts that regenerate LIBERO's demos record."""
     demo = libero_demo(steps=6, seed=1)

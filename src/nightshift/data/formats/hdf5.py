@@ -7,7 +7,8 @@ mask/NAME       robomimic's filter keys: lists of demos
 In robomimic observation t precedes action t. In LIBERO it follows action t, because its script records what `env.step`
 returns. `states` always precede the action, so comparing them with the joint positions tells which case a file is: if
 the joints match the next state, observations are shifted to the next action, and the first action, which has no
-observation, is dropped. `dones` flags termination; robosuite's reward of a solved task is 1, sparse or shaped.
+observation, is dropped. LIBERO's `robot_states` are a part of the observation and are shifted with it. `dones` flags
+termination; robosuite's reward of a solved task is 1, sparse or shaped.
 
 Only what is stored in the file itself is read: HDF5 can link groups, arrays and parts of arrays to any other file.
 """
@@ -41,6 +42,8 @@ FILTER_KEYS = "filter_keys"
 
 _STANDARD = ("actions", "rewards")
 _FOLDERS = ("obs", "next_obs")
+_OBSERVED = ("obs/", "robot_states")
+"""Names, or their beginnings, of what the script takes from the observation."""
 _DESCRIPTIONS = ("env_args", "problem_info", "bddl_file_name")
 """File attributes that go into the metadata; the model XML and the BDDL text are left out because they are large."""
 _JOINTS = slice(1, 8)
@@ -89,7 +92,7 @@ def _episode(path: Path, demo: str, task: str, arrays: dict[str, Column], descri
     final = _folder(arrays, "next_obs")
     shifted = not final and _observations_follow_actions(arrays)
     if shifted:
-        arrays = {name: array if name.startswith("obs/") else array[1:] for name, array in arrays.items()}
+        arrays = {name: array if name.startswith(_OBSERVED) else array[1:] for name, array in arrays.items()}
     actions, rewards = common.action_matrix(arrays["actions"], f"{where}, actions"), arrays["rewards"]
     steps = len(actions) + 1
     solved = bool(np.all(rewards[-1] >= SUCCESS_REWARD))
@@ -117,7 +120,11 @@ def _episode(path: Path, demo: str, task: str, arrays: dict[str, Column], descri
             suite=_suite(described),
             language=_language(described),
         ),
-        extras={name: with_last(a) for name, a in arrays.items() if name not in _STANDARD and "/" not in name},
+        extras={
+            name: a if len(a) == steps else with_last(a)
+            for name, a in arrays.items()
+            if name not in _STANDARD and "/" not in name
+        },
         metadata={**described, **{flag: True for flag, holds in flags.items() if holds}},
     )
 
