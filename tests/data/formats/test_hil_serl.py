@@ -73,6 +73,32 @@ def test_demos_keep_values_and_dtypes_and_end_with_the_next_observation(tmp_path
     assert [e.provenance.origin for e in (first, second)] == ["ram_20_demos_2025.pkl#0", "ram_20_demos_2025.pkl#3"]
 
 
+@pytest.mark.parametrize(
+    "rewards",
+    [[0, np.float32(0.1), True], [np.bool_(False), np.int64(-1), np.asarray(1, np.float32)], [np.float32(0.1)] * 3],
+    ids=str,
+)
+def test_rewards_keep_their_values_and_have_one_dtype_however_a_script_mixes_theirs(
+    tmp_path: Path, rewards: list[Any]
+) -> None:
+    transitions = run_of(3, first=0)
+    for transition, reward in zip(transitions, rewards, strict=True):
+        transition["rewards"] = transition["grasp_penalty"] = reward
+    (episode,) = load(dump(tmp_path / "a.pkl", transitions))
+    for column in (episode.rewards, episode.extras["grasp_penalty"]):
+        assert column.dtype == np.float64
+        assert column.tolist() == [*map(float, rewards), 0]
+    assert episode.success
+
+
+@pytest.mark.parametrize("reward", [2**53 + 1, np.int64(2**53 + 1)], ids=["Python", "numpy"])
+def test_a_reward_that_would_be_rounded_is_refused(tmp_path: Path, reward: Any) -> None:
+    transitions = run_of(2, first=0)
+    transitions[0]["rewards"] = reward
+    with pytest.raises(DataError, match=r"transition 0: rewards is 9007199254740993, which float64 does not hold"):
+        load(dump(tmp_path / "a.pkl", transitions))
+
+
 def test_intervention_segments_are_never_glued_together(tmp_path: Path) -> None:
     """Of a run of 20 steps a person took over at 0..4 and 10..14: the buffer holds these ten and no mark between."""
     run = run_of(20, first=0)

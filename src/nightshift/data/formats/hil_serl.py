@@ -178,8 +178,9 @@ def _load(segment: TransitionSegment, read: _ReadFile, task: str, limits: Limits
     where = f"{file}, transitions from {index} on"
     last = transitions[-1]
     observations, horizon = _observations(transitions, where)
-    actions = common.action_matrix(_stacked(transitions, "actions", where), f"{where}: actions")
-    rewards = _stacked(transitions, "rewards", where)
+    actions = _stack([transition["actions"] for transition in transitions], f"{where}: actions")
+    actions = common.action_matrix(actions, f"{where}: actions")
+    rewards = np.stack([_number(transition["rewards"], f"{where}: rewards") for transition in transitions])
     intervened = [_INTERVENTION in _infos(transition) for transition in transitions]
     terminated = not last["masks"]
     flags = {STARTS_MID_EPISODE: segment.starts_mid_episode, ENDS_MID_EPISODE: not last["dones"]}
@@ -210,10 +211,6 @@ def _observations(transitions: Sequence[Transition], where: str) -> tuple[dict[s
     return {name: column[:, 0] for name, column in columns.items()}, {OBS_HORIZON: 1}
 
 
-def _stacked(transitions: Sequence[Transition], key: str, where: str) -> Column:
-    return _stack([_number(transition[key], f"{where}: {key}") for transition in transitions], f"{where}: {key}")
-
-
 def _stack(arrays: Sequence[Column], where: str) -> Column:
     """np.stack that raises DataError for steps of different dtype or shape instead of casting."""
     first = common.native_dtype(arrays[0], where)
@@ -225,12 +222,14 @@ def _stack(arrays: Sequence[Column], where: str) -> Column:
 
 
 def _number(value: Any, where: str) -> Column:
-    """Python numbers become float64, which holds them exactly."""
-    if isinstance(value, bool | int | float):
-        return np.asarray(value, np.float64)
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    raise DataError(f"{where} is not a number but a {type(value).__name__}", _FIX)
+    """As float64, since one run mixes Python's numbers, numpy's and bools; DataError unless it holds them exactly."""
+    if not isinstance(value, bool | int | float | np.ndarray | np.generic):
+        raise DataError(f"{where} is not a number but a {type(value).__name__}", _FIX)
+    found = common.native_dtype(np.asarray(value), where)
+    number = found.astype(np.float64)
+    if found.dtype.kind in "iu" and not np.array_equal(number.astype(object), found.astype(object)):
+        raise DataError(f"{where} is {value}, which float64 does not hold exactly", _FIX)
+    return number
 
 
 def _infos(transition: Transition) -> Mapping[str, Any]:
