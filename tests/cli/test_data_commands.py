@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -79,6 +81,18 @@ def test_a_broken_episode_is_refused_with_field_episode_and_step(project: Path, 
     with pytest.raises(DataError, match=r"goal\.hdf5: actions is not finite .*goal\.hdf5#demo_1, step 3") as refusal:
         take(path)
     assert "--skip-broken" in refusal.value.next_step
+    assert not (project / paths.IMPORTS / "goal").exists()
+
+
+def test_an_instruction_that_is_not_valid_unicode_is_refused_with_file_and_episode(
+    project: Path, tmp_path: Path
+) -> None:
+    """It was stored, and every later export ended in a traceback."""
+    path = demo_file(tmp_path / "goal.hdf5", count=2)
+    with h5py.File(path, "a") as file:
+        file["data"].attrs["problem_info"] = json.dumps({"language_instruction": "open \ud800"})
+    with pytest.raises(DataError, match=r"goal\.hdf5, demo_0: language is 'open \\ud800', which is not valid Unicode"):
+        take(path)
     assert not (project / paths.IMPORTS / "goal").exists()
 
 

@@ -224,10 +224,22 @@ def _take(entry: EpisodeRef, job: Import, store: EpisodeStore, progress: Progres
         if episode.length == 1:
             raise DataError(f"{entry.where}: the episode has no action")
         store.check(episode, str(job.path))
+        _check_texts(episode, entry.where)
         progress.unpacked += sum(column.nbytes for column in columns(episode).values())
         job.limits.check_source(progress.unpacked, job.stored, str(job.path))
     store.put(entry.key, episode)
     progress.kept.add(entry.key)
+
+
+def _check_texts(episode: Episode, where: str) -> None:
+    """JSON and HDF5 can hold half of a surrogate pair, which no file of an export and no terminal can."""
+    for name in ("task", "language", "suite"):
+        text = getattr(episode.provenance, name)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            said = f"{where}: {name} is {text!r}, which is not valid Unicode"
+            raise DataError(said, "correct it in the source") from None
 
 
 def _join(*steps: str) -> str:
