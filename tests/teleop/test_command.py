@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,15 @@ from websockets.exceptions import InvalidHandshake
 from websockets.sync.client import connect
 
 from nightshift import config, policies
+from nightshift.adapters.dvc_store import DvcStore
 from nightshift.cli import teleop_commands
 from nightshift.data import sources
 from nightshift.errors import ConfigError
+from nightshift.project import paths
+from nightshift.teleop.library import ORIGIN, Library
 from tests.command import Command
 from tests.conftest import edit, nightshift
+from tests.data import examples
 from tests.ports import free_port, free_ports
 from tests.servers import responds
 from tests.stages.test_opponent import register_champion
@@ -99,6 +106,24 @@ def test_a_session_that_ends_in_mid_episode_loses_that_episode_alone_and_says_so
     assert "data/imports/shown: 1 episodes, 0 of them new" in printed and "data/failures" not in printed
     assert "sources: [shown]" in printed and "git add data/imports/shown.dvc" in printed
     assert len(list(sources.open_store("shown"))) == 1
+
+
+def test_what_was_recorded_waits_until_another_command_of_dvc_is_done(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As imports do: where `dvc push` took more than three seconds, a session ended with an error and no .dvc file."""
+    recorded = examples.make()
+    with contextlib.closing(Library("shown", {})) as library, contextlib.ExitStack() as held:
+        library.save(replace(recorded, provenance=replace(recorded.provenance, origin=ORIGIN)))
+        held.enter_context(DvcStore(project)._locked())
+        with ThreadPoolExecutor(1) as executor:
+            ending = executor.submit(teleop_commands._conclude, project, library)
+            wait_until(lambda: ending.done() or "waiting for another DVC command" in capsys.readouterr().out)
+            assert not ending.done()
+            held.close()
+            ending.result(timeout=60)
+    assert "git add data/imports/shown.dvc" in capsys.readouterr().out
+    assert (project / paths.IMPORTS / "shown.dvc").exists()
 
 
 def test_demos_are_recorded_on_a_served_robot_until_its_server_is_killed(project: Path) -> None:

@@ -95,9 +95,9 @@ def _conclude(root: Path, library: Library) -> None:
             console.print(f"[bold]{folder}[/]: {len(episodes)} episodes, {new} of them new")
     if not library.successes.exists():
         return
-    from nightshift.adapters.dvc_store import DvcStore
+    from nightshift.adapters.dvc_store import PATIENCE_SECONDS, DvcStore
 
-    pointer = DvcStore(root).track(library.successes)
+    pointer = DvcStore(root, patience=PATIENCE_SECONDS).track(library.successes)
     console.print("to train on them, write in params.yaml under dataset:")
     console.print(Text(f"  sources: [{library.name}]", style="cyan"))
     console.print("to share them with every clone (dvc push, dvc pull):")
