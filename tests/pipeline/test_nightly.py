@@ -65,6 +65,44 @@ def test_a_file_that_has_changed_since_it_was_imported_is_told_every_night_until
     assert brought_in(project) == ["imported day_2: 5 episodes"]
 
 
+def remove(name: str) -> None:
+    """As docs/data.md says."""
+    shutil.rmtree(paths.IMPORTS / name)
+    (paths.IMPORTS / f"{name}.dvc").unlink()
+
+
+@pytest.mark.parametrize("count", [3, 5], ids=["copied again", "another recording"])
+def test_a_file_that_was_imported_again_by_hand_is_what_its_import_was_made_of_until_it_changes(
+    project: Path, inbox: Path, count: int
+) -> None:
+    deliver(inbox / "recording.hdf5")
+    brought_in(project)
+    demo_file(inbox / "recording.hdf5", count=count)
+    os.utime(inbox / "recording.hdf5", (1, 1))
+    (told,) = brought_in(project)
+    remove("recording")
+    take(inbox / "recording.hdf5", "recording")
+    assert brought_in(project) == []
+    os.utime(inbox / "recording.hdf5", (2, 2))
+    assert brought_in(project) == [told]
+
+
+def test_nothing_is_said_of_a_file_whose_import_was_replaced_by_one_of_another_origin(
+    project: Path, inbox: Path, tmp_path: Path
+) -> None:
+    deliver(inbox / "recording.hdf5")
+    brought_in(project)
+    os.utime(inbox / "recording.hdf5", (1, 1))
+    remove("recording")
+    take(demo_file(tmp_path / "elsewhere.hdf5", count=2), "other")
+    (paths.IMPORTS / "other").rename(paths.IMPORTS / "recording")
+    DvcStore(project).track(paths.IMPORTS / "recording")  # as `dvc pull` brings another clone's
+    assert brought_in(project) == []
+    remove("recording")
+    take(tmp_path / "elsewhere.hdf5", "recording")
+    assert brought_in(project) == []
+
+
 def test_a_night_names_the_task_of_files_that_do_not(project: Path, inbox: Path) -> None:
     edit(project, "nightly", format="hil-serl")
     os.utime(dump(inbox / "ram.pkl", run_of(3, first=0)), (0, 0))

@@ -205,8 +205,25 @@ def finish(job: Import, progress: Progress) -> Mapping[str, int]:
             files.link_or_copy(store.path(key), new / store.path(key).name)
             admitted.update(name for name, value in store.get(key).metadata.items() if value is True)
         files.link_or_copy(job.state / SCHEMA, new / SCHEMA)
+    _record(job)
     shutil.rmtree(job.state)
     return dict(admitted)
+
+
+def _record(job: Import) -> None:
+    """Of what the import was made; the import is part of it, since another one may take its name."""
+    about = {"path": str(job.path.resolve()), "source": job.source_digest, "import": files.identity(job.target)}
+    files.write_json(paths.imported(job.name), about)
+
+
+def has_changed(path: Path, name: str) -> bool:
+    """Whether this machine made the import of this file or folder, and that is not what it was then."""
+    record, target = paths.imported(name), paths.IMPORTS / name
+    if not (record.exists() and target.exists()):
+        return False
+    about: dict[str, str] = json.loads(record.read_text())
+    made_of_it = about.get("path") == str(path.resolve()) and about.get("import") == files.identity(target)
+    return made_of_it and about["source"] != source_digest(path)
 
 
 def _take(entry: EpisodeRef, job: Import, store: EpisodeStore, progress: Progress) -> None:

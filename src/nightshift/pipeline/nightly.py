@@ -16,7 +16,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from nightshift import config, files, interrupts
+from nightshift import config, interrupts
 from nightshift.data import formats, importing
 from nightshift.errors import Busy, NightshiftError
 from nightshift.pipeline import notify
@@ -160,7 +160,7 @@ def _take(session: Session, entry: Path, settings: config.Nightly) -> Iterator[N
     """Import an entry of the inbox; nothing is said where an earlier night has done it."""
     name = import_name(entry)
     if (paths.IMPORTS / f"{name}.dvc").exists():
-        if _has_changed(entry, name):
+        if importing.has_changed(entry, name):
             yield Note(
                 f"{entry.name} is not what the import {name} was made of: rename it, and it is taken", failed=True
             )
@@ -172,12 +172,6 @@ def _take(session: Session, entry: Path, settings: config.Nightly) -> Iterator[N
     else:
         job = importing.Import(path=entry, format=settings.format, name=name, task=settings.task or "")
         yield Note(_import(session, job))
-
-
-def _has_changed(entry: Path, name: str) -> bool:
-    """Since this machine imported it. False where another one did."""
-    record = paths.imported(name)
-    return record.exists() and json.loads(record.read_text())["source"] != importing.source_digest(entry)
 
 
 def import_name(entry: Path) -> str:
@@ -213,7 +207,6 @@ def _import(session: Session, job: importing.Import) -> str:
         with progress.bar("import", len(state.entries), state.done) as advance:
             importing.gather(job, state, skip_broken=True, watch=advance)
         importing.finish(job, state)
-        files.write_json(paths.imported(job.name), {"source": job.source_digest})
     session.store.track(job.target)
     left_out = ", ".join(f"{count} {reason}" for reason, count in state.left_out.items())
     return f"imported {job.name}: {len(state.kept)} episodes" + (f"; left out: {left_out}" if left_out else "")

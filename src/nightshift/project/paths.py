@@ -117,7 +117,7 @@ def stage_metrics(stage: str, fingerprint: str) -> Path:
 
 
 def imported(name: str) -> Path:
-    """What a night remembers of the source that it imported under this name."""
+    """What the source was that was imported on this machine under this name."""
     return STATE / "imported" / f"{name}.json"
 
 
