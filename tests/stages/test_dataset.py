@@ -1,6 +1,6 @@
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from nightshift import config, files
 from nightshift.data import dataset_store, episode
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
+from nightshift.data.rate import FPS
 from nightshift.data.tensors import SUFFIX
 from nightshift.errors import DataError
 from nightshift.pipeline.job import Job
@@ -152,6 +153,38 @@ def test_the_dataset_has_what_all_sources_have_and_says_what_it_leaves_out(
     (same,) = [demo for demo in found if demo.provenance.origin == "by_hand.hdf5#0"]
     assert np.array_equal(same.policy_actions, demos[0].policy_actions.astype(np.float64) / 3)
     sft.run(job("sft"), seed=0, policy=params.policy, sft=params.sft.model_copy(update={"steps": 3}))
+
+
+def at(steps_per_second: float | None, demos: Sequence[Episode]) -> list[Episode]:
+    """These demos as a source with this rate holds them."""
+    return [replace(demo, metadata={FPS: steps_per_second} if steps_per_second else {}) for demo in demos]
+
+
+@pytest.mark.usefixtures("demos")
+def test_sources_of_different_steps_per_second_are_refused_by_name(
+    job: Callable[[str], Job], params: config.Params
+) -> None:
+    demos = list(EpisodeStore(paths.DEMOS))
+    imported("slow", *at(10, demos[:4]))
+    imported("fast", *at(20.0, demos[4:]))
+    both = params.dataset.model_copy(update={"sources": ("demos", "slow", "fast")})
+    with pytest.raises(DataError, match="different numbers of steps per second: slow has 10, fast has 20") as refusal:
+        dataset.run(job("dataset"), seed=params.seed, dataset=both)
+    assert "dataset.sources" in refusal.value.next_step
+    assert not paths.DATASET.exists()
+
+
+@pytest.mark.usefixtures("demos")
+@pytest.mark.parametrize(("steps_per_second", "told"), [(10, True), (20, False), (None, False)])
+def test_a_source_that_does_not_say_its_steps_per_second_is_taken_and_that_is_said_unless_it_is_the_usual_number(
+    job: Callable[[str], Job], params: config.Params, steps_per_second: float | None, told: bool
+) -> None:
+    imported("by_hand", *at(steps_per_second, list(EpisodeStore(paths.DEMOS))))
+    both = params.dataset.model_copy(update={"sources": ("demos", "by_hand")})
+    with console.capture() as shown:
+        dataset.run(job("dataset"), seed=params.seed, dataset=both)
+    assert ("demos without a number of steps per second" in shown.get()) == told
+    assert ("by_hand has 10" in shown.get()) == told
 
 
 @pytest.mark.usefixtures("demos")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nightshift import config
-from nightshift.data import dataset_store, sources
+from nightshift.data import dataset_store, rate, sources
 from nightshift.data.episode import Episode, columns, digest
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.schema import Schema, common
@@ -32,6 +32,7 @@ class _Demo(NamedTuple):
 
 def run(job: Job, *, seed: int, dataset: config.Dataset) -> None:
     demos, schema = _checked_demos(sources.resolved(dataset.sources))
+    _check_rates(demos)
     parts = _split(_without_repeats(demos), seed, dataset.validation_share)
     dataset_store.write(paths.DATASET, parts, schema)
     job.tracker.log({f"dataset/{part}_episodes": len(episodes) for part, episodes in parts.items()}, step=0)
@@ -67,6 +68,28 @@ def _tell_left_out(schemas: Mapping[str, Schema], schema: Schema) -> None:
         if left_out := sorted(own.fields.keys() - schema.fields.keys()):
             words = f"of {name}, {', '.join(left_out)} are left out of the dataset: another source has no such field"
             console.print(words, markup=False, soft_wrap=True)
+
+
+def _check_rates(demos: Sequence[_Demo]) -> None:
+    """A policy acts at one rate. Where a source does not say its own, nothing can be compared."""
+    rates: dict[str, set[float]] = {}
+    silent: dict[str, None] = {}
+    for demo in demos:
+        found = rate.known(demo.episode)
+        if found is None:
+            silent[demo.source] = None
+        else:
+            rates.setdefault(demo.source, set()).add(found)
+    known = set[float]().union(*rates.values())
+    words = ", ".join(f"{name} has {' and '.join(f'{each:g}' for each in sorted(own))}" for name, own in rates.items())
+    if len(known) > 1:
+        raise DataError(
+            f"the sources of the dataset have different numbers of steps per second: {words}",
+            "leave all but those of one rate out of dataset.sources in params.yaml, or resample the others",
+        )
+    if silent and known - {rate.USUAL}:
+        told = f"{', '.join(silent)} without a number of steps per second counts as of the same: {words}"
+        console.print(told, markup=False, soft_wrap=True)
 
 
 def _without_repeats(demos: Sequence[_Demo]) -> list[_Demo]:

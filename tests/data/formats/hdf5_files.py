@@ -16,7 +16,12 @@ PROBLEM = {
     "language_instruction": "open the middle drawer of the cabinet",
 }
 BDDL = "chiliocosm/bddl_files/libero_goal/open_the_middle_drawer_of_the_cabinet.bddl"
-ENV_ARGS = {"type": 1, "env_name": "Lift", "env_version": "1.4.1", "env_kwargs": {"robots": ["Panda"]}}
+ENV_ARGS = {
+    "type": 1,
+    "env_name": "Lift",
+    "env_version": "1.4.1",
+    "env_kwargs": {"robots": ["Panda"], "control_freq": 20},
+}
 
 
 def libero_demo(*, steps: int, seed: int, size: int = 8) -> dict[str, Any]:

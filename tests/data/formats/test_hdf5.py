@@ -12,7 +12,9 @@ import pytest
 from nightshift.data.episode import Episode
 from nightshift.data.episode_store import EpisodeStore
 from nightshift.data.formats import OBSERVATIONS_SHIFTED, REPEATED_FINAL, hdf5
+from nightshift.data.rate import FPS
 from nightshift.errors import DataError
+from tests.data.formats import hdf5_files
 from tests.data.formats.hdf5_files import libero_demo, robomimic_demo, write_libero, write_robomimic
 
 
@@ -94,8 +96,18 @@ def test_a_robomimic_demo_ends_with_the_observation_after_its_last_action(tmp_pa
     np.testing.assert_array_equal(episode.observations["object"][-1], demo["next_obs/object"][-1])
     assert REPEATED_FINAL not in episode.metadata
     assert episode.metadata[hdf5.FILTER_KEYS] == ["train"]
-    assert episode.metadata["env_args"]["env_kwargs"] == {"robots": ["Panda"]}
+    assert episode.metadata["env_args"]["env_kwargs"]["robots"] == ["Panda"]
+    assert episode.metadata[FPS] == 20
     assert (episode.provenance.task, episode.provenance.suite, episode.provenance.language) == ("Lift", "hdf5", "")
+
+
+@pytest.mark.parametrize("wrong", [0, -20, "20", True, float("inf"), float("nan"), None], ids=str)
+def test_a_control_frequency_that_is_none_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any
+) -> None:
+    monkeypatch.setitem(hdf5_files.ENV_ARGS, "env_kwargs", {"control_freq": wrong})
+    path = write_robomimic(tmp_path / "lift.hdf5", {"demo_0": robomimic_demo(steps=4, seed=2)}, {})
+    assert FPS not in only(path).metadata
 
 
 def test_a_demo_that_ends_unsolved_is_not_a_success(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from nightshift.data import symlinks
 from nightshift.data.episode import NO_POLICY, Episode, with_last
 from nightshift.data.formats import OBSERVATIONS_SHIFTED, REPEATED_FINAL, EpisodeRef, common, reading
 from nightshift.data.limits import Limits
+from nightshift.data.rate import FPS, is_rate
 from nightshift.data.tensors import DTYPES, Column
 from nightshift.errors import DataError
 
@@ -125,7 +126,7 @@ def _episode(path: Path, demo: str, task: str, arrays: dict[str, Column], descri
             for name, a in arrays.items()
             if name not in _STANDARD and "/" not in name
         },
-        metadata={**described, **{flag: True for flag, holds in flags.items() if holds}},
+        metadata={**described, **_rate(described), **{flag: True for flag, holds in flags.items() if holds}},
     )
 
 
@@ -274,6 +275,14 @@ def _task(described: Mapping[str, Any]) -> str:
         return PurePosixPath(str(described["bddl_file_name"])).stem
     arguments = described.get("env_args")
     return str(arguments.get("env_name", "")) if isinstance(arguments, Mapping) else ""
+
+
+def _rate(described: Mapping[str, Any]) -> dict[str, float]:
+    """Metadata with the steps per second that robosuite was set to."""
+    arguments = described.get("env_args")
+    settings = arguments.get("env_kwargs") if isinstance(arguments, Mapping) else None
+    rate = settings.get("control_freq") if isinstance(settings, Mapping) else None
+    return {FPS: rate} if is_rate(rate) else {}
 
 
 def _suite(described: Mapping[str, Any]) -> str:

@@ -22,8 +22,8 @@ from nightshift.data.episode import NO_POLICY, Episode, with_last
 from nightshift.data.formats import REPEATED_FINAL, SUCCESS_ASSUMED, EpisodeRef, common, reading
 from nightshift.data.formats.lerobot import images, layout, parquet, tables
 from nightshift.data.formats.lerobot.layout import Feature
-from nightshift.data.formats.lerobot.writer import FPS
 from nightshift.data.limits import Limits
+from nightshift.data.rate import FPS, is_rate
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
 
@@ -109,7 +109,7 @@ def _open(root: Path, limits: Limits) -> LeRobotDataset:
             f"{root} is a LeRobot dataset of version {version}, not {layout.VERSION} or {layout.OLD_VERSION}",
             "convert it with LeRobot's own scripts",
         )
-    if type(fps) not in (int, float) or not 0 < fps < math.inf:
+    if not is_rate(fps):
         raise DataError(f"{root / layout.INFO}: fps is {fps!r}, not a positive number", "correct it")
     is_export = (root / layout.SIDECAR_FOLDER).is_dir()
     return LeRobotDataset(

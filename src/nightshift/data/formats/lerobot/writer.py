@@ -13,16 +13,12 @@ import pyarrow.parquet as pq
 
 from nightshift import files
 from nightshift.data import episode as episodes_module
-from nightshift.data import tensors
+from nightshift.data import rate, tensors
 from nightshift.data.episode import OBSERVATIONS, Episode
 from nightshift.data.formats.lerobot import images, layout, stats, tables
+from nightshift.data.rate import FPS
 from nightshift.data.tensors import Column
 from nightshift.errors import DataError
-
-FPS = "fps"
-"""Metadata key: frames per second."""
-DEFAULT_FPS = 20
-"""Used for episodes without `fps` metadata: the control frequency of the simulators."""
 
 _MEGABYTE = 2**20
 _IMAGE_AXES = 4
@@ -255,7 +251,7 @@ def _task(episode: Episode) -> str:
 
 
 def _fps(episode: Episode) -> int:
-    found = episode.metadata.get(FPS, DEFAULT_FPS)
+    found = episode.metadata.get(FPS, rate.USUAL)
     if not isinstance(found, int | float) or found < 1 or found % 1:
         raise DataError(
             f"{FPS} is {found!r} in the metadata of the episode {episode.label}: LeRobot needs a positive integer"
