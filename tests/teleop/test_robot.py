@@ -20,6 +20,7 @@ from nightshift.envs.robot.suite import ROBOT
 from nightshift.errors import DataError, SimulatorError
 from nightshift.pipeline.job import Job
 from nightshift.project import paths
+from nightshift.robot_server.simulated import CONTROL_HZ
 from nightshift.stages import dataset
 from nightshift.teleop import messages, robot
 from nightshift.teleop.library import Library
@@ -102,7 +103,7 @@ def test_a_demo_on_a_robot_is_the_one_of_its_simulator_bit_for_bit_and_a_source_
         for demo in demos:
             assert demo.success and demo.provenance.source == "human" and demo.provenance.suite == "robot"
             assert demo.provenance.versions["robot"] == env.robot.description
-            assert demo.metadata == {"who": "Alice", "judge": "server"}
+            assert demo.metadata == {"who": "Alice", "judge": "server", "fps": CONTROL_HZ}
             assert_same_as_in_process(demo)
         assert {frame.view for frame in one.ear.frames} == {"agentview"}
         assert one.library.film(0) and one.library.thumbnail(1)

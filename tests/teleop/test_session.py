@@ -55,7 +55,7 @@ def test_a_demo_is_an_ordinary_episode_that_replays_bit_for_bit(params: config.P
         (demo,) = stored(one.library)
         assert demo.success and demo.terminated and not demo.truncated
         assert demo.provenance.source == "human" and demo.provenance.split == "train"
-        assert demo.metadata == {"who": "Alice", "judge": "simulator"}
+        assert demo.metadata == {"who": "Alice", "judge": "simulator", "fps": 20}
         assert np.array_equal(demo.policy_actions, demo.actions), "a person who drives alone overrides nobody"
         assert not demo.interventions.any() and (demo.policy_versions == NO_POLICY).all()
         assert demo.rewards.tolist() == [0.0] * (demo.length - 2) + [1.0, 0.0]

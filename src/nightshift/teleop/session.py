@@ -24,6 +24,7 @@ import numpy as np
 
 from nightshift import config, envs
 from nightshift.data.episode import NO_POLICY, Episode
+from nightshift.data.rate import FPS
 from nightshift.envs.base import Fleet, Suite, flipped
 from nightshift.envs.protocols import find as find_protocol
 from nightshift.envs.splits import split_training_states
@@ -551,7 +552,8 @@ class Session:
             commit=self._setup.commit,
             origin=f"{ORIGIN} {self._library.name}, by {who}",
         )
-        metadata = {"who": who, "judge": ending.judge, **({"policy": driver.label} if driver else {})}
+        rate = {FPS: self._setup.suite.control_hz}
+        metadata = {"who": who, "judge": ending.judge, **rate, **({"policy": driver.label} if driver else {})}
         return recorder.episode(ending, provenance, developed.images, metadata)
 
     def _trial(self) -> Episode:
