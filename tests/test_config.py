@@ -208,6 +208,31 @@ def test_two_fields_that_do_not_fit_are_named_without_the_rest_of_their_section(
     )
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "sentence"),
+    [
+        (1.0, 1.0, "sampling.min_success_rate 1 and max_success_rate 1 accept only groups whose episodes all succeed"),
+        (0.9, 1.0, "accept only groups whose episodes all succeed, of which nothing is learned: lower the first"),
+        (0.0, 0.0, "sampling.min_success_rate 0 and max_success_rate 0 accept only groups whose episodes all fail"),
+        (0.0, 0.1, "accept only groups whose episodes all fail, of which nothing is learned: raise the second"),
+        (0.55, 0.6, "no group of 8 episodes has a success rate within sampling.min_success_rate 0.55"),
+    ],
+)
+def test_bounds_of_success_that_leave_no_group_to_learn_from_are_refused(
+    tmp_path: Path, low: float, high: float, sentence: str
+) -> None:
+    sampling = {"min_success_rate": low, "max_success_rate": high}
+    changes = {"rloo": {"group_size": 8, "sampling": sampling}}
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        config.load(write(tmp_path, config.merged(PARAMS, changes)))
+
+
+def test_a_critic_learns_from_groups_that_solved_everything(tmp_path: Path) -> None:
+    sampling = {"min_success_rate": 1.0, "max_success_rate": 1.0}
+    changes = {"rloo": {"advantage_estimator": "gae", "sampling": sampling}}
+    config.load(write(tmp_path, config.merged(PARAMS, changes)))
+
+
 def test_a_knob_of_a_stage_that_is_not_chosen_may_do_nothing(tmp_path: Path) -> None:
     changes = {"algorithms": [], "rloo": {"entropy_coef": 0.1}}
     assert config.load(write(tmp_path, config.merged(PARAMS, changes))).skips("rloo")

@@ -898,7 +898,22 @@ class Rloo(Section):
             raise ValueError("kl.target has no effect while kl.coef is 0: give a coefficient to adapt")
         if (self.minibatch_size is None) == (self.num_minibatches is None):
             raise ValueError("set one of minibatch_size and num_minibatches to a number, and the other to null")
+        self._check_accepted()
         return self
+
+    def _check_accepted(self) -> None:
+        """Without a critic a group teaches only if some of its episodes succeed and others fail."""
+        low, high, size = self.sampling.min_success_rate, self.sampling.max_success_rate, self.group_size
+        accepted = [solved for solved in range(size + 1) if low <= solved / size <= high]
+        bounds = f"sampling.min_success_rate {low:g} and max_success_rate {high:g}"
+        if not accepted:
+            raise ValueError(f"no group of {size} episodes has a success rate within {bounds}: move them apart")
+        teaching = range(1, size + (self.advantage_estimator == "gae"))
+        if not set(teaching).intersection(accepted):
+            alike, change = ("succeed", "lower the first") if accepted[0] else ("fail", "raise the second")
+            raise ValueError(
+                f"{bounds} accept only groups whose episodes all {alike}, of which nothing is learned: {change}"
+            )
 
 
 Rate = Annotated[float, Field(gt=0, le=1, strict=True)]
