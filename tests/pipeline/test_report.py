@@ -18,12 +18,12 @@ from nightshift.adapters import mlflow_registry as registry
 from nightshift.adapters import mlflow_reports, mlflow_tracking, model_versions
 from nightshift.cli import report_commands
 from nightshift.envs.fake import FAKE
-from nightshift.errors import DataError, RolloutError
+from nightshift.errors import DataError, DeviceError, ProjectError, RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.pipeline.report import nights, page, record, svg, templating, writing
 from nightshift.pipeline.report.facts import Facts, gather
 from nightshift.pipeline.report.record import Failure, RunRecord
-from nightshift.pipeline.run import Session, StageResult, run_stage
+from nightshift.pipeline.run import Session, StageResult, ensure, run_stage
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import paths, quiet_nights
@@ -389,6 +389,31 @@ def test_a_failed_run_says_which_stage_why_and_what_to_do_and_shows_nothing_of_a
     assert 'id="result"' not in html
 
 
+def test_a_run_that_was_refused_is_told_of_above_the_results_of_the_run_before_it(facts: Facts) -> None:
+    refusal = ran(failure=Failure.of(DeviceError("torch finds no GPU", "set machine.device: auto"), ""))
+    record.write(facts.root, replace(refusal, started=STARTED.replace(day=30)))
+    try:
+        refused = gather(facts.root)
+    finally:
+        record.write(facts.root, ran(*Session(facts.root).graph))
+    text = plain(page.render(refused))
+    assert "The run stopped before its first stage: torch finds no GPU." in text
+    assert "The run of Friday 30 January 2026, 02:00 UTC was refused" in text
+    assert "What to do: set machine.device: auto" in text
+    assert "Version 2 (GRPO) replaces version 1 as champion" in text
+    assert page.result_rows(refused) == page.result_rows(facts)
+    row = writing.night(refused)
+    assert (row["mark"], row["success"], row["version"]) == ("failed", None, ""), "it has no results of its own"
+    assert gather(facts.root).refusal is None, "a run followed that was not refused"
+
+
+def test_a_run_that_stopped_between_two_stages_blames_neither(facts: Facts) -> None:
+    stopped = ran("states", "collect", failure=Failure.of(ProjectError("params.yaml was edited"), ""))
+    text = plain(page.render(replace(facts, record=stopped)))
+    assert "The run stopped after collect: params.yaml was edited." in text
+    assert "✖ The run stopped between two stages" in text
+
+
 def test_an_error_that_is_not_ours_still_gets_a_next_step() -> None:
     failure = Failure.of(ZeroDivisionError("division by zero"), "sft")
     assert failure.what == "ZeroDivisionError: division by zero"
@@ -430,6 +455,17 @@ def test_a_report_is_written_when_a_stage_fails_and_kept_by_dvc_and_mlflow(track
     assert address.endswith(f"/artifacts/report/{stamp}.html")
     git(tracked, "add", "-A")
     assert "reports/report.html.dvc" in git(tracked, "diff", "--cached", "--name-only").splitlines()
+
+
+def test_what_refuses_a_run_before_its_first_stage_is_blamed_on_no_stage(tracked: Path) -> None:
+    record.write(tracked, ran("states", "collect"))
+    edit(tracked, "machine", free_disk_gb=1.0e9)
+    with Session(tracked) as session, pytest.raises(ProjectError, match="free_disk_gb"), writing.reporting(session):
+        ensure("states", session)
+    found = gather(tracked)
+    assert found.refusal and found.refusal.failure and found.refusal.failure.stage == ""
+    assert found.record and [result.stage for result in found.record.stages] == ["states", "collect"]
+    assert "free_disk_gb" in (tracked / paths.REPORT).read_text()
 
 
 @pytest.mark.parametrize("current", ["dataset", ""])

@@ -121,7 +121,7 @@ class Session:
         self.results: list[StageResult] = []
         """Of the stages that are done."""
         self.current_stage = ""
-        """The one that is being made; after an error the one that failed."""
+        """The one that is being made; after an error the one that failed. None while it is only checked."""
         self._code = self._code_now()
         self._pools: dict[config.Env, Pool] = {}
         self._store: DvcStore | None = None
@@ -309,10 +309,8 @@ def publish(stage: str, session: Session) -> None:
 
 def ensure(stage: str, session: Session) -> StageResult:
     """Bring the stage's outputs up to date at the least cost. Call it for the stages above it first."""
-    session.current_stage = stage
     result = _ensure(stage, session)
     session.results.append(result)
-    session.current_stage = ""
     return result
 
 
@@ -376,9 +374,11 @@ def _asked_for(user: str) -> str:
 
 
 def _run_and_commit(stage: str, session: Session) -> None:
+    session.current_stage = stage
     transaction = session.store.begin(stage, session.check_unchanged)
     run_stage(stage, session)
     session.store.commit(transaction)
+    session.current_stage = ""
 
 
 def _check_choice(stage: str, session: Session) -> None:

@@ -85,6 +85,8 @@ QUIET_NIGHTS = STATE / "nights.jsonl"
 """Nights that had nothing to do, were missed or refused, or failed."""
 RUN_RECORD = STATE / "run.json"
 """What the last run did with each stage."""
+REFUSAL_RECORD = STATE / "refusal.json"
+"""Why a later run was refused before its first stage."""
 
 MLFLOW_DATABASE = STATE / "mlflow" / "mlflow.db"
 MLFLOW_ARTIFACTS = STATE / "mlflow" / "artifacts"

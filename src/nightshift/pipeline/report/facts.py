@@ -47,6 +47,9 @@ class Facts:
     params: config.Params
     commit: str
     record: RunRecord | None
+    """Of the run whose results these are."""
+    refusal: RunRecord | None
+    """Of the last run, if it was refused before its first stage."""
     seconds: Mapping[str, float]
     """Of each stage when it last ran."""
     used: Mapping[str, Mapping[str, float]]
@@ -74,7 +77,8 @@ class Facts:
 
 
 def gather(root: Path) -> Facts:
-    """The facts of the last run here. After a failure, results of stages that the run did not reach are left out."""
+    """The facts of the last run here that began. After a failure, results of stages that it did not reach are left
+    out."""
     session = Session(root)
     record = run_record.read(root)
     reached = set(session.graph)
@@ -90,6 +94,7 @@ def gather(root: Path) -> Facts:
         params=session.params,
         commit=session.commit,
         record=record,
+        refusal=run_record.read_refusal(root),
         seconds=timings(root),
         used={stage: machine_usage(root).get(stage, {}) for stage in session.graph},
         evaluation=evaluation,

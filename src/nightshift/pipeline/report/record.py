@@ -1,4 +1,7 @@
-"""What a run did, for the report: kept in .state/run.json, so that `nightshift report` can write the page again."""
+"""What a run did, for the report: kept in .state/run.json, so that `nightshift report` can write the page again.
+
+A run that was refused before its first stage has a file of its own: the results are still those of the run before.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from nightshift.errors import NightshiftError
 from nightshift.pipeline.run import StageResult
 from nightshift.project import paths
 
+UNCHANGED = ("cached", "skipped")
 LOG_HINT = "read the log above the error; what is done is cached, so run again after mending it: nightshift run"
 
 
@@ -43,15 +47,37 @@ class RunRecord:
         """Names the run's report; sorts by time. Example: 20261116T031500Z"""
         return f"{self.started:%Y%m%dT%H%M%SZ}"
 
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The stages that have another result since."""
+        return tuple(result.stage for result in self.stages if result.status not in UNCHANGED)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it ended before a stage began."""
+        return self.failure is not None and not self.failure.stage and not self.changed
+
 
 def write(root: Path, record: RunRecord) -> None:
-    files.write_json(root / paths.RUN_RECORD, {**asdict(record), "started": record.started.isoformat()})
+    path = paths.REFUSAL_RECORD if record.is_refusal else paths.RUN_RECORD
+    files.write_json(root / path, {**asdict(record), "started": record.started.isoformat()})
+    if not record.is_refusal:
+        (root / paths.REFUSAL_RECORD).unlink(missing_ok=True)
 
 
 def read(root: Path) -> RunRecord | None:
-    """Of the last run; None if there was none, or its file is damaged."""
+    """Of the last run that was not refused; None if there was none, or its file is damaged."""
+    return _read(root / paths.RUN_RECORD)
+
+
+def read_refusal(root: Path) -> RunRecord | None:
+    """Of the last run, if it was refused."""
+    return _read(root / paths.REFUSAL_RECORD)
+
+
+def _read(path: Path) -> RunRecord | None:
     try:
-        content = json.loads((root / paths.RUN_RECORD).read_text())
+        content = json.loads(path.read_text())
         return RunRecord(
             started=datetime.fromisoformat(content["started"]).astimezone(UTC),
             seconds=content["seconds"],

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from nightshift.config import CHAMPION
 from nightshift.pipeline.report.facts import Facts
+from nightshift.pipeline.report.record import RunRecord
 from nightshift.reports.gate import Verdict
 from nightshift.reports.history import KL
 
@@ -21,6 +22,10 @@ _FEW_EPISODES = 50
 
 
 def mark(facts: Facts) -> Mark:
+    return "failed" if facts.refusal else _outcome_mark(facts)
+
+
+def _outcome_mark(facts: Facts) -> Mark:
     if facts.record and facts.record.failure:
         return "failed"
     if not facts.receipt:
@@ -35,17 +40,30 @@ def promoted(facts: Facts) -> bool:
 
 def verdict(facts: Facts) -> str:
     """The night in one sentence."""
+    return _stopped(facts.refusal) if facts.refusal else outcome(facts)
+
+
+def _stopped(run: RunRecord) -> str:
+    failure = run.failure
+    assert failure is not None
+    if failure.stage:
+        where = f"in {failure.stage}"
+    else:
+        where = f"after {run.changed[-1]}" if run.changed else "before its first stage"
+    return f"The run stopped {where}: {failure.what.rstrip('.')}."
+
+
+def outcome(facts: Facts) -> str:
+    """The run whose results are shown, in one sentence."""
     if facts.record and facts.record.failure:
-        failure = facts.record.failure
-        where = f"in {failure.stage}" if failure.stage else "before its first stage"
-        return f"The run stopped {where}: {failure.what.rstrip('.')}."
+        return _stopped(facts.record)
     if facts.best is None:
         return "Nothing has been evaluated yet."
     result = f"{_solves(facts.best)}{_against_clone(facts)}"
     if not facts.receipt:
         return f"{facts.best['label']} {result}; it was not registered."
     version = f"Version {facts.receipt['version']} ({facts.best['label']})"
-    if mark(facts) == "champion":
+    if _outcome_mark(facts) == "champion":
         return f"{version} {_role(facts)}: it {result}."
     champion = f"version {facts.receipt['champion']} remains" if facts.receipt["champion"] else "there is no"
     return f"{version} stays challenger: it {result}, and {champion} champion."

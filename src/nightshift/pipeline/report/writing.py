@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,11 @@ from nightshift.project import paths
 
 logger = logging.getLogger(__name__)
 
-UNCHANGED = ("cached", "skipped")
-
 
 @contextmanager
 def reporting(session: Session) -> Iterator[list[str]]:
-    """Write the report when the block ends, also by an error: then it says which stage failed, and what to do.
+    """Write the report when the block ends, also by an error: then it says which stage failed, and what to do. If no
+    stage had begun, it says so above the results of the run before.
 
     Yields a list that gets the address of the report in MLflow. A run in which nothing was stale leaves the report as
     it is, and so does one that is interrupted.
@@ -34,16 +34,19 @@ def reporting(session: Session) -> Iterator[list[str]]:
     try:
         yield kept
     except Exception as error:
-        kept += _attempt(session, started, Failure.of(error, session.current_stage))
+        kept += _attempt(session, _record(session, started, Failure.of(error, session.current_stage)))
         raise
-    if any(result.status not in UNCHANGED for result in session.results):
-        kept += _attempt(session, started, None)
+    if (run := _record(session, started)).changed:
+        kept += _attempt(session, run)
 
 
-def _attempt(session: Session, started: datetime, failure: Failure | None) -> list[str]:
-    """A report that cannot be written costs a warning: never the run, nor the error that it would have told of."""
+def _record(session: Session, started: datetime, failure: Failure | None = None) -> RunRecord:
     seconds = (datetime.now(UTC) - started).total_seconds()
-    run = RunRecord(started=started, seconds=seconds, stages=tuple(session.results), failure=failure)
+    return RunRecord(started=started, seconds=seconds, stages=tuple(session.results), failure=failure)
+
+
+def _attempt(session: Session, run: RunRecord) -> list[str]:
+    """A report that cannot be written costs a warning: never the run, nor the error that it would have told of."""
     try:
         record.write(session.root, run)
         facts = write(session.root)
@@ -74,7 +77,9 @@ def _keep_in_mlflow(session: Session, facts: Facts, stamp: str) -> str:
 
 
 def night(facts: Facts) -> dict[str, Any]:
-    """What the page of all nights shows of this one."""
+    """What the page of all nights shows of this one; a run that was refused has no results."""
+    if facts.refusal:
+        facts = replace(facts, record=facts.refusal, refusal=None, evaluation={}, receipt={}, champion=None)
     best = facts.best
     champion = page.champion_played(facts)
     return {
