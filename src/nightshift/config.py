@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -1368,6 +1368,31 @@ def validate(raw: Any, path: Path) -> Params:
         count = error.error_count()
         noun = "problem" if count == 1 else "problems"
         raise ConfigError(f"{path.name} has {count} {noun}:\n{problems}", f"edit {path} and run again") from None
+
+
+def parameter_names(params: Params) -> list[str]:
+    """Of all that params.yaml may set, by dotted name, also where it does not; of the policy, what its family has."""
+    return list(_names_in(Params, params))
+
+
+def _names_in(kind: type[Section], given: Section | None) -> Iterator[str]:
+    for attribute, field in kind.model_fields.items():
+        name, value = field.alias or attribute, getattr(given, attribute, None)
+        yield name
+        if isinstance(value, Section):
+            inner = _names_in(type(value), value)
+        elif isinstance(value, Mapping):
+            inner = iter(value)
+        else:
+            inner = (each for section in _sections_in(field.annotation) for each in _names_in(section, None))
+        yield from (f"{name}.{each}" for each in inner)
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _sections_in(each)
 
 
 _UNKNOWN_FAMILY = "unknown_family"

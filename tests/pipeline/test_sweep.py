@@ -8,9 +8,11 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from nightshift import config, files
 from nightshift.errors import Busy, ConfigError
@@ -46,13 +48,35 @@ def test_a_grid_has_every_combination_and_a_sample_some_of_them_the_same_ones_fo
     assert sweep.trials(project, choices, 3, seed=5)[0].title.startswith("sft.steps=")
 
 
-def test_a_name_that_params_yaml_does_not_have_is_refused_before_anything_runs(project: Path) -> None:
+def test_an_unknown_name_is_refused_before_anything_runs_with_the_nearest_one(project: Path) -> None:
     for name in ("sft.speed", "nothing.at.all", "seed.inner"):
-        with pytest.raises(ConfigError, match=f"has no parameter {name}"):
+        with pytest.raises(ConfigError, match=f"there is no parameter {name}"):
             sweep.trials(project, {name: [1]}, 0, seed=0)
+    with pytest.raises(ConfigError, match=r"did you mean register\.weights\?"):
+        sweep.trials(project, {"register.weight": ["whole"]}, 0, seed=0)
     with pytest.raises(ConfigError, match=r"sft\.steps"):
         sweep.trials(project, {"sft.steps": [-1]}, 0, seed=0)
     assert not (project / paths.SWEEPS).exists()
+
+
+def test_a_parameter_that_params_yaml_leaves_out_can_be_varied(project: Path) -> None:
+    written = yaml.safe_load((project / paths.PARAMS).read_text())
+    assert "randomisation" not in written["env"] and "max_perturbation_drop" not in written["register"]
+    choices: dict[str, list[Any]] = {
+        "register.max_perturbation_drop": [None, 0.1],
+        "env.randomisation.perturbations": [["object_sizes"]],
+        "env.randomisation.strength": [0.5, 1.0],
+    }
+    found = [sweep.params_of(project, trial) for trial in sweep.trials(project, choices, 0, seed=0)]
+    assert [(params["register"]["max_perturbation_drop"], params["env"]["randomisation"]) for params in found] == [
+        (drop, {"perturbations": ["object_sizes"], "strength": strength})
+        for drop in (None, 0.1)
+        for strength in (0.5, 1.0)
+    ]
+    whole = {"env.randomisation": [None, {"perturbations": ["object_sizes"], "strength": 1.0}]}
+    assert len(sweep.trials(project, whole, 0, seed=0)) == 2
+    with pytest.raises(ConfigError, match=r"env\.randomisation\.perturbations: missing"):
+        sweep.trials(project, {"env.randomisation.strength": [0.5]}, 0, seed=0)
 
 
 def test_a_trial_has_the_code_of_the_present_commit_and_the_imports_of_the_project(

@@ -8,6 +8,7 @@ On one machine trials are processes; on a Ray cluster a task starts the process 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,7 @@ def parse(choices: Sequence[str]) -> dict[str, list[Any]]:
 
 def trials(root: Path, choices: Mapping[str, Sequence[Any]], sample: int, seed: int) -> list[Trial]:
     """Every combination, or a random sample of them. ConfigError before anything runs if one is not valid."""
+    _check_names(root, choices)
     combined = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     if sample and sample < len(combined):
         combined = random.Random(seed).sample(combined, sample)
@@ -98,7 +100,7 @@ def trials(root: Path, choices: Mapping[str, Sequence[Any]], sample: int, seed: 
         for number, values in enumerate(combined, start=1)
     ]
     for trial in found:
-        config.validate(_params(root, trial), Path(f"{paths.PARAMS} with {trial.title}"))
+        config.validate(params_of(root, trial), Path(f"{paths.PARAMS} with {trial.title}"))
     return found
 
 
@@ -209,15 +211,24 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _params(root: Path, trial: Trial) -> dict[str, Any]:
+def _check_names(root: Path, names: Iterable[str]) -> None:
+    known = config.parameter_names(config.load(root / paths.PARAMS))
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise ConfigError(f"there is no parameter {name}", f"{hint}docs/parameters.md lists them all")
+
+
+def params_of(root: Path, trial: Trial) -> dict[str, Any]:
+    """A parameter may be in a section that params.yaml does not have."""
     params: dict[str, Any] = yaml.safe_load((root / paths.PARAMS).read_text())
     for name, value in trial.values.items():
         *sections, last = name.split(".")
-        section: Any = params
+        section = params
         for part in sections:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or last not in section:
-            raise ConfigError(f"{paths.PARAMS} has no parameter {name}", "docs/parameters.md lists them")
+            section[part] = section.get(part) or {}
+            section = section[part]
         section[last] = value
     return params
 
@@ -234,7 +245,7 @@ def _prepare(root: Path, trial: Trial) -> None:
     with contextlib.closing(DvcStore(trial.folder)) as store:
         store.share_cache(cache_folder(root))
         store.check_out()
-    params = yaml.safe_dump(_params(root, trial), sort_keys=False).encode()
+    params = yaml.safe_dump(params_of(root, trial), sort_keys=False).encode()
     if not _was_prepared(trial, params):
         (trial.folder / paths.TRIAL).unlink(missing_ok=True)  # it says that the clone's trial has ended
     files.write_bytes(trial.folder / paths.PARAMS, params)
