@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.adapters import mlflow_registry
 from nightshift.envs.grid import misfit
 from nightshift.errors import ConfigError, RolloutError
@@ -23,6 +23,7 @@ def predict(root: Path, which: str, task: str, episodes: int) -> dict[str, Rate]
     """Success of the model behind an alias or version, by task and over all of them."""
     params = config.load(root / paths.PARAMS)
     env = _narrowed(params.env, task)
+    _check_episodes(env, episodes)
     policy = mlflow_registry.load(root, params.section("register").model, which)
     if why := misfit(env, policy):
         raise ConfigError(f"model {which} cannot play here: {why}", "choose another, or edit env in params.yaml")
@@ -52,3 +53,14 @@ def _narrowed(env: config.Env, task: str) -> config.Env:
     if env.tasks and task not in env.tasks:
         raise ConfigError(f"params.yaml has no task {task!r} in env.tasks", f"choose one of {', '.join(env.tasks)}")
     return env.model_copy(update={"tasks": (task,)})
+
+
+def _check_episodes(env: config.Env, episodes: int) -> None:
+    """Each episode of a task has a held-out init state of its own."""
+    task = min(envs.tasks(env), key=lambda task: envs.init_state_count(task, "eval"))
+    available = envs.init_state_count(task, "eval")
+    if episodes > available:
+        raise ConfigError(
+            f"--episodes is {episodes}, and {task.name} has {available} evaluation init states",
+            f"--episodes {available}",
+        )
