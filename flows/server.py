@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import http.client
 import os
 import secrets
@@ -142,15 +143,25 @@ def _admits(url: str) -> bool | None:
 
 
 def check_port(port: int, command: str) -> None:
-    """ProjectError if something listens there."""
+    """ProjectError if nothing can listen there."""
     _listener(port, command).close()
 
 
 def _listener(port: int, command: str) -> socket.socket:
     try:
         return socket.create_server((_HOST, port))
-    except OSError:
-        raise ProjectError(f"port {port} is in use", f"nightshift {command} --port {port + 1}") from None
+    except OSError as error:
+        raise _cannot_listen(error, port, command) from None
+
+
+def _cannot_listen(error: OSError, port: int, command: str) -> ProjectError:
+    if error.errno == errno.EADDRINUSE:
+        return ProjectError(f"port {port} is in use", f"nightshift {command} --port {port + 1}")
+    if error.errno == errno.EACCES:
+        return ProjectError(f"port {port} is not for this user", f"give a higher one: nightshift {command} --port PORT")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ProjectError(f"{_HOST} is no address of this machine", "switch its loopback on: ip link set lo up")
+    return ProjectError(f"{_HOST}:{port} cannot be listened on: {error}", f"nightshift {command} --port PORT")
 
 
 def _port(listener: socket.socket) -> int:
