@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from nightshift.errors import ConfigError, StreamError
 
@@ -19,6 +19,8 @@ TOKEN_VARIABLE = "NIGHTSHIFT_TOKEN"
 """The environment variable with the token that other machines need: actors of a learner, browsers of a page."""
 _MIN_TOKEN_LENGTH = 16
 _TOKEN = 'python -c "import secrets; print(secrets.token_hex())"'
+EXPORT_TOKEN = f"export {TOKEN_VARIABLE}=$({_TOKEN})"
+"""The command that makes a token."""
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
@@ -51,9 +53,9 @@ class Access:
         own. A browser says in Origin which page asks; it must be ours. Programs send no Origin.
         """
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self.token is None and not is_loopback(_hostname(host)):
+        if self.token is None and not is_loopback(_split(f"//{host}").hostname or ""):  # a tunnel may have another port
             return "this server is for this machine only"
-        if origin is not None and _netloc(origin) != host:
+        if origin is not None and _split(origin).netloc != host:
             return "pages of other sites may not talk to this server"
         return ""
 
@@ -110,7 +112,7 @@ def check_host(host: str, token: str | None, setting: str = "--host") -> None:
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"{setting} {host} lets other machines move the robot, and there is no token",
-            f"export {TOKEN_VARIABLE}=$({_TOKEN})",
+            EXPORT_TOKEN,
         )
 
 
@@ -134,19 +136,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _netloc(origin: str) -> str:
+def _split(url: str) -> SplitResult:
+    """Without a host if it is no URL."""
     try:
-        return urlsplit(origin).netloc
+        return urlsplit(url)
     except ValueError:
-        return ""
-
-
-def _hostname(host: str) -> str:
-    """Without the port: a tunnel may have another one."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+        return urlsplit("")
 
 
 def _with_headers(send: Send) -> Send:

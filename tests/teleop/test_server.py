@@ -117,7 +117,7 @@ def test_pictures_of_episodes_need_the_token_in_a_header(guarded: Served) -> Non
 
 
 def test_a_page_of_another_site_cannot_open_the_socket(open_server: Served) -> None:
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "https://localhost", "http://["):
         with pytest.raises(InvalidStatus, match="403"), visitor(open_server, origin=origin):
             pass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nightshift.access import TOKEN_VARIABLE, token_of_user
+from nightshift.access import EXPORT_TOKEN, token_of_user
 from nightshift.config import host_and_port
 from nightshift.errors import ConfigError
 from nightshift.project import ports
@@ -17,7 +17,7 @@ def address(listen: str) -> tuple[str, int]:
     if token_of_user() is None:
         raise ConfigError(
             f"machine.listen is {listen}, and other machines need a token to connect",
-            f'export {TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_hex())"), here and there',
+            f"{EXPORT_TOKEN}, here and there",
         )
     return host_and_port(listen)
 
