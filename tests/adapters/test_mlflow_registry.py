@@ -323,6 +323,28 @@ def test_a_registration_that_died_before_the_gate_and_was_promoted_by_hand_can_b
     assert again.reason.startswith("version 1 was promoted by hand on 20")
 
 
+@pytest.mark.parametrize("promoted", ["2", "3"])
+def test_a_version_that_a_person_promotes_while_the_gate_compares_is_the_one_to_beat(
+    root: Path, model: str, monkeypatch: pytest.MonkeyPatch, promoted: str
+) -> None:
+    """Another version, or the one that is being registered."""
+    model = f"{model}-{promoted}"
+    register(root, model, "one", "sssss" + "f" * 5)
+    register(root, model, "two", "s" * 9 + "f")
+    compare = gate.compare
+
+    def promoted_meanwhile(*arguments: Any) -> gate.Decision:
+        model_versions.promote(root, model, promoted)
+        return compare(*arguments)
+
+    monkeypatch.setattr(gate, "compare", promoted_meanwhile)
+    done = register(root, model, "three", "s" * 10)
+    assert (done.version, done.champion) == ("3", promoted)
+    told = {"2": "cannot be told whether it is better than version 2", "3": "version 3 was promoted by hand on 20"}
+    assert told[promoted] in done.reason
+    assert tags_of(root, done)[mlflow_registry.REASON] == done.reason
+
+
 def test_a_policy_that_solves_nothing_is_registered_and_leaves_the_model_without_a_champion(
     root: Path, model: str
 ) -> None:

@@ -116,8 +116,7 @@ def register(root: Path, proposal: Proposal) -> Registration:
     if not _is_older(client, version):
         with deferred():
             client.set_registered_model_alias(proposal.model, registry.CHALLENGER, version.version)
-    decision = _decide(client, root, version, proposal)
-    champion = registry.champion_version(client, proposal.model)
+    decision, champion = _decide(client, root, version, proposal)
     if decision.promote and not _is(version, champion):
         registry.make_champion(client, version, champion)
     now = registry.aliases(client, proposal.model)
@@ -323,15 +322,19 @@ def _run_of(client: MlflowClient, root: Path, fingerprint: str) -> str | None:
     return str(runs[0].info.run_id) if runs else None
 
 
-def _decide(client: MlflowClient, root: Path, version: ModelVersion, proposal: Proposal) -> Decision:
-    """Whether the version becomes champion; the numbers and the reason are kept with it."""
+def _decide(
+    client: MlflowClient, root: Path, version: ModelVersion, proposal: Proposal
+) -> tuple[Decision, ModelVersion | None]:
+    """Whether the version becomes champion, and in place of which one; the numbers and the reason are kept with it."""
     title = f"version {version.version} ({proposal.candidate})"
     champion = registry.champion_version(client, proposal.model)
-    if _is(version, champion):
-        return _champion_already(client, root, version, proposal, title)
+    if champion is not None and _is(version, champion):
+        return _champion_already(client, root, champion, proposal, title), champion
     if _is_older(client, version):
-        return gate.older(title, f"version {_challenger(client, proposal.model)}")
+        return gate.older(title, f"version {_challenger(client, proposal.model)}"), champion
     decision = _judge(client, title, version, champion, proposal)
+    if _number(registry.champion_version(client, proposal.model)) != _number(champion):
+        return _decide(client, root, version, proposal)  # somebody has promoted another one meanwhile
     p_value = registry.NOT_TESTED if decision.p_value is None else repr(decision.p_value)
     rules = {
         registry.LEVEL: proposal.rules.level,
@@ -340,7 +343,7 @@ def _decide(client: MlflowClient, root: Path, version: ModelVersion, proposal: P
     }
     judged = {registry.P_VALUE: p_value, registry.VERDICT: decision.verdict.value, registry.REASON: decision.reason}
     registry.set_tags(client, version, {**{name: str(value) for name, value in rules.items()}, **judged})
-    return decision
+    return decision, champion
 
 
 def _judge(
@@ -374,6 +377,10 @@ def _challenger(client: MlflowClient, model: str) -> int:
 def _is_older(client: MlflowClient, version: ModelVersion) -> bool:
     """Whether a version of the past was made again: a checkout of old code and data does not move aliases back."""
     return int(version.version) < _challenger(client, version.name)
+
+
+def _number(version: ModelVersion | None) -> str:
+    return str(version.version) if version else ""
 
 
 def _is(version: ModelVersion, other: ModelVersion | None) -> bool:
