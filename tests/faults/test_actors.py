@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,6 +37,7 @@ from nightshift.stages._actor import (
 )
 from nightshift.stages._experience import Actors
 from nightshift.stream import listening
+from nightshift.stream.episode_id import EpisodeId
 from nightshift.stream.experience import StreamedExperience
 from nightshift.stream.link import INBOX_FOLDER, LearnerEndpoint, LocalLink
 from nightshift.stream.message import Ack, Message
@@ -416,6 +418,18 @@ def test_a_learner_for_other_machines_needs_a_token_and_an_actor_an_address(monk
     assert listening.address("0.0.0.0:7777") == ("0.0.0.0", 7777)
     with pytest.raises(ConfigError, match="'gpu-box' is not the address of a learner"):
         actor_commands.join("gpu-box", "")
+
+
+def test_actors_of_machines_with_the_same_name_have_names_of_their_own_which_they_keep(tmp_path: Path) -> None:
+    names = [actor_commands.own_name(tmp_path / machine) for machine in ("one", "other", "one")]
+    assert names[0] == names[2] != names[1]
+
+
+def test_an_actor_of_a_machine_with_a_long_name_can_name_its_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu.box" * 10)
+    assert EpisodeId("night", actor_commands.own_name(tmp_path), 0, 0).actor.startswith("gpu-box")
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0", "::", "[::]"])

@@ -325,7 +325,7 @@ def robot_page(
 @app.command()
 def actor(
     learner: Annotated[str, typer.Option(help="HOST:PORT of the machine that trains (machine.listen there)")],
-    name: Annotated[str, typer.Option(help="unique among the actors; the name of this machine if not given")] = "",
+    name: Annotated[str, typer.Option(help="unique among the actors; made of machine and folder if not given")] = "",
 ) -> None:
     """Play for the stage rlpd on another machine; the variable NIGHTSHIFT_TOKEN has its token."""
     actor_commands.join(learner, name)

@@ -94,6 +94,8 @@ DOWNLOADS = STATE / "downloads"
 """Models of a remote store of MLflow, each while it is read."""
 PREFECT_HOME = STATE / "prefect"
 ACTOR_SPOOLS = STATE / "actor"  # episodes for learners on other machines
+ACTOR_ID = STATE / "actor-id"
+"""Tells actors of this folder from those of another machine with the same name."""
 TELEOP = STATE / "teleop"
 """A folder per recorded source: the journal of the episode in the making, and films of the others."""
 LIBERO_CONFIG = STATE / "libero"
