@@ -233,6 +233,16 @@ def test_a_critic_learns_from_groups_that_solved_everything(tmp_path: Path) -> N
     config.load(write(tmp_path, config.merged(PARAMS, changes)))
 
 
+def test_a_warm_up_of_cloning_ends_before_its_last_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sft: warmup_steps is 200, so .* within 200 steps"):
+        config.load(write(tmp_path, changed("sft", steps=200, warmup_steps=200)))
+    config.load(write(tmp_path, changed("sft", steps=201, warmup_steps=200)))
+
+
+def test_cloning_that_takes_no_step_needs_no_other_warm_up() -> None:
+    assert config.Sft(steps=0, batch_size=32, learning_rate=1e-3, warmup_steps=200).steps == 0
+
+
 def test_a_knob_of_a_stage_that_is_not_chosen_may_do_nothing(tmp_path: Path) -> None:
     changes = {"algorithms": [], "rloo": {"entropy_coef": 0.1}}
     assert config.load(write(tmp_path, config.merged(PARAMS, changes))).skips("rloo")

@@ -748,6 +748,15 @@ class Sft(Section):
     warmup_steps: Natural
     """Steps in which the learning rate rises linearly from zero; a transformer needs some."""
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Sft:
+        if 0 < self.steps <= self.warmup_steps:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps}, so the learning rate never reaches learning_rate within "
+                f"{self.steps} steps: raise steps or lower warmup_steps"
+            )
+        return self
+
 
 class Clip(Section):
     """Bounds of PPO's clipped objective on the ratio of new to old probability: [1 - low, 1 + high]."""
