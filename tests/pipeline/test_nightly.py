@@ -42,6 +42,13 @@ def brought_in(project: Path) -> list[str]:
     return [note.sentence for note in nightly.prepare(project)]
 
 
+def test_an_inbox_may_be_in_the_home_folder(project: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(inbox.parent))
+    edit(project, "nightly", inbox=f"~/{inbox.name}")
+    deliver(inbox / "kitchen.hdf5")
+    assert brought_in(project) == ["imported kitchen: 3 episodes"]
+
+
 def test_every_file_of_the_inbox_is_imported_once_under_its_name_and_tracked_by_dvc(project: Path, inbox: Path) -> None:
     deliver(inbox / "kitchen v2.hdf5")
     assert brought_in(project) == ["imported kitchen_v2: 3 episodes"]

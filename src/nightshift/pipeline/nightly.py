@@ -111,7 +111,7 @@ def prepare(root: Path) -> list[Note]:
         settings = session.params.nightly
         notes = [*_pull(session)] if settings.pull else []
         if settings.inbox is not None:
-            notes += _import_inbox(session, Path(settings.inbox), settings)
+            notes += _import_inbox(session, Path(os.path.expanduser(settings.inbox)), settings)
         if session.params.start == "champion":
             notes += _renew_start(session)
         return notes
