@@ -158,9 +158,11 @@ def _cannot_listen(error: OSError, port: int, command: str) -> ProjectError:
     if error.errno == errno.EADDRINUSE:
         return ProjectError(f"port {port} is in use", f"nightshift {command} --port {port + 1}")
     if error.errno == errno.EACCES:
-        return ProjectError(f"port {port} is not for this user", f"give a higher one: nightshift {command} --port PORT")
+        return ProjectError(
+            f"this user may not listen on port {port}", f"give a higher one: nightshift {command} --port PORT"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
-        return ProjectError(f"{_HOST} is no address of this machine", "switch its loopback on: ip link set lo up")
+        return ProjectError(f"{_HOST} is not an address of this machine", "switch its loopback on: ip link set lo up")
     return ProjectError(f"{_HOST}:{port} cannot be listened on: {error}", f"nightshift {command} --port PORT")
 
 

@@ -128,9 +128,11 @@ def test_a_folder_in_place_of_params_is_one_sentence(tmp_path: Path) -> None:
         config.load(tmp_path)
 
 
-def test_a_number_that_yaml_reads_as_text_gets_a_hint(tmp_path: Path) -> None:
-    text = (REPOSITORY / "params.yaml").read_text().replace("learning_rate: 1.0e-3", "learning_rate: 1e-3")
-    with pytest.raises(ConfigError, match=r"write 3\.0e-4"):
+@pytest.mark.parametrize(("typed", "hint"), [("1e-3", "1.0e-3"), ("1.0e9", "1.0e+9"), ("2E5", "2.0e+5")])
+def test_a_number_that_yaml_reads_as_text_gets_a_hint(tmp_path: Path, typed: str, hint: str) -> None:
+    assert isinstance(yaml.safe_load(hint), float)
+    text = (REPOSITORY / "params.yaml").read_text().replace("learning_rate: 1.0e-3", f"learning_rate: {typed}")
+    with pytest.raises(ConfigError, match=rf"got '{typed}' \(YAML reads that as text: write {re.escape(hint)}\)"):
         config.load(write(tmp_path, text))
 
 

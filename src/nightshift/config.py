@@ -1187,7 +1187,7 @@ class Nightly(Section):
     """What `nightshift nightly` does besides running the pipeline."""
 
     inbox: Name | None
-    """A folder in which every file or folder is imported once, under its name; null = none."""
+    """A folder in which every file or folder is imported once, under its name; ~ is the home folder; null = none."""
     format: Annotated[str, AfterValidator(_known_format)]
     """Of what is put there."""
     task: Name | None = None
@@ -1454,5 +1454,14 @@ def _got(error: Any, message: str) -> str:
     value = error["input"]
     if error["type"] == "value_error" and isinstance(value, Mapping):
         return ""
-    is_exponent = isinstance(value, str) and "number" in message and "e" in value
-    return f", got {value!r}{' (YAML reads 3e-4 as text: write 3.0e-4)' if is_exponent else ''}"
+    is_exponent = isinstance(value, str) and "number" in message and _EXPONENT.fullmatch(value)
+    return f", got {value!r}{f' (YAML reads that as text: write {_as_yaml(value)})' if is_exponent else ''}"
+
+
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def _as_yaml(number: str) -> str:
+    """YAML 1.1 takes a number with an exponent for one only if it has a point, and the exponent a sign."""
+    mantissa, exponent = number.lower().split("e")
+    return f"{mantissa if '.' in mantissa else f'{mantissa}.0'}e{exponent if exponent[0] in '+-' else f'+{exponent}'}"

@@ -46,14 +46,14 @@ def test_a_port_that_is_taken_is_told_with_the_next_one() -> None:
 
 def test_an_address_that_this_machine_does_not_have_is_no_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefect_server, "_HOST", "192.0.2.1")  # of documentation
-    with pytest.raises(ProjectError, match=r"192\.0\.2\.1 is no address of this machine"):
+    with pytest.raises(ProjectError, match=r"192\.0\.2\.1 is not an address of this machine"):
         check_port(0, "ui")
 
 
 @pytest.mark.parametrize(
     ("number", "sentence"),
     [
-        (errno.EACCES, "port 80 is not for this user"),
+        (errno.EACCES, "this user may not listen on port 80"),
         (errno.EMFILE, r":80 cannot be listened on: .*Too many open"),
     ],
 )

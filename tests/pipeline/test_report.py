@@ -468,6 +468,14 @@ def test_what_refuses_a_run_before_its_first_stage_is_blamed_on_no_stage(tracked
     assert "free_disk_gb" in (tracked / paths.REPORT).read_text()
 
 
+def test_a_refusal_is_not_told_any_more_once_a_run_was_let_through_that_found_nothing_to_do(tracked: Path) -> None:
+    record.write(tracked, ran(failure=Failure(stage="", what="the disk is full", next_step="")))
+    with Session(tracked) as session, writing.reporting(session):
+        session.results.append(StageResult(stage="states", status="cached", seconds=0.1))
+    assert gather(tracked).refusal is None
+    assert "the disk is full" not in (tracked / paths.REPORT).read_text()
+
+
 @pytest.mark.parametrize("current", ["dataset", ""])
 def test_a_run_that_changed_nothing_or_was_interrupted_leaves_the_report_alone(tracked: Path, current: str) -> None:
     """Interrupted in a stage, or between two."""

@@ -21,7 +21,7 @@ from nightshift.project import graph, packages, paths, repository
 from nightshift.statistics.intervals import Rate
 from tests.cli.test_data_commands import demo_file, take
 from tests.command import dvc
-from tests.conftest import git
+from tests.conftest import REPOSITORY, git
 
 
 def test_choices_are_yaml_and_1e_3_is_a_number() -> None:
@@ -77,6 +77,16 @@ def test_a_parameter_that_params_yaml_leaves_out_can_be_varied(project: Path) ->
     assert len(sweep.trials(project, whole, 0, seed=0)) == 2
     with pytest.raises(ConfigError, match=r"env\.randomisation\.perturbations: missing"):
         sweep.trials(project, {"env.randomisation.strength": [0.5]}, 0, seed=0)
+
+
+def test_what_params_yaml_writes_as_a_word_cannot_be_varied_as_a_section(project: Path) -> None:
+    params = config.merged(
+        yaml.safe_load((project / paths.PARAMS).read_text()),
+        yaml.safe_load((REPOSITORY / "recipes" / "mini_openvla_oft.yaml").read_text()),
+    )
+    (project / paths.PARAMS).write_text(yaml.safe_dump(params))
+    with pytest.raises(ConfigError, match="variant is 'rlinf', which has no attention"):
+        sweep.trials(project, {"policy.variant.attention": ["causal"]}, 0, seed=0)
 
 
 def test_a_trial_has_the_code_of_the_present_commit_and_the_imports_of_the_project(

@@ -183,7 +183,7 @@ def test_a_source_that_does_not_say_its_steps_per_second_is_taken_and_that_is_sa
     both = params.dataset.model_copy(update={"sources": ("demos", "by_hand")})
     with console.capture() as shown:
         dataset.run(job("dataset"), seed=params.seed, dataset=both)
-    assert ("demos without a number of steps per second" in shown.get()) == told
+    assert ("of demos no number is known" in shown.get()) == told
     assert ("by_hand has 10" in shown.get()) == told
 
 

@@ -23,7 +23,7 @@ def report() -> None:
     with closing(DvcStore(root)) as store:
         store.track(paths.REPORT)
     console.print(words.verdict(facts), soft_wrap=True, markup=False)
-    if facts.refusal:
+    if facts.refusal and facts.best:
         console.print(f"Results from before: {words.outcome(facts)}", soft_wrap=True, markup=False)
     _say(root / paths.REPORT, paths.REPORT)
 

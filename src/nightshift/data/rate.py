@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any, TypeGuard
 
 from nightshift.data.episode import Episode
@@ -14,7 +14,7 @@ USUAL = 20
 
 
 def is_rate(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and 0 < value < math.inf
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max
 
 
 def known(episode: Episode) -> float | None:

@@ -228,6 +228,10 @@ def params_of(root: Path, trial: Trial) -> dict[str, Any]:
         section = params
         for part in sections:
             section[part] = section.get(part) or {}
+            if not isinstance(section[part], dict):
+                raise ConfigError(
+                    f"{part} is {section[part]!r}, which has no {last}", f"write {part} as a section first"
+                )
             section = section[part]
         section[last] = value
     return params

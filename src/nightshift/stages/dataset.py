@@ -88,7 +88,7 @@ def _check_rates(demos: Sequence[_Demo]) -> None:
             "leave all but those of one rate out of dataset.sources in params.yaml, or resample the others",
         )
     if silent and known - {rate.USUAL}:
-        told = f"{', '.join(silent)} without a number of steps per second counts as of the same: {words}"
+        told = f"{words} steps per second; of {', '.join(silent)} no number is known, and it is taken for the same"
         console.print(told, markup=False, soft_wrap=True)
 
 

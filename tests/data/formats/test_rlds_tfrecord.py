@@ -389,9 +389,17 @@ def test_a_demonstration_without_rewards_that_was_cut_short_stays_so(folder: Pat
 
 
 @pytest.mark.parametrize("success", [True, False])
-def test_success_in_the_metadata_is_not_assumed_and_gives_the_missing_fields(folder: Path, success: bool) -> None:
-    about = {"episode_metadata/success": np.array([success])}
-    read = external(folder, three(reward=None, is_terminal=None), about).load()
+@pytest.mark.parametrize(
+    "about", ["episode_metadata/success", "success", "episode_metadata/is_success", "a text", "steps"]
+)
+def test_a_note_on_success_is_not_assumed_and_gives_the_missing_fields(folder: Path, about: str, success: bool) -> None:
+    steps = three(reward=None, is_terminal=None)
+    if about == "steps":
+        read = external(folder, {**steps, "success": np.array([False, False, success])}).load()
+    elif about == "a text":
+        read = external(folder, steps, {"episode_metadata/success": [str(success)]}).load()
+    else:
+        read = external(folder, steps, {about: np.array([success])}).load()
     assert SUCCESS_ASSUMED not in read.metadata
     assert (read.success, read.terminated, read.truncated) == (success, success, not success)
     assert read.rewards.tolist() == [0, success, 0]
@@ -402,6 +410,11 @@ def test_without_an_end_in_the_source_the_last_reward_says_whether_the_task_ende
     read = external(folder, three(reward=np.array([0, reward, 0], np.float32), is_terminal=None)).load()
     assert (read.success, read.terminated, read.truncated) == (bool(reward), bool(reward), not reward)
     assert read.rewards.tolist() == [0, reward, 0]
+
+
+def test_shaped_rewards_do_not_say_that_the_task_ended(folder: Path) -> None:
+    read = external(folder, three(reward=np.array([0.1, 0.2, 0], np.float32), is_terminal=None)).load()
+    assert (read.success, read.terminated, read.truncated) == (False, False, True)
 
 
 def test_a_source_that_rewards_its_last_step_gets_a_step_after_it(folder: Path) -> None:

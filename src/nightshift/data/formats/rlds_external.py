@@ -8,9 +8,10 @@ missing fields.
 In RLDS the action and the reward of the last step are undefined. Many robot datasets use them nevertheless, because
 they have no observation after the last action; then the last observation is repeated, and metadata records that.
 
-An episode is successful if its metadata says so; without such metadata, if it terminated and its last transition has a
-reward. A dataset without rewards consists of demonstrations, as for LeRobot: its episodes count as successful. A
-missing reward is 1 at the end of a success and else 0; a missing is_terminal is True at the end of a success.
+An episode is successful if a field `success` or `is_success` of it or of its steps says so; without one, if it
+terminated and its last transition has a reward. A dataset without either consists of demonstrations, as for LeRobot:
+its episodes count as successful. A missing reward is 1 at the end of a success and else 0. A missing is_terminal is
+True at the end of a success; where rewards alone would tell, they have to be 0 before it, since shaped ones never are.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ NOT_IN_SOURCE = "not_in_source"
 
 _INSTRUCTIONS = (LANGUAGE, "natural_language_instruction")
 _ACTION = "action/"
-_SUCCESS = "episode_metadata/success"
+_SUCCESS = ("success", "is_success")
+_TEXTS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _DEFAULTS = {"reward": np.float32(0), "discount": np.float32(1), "is_terminal": np.False_}
 
 
@@ -85,7 +87,8 @@ def episode(read: DecodedRecord, split: TfdsSplit, task: str, record: Record) ->
     metadata = _metadata(texts, read.about, instruction) | ({NOT_IN_SOURCE: missing} if missing else {})
     if np.any(columns["reward"][-1]):
         columns, metadata[REPEATED_FINAL] = _with_repeated_final(columns), True
-    success, assumed = _success(columns, read.about, missing)
+    noted = _noted_success(read)
+    success, assumed = _success(columns, missing) if noted is None else (noted, {})
     columns |= _ending(columns, missing, success)
     terminated = bool(columns["is_terminal"][-1])
     header = {
@@ -164,15 +167,31 @@ def _is_instruction(name: str, is_text: bool) -> bool:
     return is_text and name.rpartition("/")[2] in _INSTRUCTIONS
 
 
-def _success(
-    columns: Mapping[str, Column], about: Mapping[str, Any], missing: Sequence[str]
-) -> tuple[bool, dict[str, bool]]:
-    """Whether the episode succeeded, and metadata that says so if that is assumed."""
-    if _SUCCESS in about and not isinstance(about[_SUCCESS], str):
-        return bool(np.all(about[_SUCCESS])), {}
+def _noted_success(read: DecodedRecord) -> bool | None:
+    """What the source itself says of the episode, or of some of its steps; None if it says nothing."""
+    notes = [
+        _is_true(values)
+        for name, values in (*read.about.items(), *read.steps.items())
+        if name.rpartition("/")[2] in _SUCCESS
+    ]
+    readable = [note for note in notes if note is not None]
+    return all(readable) if readable else None
+
+
+def _is_true(values: Any) -> bool | None:
+    """Whether a note is true at one step at least; None if it is a text that says neither yes nor no."""
+    if isinstance(values, str | list):
+        found = [_TEXTS.get(text.lower()) for text in ([values] if isinstance(values, str) else values)]
+        return None if None in found else any(found)
+    return bool(np.any(values))
+
+
+def _success(columns: Mapping[str, Column], missing: Sequence[str]) -> tuple[bool, dict[str, bool]]:
+    """Whether an episode that has no note on it succeeded, and metadata that says so if that is assumed."""
     if "reward" in missing:
         return True, {SUCCESS_ASSUMED: True}
-    ended = "is_terminal" in missing or bool(columns["is_terminal"][-1])
+    is_sparse = not np.any(columns["reward"][:-2])
+    ended = is_sparse if "is_terminal" in missing else bool(columns["is_terminal"][-1])
     return ended and bool(np.any(columns["reward"][-2:-1] > 0)), {}
 
 

@@ -62,7 +62,14 @@ def write(root: Path, record: RunRecord) -> None:
     path = paths.REFUSAL_RECORD if record.is_refusal else paths.RUN_RECORD
     files.write_json(root / path, {**asdict(record), "started": record.started.isoformat()})
     if not record.is_refusal:
-        (root / paths.REFUSAL_RECORD).unlink(missing_ok=True)
+        forget_refusal(root)
+
+
+def forget_refusal(root: Path) -> bool:
+    """Once a run was let through; whether the one before it was refused."""
+    was_refused = (root / paths.REFUSAL_RECORD).exists()
+    (root / paths.REFUSAL_RECORD).unlink(missing_ok=True)
+    return was_refused
 
 
 def read(root: Path) -> RunRecord | None:

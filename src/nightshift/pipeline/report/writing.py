@@ -27,7 +27,7 @@ def reporting(session: Session) -> Iterator[list[str]]:
     stage had begun, it says so above the results of the run before.
 
     Yields a list that gets the address of the report in MLflow. A run in which nothing was stale leaves the report as
-    it is, and so does one that is interrupted.
+    it is, but for what it says of a refusal before, and so does one that is interrupted.
     """
     started = datetime.now(UTC)
     kept: list[str] = []
@@ -38,6 +38,16 @@ def reporting(session: Session) -> Iterator[list[str]]:
         raise
     if (run := _record(session, started)).changed:
         kept += _attempt(session, run)
+    elif record.forget_refusal(session.root):
+        _write_again(session)
+
+
+def _write_again(session: Session) -> None:
+    try:
+        write(session.root)
+        session.store.track(paths.REPORT)
+    except Exception as error:  # noqa: BLE001
+        logger.warning("the report was not written: %s", error)
 
 
 def _record(session: Session, started: datetime, failure: Failure | None = None) -> RunRecord:
