@@ -115,8 +115,8 @@ def test_other_threads_go_on_while_a_cpu_draws(fleet: LiberoFleet) -> None:
     fleet.render(0)
     context = fleet._lanes[0]._renderer._context
     assert context is not None
-    copies = FrameCopies(context.mjr, 1, [SIZE])
-    if copies._copying is copies._gl:
+    copies = FrameCopies(context.mjr, context.calls, 1, [SIZE])
+    if context.calls.copying is context.calls.queueing:
         pytest.skip("a GPU draws here")
     turns, ended = 0, threading.Event()
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from nightshift.envs.base import Drawing, Pixels
 from nightshift.envs.libero.culling import COLLISION_GROUP, Culling
-from nightshift.envs.libero.frames import FrameCopies, turned
+from nightshift.envs.libero.frames import FrameCopies, GlCalls, turned
 from nightshift.envs.libero.setup import NO_GL, prepare
 from nightshift.envs.libero.sketch import sketched
 from nightshift.errors import SimulatorError
@@ -191,17 +191,18 @@ class CameraRenderer:
     def _begun(self, look: _Look, count: int) -> FrameCopies:
         """The views of the next `count` simulations, which the GPU has begun to draw."""
         self._prepare(look)
-        assert self._context is not None
-        model, scene, everything = look.dress.model, self._context.scene, mujoco.mjtCatBit.mjCAT_ALL.value
+        context = self._context
+        assert context is not None
+        model, scene, everything = look.dress.model, context.scene, mujoco.mjtCatBit.mjCAT_ALL.value
         areas = {camera: pixels.resolution for camera, pixels in look.drawing.cameras.items()}
-        copies = FrameCopies(self._context.mjr, count, list(areas.values()), rotated=look.drawing.rotated)
+        copies = FrameCopies(context.mjr, context.calls, count, list(areas.values()), rotated=look.drawing.rotated)
         try:
             for row, data in enumerate(islice(look.simulations, count)):
                 for view, (camera, size) in enumerate(areas.items()):
                     seen = self._views[camera]
                     with look.dress.culling.hidden(data, seen.fixedcamid, shadows=look.drawing.shadows):
                         mujoco.mjv_updateScene(model, data, self._option, None, seen, everything, scene)
-                    mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context.mjr)
+                    mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, context.mjr)
                     copies.add(row, view)
         except BaseException:
             copies.close()
@@ -241,6 +242,7 @@ class _Context:
         self.scene = mujoco.MjvScene(model=model, maxgeom=MAX_GEOMS)
         self.mjr = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self.mjr)
+        self.calls = GlCalls.of_current_context()
 
     def free(self) -> None:
         self.gl.make_current()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
+import math
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
@@ -30,11 +31,30 @@ _SOFTWARE = (b"llvmpipe", b"softpipe", b"swrast")
 """Mesa's renderers without a GPU."""
 
 
+class GlCalls(NamedTuple):
+    """GL's functions for one context, looked up once: to look them up takes a tenth of what a frame takes on a GPU.
+
+    Python's GIL stays with the thread in calls that only add to the GPU's queue: threads that simulate would take it in
+    between, and a frame needs several such calls. The call that waits lets the GIL go.
+    """
+
+    queueing: Any
+    copying: Any
+    """Of a frame. Where a CPU draws, that waits for the frame."""
+    waiting: Any
+
+    @classmethod
+    def of_current_context(cls) -> GlCalls:
+        waiting = importlib.import_module("OpenGL.platform").PLATFORM.GL
+        queueing = ctypes.PyDLL(waiting._name)
+        return cls(queueing, waiting if _draws_in_software(queueing) else queueing, waiting)
+
+
 class FrameCopies:
     """Room for `count` frames of each view of a context, which must be current from here to `begin` and in `fetch`.
 
     Example:
-        copies = FrameCopies(context, count=2, sizes=[128])
+        copies = FrameCopies(context, GlCalls.of_current_context(), count=2, sizes=[128])
         for row in range(2):
             mujoco.mjr_render(area, scene, context)
             copies.add(row, view=0)
@@ -43,32 +63,28 @@ class FrameCopies:
         (frames,) = copies.fetch()
     """
 
-    def __init__(self, context: mujoco.MjrContext, count: int, sizes: Sequence[int], *, rotated: bool = False) -> None:
+    def __init__(
+        self, context: mujoco.MjrContext, gl: GlCalls, count: int, sizes: Sequence[int], *, rotated: bool = False
+    ) -> None:
         """`sizes`: of the frames of each view, which are square. `rotated`: for `turned`."""
         self._context = context
+        self._calls = gl
         self._rotated = rotated
         self._shapes = [(count, size, size, CHANNELS) for size in sizes]
-        ends = np.cumsum([np.prod(shape) for shape in self._shapes]).tolist()
-        self._parts = [slice(start, end) for start, end in pairwise([0, *ends])]
+        ends = itertools.accumulate(map(math.prod, self._shapes), initial=0)
+        self._parts = [slice(start, end) for start, end in itertools.pairwise(ends)]
         """Of the buffer: the frames of each view."""
-        # Python's GIL stays with this thread in calls that only add to the GPU's queue: threads that simulate would
-        # take it in between, and a frame needs several such calls. The call that waits lets the GIL go. Where a CPU
-        # draws, copying a frame waits for it.
-        platform = importlib.import_module("OpenGL.platform").PLATFORM
-        self._waiting: Any = platform.GL
-        self._gl: Any = ctypes.PyDLL(platform.GL._name)
-        self._copying: Any = self._waiting if _draws_in_software(self._gl) else self._gl
-        while self._gl.glGetError():
+        while gl.queueing.glGetError():
             pass  # errors from before are not those of these frames
         self._buffer = ctypes.c_uint()
-        self._gl.glGenBuffers(1, ctypes.byref(self._buffer))
-        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
-        self._gl.glBufferData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(self._parts[-1].stop), None, _STREAM_READ)
-        self._gl.glPixelStorei(_PACK_ALIGNMENT, 1)
+        gl.queueing.glGenBuffers(1, ctypes.byref(self._buffer))
+        gl.queueing.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
+        gl.queueing.glBufferData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(self._parts[-1].stop), None, _STREAM_READ)
+        gl.queueing.glPixelStorei(_PACK_ALIGNMENT, 1)
 
     def add(self, row: int, view: int) -> None:
         """Copy the frame that was drawn last, at the lower left of the context's offscreen buffer."""
-        gl, drawn, resolved = self._copying, self._context.offFBO, self._context.offFBO_r
+        gl, drawn, resolved = self._calls.copying, self._context.offFBO, self._context.offFBO_r
         _, height, width, _ = self._shapes[view]
         gl.glBindFramebuffer(_READ_FRAMEBUFFER, drawn)
         gl.glReadBuffer(_COLOR_ATTACHMENT0)
@@ -84,8 +100,8 @@ class FrameCopies:
 
     def begin(self) -> None:
         """All frames are added: let the GPU draw them now, while this thread does something else."""
-        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
-        self._copying.glFlush()
+        self._calls.queueing.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
+        self._calls.copying.glFlush()
         self._check()  # before other frames are begun, whose errors are not those of these
 
     def fetch(self) -> list[NDArray[np.uint8]]:
@@ -93,14 +109,14 @@ class FrameCopies:
         Frees the buffer."""
         fetched = np.empty(self._parts[-1].stop, np.uint8)
         size, target = ctypes.c_ssize_t(fetched.nbytes), ctypes.c_void_p(fetched.ctypes.data)
-        self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
-        self._waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
+        self._calls.queueing.glBindBuffer(_PIXEL_PACK_BUFFER, self._buffer)
+        self._calls.waiting.glGetBufferSubData(_PIXEL_PACK_BUFFER, ctypes.c_ssize_t(0), size, target)
         self._check()
         self.close()
         return [fetched[part].reshape(shape) for part, shape in zip(self._parts, self._shapes, strict=True)]
 
     def _check(self) -> None:
-        if error := self._gl.glGetError():
+        if error := self._calls.queueing.glGetError():
             self.close()
             what = f"GL reports the error {error:#x} while camera images are drawn"
             raise SimulatorError(what, "if the GPU is out of memory, lower env.cameras.size or machine.workers")
@@ -108,8 +124,8 @@ class FrameCopies:
     def close(self) -> None:
         """Free the buffer, if `fetch` has not done so."""
         if self._buffer:
-            self._gl.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
-            self._gl.glDeleteBuffers(1, ctypes.byref(self._buffer))
+            self._calls.queueing.glBindBuffer(_PIXEL_PACK_BUFFER, 0)
+            self._calls.queueing.glDeleteBuffers(1, ctypes.byref(self._buffer))
             self._buffer = ctypes.c_uint()
 
 
