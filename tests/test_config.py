@@ -232,7 +232,7 @@ def test_bounds_of_success_that_leave_no_group_to_learn_from_are_refused(
 def test_a_critic_learns_from_groups_that_solved_everything(tmp_path: Path) -> None:
     sampling = {"min_success_rate": 1.0, "max_success_rate": 1.0}
     changes = {"rloo": {"advantage_estimator": "gae", "sampling": sampling}}
-    config.load(write(tmp_path, config.merged(PARAMS, changes)))
+    assert config.load(write(tmp_path, config.merged(PARAMS, changes))).rloo.sampling.min_success_rate == 1.0
 
 
 def test_a_warm_up_of_cloning_ends_before_its_last_step(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ _FEWEST_STARTS = 2
 _WITHOUT_IT = "collect or import its source again without it, or leave the source out of dataset.sources in params.yaml"
 
 
+_Rates = Mapping[str, Set[float | None]]
+"""By source: the numbers of steps per second that its episodes have; None for those that do not say."""
+
+
 class _Demo(NamedTuple):
     source: str
     path: Path
@@ -32,7 +37,9 @@ class _Demo(NamedTuple):
 
 def run(job: Job, *, seed: int, dataset: config.Dataset) -> None:
     demos, schema = _checked_demos(sources.resolved(dataset.sources))
-    _check_rates(demos)
+    rates = _rates(demos)
+    _check_rates(rates)
+    _tell_assumed_rate(rates)
     parts = _split(_without_repeats(demos), seed, dataset.validation_share)
     dataset_store.write(paths.DATASET, parts, schema)
     job.tracker.log({f"dataset/{part}_episodes": len(episodes) for part, episodes in parts.items()}, step=0)
@@ -70,26 +77,36 @@ def _tell_left_out(schemas: Mapping[str, Schema], schema: Schema) -> None:
             console.print(words, markup=False, soft_wrap=True)
 
 
-def _check_rates(demos: Sequence[_Demo]) -> None:
-    """A policy acts at one rate. Where a source does not say its own, nothing can be compared."""
-    rates: dict[str, set[float]] = {}
-    silent: dict[str, None] = {}
+def _rates(demos: Sequence[_Demo]) -> _Rates:
+    rates: defaultdict[str, set[float | None]] = defaultdict(set)
     for demo in demos:
-        found = rate.known(demo.episode)
-        if found is None:
-            silent[demo.source] = None
-        else:
-            rates.setdefault(demo.source, set()).add(found)
-    known = set[float]().union(*rates.values())
-    words = ", ".join(f"{name} has {' and '.join(f'{each:g}' for each in sorted(own))}" for name, own in rates.items())
-    if len(known) > 1:
+        rates[demo.source].add(rate.known(demo.episode))
+    return rates
+
+
+def _check_rates(rates: _Rates) -> None:
+    """A policy acts at one rate. Where a source does not say its own, nothing can be compared."""
+    if len(_known(rates)) > 1:
         raise DataError(
-            f"the sources of the dataset have different numbers of steps per second: {words}",
+            f"the sources of the dataset have different numbers of steps per second: {_in_words(rates)}",
             "leave all but those of one rate out of dataset.sources in params.yaml, or resample the others",
         )
-    if silent and known - {rate.USUAL}:
-        told = f"{words} steps per second; of {', '.join(silent)} no number is known, and it is taken for the same"
-        console.print(told, markup=False, soft_wrap=True)
+
+
+def _tell_assumed_rate(rates: _Rates) -> None:
+    silent = [name for name, own in rates.items() if None in own]
+    if silent and _known(rates) - {rate.USUAL}:
+        of_silent = f"of {', '.join(silent)} no number is known, and it is taken for the same"
+        console.print(f"{_in_words(rates)} steps per second; {of_silent}", markup=False, soft_wrap=True)
+
+
+def _known(rates: _Rates) -> set[float]:
+    return {each for own in rates.values() for each in own if each is not None}
+
+
+def _in_words(rates: _Rates) -> str:
+    said = {name: sorted(_known({name: own})) for name, own in rates.items()}
+    return ", ".join(f"{name} has {' and '.join(f'{each:g}' for each in own)}" for name, own in said.items() if own)
 
 
 def _without_repeats(demos: Sequence[_Demo]) -> list[_Demo]:

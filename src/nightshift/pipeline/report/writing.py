@@ -19,6 +19,7 @@ from nightshift.pipeline.run import Session
 from nightshift.project import paths
 
 logger = logging.getLogger(__name__)
+_NOT_WRITTEN = "the report was not written"
 
 
 @contextmanager
@@ -39,15 +40,18 @@ def reporting(session: Session) -> Iterator[list[str]]:
     if (run := _record(session, started)).changed:
         kept += _attempt(session, run)
     elif record.forget_refusal(session.root):
-        _write_again(session)
+        with _warning(_NOT_WRITTEN):
+            write(session.root)
+            session.store.track(paths.REPORT)
 
 
-def _write_again(session: Session) -> None:
+@contextmanager
+def _warning(what: str) -> Iterator[None]:
+    """A report that cannot be written costs a warning: never the run, nor the error that it would have told of."""
     try:
-        write(session.root)
-        session.store.track(paths.REPORT)
+        yield
     except Exception as error:  # noqa: BLE001
-        logger.warning("the report was not written: %s", error)
+        logger.warning("%s: %s", what, error)
 
 
 def _record(session: Session, started: datetime, failure: Failure | None = None) -> RunRecord:
@@ -56,19 +60,13 @@ def _record(session: Session, started: datetime, failure: Failure | None = None)
 
 
 def _attempt(session: Session, run: RunRecord) -> list[str]:
-    """A report that cannot be written costs a warning: never the run, nor the error that it would have told of."""
-    try:
+    with _warning(_NOT_WRITTEN):
         record.write(session.root, run)
         facts = write(session.root)
-    except Exception as error:  # noqa: BLE001
-        logger.warning("the report was not written: %s", error)
-        return []
-    try:
-        session.store.track(paths.REPORT)
-        return [_keep_in_mlflow(session, facts, run.stamp)]
-    except Exception as error:  # noqa: BLE001
-        logger.warning("the report is in %s, but DVC and MLflow do not both have it: %s", paths.REPORT, error)
-        return []
+        with _warning(f"the report is in {paths.REPORT}, but DVC and MLflow do not both have it"):
+            session.store.track(paths.REPORT)
+            return [_keep_in_mlflow(session, facts, run.stamp)]
+    return []
 
 
 def write(root: Path) -> Facts:
