@@ -160,7 +160,8 @@ class Machine(Section):
     device: Literal["auto", "cpu", "cuda"]
     """Where policies act and learn; auto is cuda where there is a GPU."""
     workers: Natural
-    """Processes that simulate, on Ray; 0: this process, and for demos as many others as there are threads."""
+    """Processes that simulate: on Ray or, where it is not installed, on this machine. 0: this process, and for demos as
+    many others as there are threads."""
     threads: Count
     """Threads of each simulator process that step simulations, of one request or of several."""
     requests_at_once: Count

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nightshift import config, envs
 from nightshift.envs.fake import FakeFleet, FakeSuite
 from nightshift.errors import RolloutError, SimulatorError
-from nightshift.rollouts import players
+from nightshift.rollouts import player_processes
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import BUSY, SIMULATION, EngineSettings
 from nightshift.rollouts.local import LocalPool
@@ -149,9 +149,9 @@ def test_a_simulator_that_hangs_once_changes_nothing(
 ) -> None:
     (tmp_path / "1").touch()
     clock = SimpleNamespace(monotonic=lambda: 0.0 if (tmp_path / "1").exists() else 100.0)  # which passes in the hang
-    monkeypatch.setattr(players, "time", clock)
+    monkeypatch.setattr(player_processes, "time", clock)
     fleets = Faulty({1: faulty.hang}, once=tmp_path)
-    assert_all_same(dict(ExpertPlayers(ENV, TWO_PROCESSES, fleets, timeout=1.0).run(WANTED)), expected)
+    assert_all_same(dict(ExpertPlayers(ENV, TWO_PROCESSES, fleets, count=2, timeout=1.0).run(WANTED)), expected)
 
 
 @pytest.mark.parametrize("fail", [faulty.segfault, faulty.raise_something])

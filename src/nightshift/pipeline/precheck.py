@@ -488,7 +488,7 @@ def _starts_ray(machine: config.Machine, stages: Sequence[Definition]) -> bool:
     """On this machine, for simulators or ranks."""
     if os.environ.get(ADDRESS_VARIABLE):
         return False
-    simulators = machine.workers > 0 and any(map(_plays, stages))
+    simulators = machine.workers > 0 and packages.is_installed("ray") and any(map(_plays, stages))
     return simulators or (machine.has_rank_processes and any(map(_makes_policies, stages)))
 
 

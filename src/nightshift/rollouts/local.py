@@ -1,5 +1,5 @@
-"""Rollouts without Ray, behind the interface of its pool: in this process, which a simulator that segfaults ends too;
-demos in processes of their own where there are several threads (players.py)."""
+"""Rollouts without Ray, behind the interface of its pool: in this process, which a simulator that segfaults ends too,
+or in others on this machine (players.py): policies in `workers` of them, demos in as many as there are threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nightshift import config, envs
 from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.rollouts.base import MakeFleet
 from nightshift.rollouts.engine import ONE_AT_A_TIME, Answer, Engine, EngineSettings
-from nightshift.rollouts.players import ExpertPlayers
+from nightshift.rollouts.players import ExpertPlayers, PolicyPlayers
 from nightshift.rollouts.retries import Retries
 from nightshift.telemetry.stopwatch import Stopwatch
 from nightshift.types import RolloutRequest, Trajectory
@@ -35,15 +35,20 @@ class LocalPool:
         env: config.Env,
         settings: EngineSettings = ONE_AT_A_TIME,
         *,
+        workers: int = 0,
         make_fleet: MakeFleet = envs.make_fleet,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_step`: as of `Engine`."""
+        """`workers`: processes in which policies play, with `settings` each; 0: they play in this one. `on_step`: as of
+        `Engine`."""
         self._engine = Engine(env, settings, make_fleet, on_step)
+        self._workers = max(workers, 1)
         self._draws = bool(env.cameras.names)
-        has_threads = settings.threads > 1 and settings.requests_at_once > 1
-        in_processes = has_threads and (not self._draws or envs.suite(env.suite).redraws)
-        self._players = ExpertPlayers(env, settings, make_fleet) if in_processes else None
+        side_by_side = workers > 1 or (settings.threads > 1 and settings.requests_at_once > 1)
+        in_processes = side_by_side and (not self._draws or envs.suite(env.suite).redraws)
+        threads = settings.threads * self._workers
+        self._experts = ExpertPlayers(env, settings, make_fleet, count=threads) if in_processes else None
+        self._policies = PolicyPlayers(env, settings, make_fleet, count=workers) if workers else None
         self._demos_at_once = settings.requests_at_once
         # A GL context belongs to one thread, and a stage may call `run` from several (rollouts/playing.py).
         self._thread = ThreadPoolExecutor(1)
@@ -51,9 +56,11 @@ class LocalPool:
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        if self._players is None or policy is not None or not all(map(_is_demo, requests)):
+        if policy is not None and self._policies is not None and not any(map(_asks_a_person, requests)):
+            return self._policies.run(requests, policy)
+        if self._experts is None or policy is not None or not all(map(_is_demo, requests)):
             return self._run_here(requests, policy)
-        return self._run_demos(requests, self._players)
+        return self._run_demos(requests, self._experts)
 
     def _run_demos(
         self, requests: Sequence[RolloutRequest], players: ExpertPlayers
@@ -113,19 +120,26 @@ class LocalPool:
 
     def spent(self) -> Mapping[str, float]:
         total = Stopwatch()
-        for part in (self._engine, self._players):
+        for part in (self._engine, self._experts, self._policies):
             if part is not None:
                 total.add(part.stopwatch.seconds)
         return dict(total.seconds)
 
     @property
     def workers(self) -> int:
-        return 1
+        return self._workers
 
     def close(self) -> None:
+        if self._policies is not None:
+            self._policies.close()
         self._thread.submit(self._engine.close).result()
         self._thread.shutdown()
 
 
 def _is_demo(request: RolloutRequest) -> bool:
     return request.controller == "expert" and not request.frames_every
+
+
+def _asks_a_person(request: RolloutRequest) -> bool:
+    """Or another source of interventions: those are this process's."""
+    return request.interventions is not None

@@ -1,4 +1,4 @@
-"""Choosing where episodes are played: in the stage's own process, which needs no Ray, or on Ray's workers."""
+"""Choosing where episodes are played: in the stage's own process, or in others, on Ray where it is installed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from nightshift.types import RolloutRequest
 def open_pool(machine: config.Machine, env: config.Env, device: torch.device) -> Pool:
     """`device`: what machine.device resolves to (policies/device.py)."""
     settings = engine_settings(machine, device)
-    if not machine.workers:
-        return LocalPool(env, settings)
-    packages.require("ray", f"machine.workers is {machine.workers}", "set machine.workers: 0 in params.yaml")
+    if not machine.workers or not packages.is_installed("ray"):
+        return LocalPool(env, settings, workers=machine.workers)
     from nightshift.rollouts.pool import RayPool
 
     return RayPool(machine.workers, env, settings)

@@ -16,7 +16,7 @@ MAX_INVALID_SHARE = 0.1
 Requests with perturbations do not count: it may be the perturbation that breaks the simulator, and who asks for them
 judges each perturbation (reports/robustness.py)."""
 
-_IN_THIS_PROCESS = "set machine.workers to 0 in params.yaml to see its output"
+IN_THIS_PROCESS = "set machine.workers to 0 in params.yaml to see its output"
 
 
 class Retries:
@@ -27,7 +27,7 @@ class Retries:
     expert episode, which is one of many alike, is not. Different errors allow MAX_ATTEMPTS in all.
     """
 
-    def __init__(self, requests: Sequence[RolloutRequest], *, remedy: str = _IN_THIS_PROCESS) -> None:
+    def __init__(self, requests: Sequence[RolloutRequest], *, remedy: str = IN_THIS_PROCESS) -> None:
         """`remedy`: what people can do where the simulator fails too often."""
         self._requests = requests
         self._remedy = remedy
