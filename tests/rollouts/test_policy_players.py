@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,10 +25,10 @@ from nightshift.rollouts.engine import BUSY, INFERENCE, EngineSettings
 from nightshift.rollouts.local import LocalPool
 from nightshift.rollouts.opening import open_pool
 from nightshift.rollouts.players import PolicyPlayers
-from nightshift.types import RolloutRequest, Trajectory
+from nightshift.types import Observation, RolloutRequest, Split, Task, Trajectory
 from tests.rollouts import faulty
 from tests.rollouts.faulty import Faulty
-from tests.rollouts.parts import CAMERAS, NO_CAMERAS, assert_same, policy
+from tests.rollouts.parts import CAMERAS, NO_CAMERAS, SeeingFleet, assert_same, policy
 from tests.rollouts.test_players import assert_all_same, seeing, without_mesh
 
 ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
@@ -105,7 +105,9 @@ def test_a_process_gets_what_it_lacks_of_a_policy_and_frozen_weights_once(monkey
     assert (sent[2].weights, sent[2].frozen.token, sent[2].frozen.weights) == (other.weights, one.frozen.token, {})
 
 
-def test_two_runs_that_take_turns_keep_their_policies(expected: dict[int, list[Trajectory]]) -> None:
+def test_two_runs_that_take_turns_keep_their_policies(
+    started: Callable[[], set[BaseProcess]], expected: dict[int, list[Trajectory]]
+) -> None:
     other = policy()
     for parameter in other.parameters():
         parameter.data.add_(0.3)
@@ -114,6 +116,7 @@ def test_two_runs_that_take_turns_keep_their_policies(expected: dict[int, list[T
     played = dict([next(running)])
     between = dict(pool.run(WANTED, snapshot(other, 1)))
     played.update(running)
+    assert len(started()) == 2
     pool.close()
     assert_all_same(played, expected)
     assert not np.array_equal(between[0][0].actions, expected[0][0].actions)
@@ -135,6 +138,25 @@ def test_a_process_that_is_killed_is_replaced(
     pool.close()
 
 
+def test_processes_that_die_between_runs_count_as_no_failure(started: Callable[[], set[BaseProcess]]) -> None:
+    wanted = [replace(request, controller="greedy", temperature=0.0, count=1) for request in WANTED[:2]]
+    pool = LocalPool(ENV, SETTINGS, workers=2)
+    first = dict(pool.run(wanted, snapshot(policy())))
+    for process in started():
+        process.kill()
+        process.join()
+    for _ in range(3):  # a greedy request is given up after two deaths
+        assert_all_same(dict(pool.run(wanted, snapshot(policy()))), first)
+    pool.close()
+
+
+def test_what_ends_a_process_is_told() -> None:
+    pool = LocalPool(ENV, SETTINGS, workers=2, make_fleet=short_sighted)
+    with pytest.raises(RolloutError, match=r"the last was .*: RuntimeError\('"):
+        list(pool.run(WANTED, snapshot(policy())))
+    pool.close()
+
+
 def test_a_simulator_that_segfaults_once_changes_nothing(tmp_path: Path, expected: dict[int, list[Trajectory]]) -> None:
     (tmp_path / "1").touch()
     pool = LocalPool(ENV, SETTINGS, workers=2, make_fleet=Faulty({1: faulty.segfault}, once=tmp_path))
@@ -152,7 +174,9 @@ def test_a_simulator_that_hangs_once_changes_nothing(
     fleets = Faulty({1: faulty.hang}, once=tmp_path)
     one_at_a_time = replace(SETTINGS, threads=1, requests_at_once=1)
     players = PolicyPlayers(ENV, one_at_a_time, fleets, count=1, timeout=1.0)
-    assert_all_same(dict(players.run(WANTED[:3], snapshot(policy()))), {n: expected[n] for n in range(3)})
+    wanted = [1, 0, 2]  # the process begins with the one that hangs: an answer before it may be read in the hang
+    played = dict(players.run([WANTED[number] for number in wanted], snapshot(policy())))
+    assert_all_same(played, {position: expected[number] for position, number in enumerate(wanted)})
     players.close()
 
 
@@ -174,10 +198,11 @@ def test_a_state_that_always_fails_is_invalid_and_the_rest_is_played(
 def test_an_error_for_people_ends_the_run_and_every_process_that_plays(
     started: Callable[[], set[BaseProcess]],
 ) -> None:
-    pool = LocalPool(ENV, SETTINGS, workers=1, make_fleet=without_mesh)
+    pool = LocalPool(ENV, SETTINGS, workers=2, make_fleet=without_mesh)
     with pytest.raises(SimulatorError, match="no mesh of the far task") as caught:
         list(pool.run(WANTED, snapshot(policy())))
     assert caught.value.next_step == "download it"
+    pool.close()
     assert not started()
 
 
@@ -205,3 +230,16 @@ def test_workers_need_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(pool, LocalPool)
     assert pool.workers == 2
     pool.close()
+
+
+def short_sighted(task: Task, env: config.Env) -> SeeingFleet:
+    """What they show has other shapes than the policy takes."""
+    fleet = seeing(task, env)
+    reset = fleet.reset
+
+    def reset_to_less(split: Split, init_states: Sequence[int]) -> Observation:
+        shown = reset(split, init_states)
+        return {**shown, "objects": shown["objects"][:, :1]}
+
+    fleet.reset = reset_to_less  # type: ignore[method-assign]
+    return fleet

@@ -56,7 +56,7 @@ class LocalPool:
     def run(
         self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        if policy is not None and self._policies is not None and not any(map(_asks_a_person, requests)):
+        if policy is not None and self._policies is not None and not any(map(_needs_this_process, requests)):
             return self._policies.run(requests, policy)
         if self._experts is None or policy is not None or not all(map(_is_demo, requests)):
             return self._run_here(requests, policy)
@@ -140,6 +140,6 @@ def _is_demo(request: RolloutRequest) -> bool:
     return request.controller == "expert" and not request.frames_every
 
 
-def _asks_a_person(request: RolloutRequest) -> bool:
-    """Or another source of interventions: those are this process's."""
-    return request.interventions is not None
+def _needs_this_process(request: RolloutRequest) -> bool:
+    """Sources of interventions are here, and the expert has processes of its own."""
+    return request.interventions is not None or request.controller == "expert"

@@ -101,7 +101,7 @@ class _Playing:
 
 
 class PlayerProcesses(ABC):
-    """At most `count` processes, which start when they are needed."""
+    """At most `count` processes for a run, which start when they are needed."""
 
     keeps_simulators: ClassVar[bool]
     """Whether a process keeps the simulators of all tasks that it has played, and lives as long as this object.
@@ -145,8 +145,6 @@ class PlayerProcesses(ABC):
         waiting = self._waiting(requests)
         playing: dict[Connection, _Playing] = {}
         try:
-            while len(self._idle) < min(self.count, len(requests)):
-                self._idle.append(self._started())
             self._begin(requests, policy, waiting, playing)
             while playing:
                 answered = list(self._answered(playing, waiting, retries))
@@ -158,11 +156,14 @@ class PlayerProcesses(ABC):
         finally:
             for one in playing.values():
                 _end(one.player)
-            if not self.keeps_simulators:
-                self.close()
+            self._end_idle(self.count if self.keeps_simulators else 0)
 
     def close(self) -> None:
-        while self._idle:
+        self._end_idle(0)
+
+    def _end_idle(self, kept: int) -> None:
+        """Two runs that take turns leave more than one of them needs."""
+        while len(self._idle) > kept:
             _end(self._idle.pop())
 
     def _begin(
@@ -172,8 +173,8 @@ class PlayerProcesses(ABC):
         waiting: Waiting,
         playing: dict[Connection, _Playing],
     ) -> None:
-        while waiting and self._idle:
-            player = self._idle.pop()
+        while waiting and len(playing) < self.count:
+            player = self._idle_one() or self._started()
             bundle = waiting.take(player.task)
             asked = [requests[index] for index in bundle]
             player.task = asked[-1].task
@@ -189,7 +190,6 @@ class PlayerProcesses(ABC):
             if isinstance(received, _Lost):
                 del playing[one.player.connection]
                 _end(one.player)
-                self._idle.append(self._started())
                 yield from self._after_loss(list(one.unanswered.values()), received, waiting, retries)
                 continue
             self.stopwatch.add(received.spent)
@@ -203,15 +203,14 @@ class PlayerProcesses(ABC):
     def _after_loss(
         self, indices: Sequence[int], lost: _Lost, waiting: Waiting, retries: Retries
     ) -> Iterator[tuple[int, list[Trajectory] | None]]:
-        """Of several requests that were played side by side, it is unknown which one failed: each is played by itself.
-        Those after them had not begun."""
-        if len(indices) == 1:
-            yield indices[0], retries.record(indices[0], lost.error, process_died=lost.process_died)
-            return
-        if not_begun := tuple(indices[self._requests_at_once :]):
+        """Of several requests that were played side by side, any may have failed: each is played by itself."""
+        begun, not_begun = indices[: self._requests_at_once], tuple(indices[self._requests_at_once :])
+        if not_begun:
             waiting.put_back(not_begun)
-        for index in indices[: self._requests_at_once]:
-            yield index, None
+        if len(begun) == 1:
+            yield begun[0], retries.record(begun[0], lost.error, process_died=lost.process_died)
+            return
+        yield from ((index, None) for index in begun)
 
     def _received(self, playing: Mapping[Connection, _Playing]) -> list[tuple[_Playing, _Answers | _Lost]]:
         received: list[tuple[_Playing, _Answers | _Lost]] = []
@@ -224,6 +223,16 @@ class PlayerProcesses(ABC):
             elif time.monotonic() - one.progressed > self._timeout:
                 received.append((one, _Lost(f"its process made no step for {self._timeout:g} s")))
         return received
+
+    def _idle_one(self) -> _Player | None:
+        """That lives: one may have died since it played. Another run may take the last one at the same time."""
+        with contextlib.suppress(IndexError):
+            while True:
+                player = self._idle.pop()
+                if player.process.is_alive():
+                    return player
+                _end(player)
+        return None
 
     def _started(self) -> _Player:
         ours, theirs = spawning.context().Pipe()
@@ -238,6 +247,7 @@ def _not_there_yet(policy: PolicySnapshot | None, player: _Player) -> PolicySnap
         return None
     player.policy = policy.token
     if policy.frozen is None:
+        player.frozen = ""
         return policy
     has_frozen, player.frozen = player.frozen == policy.frozen.token, policy.frozen.token
     return replace(policy, frozen=replace(policy.frozen, weights={})) if has_frozen else policy
@@ -246,7 +256,7 @@ def _not_there_yet(policy: PolicySnapshot | None, player: _Player) -> PolicySnap
 def _message(player: _Player) -> _Answers | _Lost | None:
     """None: a simulator has made a step. An error that is meant for people is raised as it was there."""
     try:
-        received: _Answers | NightshiftError | None = player.connection.recv()
+        received: _Answers | _Lost | NightshiftError | None = player.connection.recv()
     except (EOFError, OSError):
         return _Lost("its process died", process_died=True)
     if isinstance(received, NightshiftError):
@@ -280,6 +290,9 @@ def _play_bundles(
             _play(engine, work.requests, policy, sender)
         except NightshiftError as error:
             sender.send(error)
+        except Exception as error:
+            sender.send(_Lost(repr(error)))
+            raise
 
 
 def _play(engine: Engine, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None, sender: _Sender) -> None:
@@ -303,7 +316,7 @@ class _Sender:
         """A bundle: the parent knows that it has."""
         self._stepped = time.monotonic()
 
-    def send(self, message: _Answers | NightshiftError | None) -> None:
+    def send(self, message: _Answers | _Lost | NightshiftError | None) -> None:
         with self._lock:
             self._connection.send(message)
 

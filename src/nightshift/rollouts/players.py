@@ -4,8 +4,8 @@ The expert decides before every step, and takes as long as the step itself. With
 the slowest decision, step by step; a process that plays a request by itself waits for nobody. Images are drawn by one
 process from the recorded states (local.py): many processes that draw on one GPU wait for each other.
 
-A policy decides in batches, so a process plays many of its requests side by side. Its only thread that draws is the
-limit, and leaves a GPU idle half of the time: that is what several processes are for.
+A policy decides in batches, so a process plays many of its requests side by side. One process was seen to leave a GPU
+idle half of the time, three to keep it busy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nightshift.types import RolloutRequest
 
 
 class ExpertPlayers(PlayerProcesses):
-    """As many processes as there are threads that simulate. Each draws nothing, keeps the simulators of one task, which
-    take a second to build, and gets its requests while there are any."""
+    """As many processes as there are threads that simulate, of all workers. Each draws nothing, keeps the simulators of
+    one task, which take a second to build, and gets its requests while there are any."""
 
     keeps_simulators = False
-    remedy = "set machine.threads to 1 in params.yaml to see its output; if memory ran out, lower machine.threads"
+    remedy = "set machine.workers to 0 and threads to 1 in params.yaml to see its output; if memory ran out, lower them"
 
     def _engine_settings(self, settings: EngineSettings) -> EngineSettings:
         return replace(ONE_AT_A_TIME, page=settings.page, draw=False)
