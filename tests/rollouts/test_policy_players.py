@@ -28,10 +28,9 @@ from nightshift.rollouts.players import PolicyPlayers
 from nightshift.types import Observation, RolloutRequest, Split, Task, Trajectory
 from tests.rollouts import faulty
 from tests.rollouts.faulty import Faulty
-from tests.rollouts.parts import CAMERAS, NO_CAMERAS, SeeingFleet, assert_same, policy
-from tests.rollouts.test_players import assert_all_same, seeing, without_mesh
+from tests.rollouts.parts import CAMERAS, SeeingFleet, assert_same, policy
+from tests.rollouts.test_players import ENV, assert_all_same, seeing, without_mesh
 
-ENV = config.Env(suite="fake", tasks=(), protocol="openvla-oft", horizon=12, cameras=NO_CAMERAS)
 SEEN = ENV.model_copy(update={"cameras": CAMERAS})
 SETTINGS = EngineSettings(device=torch.device("cpu"), threads=2, requests_at_once=2)
 WANTED = [
