@@ -32,7 +32,7 @@ _SOFTWARE = (b"llvmpipe", b"softpipe", b"swrast")
 
 
 class GlCalls(NamedTuple):
-    """GL's functions for one context, looked up once: to look them up takes a tenth of what a frame takes on a GPU.
+    """GL's functions for one context, looked up once: for every look it took a third of what Python spends on a frame.
 
     Python's GIL stays with the thread in calls that only add to the GPU's queue: threads that simulate would take it in
     between, and a frame needs several such calls. The call that waits lets the GIL go.
