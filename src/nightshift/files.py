@@ -229,6 +229,11 @@ def append_json(journal: Path, value: Any) -> None:
             stream.write(json.dumps(value) + "\n")
 
 
+def write_journal(journal: Path, values: Iterable[Any]) -> None:
+    """Replace a journal."""
+    write_bytes(journal, "".join(json.dumps(value) + "\n" for value in values).encode())
+
+
 def read_journal(journal: Path) -> list[Any]:
     """The values that were written whole; a last line that a kill cut short is removed."""
     if not journal.exists():

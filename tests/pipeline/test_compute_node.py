@@ -332,6 +332,42 @@ def test_nodes_that_go_on_one_after_the_other_without_demos_and_dataset_end_as_o
     assert made == {one.stage: (one.fingerprint, one.inputs, one.outputs) for one in receipt.read(done.root)}
 
 
+def test_an_evaluation_that_was_killed_goes_on_on_another_node(home: Path, done: Node, tmp_path: Path) -> None:
+    nodes = [done.copy(tmp_path / name) for name in ("first", "whole")]
+    for node in nodes:
+        edit(node.root, "evaluate", init_states=50)
+        assert node.run("stage", "opponent").returncode == 0
+    first, whole = nodes
+    kill_after_episodes(first, 10)
+    second = go_on(home, first, tmp_path / "second")
+    shutil.copy(first.root / paths.PARAMS, second.root / paths.PARAMS)
+    (brought,) = journals(second)
+    marked = [{**one, "length": 99} for one in files.read_journal(brought)]  # no episode that is played there has it
+    files.write_journal(brought, marked)
+    outcomes = []
+    for node in (second, whole):
+        ran = node.run("stage", "evaluate")
+        assert ran.returncode == 0, ran.stderr
+        outcomes.append(json.loads((node.root / paths.EVALUATION_OUTCOMES).read_text())["sft"])
+    assert len(marked) >= 10
+    assert [one for one in outcomes[0] if one["length"] == 99] == marked
+    assert [{**one, "length": 0} for one in outcomes[0]] == [{**one, "length": 0} for one in outcomes[1]]
+    assert not list((second.root / paths.STATE / "evaluate").iterdir())
+
+
+def kill_after_episodes(node: Node, count: int) -> None:
+    process = node.start("stage", "evaluate")
+    while process.poll() is None and sum(len(one.read_text().splitlines()) for one in journals(node)) < count:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "the stage was done before it could be killed: give it more states"
+
+
+def journals(node: Node) -> list[Path]:
+    """What the clone has played in an evaluation that is not done."""
+    return list((node.root / paths.STATE / "evaluate").glob("*/sft.jsonl"))
+
+
 def test_a_folder_is_left_out_only_if_its_manifest_can_stand_for_it(done: Node, node: Node) -> None:
     message = refused(done, "pack", "--leave-out", "data/demo", "--to", "some.tar")
     assert "data/demo cannot be left out: no stage has an output of this name" in message

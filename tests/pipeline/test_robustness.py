@@ -41,7 +41,7 @@ from tests.compute_node import Node, forking_python, make_site
 from tests.conftest import edit, make_project
 from tests.pipeline.test_precheck import SEEING
 from tests.robots.parts import served
-from tests.rollouts.parts import policy
+from tests.rollouts.parts import Reaching
 from tests.waiting import wait_until
 
 NAMES = ["action_delay", "action_noise", "sensor_noise"]
@@ -49,23 +49,6 @@ WIDTHS = (390, 800, 1280, 1920)
 HIDDEN = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
 """Tables of which a part is seen only after scrolling."""
 LONG_NAME = "models/" + "a_long_name_" * 8
-
-
-class Reaching:
-    """Weights that go to the goal: the action is the offset from it."""
-
-    @staticmethod
-    def leave(folder: Path, gain: float) -> None:
-        import torch
-
-        made = policies.build({**policy().spec, "hidden": []})
-        for parameter in made.parameters():
-            torch.nn.init.zeros_(parameter)
-        weights = next(one for one in made.parameters() if one.dim() == 2)
-        for axis in range(3):
-            weights.data[axis, axis] = gain
-        with files.new_folder(folder) as target:
-            policies.save(made, target)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,18 @@ import yaml
 from nightshift import config, files
 from nightshift.adapters import mlflow_tracking, model_versions
 from nightshift.errors import CacheError, ProjectError
-from nightshift.pipeline import precheck, run
+from nightshift.pipeline import gc, precheck, run
 from nightshift.pipeline.run import Session
+from nightshift.policies.snapshot import PolicySnapshot
 from nightshift.project import environment, graph, packages, paths
+from nightshift.rollouts.local import LocalPool
 from nightshift.telemetry import metric_names
+from nightshift.types import RolloutRequest
 from tests.cli.test_startup import HEAVY, modules_after
 from tests.command import dvc
 from tests.conftest import REPOSITORY, add_store, edit, git, install, installed_nightshift, make_project, nightshift
 from tests.pipeline.conftest import STAGES, copied, ensure_all, enter, every
+from tests.rollouts.parts import Reaching
 
 
 @pytest.fixture
@@ -225,6 +230,73 @@ def test_a_finished_stage_leaves_no_checkpoint_and_another_numbers_work_is_kept(
     assert list((own_project / ".state/sft").iterdir()) == [other]
 
 
+CELLS = 4
+"""Episodes that each policy of the finished project plays in an evaluation."""
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Episodes that were asked for, by policy that played."""
+    play, found = LocalPool.run, []
+
+    def run(pool: LocalPool, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None) -> Any:
+        found.append(len(requests))
+        return play(pool, requests, policy)
+
+    monkeypatch.setattr(LocalPool, "run", run)
+    return found
+
+
+def evaluate_anew(root: Path, choice: run.Choice | None = None) -> str:
+    with Session(root, choice) as session:
+        return run.ensure("evaluate", session).status
+
+
+def test_a_policy_that_was_trained_again_plays_alone(own_project: Path, counts: list[int]) -> None:
+    Reaching.leave(own_project / paths.RLOO_POLICY, gain=20.0)
+    assert evaluate_anew(own_project) == "ran"
+    assert counts == [CELLS]
+    with (own_project / "src/nightshift/policies/__init__.py").open("a") as code:
+        code.write("\n")
+    assert evaluate_anew(own_project) == "ran"
+    assert counts[1:] == [CELLS, CELLS], "other code may play otherwise"
+
+
+def test_an_evaluation_that_is_forced_or_repeated_plays_all_again(own_project: Path, counts: list[int]) -> None:
+    forced = run.Choice.of(own_project, "", ["evaluate"])
+    Reaching.leave(own_project / paths.RLOO_POLICY, gain=20.0)
+    assert evaluate_anew(own_project, forced) == "ran"
+    assert counts == [CELLS, CELLS], "the clone has played before, and it was forced"
+    assert evaluate_anew(own_project, forced) == "ran"
+    assert counts == [CELLS] * 4
+    with Session(own_project) as session:
+        run.run_stage("evaluate", session)  # as `nightshift stage evaluate` does
+    assert counts == [CELLS] * 6
+    Reaching.leave(own_project / paths.RLOO_POLICY, gain=10.0)
+    assert evaluate_anew(own_project) == "ran"
+    assert counts == [CELLS] * 7
+
+
+def test_what_the_policies_here_have_played_is_not_cleaned_up(own_project: Path, counts: list[int]) -> None:
+    played = own_project / paths.PLAYED
+    before = set(played.iterdir())
+    for gain in (20.0, 10.0):
+        Reaching.leave(own_project / paths.RLOO_POLICY, gain=gain)
+        evaluate_anew(own_project)
+    assert len(set(played.iterdir()) - before) == 2
+    size = sum(path.stat().st_size for path in played.iterdir())
+    found = [one for one in gc.collect(own_project, dry_run=False, everything=True) if one.path.parent == paths.PLAYED]
+    kept = {own_project / one.path for one in found if one.kept_for == gc.CURRENT}
+    assert set(played.iterdir()) == kept
+    assert (len(kept), len(found), sum(one.size for one in found)) == (2, len(before) + 2, size)
+    Reaching.leave(own_project / paths.RLOO_POLICY, gain=5.0)
+    evaluate_anew(own_project)
+    assert counts == [CELLS] * 3, "the clone is known still"
+    edit(own_project, "env", horizon=13)
+    gc.collect(own_project, dry_run=False, everything=False)
+    assert not list(played.iterdir())
+
+
 def test_an_edit_during_a_run_stops_the_next_stage(own_project: Path) -> None:
     with Session(own_project) as session:
         edit(own_project, "sft", learning_rate=3.0e-3)
@@ -394,6 +466,8 @@ def test_a_run_of_the_past_is_reproduced_in_a_folder_of_its_own(project: Path, t
     for path in (paths.DATASET, paths.RLOO_POLICY, paths.EVALUATION, paths.RECEIPT):
         assert (tmp_path / "again" / path).exists(), path
     assert git(tmp_path / "again", "rev-parse", "--short=12", "HEAD").strip() == oldest.commit.removesuffix("+")
+    assert (project / paths.PLAYED).exists()
+    assert not (tmp_path / "again" / paths.PLAYED).exists(), "what is evaluated there is played there"
     assert nightshift(project, "reproduce", "nothing").returncode == 1
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nightshift import config, envs
+from nightshift import config, envs, files, policies
 from nightshift.envs.base import Fleet, Look, Steps
 from nightshift.envs.sequential_fleet import step_by_step
 from nightshift.policies.base import Policy, Shapes
@@ -31,6 +32,21 @@ def policy(chunk: int = 1) -> GaussianMlp:
         spread = torch.linspace(-0.5, 0.5, parameter.numel()).sin() if parameter.dim() > 1 else 0.0
         parameter.data.copy_(torch.as_tensor(spread).expand(parameter.numel()).reshape(parameter.shape))
     return made
+
+
+class Reaching:
+    """Weights that go to the goal: the action is the offset from it."""
+
+    @staticmethod
+    def leave(folder: Path, gain: float) -> None:
+        made = policies.build({**policy().spec, "hidden": []})
+        for parameter in made.parameters():
+            torch.nn.init.zeros_(parameter)
+        weights = next(one for one in made.parameters() if one.dim() == 2)
+        for axis in range(3):
+            weights.data[axis, axis] = gain
+        with files.new_folder(folder) as target:
+            policies.save(made, target)
 
 
 def run_out_of_memory(*_: Any) -> Any:

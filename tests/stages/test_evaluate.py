@@ -21,14 +21,16 @@ from nightshift.pipeline import summary
 from nightshift.pipeline.job import Job
 from nightshift.policies.gaussian_mlp import GaussianMlp
 from nightshift.policies.snapshot import PolicySnapshot
-from nightshift.project import paths
+from nightshift.project import paths, playing
 from nightshift.reports import figures
+from nightshift.reports.candidates import policy_files
 from nightshift.rollouts.local import LocalPool
 from nightshift.stages import evaluate, register
 from nightshift.types import RolloutRequest, Trajectory
-from tests.conftest import REPOSITORY, add_store, leave_skipped
+from tests.conftest import REPOSITORY, add_store, install, leave_skipped
+from tests.robots.parts import served
 from tests.rollouts.faulty import AT_STEP, Unstable
-from tests.rollouts.parts import Seeing
+from tests.rollouts.parts import Reaching, Seeing
 from tests.stages.test_collect import FailingPool
 
 HISTORY = {
@@ -112,12 +114,192 @@ def test_a_killed_evaluation_plays_only_what_is_missing_and_reports_the_same(
     job: Callable[[str], Job], params: config.Params
 ) -> None:
     whole = run(job("evaluate"), params)
-    journal = job("evaluate").state / "rloo.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[:-3]) + lines[-1][:7])
+    for journal in (job("evaluate").state / "rloo.jsonl", journal_of("rloo", params)):
+        lines = journal.read_text().splitlines(keepends=True)
+        journal.write_text("".join(lines[:-3]) + lines[-1][:7])
     pool = FailingPool(params.env)
     assert run(replace(job("evaluate"), pool=lambda env: pool), params) == whole
     assert len(pool.played) == 3
+
+
+def journal_of(name: str, params: config.Params) -> Path:
+    """That of the policy, for later evaluations."""
+    how = playing.evaluation(Path(), params.env, params.evaluate)
+    return playing.journal(how, policy_files(paths.MODELS / name, ""))
+
+
+GRID = 20
+"""Episodes of each policy."""
+
+
+class Killing(FailingPool):
+    """The process that plays dies after some episodes; counts those of each policy."""
+
+    def __init__(self, env: config.Env, after: int = 10**6) -> None:
+        super().__init__(env)
+        self._after = after
+        self.counts: list[int] = []
+
+    def run(
+        self, requests: Sequence[RolloutRequest], policy: PolicySnapshot | None = None
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        self.counts.append(0)
+        for played in super().run(requests, policy):
+            if sum(self.counts) == self._after:
+                raise KeyboardInterrupt
+            self.counts[-1] += 1
+            yield played
+
+
+Evaluation = Callable[..., list[int]]
+
+
+@pytest.fixture
+def evaluation(job: Callable[[str], Job], params: config.Params, no_figure: None) -> Evaluation:
+    """Evaluates a clone that solves most of the grid, and what else is in models; says how many episodes each policy
+    played. Every evaluation of another name has a folder of its own, as one with other inputs has."""
+    Reaching.leave(paths.SFT_POLICY, gain=10.0)
+    Reaching.leave(paths.RLOO_POLICY, gain=20.0)
+    leave_skipped("rlpd")
+
+    def play(name: str, *, again: bool = False, dies_after: int = 10**6, **changes: Any) -> list[int]:
+        chosen = params.model_copy(update=changes)
+        pool = Killing(chosen.env, dies_after)
+        state = job("evaluate").state / name
+        try:
+            run(replace(job("evaluate"), state=state, again=again, pool=lambda env: pool), chosen)
+        except KeyboardInterrupt:
+            assert sum(pool.counts) == dies_after
+        return pool.counts
+
+    return play
+
+
+def results() -> tuple[Any, Any]:
+    return json.loads(paths.EVALUATION_REPORT.read_text()), json.loads(paths.EVALUATION_OUTCOMES.read_text())
+
+
+def test_when_one_policy_is_trained_again_it_plays_alone_with_the_results_of_a_fresh_evaluation(
+    evaluation: Evaluation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluation("first") == [GRID, GRID]
+    clone = results()[1]["sft"]
+    Reaching.leave(paths.RLOO_POLICY, gain=5.0)
+    assert evaluation("second") == [GRID]
+    assert "sft: 20 episodes were played in an earlier evaluation" in capsys.readouterr().out
+    reused = results()
+    shutil.rmtree(paths.PLAYED)
+    assert evaluation("fresh") == [GRID, GRID]
+    assert results() == reused
+    assert reused[1]["sft"] == clone != reused[1]["rloo"], "policies that could not be told apart would show nothing"
+
+
+def test_what_a_killed_evaluation_has_played_counts_when_another_policy_is_trained_again(
+    evaluation: Evaluation,
+) -> None:
+    assert evaluation("first", dies_after=7) == [7]
+    Reaching.leave(paths.RLOO_POLICY, gain=5.0)
+    assert evaluation("second", dies_after=GRID) == [GRID - 7, 7]
+    assert evaluation("second") == [GRID - 7]
+
+
+def test_policies_play_again_where_any_param_of_the_evaluation_differs(
+    evaluation: Evaluation, params: config.Params
+) -> None:
+    evaluation("first")
+    others: list[tuple[str, dict[str, Any], int]] = [
+        ("env", {"horizon": 13}, GRID),
+        ("env", {"protocol": "rlinf"}, GRID),
+        ("env", {"tasks": ("far",)}, GRID // 2),
+        ("evaluate", {"temperature": 1.0}, GRID),
+        ("evaluate", {"init_states": 5}, GRID // 2),
+    ]
+    for number, (section, changes, episodes) in enumerate(others):
+        other = getattr(params, section).model_copy(update=changes)
+        assert evaluation(f"other-{number}", **{section: other}) == [episodes, episodes], changes
+    assert evaluation("first-again") == []
+
+
+@pytest.mark.parametrize("part", ["envs/fake.py", "rollouts/engine.py", "policies/heads.py", "stages/evaluate.py"])
+def test_policies_play_again_with_other_code(evaluation: Evaluation, part: str) -> None:
+    code = Path("src/nightshift") / part
+    code.parent.mkdir(parents=True, exist_ok=True)
+    code.write_text("one = 1\n")
+    evaluation("first")
+    code.write_text("one = 2\n")
+    assert evaluation("second") == [GRID, GRID]
+
+
+@pytest.mark.parametrize("package", ["torch", "mujoco"])
+def test_policies_play_again_with_other_packages(
+    evaluation: Evaluation, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation("first")
+    monkeypatch.syspath_prepend(install(tmp_path / "installed", **{package: "99.1"}))
+    assert version(package) == "99.1"
+    assert evaluation("second") == [GRID, GRID]
+
+
+@pytest.mark.parametrize("file", [policies.SPEC, policies.WEIGHTS, "vocabulary.json", paths.HISTORY])
+def test_a_policy_plays_again_if_any_of_its_files_differs_but_for_the_history_of_its_training(
+    evaluation: Evaluation, file: str, tmp_path: Path
+) -> None:
+    evaluation("first")
+    Reaching.leave(tmp_path / "other", gain=5.0)
+    kept = {name: (paths.RLOO_POLICY / name).read_bytes() for name in (policies.SPEC, policies.WEIGHTS)}
+    changed = {
+        policies.SPEC: kept[policies.SPEC] + b" ",
+        policies.WEIGHTS: (tmp_path / "other" / policies.WEIGHTS).read_bytes(),
+        "vocabulary.json": b"{}",
+        paths.HISTORY: json.dumps(HISTORY).encode(),
+    }
+    with files.new_folder(paths.RLOO_POLICY) as folder:
+        for name, content in {**kept, file: changed[file]}.items():
+            (folder / name).write_bytes(content)
+    assert evaluation("second") == ([] if file == paths.HISTORY else [GRID])
+
+
+def test_an_episode_that_was_invalid_is_played_again_by_the_next_evaluation(
+    evaluation: Evaluation, job: Callable[[str], Job], params: config.Params
+) -> None:
+    pool = FailingPool(params.env, breaks=lambda request: request.init_state == 7)
+    run(replace(job("evaluate"), pool=lambda env: pool), params)
+    Reaching.leave(paths.RLOO_POLICY, gain=5.0)
+    assert evaluation("second") == [2, GRID]
+
+
+def test_an_evaluation_that_is_to_play_again_does_so_and_resumes_from_what_it_has_played_itself(
+    evaluation: Evaluation,
+) -> None:
+    evaluation("first")
+    before = results()
+    assert evaluation("first", again=True, dies_after=GRID + 3) == [GRID, 3]
+    assert evaluation("first", again=True, dies_after=5) == [5], "its next try, as by Prefect"
+    assert evaluation("first") == [GRID - 8], "a run that is not forced goes on where a forced one was killed"
+    assert results() == before
+    Reaching.leave(paths.RLOO_POLICY, gain=5.0)
+    assert evaluation("second", again=True) == [GRID, GRID]
+    assert evaluation("third") == []
+
+
+def test_on_a_robot_every_policy_plays_in_every_evaluation(evaluation: Evaluation, params: config.Params) -> None:
+    with served(params.env.model_copy(update={"horizon": 2})) as env:
+        one = params.evaluate.model_copy(update={"init_states": 1})
+        for name in ("first", "second"):
+            assert evaluation(name, env=env, evaluate=one) == [2, 2]
+    assert not paths.PLAYED.exists()
+
+
+def test_what_it_takes_from_earlier_evaluations_is_in_the_folder_that_goes_to_another_node(
+    evaluation: Evaluation, job: Callable[[str], Job]
+) -> None:
+    evaluation("first")
+    Reaching.leave(paths.RLOO_POLICY, gain=5.0)
+    assert evaluation("second", dies_after=3) == [3]
+    paths.PLAYED.rename("left-behind")
+    assert evaluation("second") == [GRID - 3]
+    Reaching.leave(paths.RLOO_POLICY, gain=6.0)
+    assert evaluation("third") == [GRID], "there, too, the clone is known from now on"
 
 
 @pytest.mark.usefixtures("two_policies", "no_figure")

@@ -165,7 +165,7 @@ def gc(
         bool, typer.Option("--all", help="interrupted runs and sweeps too: they will start over")
     ] = False,
 ) -> None:
-    """Remove checkpoints of params, code and inputs that are no longer current, and clones of old sweeps."""
+    """Remove checkpoints and journals of params, code and inputs that are not current, and clones of old sweeps."""
     commands.collect_garbage(dry_run=dry_run, everything=everything)
 
 

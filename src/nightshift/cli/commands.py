@@ -212,7 +212,7 @@ def package_versions() -> None:
 
 
 def collect_garbage(*, dry_run: bool, everything: bool) -> None:
-    """Remove checkpoints of old fingerprints and clones of old sweeps, and print a line for each."""
+    """Remove old checkpoints, journals of old policies and clones of old sweeps, and print a line for each."""
     from nightshift.pipeline import gc
 
     freed = 0

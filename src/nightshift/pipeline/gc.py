@@ -1,4 +1,4 @@
-"""Garbage collection: checkpoints and clones that no run will resume, since params, code or inputs changed."""
+"""Garbage collection: checkpoints, journals and clones that no run will use, since params, code or inputs changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from nightshift.errors import Busy
 from nightshift.pipeline.run import Session, fingerprint
-from nightshift.project import locks, paths
+from nightshift.project import locks, paths, playing
+from nightshift.reports.candidates import policies_here
 
 CURRENT = "current"
 INTERRUPTED = "its run can be resumed with its params put back"
@@ -18,10 +19,11 @@ UNFINISHED = "its sweep can be resumed at its commit"
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """The work in progress of one stage under one fingerprint, or the clones of the sweeps of one commit."""
+    """The work in progress of one stage under one fingerprint, what one policy has played, or the clones of the sweeps
+    of one commit."""
 
     path: Path
-    """`.state/<stage>/<fingerprint>` or `.state/sweep/<commit>`"""
+    """`.state/<stage>/<fingerprint>`, `.state/played/<digest>.jsonl` or `.state/sweep/<commit>`"""
     size: int
     """Bytes."""
     kept_for: str
@@ -29,18 +31,23 @@ class Leftover:
 
 
 def collect(root: Path, *, dry_run: bool, everything: bool) -> list[Leftover]:
-    """Remove each stage's checkpoints but those of its current fingerprint and of runs to resume, and the clones of
-    sweeps but those of the current commit and of sweeps to resume.
+    """Remove each stage's checkpoints but those of its current fingerprint and of runs to resume, what policies have
+    played but those that are here, and the clones of sweeps but those of the current commit and of sweeps to resume.
 
     `everything` includes what could be resumed. Registered versions need no checkpoints: their weights are in MLflow's
     store. Trials need no clones: their runs are in MLflow, and their results in DVC's cache. Metrics stay: they are
     small, and the record of what was trained.
     """
     with Session(root) as session, locks.held(session.root / paths.SWEEP_LOCK, _sweeping):
-        found = [*_checkpoints(session, everything=everything), *_clones(session, everything=everything)]
+        found = [
+            *_checkpoints(session, everything=everything),
+            *_journals(session),
+            *_clones(session, everything=everything),
+        ]
         for leftover in found:
             if not dry_run and not leftover.kept_for:
-                shutil.rmtree(session.root / leftover.path)
+                path = session.root / leftover.path
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         return found
 
 
@@ -68,6 +75,16 @@ def _reasons_to_keep(session: Session, *, everything: bool) -> dict[str, str]:
     return {paths.short(full): reason for full, reason in fingerprints.items()}
 
 
+def _journals(session: Session) -> Iterator[Leftover]:
+    journals = sorted((session.root / paths.PLAYED).glob("*.jsonl"))
+    if not journals:
+        return
+    current = playing.evaluation(session.root, session.params.env, session.params.evaluate)
+    used = {session.root / playing.journal(current, policy) for policy in policies_here(session.root)}
+    for journal in journals:
+        yield _leftover(session, journal, CURRENT if journal in used else "")
+
+
 def _clones(session: Session, *, everything: bool) -> Iterator[Leftover]:
     for folder in sorted((session.root / paths.SWEEPS).glob("*/")):
         reason = "" if everything or _is_finished(folder) else UNFINISHED
@@ -78,10 +95,10 @@ def _is_finished(sweep: Path) -> bool:
     return all((clone / paths.TRIAL).exists() for clone in sweep.glob("*/"))
 
 
-def _leftover(session: Session, folder: Path, kept_for: str) -> Leftover:
-    return Leftover(path=folder.relative_to(session.root), size=_size(folder), kept_for=kept_for)
+def _leftover(session: Session, path: Path, kept_for: str) -> Leftover:
+    return Leftover(path=path.relative_to(session.root), size=_size(path), kept_for=kept_for)
 
 
-def _size(folder: Path) -> int:
+def _size(path: Path) -> int:
     """What is linked to stays, and does not count."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file() and not file.is_symlink())

@@ -30,3 +30,5 @@ class Job:
     """How to run: ranks, microbatches, checkpoint periods."""
     commit: str
     """The code commit, for provenance; ends in "+" when the tree has uncommitted changes."""
+    again: bool = False
+    """Whether to do the work anew, whatever is known of it: the stage was forced, or was done before."""

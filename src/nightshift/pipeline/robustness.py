@@ -24,7 +24,7 @@ from nightshift.envs.perturbations import registry
 from nightshift.errors import Busy, ConfigError, DataError
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
-from nightshift.project import locks, packages, paths, robustness_grid
+from nightshift.project import locks, packages, paths, playing, robustness_grid
 from nightshift.reports import films
 from nightshift.reports import robustness as report
 from nightshift.reports.gate import Robustness
@@ -262,8 +262,8 @@ def digest(root: Path, params: config.Params, entrant: Entrant) -> str:
     cameras = cameras_in(env, entrant.policy.observations)
     states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
     conditions = envs.conditions(env, cameras)
-    content = [env.suite, params.seed, states, conditions, entrant.spec, robustness_grid.played_with(root)]
-    return robustness_grid.sha256(content)[:16]
+    content = [env.suite, params.seed, states, conditions, entrant.spec, playing.played_with(root)]
+    return playing.sha256(content)[:16]
 
 
 def _key(request: RolloutRequest) -> Key:

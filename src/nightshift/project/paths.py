@@ -101,6 +101,8 @@ TELEOP = STATE / "teleop"
 LIBERO_CONFIG = STATE / "libero"
 PICTURES = STATE / "pictures"
 METRICS = STATE / "metrics"
+PLAYED = STATE / "played"
+"""A journal per policy, with what it has played in evaluations: later ones do not play that again."""
 RECEIPTS = STATE / "receipts"
 """What stages on a compute node leave for `nightshift adopt`."""
 
@@ -137,6 +139,11 @@ def port_lock(port: int) -> Path:
 def robustness_journal(digest: str, weights: str) -> Path:
     """Finished episodes of a policy under perturbations."""
     return STATE / "robustness" / digest / f"{short(weights)}.jsonl"
+
+
+def played(digest: str) -> Path:
+    """Episodes of a policy in evaluations; the digest is of the policy and of how they are played."""
+    return PLAYED / f"{short(digest)}.jsonl"
 
 
 def short(fingerprint: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift import files, policies
 from nightshift.config import CHAMPION_LEFT_OUT
+from nightshift.errors import DataError
 from nightshift.project import graph, paths
 from nightshift.reports import history
 from nightshift.reports.history import History
@@ -41,11 +43,10 @@ def candidates(root: Path) -> list[Candidate]:
 
 
 def _candidate(folder: Path) -> Candidate:
-    sums = files.verify_folder(folder, f"rm -r {folder} and run again")
+    policy = policy_files(folder, f"rm -r {folder} and run again")
     found = history.read(folder)
     algorithm = (found.algorithm if found else "") or folder.name
     label = algorithm.upper().replace("_", " ")
-    policy = {name: sum_ for name, sum_ in sums.items() if name != paths.HISTORY}
     return Candidate(name=folder.name, label=label, folder=folder, policy=policy, history=found)
 
 
@@ -77,10 +78,23 @@ def read_opponent(root: Path) -> Opponent | None:
     folder = root / paths.OPPONENT
     if not (folder / paths.CHAMPION_VERSION).exists():
         return None
-    sums = files.verify_folder(folder, "nightshift stage opponent")
+    policy = policy_files(folder, "nightshift stage opponent")
     version = json.loads((folder / paths.CHAMPION_VERSION).read_text())["version"]
-    policy = {name: sum_ for name, sum_ in sums.items() if name != paths.CHAMPION_VERSION}
     return Opponent(version=version, folder=folder, policy=policy)
+
+
+def policy_files(folder: Path, remedy: str, only: Collection[str] | None = None) -> dict[str, str]:
+    """sha256 of a policy's files, without what training or the registry left beside them; `only` these are checked."""
+    sums = files.verify_folder(folder, remedy, only)
+    return {name: sum_ for name, sum_ in sums.items() if name not in (paths.HISTORY, paths.CHAMPION_VERSION)}
+
+
+def policies_here(root: Path) -> Iterator[dict[str, str]]:
+    """The files of every policy that an evaluation would play now, as the manifests say: no weights are read."""
+    stages = graph.load(root)
+    for folder in set(stages["evaluate"].deps) - graph.code(stages):
+        with contextlib.suppress(DataError):
+            yield policy_files(root / folder, "", only=())
 
 
 def left_out(root: Path) -> dict[str, str] | None:

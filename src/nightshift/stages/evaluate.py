@@ -1,13 +1,15 @@
 """Evaluate: play a fixed grid of held-out init states, each once, with every candidate.
 
 The champion plays too where the stage `opponent` found that it has not played this grid. Of players that are the same
-policy, as where training kept the clone, the first plays for all.
+policy, as where training kept the clone, the first plays for all. What a policy has played in an earlier evaluation,
+in the same way, is not played again: when one policy is trained again, it plays alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from nightshift.errors import RolloutError
 from nightshift.pipeline.job import Job
 from nightshift.policies.base import Policy
 from nightshift.policies.snapshot import snapshot
-from nightshift.project import paths
+from nightshift.project import paths, playing
 from nightshift.reports import figures, films, gate, tables
 from nightshift.reports.candidates import (
     Candidate,
@@ -36,8 +38,12 @@ from nightshift.reports.films import Film
 from nightshift.statistics.intervals import Rate
 from nightshift.statistics.paired import Cell, EpisodeOutcome, Paired, solved
 from nightshift.telemetry import progress
+from nightshift.telemetry.console import console
 from nightshift.telemetry.metric_names import candidate_success
 from nightshift.types import RolloutRequest, Trajectory
+
+_BEGUN_AGAIN = "begun-again"
+"""File in the folder of an evaluation that was to play anew, and has forgotten what was played before."""
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
@@ -50,7 +56,8 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     same = first_with_same_policy(players)
     acting = {name: policies.load(player.folder) for name, player in players.items() if same[name] == name}
     cameras = cameras_in(env, {seen for candidate in found for seen in acting[same[candidate.name]].observations})
-    played = {name: _outcomes(job, env, requests, name, policy) for name, policy in acting.items()}
+    journals = _journals(job, env, evaluate, {name: players[name].policy for name in acting})
+    played = {name: _outcomes(job, env, requests, name, policy, journals[name]) for name, policy in acting.items()}
     outcomes = {name: played[first] for name, first in same.items()}
     summaries = {name: _summary(env, episodes) for name, episodes in outcomes.items()}
     best = gate.best(gate.common_rates({candidate.name: outcomes[candidate.name] for candidate in found}))
@@ -101,14 +108,48 @@ def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 
     ]
 
 
+def _journals(
+    job: Job, env: config.Env, evaluate: config.Evaluate, players: Mapping[str, Mapping[str, str]]
+) -> dict[str, list[Path]]:
+    """By player two files of the same episodes: one in the folder of this evaluation, with which it resumes here or on
+    another node, and one of the policy, for later evaluations. A robot never plays the same episode twice, so there
+    the second is left out."""
+    how = playing.evaluation(Path(), env, evaluate)
+    shared = {name: [] if env.robot else [playing.journal(how, policy)] for name, policy in players.items()}
+    journals = {name: [job.state / f"{name}.jsonl", *shared[name]] for name in players}
+    if job.again and not (job.state / _BEGUN_AGAIN).exists():
+        for journal in chain.from_iterable(journals.values()):
+            journal.unlink(missing_ok=True)
+        files.write_bytes(job.state / _BEGUN_AGAIN, b"")
+    return journals
+
+
+def _known(name: str, journals: Sequence[Path]) -> dict[Cell, EpisodeOutcome]:
+    """The valid episodes of all journals, each of which has all of them afterwards."""
+    own, *others = [{_cell(o): o for o in files.read_journal(journal) if o["valid"]} for journal in journals]
+    known: dict[Cell, EpisodeOutcome] = {cell: o for each in (*others, own) for cell, o in each.items()}
+    if earlier := len(known) - len(own):
+        console.print(f"{name}: {earlier} episodes were played in an earlier evaluation")
+    for journal, has in zip(journals, (own, *others), strict=True):
+        if len(has) < len(known):
+            files.write_journal(journal, known.values())
+    return known
+
+
+def _cell(outcome: EpisodeOutcome) -> Cell:
+    return outcome["task"], outcome["init_state"]
+
+
 def _outcomes(
-    job: Job, env: config.Env, requests: Sequence[RolloutRequest], name: str, policy: Policy
+    job: Job,
+    env: config.Env,
+    requests: Sequence[RolloutRequest],
+    name: str,
+    policy: Policy,
+    journals: Sequence[Path],
 ) -> list[EpisodeOutcome]:
-    """One outcome per request, in grid order. Valid episodes in the journal of a killed run are not played again."""
-    journal = job.state / f"{name}.jsonl"
-    known: dict[Cell, EpisodeOutcome] = {
-        (o["task"], o["init_state"]): o for o in files.read_journal(journal) if o["valid"]
-    }
+    """One outcome per request, in grid order. Valid episodes in the journals are not played again."""
+    known = _known(name, journals)
     todo = [r for r in requests if (r.task, r.init_state) not in known]
     with progress.bar(f"eval {name}", total=len(requests), done=len(known)) as advance:
         for _, (trajectory,) in job.pool(env).run(todo, snapshot(policy)) if todo else ():
@@ -121,7 +162,8 @@ def _outcomes(
                 "valid": trajectory.valid,
             }
             known[request.task, request.init_state] = outcome
-            files.append_json(journal, outcome)
+            for journal in journals:
+                files.append_json(journal, outcome)
             valid = [o["success"] for o in known.values() if o["valid"]]
             advance(f"{sum(valid)} of {len(valid)} solved")
     return [known[r.task, r.init_state] for r in requests]

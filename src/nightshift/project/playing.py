@@ -1,0 +1,44 @@
+"""What decides how episodes are played, as digests in the names of their journals. A stage may ask for them: they need
+no simulator."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nightshift import config, files
+from nightshift.project import graph, packages, paths
+
+STAGE = "evaluate"
+"""The stage that plays episodes with finished policies: what is code in its key decides them."""
+
+
+def played_with(root: Path) -> dict[str, Any]:
+    """The code and the versions of packages that decide how an episode is played, as in the key of the evaluation."""
+    stages = graph.load(root)
+    code = graph.code(stages) & set(stages[STAGE].deps)
+    return {
+        "code": {path.as_posix(): identity(root / path) for path in code},
+        "versions": dict(packages.installed(root, {STAGE: stages[STAGE]})),
+    }
+
+
+def evaluation(root: Path, env: config.Env, evaluate: config.Evaluate) -> str:
+    """Digest of all that is in the key of the evaluation besides the policies."""
+    return sha256([env.model_dump(mode="json"), evaluate.model_dump(mode="json"), played_with(root)])
+
+
+def journal(evaluation: str, policy: Mapping[str, str]) -> Path:
+    """Where the episodes of one policy are, by the sha256 of its files."""
+    return paths.played(sha256([evaluation, dict(policy)]))
+
+
+def sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def identity(path: Path) -> str:
+    return files.identity(path) if path.exists() else "missing"
