@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from sqlalchemy.engine import make_url
 
 from nightshift.cli.app import app
 from nightshift.project import paths
@@ -178,3 +179,11 @@ def test_when_a_run_begins_is_stated_once() -> None:
     assert files == []
     flows = [path for path in (REPOSITORY / "flows").glob("*.py") if re.search(r"\* \* \*", path.read_text())]
     assert flows == []
+
+
+def test_the_drivers_that_the_addresses_of_databases_ask_for_are_installed() -> None:
+    text = "".join(path.read_text() for path in sorted(DEPLOY.iterdir()) if path.is_file())
+    addresses = set(re.findall(r"postgresql[+\w]*:///\w+", text))
+    assert {make_url(address).database for address in addresses} == {"mlflow", "prefect"}
+    for address in addresses:
+        make_url(address).get_dialect().import_dbapi()
