@@ -19,6 +19,8 @@ from nightshift.envs.robot.people import FolderPerson, Question
 from nightshift.envs.robot.resetting import PersonReset, ScriptedReset
 from nightshift.errors import ConfigError, SimulatorError
 from nightshift.robot_server.controller import Controller
+from nightshift.rollouts.opening import open_pool_for
+from nightshift.stages.evaluate import grid
 from nightshift.types import Task
 from tests.conftest import REPOSITORY, small_params
 from tests.robots.parts import FAKE, CompliantArm, FaultyServer, ManualClock, Send, faulty_server, robot_env, settings
@@ -111,8 +113,18 @@ def assert_refused(env: config.Env, changes: dict[str, Any], sentence: str) -> N
     base = {**small_params(), "algorithms": [], "policy": {**small_params()["policy"], "head": "tanh_gaussian"}}
     sections = config.merged(base, changes)
     params = config.Params.model_validate(sections).model_copy(update={"env": env})
+    suite = envs.selected(env)
     with pytest.raises(ConfigError, match=sentence):
-        envs.selected(env).check_run(params)
+        suite.check_machine(params.machine)
+        suite.check_run(params)
+
+
+def test_a_command_that_is_no_stage_plays_on_a_robot_with_one_client_only(server: FaultyServer) -> None:
+    env = robot_env(FAKE, settings_of(server))
+    machine = config.Params.model_validate(config.merged(small_params(), {"machine": {"workers": 2}})).machine
+    with pytest.raises(ConfigError, match="one robot plays one episode at a time"):
+        open_pool_for(grid(env, 1), machine, env)
+    open_pool_for(grid(env, 1), machine.model_copy(update={"workers": 0}), env).close()
 
 
 def test_the_suite_and_the_section_belong_together() -> None:

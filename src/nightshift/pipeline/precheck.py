@@ -247,6 +247,7 @@ def _checks(stages: list[Definition], states: Mapping[str, Path], *, in_run: boo
         yield check_policy
     if any(map(_simulates, stages)):
         yield lambda params: envs.check_cameras(params.env)
+        yield lambda params: envs.selected(params.env).check_machine(params.machine)
         yield lambda params: envs.selected(params.env).check_run(params)
         yield _check_randomisation
     if any(map(_makes_policies, stages)):

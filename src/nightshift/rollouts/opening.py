@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nightshift import config
+from nightshift import config, envs
 from nightshift.interventions.base import PageSettings
 from nightshift.policies.device import resolve
 from nightshift.project import packages
@@ -27,7 +27,8 @@ def open_pool(machine: config.Machine, env: config.Env, device: torch.device) ->
 
 
 def open_pool_for(requests: Sequence[RolloutRequest], machine: config.Machine, env: config.Env) -> Pool:
-    """With no more workers than there are requests."""
+    """With no more workers than there are requests. For commands that are no stage: no precheck has seen `machine`."""
+    envs.selected(env).check_machine(machine)
     enough = machine.model_copy(update={"workers": min(machine.workers, len(requests))})
     return open_pool(enough, env, resolve(machine.device))
 

@@ -119,8 +119,20 @@ class RobotSuite(Suite):
         chosen = self._env.robot.compliance if self._env and self._env.robot else {}
         return {"compliance": ", ".join(f"{name} {chosen[name]!r}" for name in sorted(chosen))} if chosen else {}
 
+    def check_machine(self, machine: config.Machine) -> None:
+        if machine.workers or machine.requests_at_once > 1 or machine.actors > 1:
+            raise ConfigError(
+                f"machine asks for {machine.workers} workers, {machine.requests_at_once} requests at once and "
+                f"{machine.actors} actors, and one robot plays one episode at a time",
+                "set machine.workers: 0, requests_at_once: 1, threads: 1, and actors to 0 or 1 in params.yaml",
+            )
+        if machine.listen:
+            raise ConfigError(
+                f"machine.listen is {machine.listen}: actors of other machines would share one robot",
+                'set machine.listen: "" in params.yaml; env.robot.url may name a robot elsewhere',
+            )
+
     def check_run(self, params: config.Params) -> None:
-        _check_machine(params.machine)
         if "rloo" in params.algorithms:
             raise ConfigError(
                 "rloo plays groups of episodes from the same start side by side, and there is one robot",
@@ -162,20 +174,6 @@ class RobotSuite(Suite):
                 "write a number of control steps in env.horizon of params.yaml",
             )
         return self._env.robot, self._env.horizon
-
-
-def _check_machine(machine: config.Machine) -> None:
-    if machine.workers or machine.requests_at_once > 1 or machine.actors > 1:
-        raise ConfigError(
-            f"machine asks for {machine.workers} workers, {machine.requests_at_once} requests at once and "
-            f"{machine.actors} actors, and one robot plays one episode at a time",
-            "set machine.workers: 0, requests_at_once: 1, threads: 1, and actors to 0 or 1 in params.yaml",
-        )
-    if machine.listen:
-        raise ConfigError(
-            f"machine.listen is {machine.listen}: actors of other machines would share one robot",
-            'set machine.listen: "" in params.yaml; env.robot.url may name a robot elsewhere',
-        )
 
 
 def _check_rlpd(params: config.Params) -> None:
