@@ -262,33 +262,52 @@ def test_a_policy_that_was_trained_again_plays_alone(own_project: Path, counts: 
     assert counts[1:] == [CELLS, CELLS], "other code may play otherwise"
 
 
-def test_an_evaluation_that_is_forced_or_repeated_plays_all_again(own_project: Path, counts: list[int]) -> None:
+def test_a_forced_evaluation_plays_all_again_and_a_repeated_one_nothing(own_project: Path, counts: list[int]) -> None:
     forced = run.Choice.of(own_project, "", ["evaluate"])
     Reaching.leave(own_project / paths.RLOO_POLICY, gain=20.0)
     assert evaluate_anew(own_project, forced) == "ran"
     assert counts == [CELLS, CELLS], "the clone has played before, and it was forced"
     assert evaluate_anew(own_project, forced) == "ran"
     assert counts == [CELLS] * 4
-    with Session(own_project) as session:
-        run.run_stage("evaluate", session)  # as `nightshift stage evaluate` does
+    for _ in range(2):
+        with Session(own_project) as session:
+            run.run_stage("evaluate", session)  # as `nightshift stage evaluate` does
+    assert counts == [CELLS] * 4
+    assert evaluate_anew(own_project, forced) == "ran"
     assert counts == [CELLS] * 6
     Reaching.leave(own_project / paths.RLOO_POLICY, gain=10.0)
     assert evaluate_anew(own_project) == "ran"
     assert counts == [CELLS] * 7
 
 
+def test_an_evaluation_that_failed_before_it_played_forgets_nothing(
+    own_project: Path, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Reaching.leave(own_project / paths.RLOO_POLICY, gain=20.0)
+    with monkeypatch.context() as patched, pytest.raises(ProjectError, match="cut off"):
+        patched.setattr(run, "_job", cut_off)
+        evaluate_anew(own_project)
+    assert evaluate_anew(own_project) == "ran"
+    assert counts == [CELLS]
+
+
+def cut_off(*_: Any, **__: Any) -> Any:
+    raise ProjectError("cut off", "try again")
+
+
 def test_what_the_policies_here_have_played_is_not_cleaned_up(own_project: Path, counts: list[int]) -> None:
     played = own_project / paths.PLAYED
     before = set(played.iterdir())
+    (played / ".half-written.jsonl.partial-1").touch()
     for gain in (20.0, 10.0):
         Reaching.leave(own_project / paths.RLOO_POLICY, gain=gain)
         evaluate_anew(own_project)
-    assert len(set(played.iterdir()) - before) == 2
+    assert len(set(played.glob("*.jsonl")) - before) == 2
     size = sum(path.stat().st_size for path in played.iterdir())
     found = [one for one in gc.collect(own_project, dry_run=False, everything=True) if one.path.parent == paths.PLAYED]
     kept = {own_project / one.path for one in found if one.kept_for == gc.CURRENT}
     assert set(played.iterdir()) == kept
-    assert (len(kept), len(found), sum(one.size for one in found)) == (2, len(before) + 2, size)
+    assert (len(kept), len(found), sum(one.size for one in found)) == (2, len(before) + 3, size)
     Reaching.leave(own_project / paths.RLOO_POLICY, gain=5.0)
     evaluate_anew(own_project)
     assert counts == [CELLS] * 3, "the clone is known still"

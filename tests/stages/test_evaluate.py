@@ -218,6 +218,8 @@ def test_policies_play_again_where_any_param_of_the_evaluation_differs(
         other = getattr(params, section).model_copy(update=changes)
         assert evaluation(f"other-{number}", **{section: other}) == [episodes, episodes], changes
     assert evaluation("first-again") == []
+    with_films = params.evaluate.model_copy(update={"films": 1})
+    assert sum(evaluation("with-films", evaluate=with_films)) <= 2, "the films alone"
 
 
 @pytest.mark.parametrize("part", ["envs/fake.py", "rollouts/engine.py", "policies/heads.py", "stages/evaluate.py"])
@@ -277,6 +279,7 @@ def test_an_evaluation_that_is_to_play_again_does_so_and_resumes_from_what_it_ha
     assert evaluation("first", again=True, dies_after=5) == [5], "its next try, as by Prefect"
     assert evaluation("first") == [GRID - 8], "a run that is not forced goes on where a forced one was killed"
     assert results() == before
+    assert evaluation("first", again=True) == [GRID, GRID]
     Reaching.leave(paths.RLOO_POLICY, gain=5.0)
     assert evaluation("second", again=True) == [GRID, GRID]
     assert evaluation("third") == []

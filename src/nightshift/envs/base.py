@@ -377,7 +377,7 @@ class Suite(ABC):
     def check_drawing(self) -> None:  # noqa: B027 - most suites have nothing to check
         """SimulatorError where no images can be drawn on this machine."""
 
-    def check_machine(self, machine: config.Machine) -> None:  # noqa: B027 - most suites are as many as are wanted
+    def check_machine(self, machine: config.Machine) -> None:  # noqa: B027 - most suites play any number
         """ConfigError where these tasks cannot be played with so many processes and requests."""
 
     def check_run(self, params: config.Params) -> None:  # noqa: B027 - most suites run anyhow

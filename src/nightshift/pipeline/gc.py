@@ -76,7 +76,7 @@ def _reasons_to_keep(session: Session, *, everything: bool) -> dict[str, str]:
 
 
 def _journals(session: Session) -> Iterator[Leftover]:
-    journals = sorted((session.root / paths.PLAYED).glob("*.jsonl"))
+    journals = sorted((session.root / paths.PLAYED).glob("*"))  # also what a kill left half-written
     if not journals:
         return
     current = playing.evaluation(session.root, session.params.env, session.params.evaluate)

@@ -31,4 +31,4 @@ class Job:
     commit: str
     """The code commit, for provenance; ends in "+" when the tree has uncommitted changes."""
     again: bool = False
-    """Whether to do the work anew, whatever is known of it: the stage was forced, or was done before."""
+    """Whether the stage is forced: it does its work anew, whatever is known of it."""

@@ -268,12 +268,11 @@ def run_stage(stage: str, session: Session) -> float:
     run = importlib.import_module(f"{STAGES}.{stage}").run
     arguments = {name.replace(".", "_"): session.params.section(name) for name in session.graph[stage].params}
     current = fingerprint(stage, session)
-    again = _is_again(stage, current, session)
     started = time.monotonic()
     before = usage.read()
     with _tracker(stage, current, session) as tracker:
         _log_inputs(stage, session, tracker)
-        run(_job(stage, current, session, tracker, again=again), **arguments)
+        run(_job(stage, current, session, tracker), **arguments)
         if stage in results.MADE_BY and not packages.on_compute_node():
             publish(stage, session)
     seconds = time.monotonic() - started
@@ -282,14 +281,6 @@ def run_stage(stage: str, session: Session) -> float:
     used = {**usage.since(before), **usage.of_gpus(samples)}
     files.write_json(session.root / USAGE, {**machine_usage(session.root), stage: used})
     return seconds
-
-
-def _is_again(stage: str, current: str, session: Session) -> bool:
-    """Whether the stage is forced, or was done before: of one that is done the metrics stay, and its state does not."""
-    is_begun = (session.root / paths.stage_state(stage, current)).exists()
-    return stage in session.choice.forced or (
-        not is_begun and (session.root / paths.stage_metrics(stage, current)).exists()
-    )
 
 
 def _log_inputs(stage: str, session: Session, tracker: Tracker) -> None:
@@ -481,7 +472,7 @@ def versions(stage: str, session: Session) -> dict[str, str]:
     return {name: session.versions[name] for name in session.graph[stage].versions}
 
 
-def _job(stage: str, current: str, session: Session, tracker: Tracker, *, again: bool) -> Job:
+def _job(stage: str, current: str, session: Session, tracker: Tracker) -> Job:
     state = session.root / paths.stage_state(stage, current)
     state.mkdir(parents=True, exist_ok=True)
     return Job(
@@ -492,7 +483,7 @@ def _job(stage: str, current: str, session: Session, tracker: Tracker, *, again:
         pool=session.pool,
         machine=session.params.machine,
         commit=session.commit,
-        again=again,
+        again=stage in session.choice.forced,
     )
 
 

@@ -27,13 +27,14 @@ def played_with(root: Path) -> dict[str, Any]:
 
 
 def evaluation(root: Path, env: config.Env, evaluate: config.Evaluate) -> str:
-    """Digest of all that is in the key of the evaluation besides the policies."""
-    return sha256([env.model_dump(mode="json"), evaluate.model_dump(mode="json"), played_with(root)])
+    """Digest of all that is in the key of the evaluation besides the policies, and decides episodes."""
+    settings = evaluate.model_dump(mode="json", exclude={"films"})
+    return sha256([env.model_dump(mode="json"), settings, played_with(root)])
 
 
-def journal(evaluation: str, policy: Mapping[str, str]) -> Path:
-    """Where the episodes of one policy are, by the sha256 of its files."""
-    return paths.played(sha256([evaluation, dict(policy)]))
+def journal(digest: str, policy: Mapping[str, str]) -> Path:
+    """Where the episodes of one policy in evaluations of this digest are; the policy by the sha256 of its files."""
+    return paths.played(sha256([digest, dict(policy)]))
 
 
 def sha256(content: Any) -> str:

@@ -43,7 +43,8 @@ from nightshift.telemetry.metric_names import candidate_success
 from nightshift.types import RolloutRequest, Trajectory
 
 _BEGUN_AGAIN = "begun-again"
-"""File in the folder of an evaluation that was to play anew, and has forgotten what was played before."""
+"""File in the folder of a forced evaluation that has forgotten what was played before: a second try goes on with what
+the first one played."""
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
@@ -82,6 +83,7 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     rates = {candidate_success(result["name"]): result["overall"]["rate"] for result in report["candidates"]}
     job.tracker.log(rates, step=0)
     job.tracker.artifact(paths.EVALUATION)
+    (job.state / _BEGUN_AGAIN).unlink(missing_ok=True)
 
 
 def _write(folder: Path, report: Mapping[str, Any], found: Sequence[Candidate]) -> None:
