@@ -286,21 +286,24 @@ def test_a_checkpoint_of_one_process_is_resumed_by_sharded_ranks(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("family", "changes"),
+    ("family", "changes", "atol"),
     [
-        ("vla", "cpu_offload,gradient_checkpointing"),
-        (ADAPTERS, "cpu_offload,gradient_checkpointing"),
-        pytest.param("vla", "compile,gradient_checkpointing", marks=pytest.mark.slow),
+        ("vla", "cpu_offload,gradient_checkpointing", 1e-5),
+        (ADAPTERS, "cpu_offload,gradient_checkpointing", 1e-5),
+        # Compiled code adds in an order of each CPU: a tenth of a step.
+        pytest.param("vla", "compile,gradient_checkpointing", 1e-4, marks=pytest.mark.slow),
     ],
 )
-def test_offloading_recomputing_and_compiling_change_nothing(family: str, changes: str, tmp_path: Path) -> None:
+def test_offloading_recomputing_and_compiling_change_nothing(
+    family: str, changes: str, atol: float, tmp_path: Path
+) -> None:
     policy = policy_of(family)
     played = groups(policy)
     spec = make_spec(policy)
     turned_on: dict[str, Any] = dict.fromkeys(changes.split(","), True)
     sharded_ranks.run(Work(spec=replace(spec, **turned_on), updates=updates(played, 2, PROGRESS[:1]), save=tmp_path))
     single, _ = alone(spec, played, PROGRESS[:1])
-    assert_close(shards.read(tmp_path), single.state().tensors)
+    assert_close(shards.read(tmp_path), single.state().tensors, atol=atol)
 
 
 @pytest.mark.slow
