@@ -37,6 +37,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def json_sha256(value: Any) -> str:
+    """Of a value as JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def sums(digest: Callable[[Path], str], paths: Sequence[Path]) -> list[str]:
     """The digest of every file, in their order. Many are summed side by side: reading and hashing free the GIL. Large
     ones are summed by this thread, which a signal interrupts at once."""
@@ -64,6 +69,10 @@ def identity(path: Path) -> str:
     for file in _identifying_files(path):
         digest.update(f"{file.relative_to(path)} {sha256(file)}\n".encode())
     return digest.hexdigest()
+
+
+def identity_or_missing(path: Path) -> str:
+    return identity(path) if path.exists() else "missing"
 
 
 def _identifying_files(folder: Path) -> Iterator[Path]:

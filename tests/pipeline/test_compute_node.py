@@ -174,11 +174,15 @@ def test_a_stage_that_was_killed_resumes_by_the_same_command_to_the_same_weights
 
 
 def kill_after_checkpoint(node: Node, stage: str) -> None:
+    kill_when(node, stage, lambda: any((node.root / paths.STATE / stage).glob("*/step-*")))
+
+
+def kill_when(node: Node, stage: str, reached: Callable[[], bool]) -> None:
     process = node.start("stage", stage)
-    while process.poll() is None and not list((node.root / paths.STATE / stage).glob("*/step-*")):
+    while process.poll() is None and not reached():
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "the stage was done before it could be killed: give it more steps"
+    assert process.wait() == -signal.SIGKILL, "the stage was done before it could be killed: give it more to do"
 
 
 def sft_receipt(node: Node) -> receipt.Receipt:
@@ -338,7 +342,7 @@ def test_an_evaluation_that_was_killed_goes_on_on_another_node(home: Path, done:
         edit(node.root, "evaluate", init_states=50)
         assert node.run("stage", "opponent").returncode == 0
     first, whole = nodes
-    kill_after_episodes(first, 10)
+    kill_when(first, "evaluate", lambda: sum(len(one.read_text().splitlines()) for one in journals(first)) >= 10)
     second = go_on(home, first, tmp_path / "second")
     shutil.copy(first.root / paths.PARAMS, second.root / paths.PARAMS)
     (brought,) = journals(second)
@@ -353,14 +357,6 @@ def test_an_evaluation_that_was_killed_goes_on_on_another_node(home: Path, done:
     assert [one for one in outcomes[0] if one["length"] == 99] == marked
     assert [{**one, "length": 0} for one in outcomes[0]] == [{**one, "length": 0} for one in outcomes[1]]
     assert not list((second.root / paths.STATE / "evaluate").iterdir())
-
-
-def kill_after_episodes(node: Node, count: int) -> None:
-    process = node.start("stage", "evaluate")
-    while process.poll() is None and sum(len(one.read_text().splitlines()) for one in journals(node)) < count:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "the stage was done before it could be killed: give it more states"
 
 
 def journals(node: Node) -> list[Path]:

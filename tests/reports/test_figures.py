@@ -118,6 +118,14 @@ def test_every_bar_has_its_number(axes: Axes) -> None:
     assert numbers == ["38", "25", "50", "90", "100", "80"]
 
 
+def test_bars_of_the_same_policy_say_so(axes: Axes) -> None:
+    rate = Rate(5, 10).to_json()
+    clone: dict[str, object] = {"label": "SFT", "overall": rate, "tasks": {"lift": rate}}
+    results = [clone, {**clone, "label": "RLOO", "same_policy_as": "sft"}]
+    figures._bars(axes, {"candidates": results, "grid": {"episodes": 10}})
+    assert labels(axes) == ["after SFT", "after RLOO (the same policy)"]
+
+
 def test_both_axes_of_a_training_are_labelled(axes: Axes) -> None:
     history = History(algorithm="", iterations=[{"rollout/success": 0.5, "update/kl": 0.1}], validation={}, kept=1)
     figures._training(axes, "RLOO", history)

@@ -162,12 +162,12 @@ def evaluation(job: Callable[[str], Job], params: config.Params, no_figure: None
     Reaching.leave(paths.RLOO_POLICY, gain=20.0)
     leave_skipped("rlpd")
 
-    def play(name: str, *, again: bool = False, dies_after: int = 10**6, **changes: Any) -> list[int]:
+    def play(name: str, *, forced: bool = False, dies_after: int = 10**6, **changes: Any) -> list[int]:
         chosen = params.model_copy(update=changes)
         pool = Killing(chosen.env, dies_after)
         state = job("evaluate").state / name
         try:
-            run(replace(job("evaluate"), state=state, again=again, pool=lambda env: pool), chosen)
+            run(replace(job("evaluate"), state=state, forced=forced, pool=lambda env: pool), chosen)
         except KeyboardInterrupt:
             assert sum(pool.counts) == dies_after
         return pool.counts
@@ -275,13 +275,13 @@ def test_an_evaluation_that_is_to_play_again_does_so_and_resumes_from_what_it_ha
 ) -> None:
     evaluation("first")
     before = results()
-    assert evaluation("first", again=True, dies_after=GRID + 3) == [GRID, 3]
-    assert evaluation("first", again=True, dies_after=5) == [5], "its next try, as by Prefect"
+    assert evaluation("first", forced=True, dies_after=GRID + 3) == [GRID, 3]
+    assert evaluation("first", forced=True, dies_after=5) == [5], "its next try, as by Prefect"
     assert evaluation("first") == [GRID - 8], "a run that is not forced goes on where a forced one was killed"
     assert results() == before
-    assert evaluation("first", again=True) == [GRID, GRID]
+    assert evaluation("first", forced=True) == [GRID, GRID]
     Reaching.leave(paths.RLOO_POLICY, gain=5.0)
-    assert evaluation("second", again=True) == [GRID, GRID]
+    assert evaluation("second", forced=True) == [GRID, GRID]
     assert evaluation("third") == []
 
 

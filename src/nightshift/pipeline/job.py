@@ -30,5 +30,5 @@ class Job:
     """How to run: ranks, microbatches, checkpoint periods."""
     commit: str
     """The code commit, for provenance; ends in "+" when the tree has uncommitted changes."""
-    again: bool = False
-    """Whether the stage is forced: it does its work anew, whatever is known of it."""
+    forced: bool = False
+    """By --force-stage: what was played before does not count."""

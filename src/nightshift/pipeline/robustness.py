@@ -263,7 +263,7 @@ def digest(root: Path, params: config.Params, entrant: Entrant) -> str:
     states = {task.name: envs.init_states_digest(task, "eval") for task in envs.tasks(env)}
     conditions = envs.conditions(env, cameras)
     content = [env.suite, params.seed, states, conditions, entrant.spec, playing.played_with(root)]
-    return playing.sha256(content)[:16]
+    return files.json_sha256(content)[:16]
 
 
 def _key(request: RolloutRequest) -> Key:

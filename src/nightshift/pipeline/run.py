@@ -10,7 +10,6 @@ dvc repro ──► nightshift stage X ──► run_stage (DVC itself decides, 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 import shutil
@@ -207,11 +206,11 @@ class Session:
     def _sources(self) -> str:
         """Digest of what a run works with besides params: code, versions of packages, imports."""
         code = {path.as_posix(): digest for path, digest in self._code.items()}
-        content = [code, dict(self.versions), _digest(self.root / paths.IMPORTS)]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        content = [code, dict(self.versions), files.identity_or_missing(self.root / paths.IMPORTS)]
+        return files.json_sha256(content)
 
     def _code_now(self) -> dict[Path, str]:
-        return {path: _digest(self.root / path) for path in sorted(graph.code(self.graph))}
+        return {path: files.identity_or_missing(self.root / path) for path in sorted(graph.code(self.graph))}
 
 
 def _deciding(params: config.Params) -> dict[str, Any]:
@@ -238,9 +237,8 @@ def _mlflow_status(error: BaseException | None) -> str:
 
 def fingerprint(stage: str, session: Session) -> str:
     """sha256 over all that decides a stage's result: params, versions, code and inputs. Names its checkpoints."""
-    inputs = {path.as_posix(): _digest(session.root / path) for path in session.graph[stage].deps}
-    key = [stage, sections(stage, session), versions(stage, session), inputs]
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    inputs = {path.as_posix(): files.identity_or_missing(session.root / path) for path in session.graph[stage].deps}
+    return files.json_sha256([stage, sections(stage, session), versions(stage, session), inputs])
 
 
 def states_to_resume(stages: Iterable[str], session: Session) -> dict[str, Path]:
@@ -288,7 +286,7 @@ def _log_inputs(stage: str, session: Session, tracker: Tracker) -> None:
     code = graph.code(session.graph)
     for path in session.graph[stage].deps:
         if path not in code and not (session.root / path / paths.SKIPPED).exists():
-            digest = graph.recorded_md5(session.root, path) or _digest(session.root / path)[:32]
+            digest = graph.recorded_md5(session.root, path) or files.identity_or_missing(session.root / path)[:32]
             tracker.dataset(path.as_posix(), digest, path)
 
 
@@ -483,7 +481,7 @@ def _job(stage: str, current: str, session: Session, tracker: Tracker) -> Job:
         pool=session.pool,
         machine=session.params.machine,
         commit=session.commit,
-        again=stage in session.choice.forced,
+        forced=stage in session.choice.forced,
     )
 
 
@@ -504,10 +502,6 @@ def _tracker(stage: str, current: str, session: Session) -> Iterator[Tracker]:
 def remove_checkpoints(stage: str, done: str, session: Session) -> None:
     """Of the fingerprint that is done. Those of other fingerprints may be resumed; `nightshift gc` removes them."""
     shutil.rmtree(session.root / paths.stage_state(stage, done), ignore_errors=True)
-
-
-def _digest(path: Path) -> str:
-    return files.identity(path) if path.exists() else "missing"
 
 
 def _plain(section: Any) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nightshift import config
-from nightshift.project.playing import identity, played_with, sha256
+from nightshift import config, files
+from nightshift.project.playing import played_with
 
 UNPERTURBED = "none"
 """Stands for a perturbation where there is none; its strength is 0."""
@@ -16,5 +16,5 @@ def digest(root: Path, params: config.Params) -> str:
     settings = params.robustness
     sections = {"env": params.env.model_dump(mode="json"), "robustness": settings.model_dump(mode="json")}
     del sections["robustness"]["films"]
-    words = identity(root / settings.paraphrases) if settings.paraphrases else ""
-    return sha256([params.seed, sections, words, played_with(root)])[:16]
+    words = files.identity_or_missing(root / settings.paraphrases) if settings.paraphrases else ""
+    return files.json_sha256([params.seed, sections, words, played_with(root)])[:16]

@@ -98,7 +98,7 @@ def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
             color=_COLOURS[place % len(_COLOURS)],
             hatch=_HATCHES[place % len(_HATCHES)],
             edgecolor="white",
-            label=f"after {result['label']}",
+            label=f"after {result['label']}{' (the same policy)' if tables.same_policy_as(result) else ''}",
         )
         numbers = [f"{100 * height:.0f}" for height in heights]
         axes.bar_label(bars, numbers, label_type="center", fontsize=8, bbox=_NUMBER_BOX)

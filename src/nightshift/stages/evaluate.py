@@ -48,7 +48,7 @@ the first one played."""
 
 
 def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
-    code = played_by(env)  # before hours of playing, in which a file may be edited
+    code, how = played_by(env), playing.evaluation(Path(), env, evaluate)  # before hours in which a file may be edited
     requests = grid(env, evaluate.init_states, evaluate.temperature)
     found, opponent = candidates(Path()), read_opponent(Path())
     players: dict[str, Candidate | Opponent] = {candidate.name: candidate for candidate in found}
@@ -57,7 +57,7 @@ def run(job: Job, *, env: config.Env, evaluate: config.Evaluate) -> None:
     same = first_with_same_policy(players)
     acting = {name: policies.load(player.folder) for name, player in players.items() if same[name] == name}
     cameras = cameras_in(env, {seen for candidate in found for seen in acting[same[candidate.name]].observations})
-    journals = _journals(job, env, evaluate, {name: players[name].policy for name in acting})
+    journals = _journals(job, env, how, {name: players[name].policy for name in acting})
     played = {name: _outcomes(job, env, requests, name, policy, journals[name]) for name, policy in acting.items()}
     outcomes = {name: played[first] for name, first in same.items()}
     summaries = {name: _summary(env, episodes) for name, episodes in outcomes.items()}
@@ -110,16 +110,13 @@ def grid(env: config.Env, init_states: config.CountOrAuto, temperature: float = 
     ]
 
 
-def _journals(
-    job: Job, env: config.Env, evaluate: config.Evaluate, players: Mapping[str, Mapping[str, str]]
-) -> dict[str, list[Path]]:
+def _journals(job: Job, env: config.Env, how: str, players: Mapping[str, Mapping[str, str]]) -> dict[str, list[Path]]:
     """By player two files of the same episodes: one in the folder of this evaluation, with which it resumes here or on
-    another node, and one of the policy, for later evaluations. A robot never plays the same episode twice, so there
-    the second is left out."""
-    how = playing.evaluation(Path(), env, evaluate)
+    another node, and one of the policy, for later evaluations that play in the same way (`how`). A robot never plays
+    the same episode twice, so there the second is left out."""
     shared = {name: [] if env.robot else [playing.journal(how, policy)] for name, policy in players.items()}
     journals = {name: [job.state / f"{name}.jsonl", *shared[name]] for name in players}
-    if job.again and not (job.state / _BEGUN_AGAIN).exists():
+    if job.forced and not (job.state / _BEGUN_AGAIN).exists():
         for journal in chain.from_iterable(journals.values()):
             journal.unlink(missing_ok=True)
         files.write_bytes(job.state / _BEGUN_AGAIN, b"")
